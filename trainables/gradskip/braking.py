@@ -1,0 +1,16 @@
+"""Braking distance: the learning rate of a layer about to stop falls to zero first.
+
+With braking distance D the step of the stop decision and the D - 1 after it multiply the learning rate by
+(c / D)^2 with c = D - 1, D - 2, ..., 0; at c = 0 the layer stops (published rule, `CAC_BRAKING_DISTANCE`).
+"""
+
+from __future__ import annotations
+
+
+def braking_factor(count: int, distance: int) -> float:
+    """The factor on the learning rate with ``count`` braking steps left after this one, in [0, 1).
+
+    >>> [braking_factor(c, 4) for c in (3, 2, 1, 0)]
+    [0.5625, 0.25, 0.0625, 0.0]
+    """
+    return float(pow(count / distance, 2))

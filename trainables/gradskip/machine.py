@@ -1,0 +1,110 @@
+"""Rule and braking together: from one call a step to what the optimizer has to do in it. Pure, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainables.gradskip.braking import braking_factor
+from trainables.gradskip.rules import Decision, StopRule, VarianceOf, make_rule
+from trainables.gradskip.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """What one optimizer step does beside its ordinary update."""
+
+    decision: Decision | None = None
+    """A stop decided at the start of this step."""
+    braking: range | None = None
+    """Parameters whose learning rate is multiplied by `factor` in this step."""
+    factor: float = 1.0
+    """The braking factor, in [0, 1)."""
+    stop_through: int | None = None
+    """After this step's update, parameters 0..this need no gradient any more."""
+
+
+#: The plan of a step at which nothing happens: one object, so that the ordinary step allocates nothing.
+ORDINARY = StepPlan()
+
+
+class SkipMachine:
+    """Counts iterations, asks the rule, brakes, stops. While a layer brakes no new stop is decided."""
+
+    def __init__(self, settings: Settings, rule: StopRule) -> None:
+        self.rule = rule
+        self.distance = settings.braking_distance
+        self.iteration = 0
+        """Steps begun so far; the next step has this number."""
+        self.stopped_through = -1
+        """Index of the last stopped parameter, -1 for none."""
+        self.braking_through = -1
+        """Index of the last braking parameter while a layer brakes, else -1."""
+        self.braking_count = 0
+
+    def step(self, variance_of: VarianceOf) -> StepPlan:
+        """Begin the step of number `iteration`."""
+        iteration = self.iteration
+        self.iteration += 1
+        decision = None
+        if self.braking_through < 0:
+            decision = self.rule.decide(iteration, variance_of)
+            if decision is None:
+                return ORDINARY
+            if self.distance == 0:
+                self.stopped_through = max(self.stopped_through, decision.layer)
+                return StepPlan(decision=decision, stop_through=self.stopped_through)
+            self.braking_through = decision.layer
+            self.braking_count = self.distance
+        self.braking_count -= 1
+        braking = range(self.stopped_through + 1, self.braking_through + 1)
+        factor = braking_factor(self.braking_count, self.distance)
+        if self.braking_count > 0:
+            return StepPlan(decision=decision, braking=braking, factor=factor)
+        self.stopped_through = max(self.stopped_through, self.braking_through)
+        self.braking_through = -1
+        return StepPlan(decision=decision, braking=braking, factor=factor, stop_through=self.stopped_through)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers; all that the next step depends on."""
+        return {
+            "iteration": self.iteration,
+            "stopped_through": self.stopped_through,
+            "braking_through": self.braking_through,
+            "braking_count": self.braking_count,
+            "rule": self.rule.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.iteration = int(state["iteration"])
+        self.stopped_through = int(state["stopped_through"])
+        self.braking_through = int(state["braking_through"])
+        self.braking_count = int(state["braking_count"])
+        self.rule.load_state_dict(state["rule"])
+
+
+def replay(
+    settings: Settings, targets: Sequence[int], variance_at: Callable[[int, int], float], steps: int
+) -> list[tuple[int, Decision]]:
+    """The stops that these settings decide on recorded variances.
+
+    Exact up to and including the first stop; after it the recording shows layers that went on training.
+
+    Args:
+        settings: any mode.
+        targets: parameter indices that the auto rule watches, ascending.
+        variance_at: (iteration, parameter index) to the recorded variance.
+        steps: length of the run in optimizer steps.
+
+    Returns:
+        (iteration, decision) of each stop, in order.
+    """
+    machine = SkipMachine(settings, make_rule(settings, targets))
+    found = []
+    for iteration in range(steps):
+        plan = machine.step(lambda layer, iteration=iteration: variance_at(iteration, layer))  # type: ignore[misc]
+        if plan.decision is not None:
+            found.append((iteration, plan.decision))
+    return found

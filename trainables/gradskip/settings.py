@@ -1,0 +1,272 @@
+"""Gradient-Skip's settings: one frozen, validated model, and its form as ``CAC_*`` variables.
+
+The variables, their defaults and their meaning are those of the published CAC library (Fujitsu, ``cac`` 1.0.0);
+`VARIABLES` is the single table that validation, the environment and the printed help read.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from trainables.errors import UserError, unknown_name
+
+#: Prefixes under which a misspelt variable would otherwise be ignored without a word.
+_PREFIXES = ("CAC_VAR_", "CAC_STOP_", "CAC_BRAKING_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variable:
+    """One ``CAC_*`` variable."""
+
+    name: str
+    """The environment variable."""
+    field: str
+    """The field of `Settings` that holds it."""
+    parse: Callable[[str], Any]
+    """Text to value; raises ValueError for text that is no such value."""
+    kind: Callable[[Any], bool]
+    """Whether a value is of the right type."""
+    valid: Callable[[Any], bool]
+    """Whether a value of the right type is in range."""
+    rule: str
+    """The range in words, as errors print it after "must be"."""
+    default: str
+    """The published default, as text."""
+    mode: str
+    """manual, auto or both."""
+    meaning: str
+    """What it does, for people."""
+
+    def check(self, value: Any) -> None:
+        """Raise UserError unless ``value`` may be given to this variable."""
+        if not self.kind(value) or not self.valid(value):
+            raise UserError(f"{self.name} must be {self.rule}, got {_shown(value)}")
+
+    def read(self, text: str) -> Any:
+        """Parse the text of an environment variable or of ``--set``; UserError if it is not valid."""
+        try:
+            value = self.parse(text)
+        except ValueError:
+            raise UserError(f"{self.name} must be {self.rule}, got {_shown(text)}") from None
+        self.check(value)
+        return value
+
+
+def _shown(value: Any) -> str:
+    return repr(",".join(map(str, value))) if isinstance(value, (tuple, list)) else repr(value)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_int_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and all(_is_int(v) for v in value)
+
+
+def _parse_list(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.strip().strip("[]()").rstrip(",").split(","))
+
+
+def _ascending(values: tuple[int, ...]) -> bool:
+    return (
+        len(values) > 0 and values[0] >= 0 and all(a < b for a, b in zip(values, values[1:], strict=False))
+    )
+
+
+def _fraction(value: float) -> bool:
+    return 0 < value <= 1
+
+
+_LIST_RULE = "a comma list of integers >= 0 in strictly ascending order, such as 10,20"
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        name="CAC_STOP_LAYER_NUM", field="stop_layer_num", parse=_parse_list, kind=_is_int_tuple, valid=_ascending,
+        rule=_LIST_RULE, default="not set", mode="manual",
+        meaning="layers to stop: layer N is the N-th parameter tensor given to the optimizer, counted from 0; "
+        "stopping N stops every parameter 0..N",
+    ),
+    Variable(
+        name="CAC_STOP_LAYER_ITR", field="stop_layer_itr", parse=_parse_list, kind=_is_int_tuple, valid=_ascending,
+        rule=_LIST_RULE, default="not set", mode="manual",
+        meaning="the iteration (optimizer steps so far, from 0) of each stop in CAC_STOP_LAYER_NUM",
+    ),
+    Variable(
+        name="CAC_VAR_START_ITR", field="start_itr", parse=int, kind=_is_int, valid=lambda v: v >= 0,
+        rule="an integer >= 0", default="5000", mode="auto",
+        meaning="first iteration at which a layer may be stopped",
+    ),
+    Variable(
+        name="CAC_VAR_START_THR", field="start_thr", parse=float, kind=_is_number,
+        valid=lambda v: _fraction(v) or v == -1,
+        rule="in (0, 1] or -1 (off)", default="0.95", mode="auto",
+        meaning="the first layer stops when its weight variance over its peak falls below this; -1 switches auto off",
+    ),
+    Variable(
+        name="CAC_VAR_MT_COUNT_THR", field="mt_count_thr", parse=int, kind=_is_int, valid=lambda v: v >= 0,
+        rule="an integer >= 0", default="5", mode="auto",
+        meaning="a later layer is a mountain when its variance's peak rose more often than this, else a slope",
+    ),
+    Variable(
+        name="CAC_VAR_MT_THR", field="mt_thr", parse=float, kind=_is_number, valid=_fraction,
+        rule="in (0, 1]", default="0.96", mode="auto",
+        meaning="a mountain layer stops when its weight variance over its peak falls below this",
+    ),
+    Variable(
+        name="CAC_VAR_SLOPE_THR", field="slope_thr", parse=float, kind=_is_number, valid=_fraction,
+        rule="in (0, 1]", default="0.98", mode="auto",
+        meaning="a slope layer stops when its weight variance over its peak falls below this",
+    ),
+    Variable(
+        name="CAC_VAR_SAMPLES", field="samples", parse=int, kind=_is_int, valid=lambda v: v >= 1,
+        rule="an integer >= 1", default="200", mode="auto",
+        meaning="iterations from one decision to the next (not set: the braking distance if that is on, else 200)",
+    ),
+    Variable(
+        name="CAC_BRAKING_DISTANCE", field="braking_distance", parse=int, kind=_is_int, valid=lambda v: v >= 0,
+        rule="an integer >= 0 (0: off)", default="0", mode="both",
+        meaning="iterations over which the learning rate of a layer about to stop falls to zero; 0 stops it at once",
+    ),
+)  # fmt: skip
+
+BY_NAME: dict[str, Variable] = {variable.name: variable for variable in VARIABLES}
+BY_FIELD: dict[str, Variable] = {variable.field: variable for variable in VARIABLES}
+
+#: The published default of CAC_VAR_SAMPLES, taken when neither it nor a braking distance is set.
+DEFAULT_SAMPLES = 200
+
+
+def variable_named(name: str) -> Variable:
+    """The variable of that name, or a UserError that prints the nearest one and the list."""
+    if name not in BY_NAME:
+        raise unknown_name("variable", name, BY_NAME)
+    return BY_NAME[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """When Gradient-Skip stops which layers. Every field is one ``CAC_*`` variable of the same meaning.
+
+    With nothing given this is auto mode with the published defaults. Both manual lists given means manual mode,
+    which wins over auto.
+
+    Raises:
+        UserError: a value is of the wrong type or out of range; the message names the variable, the rule, the value.
+    """
+
+    stop_layer_num: tuple[int, ...] | None = None
+    """CAC_STOP_LAYER_NUM: parameter indices to stop, strictly ascending; None for auto mode."""
+    stop_layer_itr: tuple[int, ...] | None = None
+    """CAC_STOP_LAYER_ITR: the iteration of each, strictly ascending, as long as `stop_layer_num`."""
+    start_itr: int = 5000
+    """CAC_VAR_START_ITR: first iteration of a decision, >= 0."""
+    start_thr: float = 0.95
+    """CAC_VAR_START_THR: variance ratio of the first target, in (0, 1], or -1 for auto off."""
+    mt_count_thr: int = 5
+    """CAC_VAR_MT_COUNT_THR: more peak updates than this make a later target a mountain, >= 0."""
+    mt_thr: float = 0.96
+    """CAC_VAR_MT_THR: variance ratio of a mountain, in (0, 1]."""
+    slope_thr: float = 0.98
+    """CAC_VAR_SLOPE_THR: variance ratio of a slope, in (0, 1]."""
+    samples: int | None = None
+    """CAC_VAR_SAMPLES: iterations between decisions, >= 1; None: `braking_distance` if on, else 200 (as published)."""
+    braking_distance: int = 0
+    """CAC_BRAKING_DISTANCE: iterations of braking before a stop, >= 0; 0 is off."""
+    reference: bool = False
+    """Reproduce the published optimizer's steps, its faults included. No variable; for comparison only."""
+
+    def __post_init__(self) -> None:
+        for name in ("stop_layer_num", "stop_layer_itr"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        for variable in VARIABLES:
+            value = getattr(self, variable.field)
+            optional = variable.field in ("stop_layer_num", "stop_layer_itr", "samples")
+            if not (optional and value is None):
+                variable.check(value)
+        if not isinstance(self.reference, bool):
+            raise UserError(f"reference must be True or False, got {self.reference!r}")
+        layers, iterations = self.stop_layer_num, self.stop_layer_itr
+        if len(layers or ()) != len(iterations or ()):
+            raise UserError(
+                "CAC_STOP_LAYER_NUM and CAC_STOP_LAYER_ITR must have one entry for each stop, got "
+                f"{len(layers or ())} layers ({_shown(layers or ())}) and "
+                f"{len(iterations or ())} iterations ({_shown(iterations or ())})"
+            )
+
+    @property
+    def mode(self) -> str:
+        """``manual``, ``auto`` or ``off``."""
+        if self.stop_layer_num is not None:
+            return "manual"
+        return "off" if self.start_thr == -1 else "auto"
+
+    @property
+    def sampling_interval(self) -> int:
+        """Iterations from one auto decision to the next, as the published code takes it."""
+        return self.samples or self.braking_distance or DEFAULT_SAMPLES
+
+    def check_layers(self, parameter_count: int) -> None:
+        """Raise UserError if a manual layer number is past the model's last parameter."""
+        if self.stop_layer_num is not None and self.stop_layer_num[-1] >= parameter_count:
+            raise UserError(
+                f"CAC_STOP_LAYER_NUM must be at most {parameter_count - 1} "
+                f"(this model has {parameter_count} parameters, numbered from 0), got {self.stop_layer_num[-1]}"
+            )
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+        """Settings from ``CAC_*`` variables; an empty variable counts as not set.
+
+        Args:
+            environ: the variables; ``os.environ`` when None.
+            overrides: fields (``start_thr=0.97``) or variables (``CAC_VAR_START_THR=0.97`` or ``"0.97"``) that win
+                over the environment.
+
+        Raises:
+            UserError: an unknown override, or a value that is not valid.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for variable in VARIABLES:
+            text = environ.get(variable.name, "").strip()
+            if text:
+                values[variable.field] = variable.read(text)
+        for name in environ:
+            if name.startswith(_PREFIXES) and name not in BY_NAME:
+                warnings.warn(f"ignored: {unknown_name('variable', name, BY_NAME)}", stacklevel=2)
+        known = {field.name for field in fields(cls)}
+        for key, value in overrides.items():
+            if key in BY_NAME:
+                variable = BY_NAME[key]
+                values[variable.field] = variable.read(value) if isinstance(value, str) else value
+            elif key in known:
+                values[key] = value
+            else:
+                raise unknown_name("setting", key, [*known, *BY_NAME])
+        return cls(**values)
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that make a script with the gradient-skip optimizer use these settings.
+
+        Every variable of the active mode is given, so that the answer does not depend on defaults. `reference` has
+        no variable. ``Settings.from_environment(s.to_environment()) == s`` up to `reference` and an unset `samples`,
+        which is written out.
+        """
+        manual = self.mode == "manual"
+        environment = {}
+        for variable in VARIABLES:
+            if variable.mode in ("both", "manual" if manual else "auto"):
+                value = self.sampling_interval if variable.field == "samples" else getattr(self, variable.field)
+                environment[variable.name] = ",".join(map(str, value)) if manual and isinstance(value, tuple) else str(value)
+        return environment
