@@ -1,0 +1,100 @@
+"""Every hyperparameter of a trial: one validated, frozen model. Loads neither torch nor ray.
+
+Spaces suggest its fields, the trial reads them, analysis finds them as columns. Gradient-Skip's fields are the
+``CAC_*`` variables themselves, because users know these names and the answer is written in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from trainables.errors import UserError, unknown_name
+from trainables.gradskip.settings import BY_NAME, Settings
+from trainables.registry import METHODS
+from trainables.workloads import WORKLOADS
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialConfig:
+    """What one trial trains and how.
+
+    Raises:
+        UserError: an unknown workload or method, or a value out of range.
+    """
+
+    workload: str = "digits"
+    """Name of the workload: model, data, loss and their hyperparameters."""
+    epochs: int = 30
+    """Passes over the training data, >= 1; the full budget that savings are counted against."""
+    seed: int = 0
+    """Seeds initial weights, data order and every random generator, >= 0."""
+    method: str = "gradskip"
+    """What is attached to the training loop; ``none`` is the baseline."""
+    device: str = "cpu"
+    """``cpu`` or ``cuda``."""
+    threads: int = 1
+    """CPU threads of torch inside the trial, >= 1. Part of the config because sums depend on it in the last bit."""
+    CAC_STOP_LAYER_NUM: tuple[int, ...] | None = None
+    """Manual mode: layers to stop. None, here and below: the published default."""
+    CAC_STOP_LAYER_ITR: tuple[int, ...] | None = None
+    """Manual mode: the iteration of each stop."""
+    CAC_VAR_START_ITR: int | None = None
+    """First iteration of a decision."""
+    CAC_VAR_START_THR: float | None = None
+    """Variance ratio at which the first target stops."""
+    CAC_VAR_MT_COUNT_THR: int | None = None
+    """Peak updates above which a later target is a mountain."""
+    CAC_VAR_MT_THR: float | None = None
+    """Variance ratio at which a mountain stops."""
+    CAC_VAR_SLOPE_THR: float | None = None
+    """Variance ratio at which a slope stops."""
+    CAC_VAR_SAMPLES: int | None = None
+    """Iterations between decisions."""
+    CAC_BRAKING_DISTANCE: int | None = None
+    """Iterations of braking before a stop."""
+
+    def __post_init__(self) -> None:
+        if self.workload not in WORKLOADS:
+            raise unknown_name("workload", str(self.workload), WORKLOADS)
+        if self.method not in METHODS:
+            raise unknown_name("method", str(self.method), METHODS)
+        _check_int("epochs", self.epochs, 1)
+        _check_int("seed", self.seed, 0)
+        _check_int("threads", self.threads, 1)
+        if self.device not in ("cpu", "cuda"):
+            raise UserError(f"device must be cpu or cuda, got {self.device!r}")
+        for name in ("CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        self.gradskip_settings()
+
+    def gradskip_settings(self) -> Settings:
+        """The Gradient-Skip settings; unset variables have the published defaults. The environment is not read."""
+        given = {name: getattr(self, name) for name in BY_NAME if getattr(self, name) is not None}
+        return Settings.from_environment({}, **given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are set, in plain types (JSON, Ray, Optuna)."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> TrialConfig:
+        """A config from a mapping; UserError for a key that is no field."""
+        known = field_names()
+        for key in values:
+            if key not in known:
+                raise unknown_name("variable" if key.startswith("CAC") else "setting", key, known)
+        return cls(**values)
+
+
+def field_names() -> tuple[str, ...]:
+    """The hyperparameters, in the order of `TrialConfig`."""
+    return tuple(field.name for field in fields(TrialConfig))
+
+
+def _check_int(name: str, value: Any, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise UserError(f"{name} must be an integer >= {low}, got {value!r}")

@@ -1,0 +1,35 @@
+"""Gradient-Skip as a method of a trial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from dataclasses import asdict
+from typing import Any
+
+from torch.optim import Optimizer
+
+from trainables.config import TrialConfig
+from trainables.gradskip.controller import GradientSkip
+from trainables.registry import Attached
+
+
+class AttachedGradientSkip(Attached):
+    """Gradient-Skip at work on one training run."""
+
+    def __init__(self, gradskip: GradientSkip) -> None:
+        self.gradskip = gradskip
+
+    def stop_key(self) -> Hashable:
+        return self.gradskip.stopped_through
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            "stopped_through": self.gradskip.stopped_through,
+            "stop_events": json.dumps([asdict(event) for event in self.gradskip.events]),
+        }
+
+
+def attach(optimizer: Optimizer, config: TrialConfig) -> AttachedGradientSkip:
+    """Attach with the config's settings; the environment is not read."""
+    return AttachedGradientSkip(GradientSkip(optimizer, config.gradskip_settings()))

@@ -1,0 +1,69 @@
+"""Every result column: meaning, unit, direction, type. Loads neither torch nor ray.
+
+A trial reports one row an epoch with exactly the columns of `ROW`; analysis adds those of `RELATIVE`, against the
+baseline of the same seed. Accuracies, drops and savings are fractions: 0.005 is half a point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One column."""
+
+    name: str
+    """Column name, the unit in it where there is one."""
+    dtype: str
+    """pandas dtype."""
+    unit: str
+    """Unit in words; empty for counts and text."""
+    direction: str
+    """``max`` or ``min`` where one is better, else empty."""
+    meaning: str
+    """What it is."""
+
+
+def _m(name: str, dtype: str, unit: str, direction: str, meaning: str) -> Metric:
+    return Metric(name=name, dtype=dtype, unit=unit, direction=direction, meaning=meaning)
+
+
+#: What a trial reports at the end of each epoch; counts are sums since the run's start.
+ROW: tuple[Metric, ...] = (
+    _m("epoch", "int64", "", "", "epochs trained"),
+    _m("step", "int64", "", "", "optimizer steps executed"),
+    _m("train_loss", "float64", "", "min", "mean loss over the epoch's samples"),
+    _m("accuracy", "float64", "fraction", "max", "on the validation split, which the search sees"),
+    _m("test_accuracy", "float64", "fraction", "max", "on the test split, after the last epoch; only reports show it"),
+    _m("compute_saved", "float64", "fraction", "max",
+       "1 - executed / dense FLOPs over the full budget; steps not yet executed count as dense"),
+    _m("backward_saved", "float64", "fraction", "max", "the same, of the backward FLOPs alone"),
+    _m("executed_flops", "int64", "FLOPs", "min", "forward and backward FLOPs of the executed steps"),
+    _m("forward_flops", "int64", "FLOPs", "min", "forward FLOPs of the executed steps"),
+    _m("backward_flops", "int64", "FLOPs", "min", "backward FLOPs of the executed steps"),
+    _m("dense_flops", "int64", "FLOPs", "", "FLOPs of the full budget with nothing stopped"),
+    _m("gradient_bytes", "int64", "bytes", "min", "gradients produced, which data-parallel training would send"),
+    _m("optimizer_bytes", "int64", "bytes", "min", "parameters, gradients and state that the optimizer visited"),
+    _m("train_time_s", "float64", "seconds", "min", "training steps, without evaluation"),
+    _m("wall_time_s", "float64", "seconds", "min", "everything since the run was built"),
+    _m("peak_memory_bytes", "int64", "bytes", "min", "peak resident memory of the process (CPU) or allocated (CUDA)"),
+    _m("learning_rate", "float64", "", "", "scheduled learning rate after the epoch's last step"),
+    _m("stopped_through", "int64", "", "", "index of the last stopped parameter, -1 for none"),
+    _m("stop_events", "string", "", "", "JSON list of the stops: iteration, layer, name, ratio, rule"),
+)  # fmt: skip
+
+#: What analysis adds to a finished trial.
+RELATIVE: tuple[Metric, ...] = (
+    _m("accuracy_drop", "float64", "fraction", "min", "baseline's accuracy minus the trial's, same seed"),
+    _m("test_accuracy_drop", "float64", "fraction", "min", "the same on the test split"),
+    _m("time_saved", "float64", "fraction", "max", "1 - train_time_s / baseline's, same seed"),
+)
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROW, *RELATIVE)}
+
+#: The search's objectives, in the order in which Optuna holds their values.
+OBJECTIVES: tuple[str, ...] = ("accuracy", "compute_saved")
+
+#: A method's own columns, where the method is not attached.
+METHOD_DEFAULTS: dict[str, object] = {"stopped_through": -1, "stop_events": "[]"}

@@ -1,0 +1,58 @@
+"""The methods that a trial may train with, by name. Loads no torch; a method's code is imported when it is attached."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from trainables.config import TrialConfig
+
+
+class Attached:
+    """A method at work on one training run. This base class is the method that does nothing."""
+
+    def stop_key(self) -> Hashable:
+        """Equal keys mean equal sets of parameters without gradient; read before every step, so it must be cheap."""
+        return ()
+
+    def columns(self) -> dict[str, Any]:
+        """The method's own result columns (`trainables.metrics`)."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A registered method."""
+
+    name: str
+    """Its stem, the same in trainables, search_spaces and tests."""
+    description: str
+    """One line."""
+    home: str | None
+    """``module:function`` that attaches it: (optimizer, config) -> Attached. None attaches nothing."""
+
+    def attach(self, optimizer: Optimizer, config: TrialConfig) -> Attached:
+        """Attach to an optimizer that has not stepped yet."""
+        if self.home is None:
+            return Attached()
+        module, function = self.home.split(":")
+        attached: Attached = getattr(importlib.import_module(module), function)(optimizer, config)
+        return attached
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(name="none", description="plain training, the baseline", home=None),
+        Method(
+            name="gradskip",
+            description="CAC Gradient-Skip: layers whose weight variance has fallen below its peak stop",
+            home="trainables.gradskip.method:attach",
+        ),
+    )
+}

@@ -1,0 +1,1 @@
+"""The training loop, its cost, and the process state around it."""

@@ -1,0 +1,115 @@
+"""What a training step costs, counted once for each set of stopped layers and each batch shape.
+
+Counting runs a copy of the model on torch's meta device, which computes shapes and no numbers: the counts are those
+of `torch.utils.flop_counter.FlopCounterMode` on the real device, the run's weights, buffers and random generators
+are not touched. Matrix products and convolutions count; norms, activations and the optimizer's arithmetic do not.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainables.workloads.base import Batch, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """Cost of one training step."""
+
+    forward_flops: int
+    """FLOPs of the loss."""
+    backward_flops: int
+    """FLOPs of its backward pass; 0 when nothing needs a gradient."""
+    gradient_bytes: int
+    """Bytes of all gradients produced."""
+    optimizer_bytes: int
+    """Bytes of parameters, gradients and optimizer state visited by the step."""
+
+    @property
+    def flops(self) -> int:
+        """Forward and backward."""
+        return self.forward_flops + self.backward_flops
+
+
+#: Counts of this process, by workload, trainable parameters and batch shapes: facts, not state, so trials share them.
+_COUNTED: dict[Hashable, StepCost] = {}
+
+
+class CostTable:
+    """Costs of one run's steps."""
+
+    def __init__(self, workload: Workload, model: nn.Module) -> None:
+        self._workload = workload
+        self._model = model
+        self._dense = tuple(p.requires_grad for p in model.parameters())
+        self._masks: dict[Hashable, tuple[bool, ...]] = {}
+        self._meta: nn.Module | None = None
+        self._visited_bytes: list[int] = []
+
+    def step(self, stop_key: Hashable, batch: Batch) -> StepCost:
+        """Cost of a step on this batch with the parameters that need a gradient now; equal keys, equal parameters."""
+        mask = self._masks.get(stop_key)
+        if mask is None:
+            mask = self._masks[stop_key] = tuple(p.requires_grad for p in self._model.parameters())
+        return self._cost(mask, batch)
+
+    def dense_step(self, batch: Batch) -> StepCost:
+        """Cost of a step on this batch as the model was built."""
+        return self._cost(self._dense, batch)
+
+    def _cost(self, mask: tuple[bool, ...], batch: Batch) -> StepCost:
+        key = (self._workload.name, mask, tuple((t.shape, t.dtype) for t in batch))
+        cost = _COUNTED.get(key)
+        if cost is None:
+            cost = _COUNTED[key] = self._count(mask, batch)
+        return cost
+
+    def _count(self, mask: tuple[bool, ...], batch: Batch) -> StepCost:
+        model = self._meta_model(batch)
+        model.zero_grad(set_to_none=True)
+        parameters = list(model.parameters())
+        for parameter, trainable in zip(parameters, mask, strict=True):
+            parameter.requires_grad_(trainable)
+        forward, backward = FlopCounterMode(display=False), FlopCounterMode(display=False)
+        with forward:
+            loss = self._workload.loss(model, _to_meta(batch))
+        if loss.requires_grad:
+            with backward:
+                loss.backward()
+        live = [i for i, p in enumerate(parameters) if p.grad is not None]
+        return StepCost(
+            forward_flops=int(forward.get_total_flops()),
+            backward_flops=int(backward.get_total_flops()),
+            gradient_bytes=sum(_nbytes(parameters[i]) for i in live),
+            optimizer_bytes=sum(self._visited_bytes[i] for i in live),
+        )
+
+    def _meta_model(self, batch: Batch) -> nn.Module:
+        if self._meta is None:
+            model = copy.deepcopy(self._model).to("meta")
+            model.zero_grad(set_to_none=True)
+            for parameter, trainable in zip(model.parameters(), self._dense, strict=True):
+                parameter.requires_grad_(trainable)
+            model.train()
+            self._workload.loss(model, _to_meta(batch)).backward()
+            optimizer = self._workload.make_optimizer(model.named_parameters())
+            optimizer.step()
+            for parameter in model.parameters():
+                state = sum(_nbytes(v) for v in optimizer.state.get(parameter, {}).values() if isinstance(v, Tensor))
+                self._visited_bytes.append(2 * _nbytes(parameter) + state)
+            self._meta = model
+        return self._meta
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _to_meta(batch: Batch) -> Batch:
+    return tuple(t.to("meta") for t in batch)
+

@@ -1,0 +1,35 @@
+"""Peak memory of a run: allocated bytes on CUDA, resident bytes of the process on the CPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start a new peak, where the system can (CUDA; Linux through /proc/self/clear_refs)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pass  # elsewhere the peak is that of the process's whole life
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The peak since `reset_peak`."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)

@@ -1,0 +1,201 @@
+"""One training run: built from a config, trained epoch by epoch, counting what it really executes."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainables.config import TrialConfig
+from trainables.errors import TrainingDiverged, UserError
+from trainables.metrics import METHOD_DEFAULTS
+from trainables.registry import METHODS
+from trainables.training.cost import CostTable
+from trainables.training.isolation import isolated
+from trainables.training.memory import peak_bytes, reset_peak
+from trainables.workloads import build
+
+#: The one file of a checkpoint folder.
+CHECKPOINT_FILE = "run.pt"
+
+
+class TrainingRun:
+    """A run of `config.epochs` epochs. Use it as a context manager: process state is put back on leaving.
+
+        with TrainingRun(config) as run:
+            while not run.finished:
+                row = run.train_epoch()
+
+    A run that is saved after an epoch and loaded into a new `TrainingRun` of the same config continues bit for bit.
+
+    Raises:
+        UserError: a CUDA device asked for and not there, or a layer number past the model's last parameter.
+    """
+
+    def __init__(self, config: TrialConfig) -> None:
+        self.config = config
+        self._stack = ExitStack()
+        self._started = time.perf_counter()
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("device cuda was asked for, but torch sees no CUDA device here: use cpu")
+        self.device = torch.device(config.device)
+        self._stack.enter_context(isolated(seed=config.seed, threads=config.threads))
+        try:
+            self._build()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _build(self) -> None:
+        config = self.config
+        reset_peak(self.device)
+        self.workload = build(config.workload)
+        self.total_steps = self.workload.steps_per_epoch * config.epochs
+        self.model = self.workload.make_model().to(self.device)
+        self.optimizer = self.workload.make_optimizer(self.model.named_parameters())
+        self.scheduler = self.workload.make_scheduler(self.optimizer, self.total_steps)
+        self.method = METHODS[config.method].attach(self.optimizer, config)
+        self._cost = CostTable(self.workload, self.model)
+        self.epoch = 0
+        self._counts = dict.fromkeys(
+            ("step", "forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes",
+             "dense_flops", "dense_backward_flops"), 0
+        )  # fmt: skip
+        self._train_time_s = 0.0
+        self._wall_time_before_s = 0.0
+
+    def __enter__(self) -> TrainingRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Put the process state back as it was before the run."""
+        self._stack.close()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are trained."""
+        return self.epoch >= self.config.epochs
+
+    def train_epoch(self) -> dict[str, Any]:
+        """Train one epoch and evaluate; the row of result columns (`trainables.metrics.ROW`).
+
+        Raises:
+            TrainingDiverged: the loss is not finite.
+        """
+        begun = time.perf_counter()
+        self.model.train()
+        loss_sum = torch.zeros((), device=self.device)
+        samples = 0
+        for batch in self.workload.train_batches(self.epoch, self.config.seed):
+            loss_sum += self._step(tuple(t.to(self.device, non_blocking=True) for t in batch)) * len(batch[0])
+            samples += len(batch[0])
+        train_loss = float(loss_sum) / samples  # the epoch's only host-device synchronization
+        self._train_time_s += time.perf_counter() - begun
+        self.epoch += 1
+        if not math.isfinite(train_loss):
+            raise TrainingDiverged(f"the training loss is {train_loss} in epoch {self.epoch}")
+        return self._row(train_loss)
+
+    def _step(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        cost = self._cost.step(self.method.stop_key(), batch)
+        dense = self._cost.dense_step(batch)
+        loss = self.workload.loss(self.model, batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        if loss.requires_grad:
+            loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        counts = self._counts
+        counts["step"] += 1
+        counts["forward_flops"] += cost.forward_flops
+        counts["backward_flops"] += cost.backward_flops
+        counts["gradient_bytes"] += cost.gradient_bytes
+        counts["optimizer_bytes"] += cost.optimizer_bytes
+        counts["dense_flops"] += dense.flops
+        counts["dense_backward_flops"] += dense.backward_flops
+        return loss.detach()
+
+    def _row(self, train_loss: float) -> dict[str, Any]:
+        accuracy = self._accuracy("validation")
+        test_accuracy = self._accuracy("test") if self.finished else None
+        counts = self._counts
+        # Epochs are alike, so the executed part gives the full budget's cost.
+        budget = counts["dense_flops"] * self.config.epochs // self.epoch
+        backward_budget = counts["dense_backward_flops"] * self.config.epochs // self.epoch
+        executed = counts["forward_flops"] + counts["backward_flops"]
+        return {
+            "epoch": self.epoch,
+            "step": counts["step"],
+            "train_loss": train_loss,
+            "accuracy": accuracy,
+            "test_accuracy": test_accuracy,
+            "compute_saved": (counts["dense_flops"] - executed) / budget if budget else 0.0,
+            "backward_saved": (
+                (counts["dense_backward_flops"] - counts["backward_flops"]) / backward_budget
+                if backward_budget
+                else 0.0
+            ),
+            "executed_flops": executed,
+            "forward_flops": counts["forward_flops"],
+            "backward_flops": counts["backward_flops"],
+            "dense_flops": budget,
+            "gradient_bytes": counts["gradient_bytes"],
+            "optimizer_bytes": counts["optimizer_bytes"],
+            "train_time_s": self._train_time_s,
+            "wall_time_s": self._wall_time_s(),
+            "peak_memory_bytes": peak_bytes(self.device),
+            "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
+            **METHOD_DEFAULTS,
+            **self.method.columns(),
+        }
+
+    def _accuracy(self, split: str) -> float:
+        self.model.eval()
+        with torch.no_grad():
+            return self.workload.evaluate(self.model, split, self.device)
+
+    def _wall_time_s(self) -> float:
+        return self._wall_time_before_s + time.perf_counter() - self._started
+
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint: weights, optimizer and rule, schedule, counts, random generators."""
+        state = {
+            "config": self.config.to_dict(),
+            "epoch": self.epoch,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "counts": self._counts,
+            "train_time_s": self._train_time_s,
+            "wall_time_s": self._wall_time_s(),
+            "torch_rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+        torch.save(state, Path(folder) / CHECKPOINT_FILE)
+
+    def load(self, folder: str | Path) -> None:
+        """Continue from a checkpoint of the same config.
+
+        Raises:
+            UserError: the checkpoint is of another config.
+        """
+        state = torch.load(Path(folder) / CHECKPOINT_FILE, weights_only=True, map_location=self.device)
+        if state["config"] != self.config.to_dict():
+            raise UserError(f"the checkpoint in {folder} is of another configuration: {state['config']}")
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.epoch = state["epoch"]
+        self._counts = state["counts"]
+        self._train_time_s = state["train_time_s"]
+        self._wall_time_before_s = state["wall_time_s"]
+        torch.set_rng_state(state["torch_rng"].cpu())
+        if state["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self.device)

@@ -1,0 +1,53 @@
+"""What the training loop needs to know of a workload."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+#: A batch is a tuple of tensors; the first dimension of each is the sample.
+Batch = tuple[Tensor, ...]
+
+
+class Workload(ABC):
+    """Model, data, loss, optimizer and schedule of one training run.
+
+    Nothing here may draw on global random state except `make_model`, which the loop calls right after seeding.
+    """
+
+    name: str
+    """As on the command line."""
+
+    @property
+    @abstractmethod
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps an epoch."""
+
+    @abstractmethod
+    def make_model(self) -> nn.Module:
+        """A fresh model, on the CPU."""
+
+    @abstractmethod
+    def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+        """A torch optimizer; its parameters in the order given are the layer numbers 0, 1, ..."""
+
+    @abstractmethod
+    def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
+        """The learning-rate schedule, stepped after every optimizer step."""
+
+    @abstractmethod
+    def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
+        """The epoch's batches on the CPU: a function of the arguments alone, so that a run can resume anywhere."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean loss of a batch, a scalar."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
+        """Accuracy in [0, 1] on ``validation`` or ``test``; the model is in eval mode, gradients are off."""
