@@ -67,6 +67,8 @@ class TrainingRun:
         )  # fmt: skip
         self._train_time_s = 0.0
         self._wall_time_before_s = 0.0
+        self.row: dict[str, Any] | None = None
+        """The last epoch's row; None before the first."""
 
     def __enter__(self) -> TrainingRun:
         return self
@@ -87,7 +89,7 @@ class TrainingRun:
         """Train one epoch and evaluate; the row of result columns (`trainables.metrics.ROW`).
 
         Raises:
-            TrainingDiverged: the loss is not finite.
+            TrainingDiverged: the loss or the accuracy is not finite.
         """
         begun = time.perf_counter()
         self.model.train()
@@ -101,7 +103,10 @@ class TrainingRun:
         self.epoch += 1
         if not math.isfinite(train_loss):
             raise TrainingDiverged(f"the training loss is {train_loss} in epoch {self.epoch}")
-        return self._row(train_loss)
+        self.row = self._row(train_loss)
+        if not math.isfinite(self.row["accuracy"]):
+            raise TrainingDiverged(f"the accuracy is {self.row['accuracy']} in epoch {self.epoch}")
+        return self.row
 
     def _step(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         cost = self._cost.step(self.method.stop_key(), batch)
@@ -173,6 +178,7 @@ class TrainingRun:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "counts": self._counts,
+            "row": self.row,
             "train_time_s": self._train_time_s,
             "wall_time_s": self._wall_time_s(),
             "torch_rng": torch.get_rng_state(),
@@ -193,6 +199,7 @@ class TrainingRun:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.epoch = state["epoch"]
+        self.row = state["row"]
         self._counts = state["counts"]
         self._train_time_s = state["train_time_s"]
         self._wall_time_before_s = state["wall_time_s"]

@@ -1,0 +1,178 @@
+"""The answer in words and as settings to paste. Pure: frames in, text out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+
+from analysis.layout import StudyInfo
+from trainables.config import TrialConfig, field_names
+from trainables.gradskip.settings import Settings
+
+#: Variables that would win over an auto-mode answer if they were still set in the user's shell.
+_MANUAL = ("CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR")
+
+
+def percent(fraction: float) -> str:
+    """A fraction as a percentage with one decimal.
+
+    >>> percent(0.1493)
+    '14.9 %'
+    """
+    return f"{100 * fraction:.1f} %"
+
+
+def points(fraction: float) -> str:
+    """A difference of accuracies in points with two decimals.
+
+    >>> points(0.0017)
+    '0.17 points'
+    """
+    return f"{100 * fraction:.2f} points"
+
+
+def config_of(row: pd.Series) -> TrialConfig:
+    """The configuration of a row of `analysis.load`."""
+    values: dict[str, Any] = {}
+    for name in field_names():
+        value = row[name]
+        if pd.isna(value):
+            continue
+        if name in _MANUAL:
+            value = json.loads(value)
+        elif isinstance(value, float) and value == int(value) and not name.endswith("_THR"):
+            value = int(value)
+        elif name == "CAC_VAR_MT_COUNT_THR":
+            value = int(value)
+        values[name] = value.item() if hasattr(value, "item") else value
+    return TrialConfig(**values)
+
+
+def headline(ranking: pd.DataFrame, best: pd.Series | None, allowed_drop: float) -> str:
+    """One sentence: what can be skipped at what drop, or that nothing can."""
+    if len(ranking) == 0:
+        return "No trial has completed, so there is nothing to rank."
+    if not (ranking["role"] == "baseline").any():
+        return "The baseline did not complete, so no drop in accuracy can be stated and nothing is recommended."
+    if best is None or best["compute_saved"] <= 0:
+        return f"No setting tried saves compute within the allowed drop of {points(allowed_drop)}."
+    drop = float(best["accuracy_drop"])
+    cost = f"at a drop of {points(drop)}" if drop > 0 else "at no drop"
+    if drop < 0:
+        cost += f" ({points(-drop)} better)"
+    return (
+        f"You can skip {percent(best['compute_saved'])} of the training compute {cost} in validation accuracy "
+        f"(allowed: {points(allowed_drop)}). One seed, not confirmed."
+    )
+
+
+def best_env(info: StudyInfo, best: pd.Series | None, allowed_drop: float) -> str:
+    """The best settings as lines that a POSIX shell can source."""
+    lines = [
+        f"# tune_cac: {info.workload}, {info.epochs} epochs, space {info.space}, seed {info.seed}",
+    ]
+    if best is None or best["method"] == "none" or best["compute_saved"] <= 0:
+        lines.append(f"# Nothing tried saves compute within the allowed drop of {points(allowed_drop)}: off.")
+        settings = Settings(start_thr=-1)
+    else:
+        settings = config_of(best).gradskip_settings()
+        lines.append(
+            f"# trial {best['trial']}: compute saved {percent(best['compute_saved'])}, validation accuracy "
+            f"{best['accuracy']:.4f}, drop {points(best['accuracy_drop'])} (allowed {points(allowed_drop)})"
+        )
+        lines.append("# One seed, not confirmed. Iterations are those of a run of this length.")
+    environment = settings.to_environment()
+    unset = [name for name in _MANUAL if name not in environment]
+    if unset:
+        lines.append(f"unset {' '.join(unset)}")
+    lines += [f"export {name}={value}" for name, value in environment.items()]
+    return "\n".join(lines) + "\n"
+
+
+def settings_text(row: pd.Series) -> str:
+    """The method's variables of a row in short: ``START_THR=0.97 SAMPLES=5 ...``; ``-`` for the baseline.
+
+    The prefix common to all of them is left out.
+    """
+    if row["method"] == "none":
+        return "-"
+    parts = []
+    for name in field_names():
+        if name.startswith("CAC_") and not pd.isna(row[name]):
+            value = row[name]
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            parts.append(f"{name.removeprefix('CAC_').removeprefix('VAR_')}={text}")
+    return " ".join(parts)
+
+
+def ranked_table(ranking: pd.DataFrame, *, top: int | None = None, test: bool = False) -> list[list[str]]:
+    """The ranked table as text cells, header first.
+
+    Args:
+        ranking: from `analysis.rank`.
+        top: rows to show; None for all. The baseline is always among them.
+        test: add the test accuracy, which a search must not choose by.
+    """
+    header = ["rank", "trial", "accuracy", "drop", "saved", "GFLOPs", "time s", "within", "front", "configuration"]
+    if test:
+        header.insert(4, "test acc.")
+    table = [header]
+    for position, row in ranking.iterrows():
+        baseline = row["role"] == "baseline"
+        if top is not None and int(str(position)) >= top and not baseline:
+            continue
+        cells = [
+            str(row["rank"]),
+            f"{row['trial']}{' (baseline)' if baseline else ' (published)' if row['role'] == 'published' else ''}",
+            f"{row['accuracy']:.4f}",
+            "-" if pd.isna(row["accuracy_drop"]) else f"{row['accuracy_drop']:+.4f}",
+            percent(row["compute_saved"]),
+            f"{row['executed_flops'] / 1e9:.2f}",
+            f"{row['train_time_s']:.2f}",
+            "yes" if row["within_drop"] else "no",
+            "yes" if row["on_front"] else "",
+            settings_text(row),
+        ]
+        if test:
+            cells.insert(4, "-" if pd.isna(row["test_accuracy"]) else f"{row['test_accuracy']:.4f}")
+        table.append(cells)
+    return table
+
+
+def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
+                    allowed_drop: float, *, top: int = 20) -> str:  # fmt: skip
+    """The report: headline, the best trial on the test split, settings, ranked table, failures, versions."""
+    lines = [f"# {info.space} on {info.workload}", "", headline(ranking, best, allowed_drop), ""]
+    counts = trials["status"].value_counts()
+    lines.append(
+        f"{info.epochs} epochs, seed {info.seed}; trials: " + ", ".join(f"{n} {s}" for s, n in counts.items()) + "."
+    )
+    if best is not None and best["compute_saved"] > 0:
+        lines += ["", "## Best settings", "", "```sh", best_env(info, best, allowed_drop).rstrip(), "```"]
+        baseline = ranking[ranking["role"] == "baseline"].iloc[0]
+        lines += [
+            "",
+            f"On the test split, which no choice was made by: {best['test_accuracy']:.4f}, "
+            f"baseline {baseline['test_accuracy']:.4f}.",
+            f"Backward FLOPs saved: {percent(best['backward_saved'])}. "
+            f"Training time saved in this run: {percent(best['time_saved'])} (one measurement, beside other trials).",
+        ]
+        events = json.loads(best["stop_events"])
+        if events:
+            lines += ["", "| iteration | layer | name | rule | variance / peak |", "|--:|--:|:--|:--|--:|"]
+            for event in events:
+                ratio = "" if event["ratio"] is None else f"{event['ratio']:.4f}"
+                lines.append(
+                    f"| {event['iteration']} | {event['layer']} | {event['name']} | {event['rule']} | {ratio} |"
+                )
+    table = ranked_table(ranking, top=top, test=True)
+    lines += ["", "## Ranking", "", "| " + " | ".join(table[0]) + " |", "|" + "--|" * len(table[0])]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table[1:]]
+    failed = trials[trials["status"] == "failed"]
+    if len(failed):
+        lines += ["", "## Failed trials", ""]
+        lines += [f"- trial {row['trial']}: {row['error']}" for _, row in failed.iterrows()]
+    lines += ["", "Versions: " + ", ".join(f"{k} {v}" for k, v in info.versions.items()) + ".", ""]
+    return "\n".join(lines)

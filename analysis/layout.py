@@ -1,0 +1,109 @@
+"""Every file name of a study folder, in one place. Also what `study.json` says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainables.errors import UserError
+
+#: The name of the study inside the journal.
+STUDY_NAME = "tune_cac"
+#: Raised when the meaning of `study.json` changes.
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyInfo:
+    """What a study searches; equal for every search that adds to it, except `trials` and `allowed_drop`."""
+
+    space: str
+    """Search space."""
+    workload: str
+    """Workload."""
+    epochs: int
+    """Epochs a trial."""
+    seed: int
+    """Seed of the trials and of the sampler."""
+    trials: int
+    """Trials asked for so far, the baseline among them."""
+    allowed_drop: float
+    """Accuracy that may be lost, as a fraction."""
+    versions: dict[str, str]
+    """Versions of the packages that ran it."""
+    format: int = FORMAT
+    """Version of this file."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files under one study folder."""
+
+    root: Path
+    """The folder."""
+
+    @property
+    def info(self) -> Path:
+        """What the study searches."""
+        return self.root / "study.json"
+
+    @property
+    def journal(self) -> Path:
+        """The Optuna study."""
+        return self.root / "optuna.journal"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the search that is running."""
+        return self.root / "search.lock"
+
+    @property
+    def ray(self) -> Path:
+        """Ray experiments, one a search command: ``run-000``, ``run-001``, ..."""
+        return self.root / "ray"
+
+    @property
+    def trials(self) -> Path:
+        """One row a trial."""
+        return self.root / "trials.parquet"
+
+    @property
+    def ranking(self) -> Path:
+        """The ranked table."""
+        return self.root / "ranking.csv"
+
+    @property
+    def best(self) -> Path:
+        """The answer, to source."""
+        return self.root / "best.env"
+
+    @property
+    def report(self) -> Path:
+        """The answer, to read."""
+        return self.root / "report.md"
+
+    def read_info(self) -> StudyInfo:
+        """What the study searches.
+
+        Raises:
+            UserError: no study there, or one that this version cannot read.
+        """
+        try:
+            values: dict[str, Any] = json.loads(self.info.read_text())
+        except FileNotFoundError:
+            raise UserError(
+                f"no study in {self.root}: give the folder that a search wrote (it holds {self.info.name})"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.info} cannot be read: {error}") from None
+        if values.get("format") != FORMAT:
+            raise UserError(f"{self.info} has format {values.get('format')}, this version reads {FORMAT}")
+        return StudyInfo(**values)
+
+    def write_info(self, info: StudyInfo) -> None:
+        """Write `study.json` atomically."""
+        part = self.info.with_suffix(".part")
+        part.write_text(json.dumps(asdict(info), indent=2) + "\n")
+        part.replace(self.info)

@@ -1,0 +1,59 @@
+"""Gradient-Skip in auto mode: thresholds, timing and braking distance (`CAC_VAR_*`, `CAC_BRAKING_DISTANCE`).
+
+Iteration-valued ranges are fractions of the run, because the published defaults are those of ImageNet and mean
+nothing on a run of another length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from search_spaces.space import Space, SpaceContext, Suggests
+
+#: The run that the published defaults are taken to be for: 90 epochs of ImageNet at batch 256 (5,005 steps each).
+#: CAC_VAR_START_ITR = 5000 is then one epoch, CAC_VAR_SAMPLES = 200 a twenty-fifth of one.
+IMAGENET_STEPS = 90 * 5005
+#: Choices of the braking distance beside 0, and the longest as a fraction of the run.
+BRAKING_CHOICES, LONGEST_BRAKING = 5, 0.1
+
+
+def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
+    """Ask for one configuration."""
+    steps = context.total_steps
+    braking_step = _braking_step(steps)
+    return {
+        "CAC_VAR_START_ITR": trial.suggest_int("CAC_VAR_START_ITR", 0, max(1, int(0.7 * steps))),
+        "CAC_VAR_START_THR": trial.suggest_float("CAC_VAR_START_THR", 0.85, 1.0),
+        "CAC_VAR_MT_COUNT_THR": trial.suggest_int("CAC_VAR_MT_COUNT_THR", 0, 20),
+        "CAC_VAR_MT_THR": trial.suggest_float("CAC_VAR_MT_THR", 0.85, 1.0),
+        "CAC_VAR_SLOPE_THR": trial.suggest_float("CAC_VAR_SLOPE_THR", 0.85, 1.0),
+        "CAC_VAR_SAMPLES": trial.suggest_int("CAC_VAR_SAMPLES", 1, _most_samples(steps), log=True),
+        "CAC_BRAKING_DISTANCE": trial.suggest_int(
+            "CAC_BRAKING_DISTANCE", 0, BRAKING_CHOICES * braking_step, step=braking_step
+        ),
+    }
+
+
+def start(context: SpaceContext) -> dict[str, Any]:
+    """The published defaults, iterations scaled from ImageNet's run to this one."""
+    scale = context.total_steps / IMAGENET_STEPS
+    return {
+        "CAC_VAR_START_ITR": round(5000 * scale),
+        "CAC_VAR_START_THR": 0.95,
+        "CAC_VAR_MT_COUNT_THR": 5,
+        "CAC_VAR_MT_THR": 0.96,
+        "CAC_VAR_SLOPE_THR": 0.98,
+        "CAC_VAR_SAMPLES": min(_most_samples(context.total_steps), max(1, round(200 * scale))),
+        "CAC_BRAKING_DISTANCE": 0,
+    }
+
+
+def _braking_step(steps: int) -> int:
+    return max(1, round(LONGEST_BRAKING * steps / BRAKING_CHOICES))
+
+
+def _most_samples(steps: int) -> int:
+    return max(2, steps // 15)
+
+
+SPACE = Space(name="auto_thresholds", method="gradskip", suggest=suggest, start=start)
