@@ -9,7 +9,7 @@ from analysis.baseline import relative_to_baseline
 from trainables.errors import UserError
 
 #: Drops are differences of fractions such as 583/599; rounding must not turn "exactly the allowed drop" into more.
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 
 
 def check_allowed_drop(allowed_drop: float) -> None:
@@ -62,7 +62,7 @@ def rank(trials: pd.DataFrame, *, allowed_drop: float = 0.005) -> pd.DataFrame:
     check_allowed_drop(allowed_drop)
     done = relative_to_baseline(trials)
     done = done[done["status"] == "completed"].copy()
-    done["within_drop"] = done["accuracy_drop"] <= allowed_drop + _ROUNDING
+    done["within_drop"] = done["accuracy_drop"] <= allowed_drop + ROUNDING
     done["on_front"] = done.index.isin(pareto_front(done).index)
     order = np.lexsort(
         (

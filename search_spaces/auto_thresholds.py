@@ -13,6 +13,10 @@ from search_spaces.space import Space, SpaceContext, Suggests
 #: The run that the published defaults are taken to be for: 90 epochs of ImageNet at batch 256 (5,005 steps each).
 #: CAC_VAR_START_ITR = 5000 is then one epoch, CAC_VAR_SAMPLES = 200 a twenty-fifth of one.
 IMAGENET_STEPS = 90 * 5005
+#: Variance ratios; the published thresholds, 0.95 to 0.98, lie in the middle.
+THRESHOLDS = (0.9, 1.0)
+#: Latest first decision, as a fraction of the run.
+LATEST_START = 0.5
 #: Choices of the braking distance beside 0, and the longest as a fraction of the run.
 BRAKING_CHOICES, LONGEST_BRAKING = 5, 0.1
 
@@ -22,11 +26,11 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     steps = context.total_steps
     braking_step = _braking_step(steps)
     return {
-        "CAC_VAR_START_ITR": trial.suggest_int("CAC_VAR_START_ITR", 0, max(1, int(0.7 * steps))),
-        "CAC_VAR_START_THR": trial.suggest_float("CAC_VAR_START_THR", 0.85, 1.0),
+        "CAC_VAR_START_ITR": trial.suggest_int("CAC_VAR_START_ITR", 0, max(1, int(LATEST_START * steps))),
+        "CAC_VAR_START_THR": trial.suggest_float("CAC_VAR_START_THR", *THRESHOLDS),
         "CAC_VAR_MT_COUNT_THR": trial.suggest_int("CAC_VAR_MT_COUNT_THR", 0, 20),
-        "CAC_VAR_MT_THR": trial.suggest_float("CAC_VAR_MT_THR", 0.85, 1.0),
-        "CAC_VAR_SLOPE_THR": trial.suggest_float("CAC_VAR_SLOPE_THR", 0.85, 1.0),
+        "CAC_VAR_MT_THR": trial.suggest_float("CAC_VAR_MT_THR", *THRESHOLDS),
+        "CAC_VAR_SLOPE_THR": trial.suggest_float("CAC_VAR_SLOPE_THR", *THRESHOLDS),
         "CAC_VAR_SAMPLES": trial.suggest_int("CAC_VAR_SAMPLES", 1, _most_samples(steps), log=True),
         "CAC_BRAKING_DISTANCE": trial.suggest_int(
             "CAC_BRAKING_DISTANCE", 0, BRAKING_CHOICES * braking_step, step=braking_step

@@ -8,6 +8,7 @@ are not touched. Matrix products and convolutions count; norms, activations and 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -50,6 +51,8 @@ class CostTable:
         self._masks: dict[Hashable, tuple[bool, ...]] = {}
         self._meta: nn.Module | None = None
         self._visited_bytes: list[int] = []
+        self.counting_time_s = 0.0
+        """Time spent counting, which is no part of the training time."""
 
     def step(self, stop_key: Hashable, batch: Batch) -> StepCost:
         """Cost of a step on this batch with the parameters that need a gradient now; equal keys, equal parameters."""
@@ -66,7 +69,9 @@ class CostTable:
         key = (self._workload.name, mask, tuple((t.shape, t.dtype) for t in batch))
         cost = _COUNTED.get(key)
         if cost is None:
+            begun = time.perf_counter()
             cost = _COUNTED[key] = self._count(mask, batch)
+            self.counting_time_s += time.perf_counter() - begun
         return cost
 
     def _count(self, mask: tuple[bool, ...], batch: Batch) -> StepCost:

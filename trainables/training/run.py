@@ -17,6 +17,7 @@ from trainables.registry import METHODS
 from trainables.training.cost import CostTable
 from trainables.training.isolation import isolated
 from trainables.training.memory import peak_bytes, reset_peak
+from trainables.training.warm_up import warm_up
 from trainables.workloads import build
 
 #: The one file of a checkpoint folder.
@@ -52,7 +53,6 @@ class TrainingRun:
 
     def _build(self) -> None:
         config = self.config
-        reset_peak(self.device)
         self.workload = build(config.workload)
         self.total_steps = self.workload.steps_per_epoch * config.epochs
         self.model = self.workload.make_model().to(self.device)
@@ -60,6 +60,8 @@ class TrainingRun:
         self.scheduler = self.workload.make_scheduler(self.optimizer, self.total_steps)
         self.method = METHODS[config.method].attach(self.optimizer, config)
         self._cost = CostTable(self.workload, self.model)
+        warm_up(self.workload, self.model, self.device, config.seed)
+        reset_peak(self.device)
         self.epoch = 0
         self._counts = dict.fromkeys(
             ("step", "forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes",
@@ -91,6 +93,7 @@ class TrainingRun:
         Raises:
             TrainingDiverged: the loss or the accuracy is not finite.
         """
+        counted_before_s = self._cost.counting_time_s
         begun = time.perf_counter()
         self.model.train()
         loss_sum = torch.zeros((), device=self.device)
@@ -99,7 +102,8 @@ class TrainingRun:
             loss_sum += self._step(tuple(t.to(self.device, non_blocking=True) for t in batch)) * len(batch[0])
             samples += len(batch[0])
         train_loss = float(loss_sum) / samples  # the epoch's only host-device synchronization
-        self._train_time_s += time.perf_counter() - begun
+        counting_time_s = self._cost.counting_time_s - counted_before_s
+        self._train_time_s += time.perf_counter() - begun - counting_time_s
         self.epoch += 1
         if not math.isfinite(train_loss):
             raise TrainingDiverged(f"the training loss is {train_loss} in epoch {self.epoch}")

@@ -1,0 +1,31 @@
+"""One training step on a throw-away copy, once a process: the first step of a process pays for libraries that choose
+kernels and allocators that grow, and the first trial is the baseline, against which time is reported."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainables.workloads.base import Workload
+
+_WARM: set[tuple[str, str]] = set()
+
+
+def warm_up(workload: Workload, model: nn.Module, device: torch.device, seed: int) -> None:
+    """Run forward and backward on a copy of the model; the run's weights, buffers and generators stay as they are."""
+    if (workload.name, str(device)) in _WARM:
+        return
+    _WARM.add((workload.name, str(device)))
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        rehearsal = copy.deepcopy(model).train()
+        for batch, _ in zip(workload.train_batches(0, seed), range(2), strict=False):
+            loss = workload.loss(rehearsal, tuple(t.to(device) for t in batch))
+            if loss.requires_grad:
+                loss.backward()
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)

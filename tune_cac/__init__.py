@@ -1,0 +1,40 @@
+"""tune_cac: find out how much of a PyTorch training run can be skipped without losing accuracy.
+
+    import tune_cac as cac
+    optimizer = cac.gradskip.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    found = cac.search(space="auto_thresholds", workload="digits", trials=24)
+    found.ranking       # pandas
+
+Importing this package loads neither torch nor ray; what needs them loads them when it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainables import gradskip
+    from tune_cac.search import SearchResult, search
+
+__version__ = "0.1.0"
+__all__ = ["gradskip", "search", "SearchResult", "__version__"]
+
+_HOMES = {"search": "tune_cac.search", "SearchResult": "tune_cac.search"}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "gradskip":
+        return importlib.import_module("trainables.gradskip")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    # The function takes the place of the submodule of the same name, which the import has just put here.
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,69 @@
+"""Ray for one search: the cluster that is there, or one of our own on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+#: Set for the length of a search, unless the user has set them.
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no report leaves the machine
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # CPU trials beside GPUs: keep what the user sees
+    "RAY_AIR_NEW_OUTPUT": "0",  # its banner ignores verbose=0; the progress line is ours
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    # Several epochs of a short trial travel in one message; a result waits at most this long.
+    "TUNE_RESULT_BUFFER_LENGTH": "1000",
+    "TUNE_RESULT_BUFFER_MIN_TIME_S": "0.5",
+    "TUNE_RESULT_BUFFER_MAX_TIME_S": "0.5",
+}
+
+#: Ray keeps the first token that it sees in a process, so every search of this process uses the same.
+_TOKEN = secrets.token_hex(32)
+_token_given = False
+
+
+@contextmanager
+def ray_session(*, cpus: int) -> Iterator[None]:
+    """A connected Ray. One that this call starts ends with it.
+
+    Ray's own services listen on every interface (it replaces a loopback address by the machine's), so our cluster
+    asks every caller for a token that only this process and its children know. An address in ``RAY_ADDRESS``, or a Ray that is already initialised, is used as it is.
+
+    Args:
+        cpus: processors that our own cluster should offer at least.
+    """
+    global _token_given
+    environment = dict(_ENVIRONMENT)
+    if not os.environ.get("RAY_ADDRESS") and (_token_given or not os.environ.get("RAY_AUTH_MODE")):
+        # Given here, Ray writes no token of its own under the home folder, which may not be writable.
+        environment["RAY_AUTH_TOKEN"] = _TOKEN
+        _token_given = True
+    before = {name: os.environ.get(name) for name in environment}
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    ours = not ray.is_initialized()
+    try:
+        if ours and os.environ.get("RAY_ADDRESS"):
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        elif ours:
+            ray.init(
+                num_cpus=max(cpus, os.cpu_count() or 1),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        yield
+    finally:
+        if ours:
+            ray.shutdown()
+        for name, old in before.items():
+            if old is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = old

@@ -1,0 +1,85 @@
+"""What a search is asked for, checked before torch or ray is loaded."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import search_spaces
+from analysis.ranking import check_allowed_drop
+from trainables.errors import UserError, unknown_name
+from trainables.workloads import WORKLOADS
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """The options of a search.
+
+    Raises:
+        UserError: an unknown space or workload, or a number out of range.
+    """
+
+    space: str = "auto_thresholds"
+    """Search space."""
+    workload: str = "digits"
+    """Workload."""
+    trials: int = 24
+    """Trials, the baseline and the published defaults among them, >= 1."""
+    epochs: int | None = None
+    """Epochs a trial, >= 1; None for the workload's own number."""
+    seed: int = 0
+    """Seed of the trials and of the sampler, >= 0."""
+    allowed_drop: float = 0.005
+    """Accuracy that may be lost against the baseline, a fraction in [0, 1)."""
+    concurrency: int | None = None
+    """Trials at a time, >= 1; None for as many as the processors allow."""
+    cpus_per_trial: int = 1
+    """Processors a trial, >= 1; also its torch threads."""
+    gpus_per_trial: float = 0.0
+    """GPUs a trial, >= 0; a fraction shares one."""
+    results: Path = Path("results")
+    """Folder that holds the studies."""
+    name: str | None = None
+    """Name of the study's folder; None makes one from workload, space and time."""
+    checkpoint_every_s: float = 60.0
+    """Seconds from one checkpoint of a running trial to the next, >= 0 (0: every epoch)."""
+
+    def __post_init__(self) -> None:
+        if self.space not in search_spaces.SPACES:
+            raise unknown_name("space", self.space, search_spaces.SPACES)
+        if self.workload not in WORKLOADS:
+            raise unknown_name("workload", self.workload, WORKLOADS)
+        for flag, value, low in (
+            ("--trials", self.trials, 1),
+            ("--epochs", self.epochs, 1),
+            ("--seed", self.seed, 0),
+            ("--concurrency", self.concurrency, 1),
+            ("--cpus-per-trial", self.cpus_per_trial, 1),
+        ):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
+                raise UserError(f"{flag} must be an integer >= {low}, got {value!r}")
+        for flag, number in (
+            ("--gpus-per-trial", self.gpus_per_trial),
+            ("--checkpoint-every", self.checkpoint_every_s),
+        ):
+            if not math.isfinite(number) or number < 0:
+                raise UserError(f"{flag} must be a number >= 0, got {number!r}")
+        check_allowed_drop(self.allowed_drop)
+        object.__setattr__(self, "results", Path(self.results))
+        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise UserError(
+                f"--name must be letters, digits, '.', '_' and '-', beginning with a letter or digit, got {self.name!r}"
+            )
+
+    @property
+    def trial_epochs(self) -> int:
+        """Epochs a trial."""
+        return self.epochs or WORKLOADS[self.workload].default_epochs
+
+    @property
+    def trials_at_a_time(self) -> int:
+        """Trials that train together; on a cluster, give ``--concurrency``."""
+        return self.concurrency or max(1, (os.cpu_count() or 1) // self.cpus_per_trial)

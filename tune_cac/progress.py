@@ -1,0 +1,158 @@
+"""What a person sees while a search runs: a live line on a terminal, a plain line a trial elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ray import tune
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from analysis.answer import percent, points
+from analysis.ranking import ROUNDING
+from tune_cac.searcher import StudySearch
+
+
+class SearchProgress(tune.Callback):
+    """Counts trials, finds the best so far, sums what was executed; tells the searcher of failures.
+
+    Args:
+        searcher: told of every trial that raised, with its message.
+        finished_before: rows of trials that earlier searches of this study finished, with their trial number.
+        to_run: trials that this search runs.
+        allowed_drop: what counts for "best so far".
+        on_result: called after each trial's end (tests use it).
+    """
+
+    def __init__(
+        self,
+        searcher: StudySearch,
+        *,
+        finished_before: list[dict[str, Any]],
+        to_run: int,
+        allowed_drop: float,
+        on_result: Callable[[], None] | None = None,
+    ) -> None:
+        self._searcher = searcher
+        self._to_run = to_run
+        self._allowed_drop = allowed_drop
+        self._on_result = on_result
+        self._rows: list[tuple[int, str, dict[str, Any]]] = [
+            (record["trial"], record["role"], record["row"]) for record in finished_before
+        ]
+        self._live: dict[str, dict[str, Any]] = {}
+        self._executed_flops = 0
+        self._dense_flops = 0
+        self.ended = 0
+        self.failures: list[tuple[int, str]] = []
+        self._started = time.monotonic()
+        self._console = Console(stderr=True)
+        self._bar: Progress | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Ray pickles its callbacks for a restore that we do not use; a terminal cannot be pickled.
+        return {}
+
+    def __enter__(self) -> SearchProgress:
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.completed}/{task.total} trials"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.description}"),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("starting Ray", total=self._to_run)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
+        """An epoch's row."""
+        self._live[trial.trial_id] = result
+        self._show()
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """A trial that ended well."""
+        row = self._live.pop(trial.trial_id, {})
+        self._executed_flops += row.get("executed_flops", 0)
+        self._dense_flops = row.get("dense_flops", self._dense_flops)
+        number = trial.config["trial"]
+        role = "baseline" if trial.config["config"]["method"] == "none" else "search"
+        self._rows.append((number, role, row))
+        self._end(f"trial {number}: accuracy {row['accuracy']:.4f}, saved {percent(row['compute_saved'])}")
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """A trial that raised."""
+        message = failure_message(trial)
+        row = self._live.pop(trial.trial_id, {})
+        self._executed_flops += row.get("executed_flops", 0)
+        self._searcher.tell_failure(trial.trial_id, message)
+        self.failures.append((trial.config["trial"], message))
+        self._end(f"trial {trial.config['trial']} failed: {message}")
+
+    def _end(self, line: str) -> None:
+        self.ended += 1
+        if self._bar is None:
+            print(f"[{self.ended}/{self._to_run}] {line}; {self.summary()}", file=sys.stderr, flush=True)
+        self._show()
+        if self._on_result is not None:
+            self._on_result()
+
+    def _show(self) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.ended, description=self.summary())
+
+    def summary(self) -> str:
+        """Best so far, failures, compute spent, time left."""
+        parts = [self._best_so_far()]
+        if self.failures:
+            parts.append(f"{len(self.failures)} failed")
+        if self._dense_flops:
+            live = sum(row.get("executed_flops", 0) for row in self._live.values())
+            parts.append(f"compute spent {(self._executed_flops + live) / self._dense_flops:.1f} dense runs")
+        left = self._to_run - self.ended
+        if self.ended and left:
+            seconds = (time.monotonic() - self._started) / self.ended * left
+            parts.append(f"about {_duration(seconds)} left")
+        return ", ".join(parts)
+
+    def _best_so_far(self) -> str:
+        baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
+        if baseline is None:
+            return "no baseline yet"
+        within = [
+            (row["compute_saved"], row["accuracy"], -number)
+            for number, _, row in self._rows
+            if baseline["accuracy"] - row["accuracy"] <= self._allowed_drop + ROUNDING
+        ]
+        saved, accuracy, number = max(within)
+        if saved <= 0:
+            return "nothing saved yet"
+        return f"best {percent(saved)} saved at {points(baseline['accuracy'] - accuracy)} drop (trial {-number})"
+
+
+def failure_message(trial: Any) -> str:
+    """The exception's own line, out of what Ray keeps of a failed trial."""
+    try:
+        error = trial.get_pickled_error() or trial.get_error()
+    except (OSError, AttributeError, EOFError):
+        error = None
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        return f"{type(cause).__name__}: {cause}".splitlines()[0]
+    lines = [line for line in str(error or "unknown error").splitlines() if line.strip()]
+    return lines[-1].strip()
+
+
+def _duration(seconds: float) -> str:
+    seconds = round(seconds)
+    if seconds >= 3600:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+    return f"{seconds // 60} min {seconds % 60:02d} s" if seconds >= 60 else f"{seconds} s"

@@ -1,0 +1,267 @@
+"""The search: a study folder, Optuna's suggestions, trials on Ray, and the answer."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import search_spaces
+from analysis.answer import best_env, headline, ranked_table, report_markdown
+from analysis.layout import Layout
+from analysis.loading import load, read_journal
+from analysis.ranking import best, rank
+from search_spaces import Space, SpaceContext
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from tune_cac.options import SearchOptions
+from tune_cac.study import check_writable, find_study, locked, open_study
+
+#: Columns of ``ranking.csv`` that are not hyperparameters.
+_HIDDEN = ("test_accuracy", "test_accuracy_drop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """What a search found, as pandas."""
+
+    folder: Path
+    """The study's folder."""
+    trials: pd.DataFrame
+    """One row a trial (`analysis.load`)."""
+    ranking: pd.DataFrame
+    """The completed trials, best first (`analysis.rank`)."""
+    best: pd.Series | None
+    """First of the ranking, None if nothing is within the allowed drop."""
+    allowed_drop: float
+    """Accuracy that may be lost, a fraction."""
+    interrupted: bool
+    """Whether the search ended before all its trials."""
+
+    @property
+    def failures(self) -> pd.DataFrame:
+        """Trials that raised or reported no finite numbers: trial and error."""
+        return self.trials.loc[self.trials["status"] == "failed", ["trial", "error"]]
+
+    @property
+    def headline(self) -> str:
+        """The answer in one sentence."""
+        return headline(self.ranking, self.best, self.allowed_drop)
+
+    def table(self, top: int | None = None) -> list[list[str]]:
+        """The ranked table as text cells, header first."""
+        return ranked_table(self.ranking, top=top)
+
+
+def search(
+    *,
+    space: str = "auto_thresholds",
+    workload: str = "digits",
+    trials: int = 24,
+    epochs: int | None = None,
+    seed: int = 0,
+    allowed_drop: float = 0.005,
+    concurrency: int | None = None,
+    cpus_per_trial: int = 1,
+    gpus_per_trial: float = 0.0,
+    results: str | Path = "results",
+    name: str | None = None,
+    checkpoint_every_s: float = 60.0,
+) -> SearchResult:
+    """Search a space on a workload.
+
+    The first trial is the baseline (method off), the second the published defaults scaled to the run's length; both
+    count among ``trials``. A study of that ``name``, space, workload, length and seed gets ``trials`` more.
+
+    Args:
+        space: search space, see ``python -m tune_cac spaces``.
+        workload: what is trained, see ``python -m tune_cac workloads``.
+        trials: trials to run, >= 1.
+        epochs: epochs a trial, >= 1; None for the workload's own number.
+        seed: of the trials and of the sampler, >= 0.
+        allowed_drop: accuracy that may be lost against the baseline, a fraction in [0, 1).
+        concurrency: trials at a time; None for as many as the processors allow.
+        cpus_per_trial: processors, and torch threads, a trial.
+        gpus_per_trial: GPUs a trial; 0 trains on the CPU.
+        results: folder that holds the studies.
+        name: of the study's folder; None makes one from workload, space and time.
+        checkpoint_every_s: seconds between checkpoints of a running trial, at epoch ends.
+
+    Returns:
+        Trials, ranking and best as pandas; the same is written into the study's folder.
+
+    Raises:
+        UserError: wrong arguments; raised before any Ray process starts.
+    """
+    options = SearchOptions(
+        space=space, workload=workload, trials=trials, epochs=epochs, seed=seed, allowed_drop=allowed_drop,
+        concurrency=concurrency, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial, results=Path(results),
+        name=name, checkpoint_every_s=checkpoint_every_s,
+    )  # fmt: skip
+    layout = open_study(options)
+    with locked(layout):
+        info = layout.read_info()
+        layout.write_info(replace(info, trials=info.trials + trials, allowed_drop=allowed_drop))
+        return _run(layout, options)
+
+
+def resume(
+    name: str,
+    *,
+    results: str | Path = "results",
+    concurrency: int | None = None,
+    cpus_per_trial: int = 1,
+    gpus_per_trial: float = 0.0,
+    checkpoint_every_s: float = 60.0,
+) -> SearchResult:
+    """Finish the remaining trials of a study; space, workload, length, seed and allowed drop are the study's own.
+
+    Args:
+        name: the study's name under ``results``, or its path.
+        results, concurrency, cpus_per_trial, gpus_per_trial, checkpoint_every_s: as in `search`.
+
+    Raises:
+        UserError: no such study, or one that another process is searching.
+    """
+    layout = find_study(Path(results), name)
+    check_writable(layout.root)
+    with locked(layout):
+        info = layout.read_info()
+        options = SearchOptions(
+            space=info.space, workload=info.workload, trials=max(1, info.trials), epochs=info.epochs, seed=info.seed,
+            allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=cpus_per_trial,
+            gpus_per_trial=gpus_per_trial, results=Path(results), checkpoint_every_s=checkpoint_every_s,
+        )  # fmt: skip
+        return _run(layout, options)
+
+
+def run_context(config: TrialConfig) -> SpaceContext:
+    """What a space may ask about a run: its steps and layers. Builds the model once."""
+    from trainables.training.run import TrainingRun
+
+    with TrainingRun(config) as run:
+        names = tuple(name for name, _ in run.model.named_parameters())
+        return SpaceContext(total_steps=run.total_steps, layer_names=names)
+
+
+def _run(layout: Layout, options: SearchOptions) -> SearchResult:
+    """Run what the study still lacks. The study is locked by this process."""
+    space = search_spaces.load(options.space)
+    base = TrialConfig(
+        workload=options.workload,
+        epochs=options.trial_epochs,
+        seed=options.seed,
+        method="none",
+        device="cuda" if options.gpus_per_trial > 0 else "cpu",
+        threads=options.cpus_per_trial,
+    )
+    context = run_context(replace(base, device="cpu"))
+    searcher, run_name = _searcher(layout, options, space, context, base)
+    to_run = layout.read_info().trials - searcher.finished_count()
+    interrupted = False
+    if to_run > 0:
+        interrupted = _train(layout, options, searcher, run_name, to_run)
+    return write_answer(layout, allowed_drop=options.allowed_drop, interrupted=interrupted)
+
+
+def _searcher(
+    layout: Layout, options: SearchOptions, space: Space, context: SpaceContext, base: TrialConfig
+) -> tuple[Any, str]:
+    import optuna
+
+    from tune_cac.searcher import StudySearch
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    begun = layout.journal.exists()
+    earlier = len(read_journal(layout.journal)) if begun else 0
+    run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"
+    searcher = StudySearch(
+        space=space,
+        context=context,
+        base=base,
+        journal=layout.journal,
+        allowed_drop=options.allowed_drop,
+        # A later search of the same study must not draw the same random start again.
+        seed=options.seed + 7919 * earlier,
+        run_folder=f"{layout.ray.name}/{run_name}",
+        checkpoint_every_s=options.checkpoint_every_s,
+    )
+    if len(searcher.study.get_trials(deepcopy=False)) == 0:
+        searcher.begin()
+    searcher.adopt_unfinished(layout.root)
+    return searcher, run_name
+
+
+def _train(layout: Layout, options: SearchOptions, searcher: Any, run_name: str, to_run: int) -> bool:
+    """Run trials on Ray; True if interrupted before all of them ended."""
+    from ray import tune
+
+    from trainables.trial import Trial
+    from tune_cac.cluster import ray_session
+    from tune_cac.progress import SearchProgress
+
+    done = [record for record in read_journal(layout.journal) if record["status"] == "completed"]
+    progress = SearchProgress(
+        searcher, finished_before=done, to_run=to_run, allowed_drop=options.allowed_drop
+    )
+    resources = {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial}
+    at_a_time = options.trials_at_a_time
+    with progress, ray_session(cpus=at_a_time * options.cpus_per_trial):
+        _check_resources(options)
+        tune.Tuner(
+            tune.with_resources(Trial, resources),
+            tune_config=tune.TuneConfig(
+                search_alg=searcher,
+                num_samples=to_run,
+                max_concurrent_trials=at_a_time,
+                reuse_actors=True,
+                trial_name_creator=_trial_name,
+                trial_dirname_creator=_trial_name,
+            ),
+            run_config=tune.RunConfig(
+                name=run_name,
+                storage_path=str(layout.ray.resolve()),
+                verbose=0,
+                callbacks=[progress],
+                checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+            ),
+        ).fit()
+    return progress.ended < to_run
+
+
+def _check_resources(options: SearchOptions) -> None:
+    import ray
+
+    there = ray.cluster_resources()
+    for kind, flag, wanted in (
+        ("CPU", "--cpus-per-trial", options.cpus_per_trial),
+        ("GPU", "--gpus-per-trial", options.gpus_per_trial),
+    ):
+        if wanted > there.get(kind, 0):
+            raise UserError(f"{flag} must be at most {there.get(kind, 0):g}, which is all that Ray has, got {wanted:g}")
+
+
+def _trial_name(trial: Any) -> str:
+    from tune_cac.searcher import trial_folder_name
+
+    return trial_folder_name(trial.config["trial"])
+
+
+def write_answer(layout: Layout, *, allowed_drop: float, interrupted: bool = False) -> SearchResult:
+    """Load a study and write its `trials.parquet`, `ranking.csv`, `best.env` and `report.md`."""
+    info = layout.read_info()
+    trials = load(layout.root)
+    ranking = rank(trials, allowed_drop=allowed_drop)
+    found = best(ranking)
+    trials.to_parquet(layout.trials)
+    # What a choice may be made by: the test split stays out of the ranked table.
+    ranking.drop(columns=list(_HIDDEN)).to_csv(layout.ranking, index=False)
+    layout.best.write_text(best_env(info, found, allowed_drop))
+    layout.report.write_text(report_markdown(info, trials, ranking, found, allowed_drop))
+    return SearchResult(
+        folder=layout.root, trials=trials, ranking=ranking, best=found, allowed_drop=allowed_drop, interrupted=interrupted
+    )

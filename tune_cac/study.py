@@ -1,0 +1,113 @@
+"""A study's folder: made, opened again, locked while a search runs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from analysis.layout import Layout, StudyInfo
+from trainables.errors import UserError
+from tune_cac.options import SearchOptions
+
+#: Packages whose versions a study records.
+_PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of what a study's figures depend on."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "?"
+    return found
+
+
+def open_study(options: SearchOptions) -> Layout:
+    """The folder of a new study, or of the same study, to which the search adds its trials.
+
+    Raises:
+        UserError: the folder cannot be written, holds something else, or a study of something else.
+    """
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = options.name or f"{options.workload}-{options.space}-{stamp}"
+    layout = Layout(options.results / name)
+    wanted = StudyInfo(
+        space=options.space,
+        workload=options.workload,
+        epochs=options.trial_epochs,
+        seed=options.seed,
+        trials=options.trials,
+        allowed_drop=options.allowed_drop,
+        versions=package_versions(),
+    )
+    if layout.info.exists():
+        held = layout.read_info()
+        for field in ("space", "workload", "epochs", "seed"):
+            if getattr(held, field) != getattr(wanted, field):
+                raise UserError(
+                    f"{layout.root} holds a study with {field} {getattr(held, field)!r}, not {getattr(wanted, field)!r}: "
+                    "choose another --name, or the same settings to add trials to it"
+                )
+        check_writable(layout.root)
+        return layout
+    if layout.root.exists() and any(layout.root.iterdir()):
+        raise UserError(f"{layout.root} is not empty and holds no study: choose another --name")
+    check_writable(layout.root)
+    layout.write_info(replace(wanted, trials=0))
+    return layout
+
+
+def find_study(results: Path, name: str) -> Layout:
+    """The folder of an existing study, by name under the results folder or by path.
+
+    Raises:
+        UserError: there is none; the message names those that exist.
+    """
+    for candidate in (results / name, Path(name)):
+        if Layout(candidate).info.exists():
+            return Layout(candidate)
+    there = sorted(p.parent.name for p in results.glob("*/" + Layout(results).info.name)) if results.is_dir() else []
+    known = f"studies there: {', '.join(there)}" if there else "there is no study there yet"
+    raise UserError(f"no study {name!r} in {results}: {known}")
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder; UserError if nothing can be written in it."""
+    probe = folder / f".write-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"cannot write results to {folder}: {reason}; choose another --results") from None
+
+
+@contextmanager
+def locked(layout: Layout) -> Iterator[None]:
+    """Hold the study for one search; the lock ends with the process, however it ends.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    with open(layout.lock, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise UserError(
+                f"{layout.root} is being searched by process {holder}: wait for it, or choose another --name"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
