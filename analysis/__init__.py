@@ -1,8 +1,8 @@
 """What the trials say: pandas in, pandas out. Loads neither torch nor ray.
 
-    import analysis
-    trials = analysis.load("results/my-study")
-    analysis.rank(trials, allowed_drop=0.005)
+import analysis
+trials = analysis.load("results/my-study")
+analysis.rank(trials, allowed_drop=0.005)
 """
 
 from analysis.baseline import relative_to_baseline

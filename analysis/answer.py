@@ -42,9 +42,7 @@ def config_of(row: pd.Series) -> TrialConfig:
             continue
         if name in _MANUAL:
             value = json.loads(value)
-        elif isinstance(value, float) and value == int(value) and not name.endswith("_THR"):
-            value = int(value)
-        elif name == "CAC_VAR_MT_COUNT_THR":
+        elif (isinstance(value, float) and value == int(value) and not name.endswith("_THR")) or name == "CAC_VAR_MT_COUNT_THR":
             value = int(value)
         values[name] = value.item() if hasattr(value, "item") else value
     return TrialConfig(**values)

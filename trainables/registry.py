@@ -20,6 +20,10 @@ class Attached:
         """Equal keys mean equal sets of parameters without gradient; read before every step, so it must be cheap."""
         return ()
 
+    def events(self) -> list[dict[str, Any]]:
+        """What the method did so far, in plain types: iteration, layer, name, ratio, rule of each stop."""
+        return []
+
     def columns(self) -> dict[str, Any]:
         """The method's own result columns (`trainables.metrics`)."""
         return {}

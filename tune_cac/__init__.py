@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainables import gradskip
-    from tune_cac.search import SearchResult, search
+    from tune_cac.answering import SearchResult
+    from tune_cac.search import search
 
 __version__ = "0.1.0"
 __all__ = ["gradskip", "search", "SearchResult", "__version__"]
 
-_HOMES = {"search": "tune_cac.search", "SearchResult": "tune_cac.search"}
+_HOMES = {"search": "tune_cac.search", "SearchResult": "tune_cac.answering"}
 
 
 def __getattr__(name: str) -> Any:

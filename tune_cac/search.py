@@ -3,57 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 import search_spaces
-from analysis.answer import best_env, headline, ranked_table, report_markdown
 from analysis.layout import Layout
-from analysis.loading import load, read_journal
-from analysis.ranking import best, rank
+from analysis.loading import read_journal
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from tune_cac.answering import SearchResult, answer
 from tune_cac.options import SearchOptions
 from tune_cac.study import check_writable, find_study, locked, open_study
-
-#: Columns of ``ranking.csv`` that are not hyperparameters.
-_HIDDEN = ("test_accuracy", "test_accuracy_drop")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchResult:
-    """What a search found, as pandas."""
-
-    folder: Path
-    """The study's folder."""
-    trials: pd.DataFrame
-    """One row a trial (`analysis.load`)."""
-    ranking: pd.DataFrame
-    """The completed trials, best first (`analysis.rank`)."""
-    best: pd.Series | None
-    """First of the ranking, None if nothing is within the allowed drop."""
-    allowed_drop: float
-    """Accuracy that may be lost, a fraction."""
-    interrupted: bool
-    """Whether the search ended before all its trials."""
-
-    @property
-    def failures(self) -> pd.DataFrame:
-        """Trials that raised or reported no finite numbers: trial and error."""
-        return self.trials.loc[self.trials["status"] == "failed", ["trial", "error"]]
-
-    @property
-    def headline(self) -> str:
-        """The answer in one sentence."""
-        return headline(self.ranking, self.best, self.allowed_drop)
-
-    def table(self, top: int | None = None) -> list[list[str]]:
-        """The ranked table as text cells, header first."""
-        return ranked_table(self.ranking, top=top)
 
 
 def search(
@@ -164,7 +126,7 @@ def _run(layout: Layout, options: SearchOptions) -> SearchResult:
     interrupted = False
     if to_run > 0:
         interrupted = _train(layout, options, searcher, run_name, to_run)
-    return write_answer(layout, allowed_drop=options.allowed_drop, interrupted=interrupted)
+    return answer(layout, allowed_drop=options.allowed_drop, interrupted=interrupted)
 
 
 def _searcher(
@@ -205,9 +167,7 @@ def _train(layout: Layout, options: SearchOptions, searcher: Any, run_name: str,
     from tune_cac.progress import SearchProgress
 
     done = [record for record in read_journal(layout.journal) if record["status"] == "completed"]
-    progress = SearchProgress(
-        searcher, finished_before=done, to_run=to_run, allowed_drop=options.allowed_drop
-    )
+    progress = SearchProgress(searcher, finished_before=done, to_run=to_run, allowed_drop=options.allowed_drop)
     resources = {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial}
     at_a_time = options.trials_at_a_time
     with progress, ray_session(cpus=at_a_time * options.cpus_per_trial):
@@ -249,19 +209,3 @@ def _trial_name(trial: Any) -> str:
     from tune_cac.searcher import trial_folder_name
 
     return trial_folder_name(trial.config["trial"])
-
-
-def write_answer(layout: Layout, *, allowed_drop: float, interrupted: bool = False) -> SearchResult:
-    """Load a study and write its `trials.parquet`, `ranking.csv`, `best.env` and `report.md`."""
-    info = layout.read_info()
-    trials = load(layout.root)
-    ranking = rank(trials, allowed_drop=allowed_drop)
-    found = best(ranking)
-    trials.to_parquet(layout.trials)
-    # What a choice may be made by: the test split stays out of the ranked table.
-    ranking.drop(columns=list(_HIDDEN)).to_csv(layout.ranking, index=False)
-    layout.best.write_text(best_env(info, found, allowed_drop))
-    layout.report.write_text(report_markdown(info, trials, ranking, found, allowed_drop))
-    return SearchResult(
-        folder=layout.root, trials=trials, ranking=ranking, best=found, allowed_drop=allowed_drop, interrupted=interrupted
-    )

@@ -26,8 +26,11 @@ class AttachedGradientSkip(Attached):
     def columns(self) -> dict[str, Any]:
         return {
             "stopped_through": self.gradskip.stopped_through,
-            "stop_events": json.dumps([asdict(event) for event in self.gradskip.events]),
+            "stop_events": json.dumps(self.events()),
         }
+
+    def events(self) -> list[dict[str, Any]]:
+        return [asdict(event) for event in self.gradskip.events]
 
 
 def attach(optimizer: Optimizer, config: TrialConfig) -> AttachedGradientSkip:

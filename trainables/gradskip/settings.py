@@ -78,9 +78,7 @@ def _parse_list(text: str) -> tuple[int, ...]:
 
 
 def _ascending(values: tuple[int, ...]) -> bool:
-    return (
-        len(values) > 0 and values[0] >= 0 and all(a < b for a, b in zip(values, values[1:], strict=False))
-    )
+    return len(values) > 0 and values[0] >= 0 and all(a < b for a, b in zip(values, values[1:], strict=False))
 
 
 def _fraction(value: float) -> bool:
@@ -268,5 +266,7 @@ class Settings:
         for variable in VARIABLES:
             if variable.mode in ("both", "manual" if manual else "auto"):
                 value = self.sampling_interval if variable.field == "samples" else getattr(self, variable.field)
-                environment[variable.name] = ",".join(map(str, value)) if manual and isinstance(value, tuple) else str(value)
+                environment[variable.name] = (
+                    ",".join(map(str, value)) if manual and isinstance(value, tuple) else str(value)
+                )
         return environment

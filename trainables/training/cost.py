@@ -117,4 +117,3 @@ def _nbytes(tensor: Tensor) -> int:
 
 def _to_meta(batch: Batch) -> Batch:
     return tuple(t.to("meta") for t in batch)
-

@@ -1,0 +1,32 @@
+# Two commands do all the set-up on a machine that has Python, pip and make.
+PYTHON ?= python3
+VENV ?= .venv
+SEARCH ?= --space auto_thresholds
+
+.PHONY: search test lint clean
+
+search: $(VENV)/.installed
+	$(VENV)/bin/python -m tune_cac search $(SEARCH)
+
+test: $(VENV)/.installed-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest $(PYTEST)
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+# cac 1.0.0 is the published optimizer: the tests compare with it step by step. Its dependencies are left out because
+# one of them, apex, is needed only by parts that nobody here loads.
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps cac==1.0.0
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,69 @@
+"""A study's answer: its frames, and the files that hold it. Loads neither torch nor ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.answer import best_env, headline, ranked_table, report_markdown
+from analysis.layout import Layout
+from analysis.loading import load
+from analysis.ranking import best, rank
+
+#: Columns of ``ranking.csv`` that are not hyperparameters.
+_HIDDEN = ("test_accuracy", "test_accuracy_drop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """What a search found, as pandas."""
+
+    folder: Path
+    """The study's folder."""
+    trials: pd.DataFrame
+    """One row a trial (`analysis.load`)."""
+    ranking: pd.DataFrame
+    """The completed trials, best first (`analysis.rank`)."""
+    best: pd.Series | None
+    """First of the ranking, None if nothing is within the allowed drop."""
+    allowed_drop: float
+    """Accuracy that may be lost, a fraction."""
+    interrupted: bool
+    """Whether the search ended before all its trials."""
+
+    @property
+    def failures(self) -> pd.DataFrame:
+        """Trials that raised or reported no finite numbers: trial and error."""
+        return self.trials.loc[self.trials["status"] == "failed", ["trial", "error"]]
+
+    @property
+    def headline(self) -> str:
+        """The answer in one sentence."""
+        return headline(self.ranking, self.best, self.allowed_drop)
+
+    def table(self, top: int | None = None) -> list[list[str]]:
+        """The ranked table as text cells, header first."""
+        return ranked_table(self.ranking, top=top)
+
+
+def answer(layout: Layout, *, allowed_drop: float, interrupted: bool = False) -> SearchResult:
+    """Load a study and write its `trials.parquet`, `ranking.csv`, `best.env` and `report.md`."""
+    info = layout.read_info()
+    trials = load(layout.root)
+    ranking = rank(trials, allowed_drop=allowed_drop)
+    found = best(ranking)
+    trials.to_parquet(layout.trials)
+    # What a choice may be made by: the test split stays out of the ranked table.
+    ranking.drop(columns=list(_HIDDEN)).to_csv(layout.ranking, index=False)
+    layout.best.write_text(best_env(info, found, allowed_drop))
+    layout.report.write_text(report_markdown(info, trials, ranking, found, allowed_drop))
+    return SearchResult(
+        folder=layout.root,
+        trials=trials,
+        ranking=ranking,
+        best=found,
+        allowed_drop=allowed_drop,
+        interrupted=interrupted,
+    )

@@ -1,0 +1,139 @@
+"""The command line: arguments in, one call, exit code out. Loads torch, ray and pandas only when a command needs them.
+
+Exit codes: 0 done; 1 some trials failed, or nothing could be ranked; 2 wrong arguments; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from trainables.errors import UserError
+
+#: Options of ``search`` that say what is searched; a resumed study has its own.
+_STUDY_FLAGS = ("space", "workload", "trials", "epochs", "seed", "allowed_drop", "name")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; every command sets ``run`` to its function in `tune_cac.commands`."""
+    parser = argparse.ArgumentParser(
+        prog="tune_cac",
+        description="Find out how much of a PyTorch training run can be skipped without losing accuracy.",
+        epilog="Start with: python -m tune_cac search --space auto_thresholds",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    debug = argparse.ArgumentParser(add_help=False)
+    debug.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    search = commands.add_parser(
+        "search", parents=[debug], help="search a space on a workload", description="Search a space on a workload with "
+        "Ray and Optuna. The first trial is the baseline (method off), the second the published defaults scaled to the "
+        "run's length. Accuracies and drops are fractions: 0.005 is half a point.",
+    )  # fmt: skip
+    # Defaults are None so that --resume can tell what was given; SearchOptions holds the real ones.
+    search.add_argument("--space", help="search space (default: auto_thresholds); see the command spaces")
+    search.add_argument("--workload", help="what is trained (default: digits); see the command workloads")
+    search.add_argument("--trials", type=int, help="trials, the baseline among them (default: 24)")
+    search.add_argument("--epochs", type=int, help="epochs a trial (default: the workload's)")
+    search.add_argument("--seed", type=int, help="seed of the trials and of the sampler (default: 0)")
+    search.add_argument("--allowed-drop", type=float, help="accuracy that may be lost, as a fraction (default: 0.005)")
+    search.add_argument("--concurrency", type=int, help="trials at a time (default: what the processors allow)")
+    search.add_argument("--cpus-per-trial", type=int, default=1, help="processors a trial (default: 1)")
+    search.add_argument("--gpus-per-trial", type=float, default=0.0, help="GPUs a trial (default: 0)")
+    _add_results(search)
+    search.add_argument(
+        "--name", help="name of the study (default: from workload, space and time); an existing one gets more trials"
+    )
+    search.add_argument("--resume", metavar="NAME", help="finish the remaining trials of a study")
+    search.add_argument(
+        "--checkpoint-every", type=float, default=60.0, metavar="SECONDS", help="seconds between a trial's checkpoints"
+    )
+    search.set_defaults(run="search")
+
+    trial = commands.add_parser(
+        "trial", parents=[debug], help="train one configuration here, without Ray",
+        description="Train one configuration in this process. CAC_* variables of the environment count; --set wins.",
+    )  # fmt: skip
+    trial.add_argument("--workload", default="digits", help="what is trained (default: digits)")
+    trial.add_argument("--epochs", type=int, help="epochs (default: the workload's)")
+    trial.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
+    trial.add_argument("--method", default="gradskip", help="method (default: gradskip); none is the baseline")
+    trial.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    trial.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    trial.add_argument(
+        "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",
+        help="a variable, such as CAC_VAR_START_THR=0.97; may be repeated",
+    )  # fmt: skip
+    trial.set_defaults(run="trial")
+
+    for name, text in (
+        ("report", "print the answer of a study: headline, best settings, test accuracy, ranked table"),
+        ("rank", "print a study's ranked table"),
+    ):
+        command = commands.add_parser(name, parents=[debug], help=text, description=text[0].upper() + text[1:] + ".")
+        command.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
+        command.add_argument("--allowed-drop", type=float, help="accuracy that may be lost (default: the study's)")
+        command.add_argument("--top", type=int, default=20, help="rows to show (default: 20)")
+        _add_results(command)
+        command.set_defaults(run=name)
+
+    spaces = commands.add_parser("spaces", parents=[debug], help="list the search spaces, or show one with its ranges")
+    spaces.add_argument("space", nargs="?", metavar="SPACE", help="show this one")
+    spaces.add_argument("--workload", default="digits", help="whose run the ranges are for (default: digits)")
+    spaces.add_argument("--epochs", type=int, help="epochs of that run (default: the workload's)")
+    spaces.set_defaults(run="spaces")
+
+    workloads = commands.add_parser("workloads", parents=[debug], help="list the workloads")
+    workloads.set_defaults(run="workloads")
+    return parser
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--results", default="results", help="folder that holds the studies (default: results)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.version:
+        from tune_cac import __version__
+
+        print(f"tune_cac {__version__}")
+        return 0
+    if arguments.command is None:
+        parser.print_help()
+        return 2
+    try:
+        if arguments.command == "search" and arguments.resume is not None:
+            _refuse_study_flags(arguments)
+        import tune_cac.commands
+
+        code: int = getattr(tune_cac.commands, arguments.run)(arguments)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        if arguments.debug:
+            raise
+        print(f"tune_cac: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        if arguments.debug:
+            raise
+        print("tune_cac: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _refuse_study_flags(arguments: argparse.Namespace) -> None:
+    given = [f"--{name.replace('_', '-')}" for name in _STUDY_FLAGS if getattr(arguments, name) is not None]
+    if given:
+        raise UserError(
+            f"--resume finishes a study as it was begun, so it takes no {', '.join(given)}: leave that out, "
+            "or use --name without --resume to add trials"
+        )

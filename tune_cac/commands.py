@@ -1,0 +1,251 @@
+"""What each command of the command line does. A function takes the parsed arguments and returns the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import search_spaces
+from search_spaces.space import describe
+from trainables.config import TrialConfig
+from trainables.errors import TrainingDiverged, UserError
+from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings, variable_named
+from trainables.registry import METHODS
+from trainables.workloads import WORKLOADS
+
+
+def search(arguments: argparse.Namespace) -> int:
+    """Search, or resume; print the ranked table."""
+    from tune_cac.options import SearchOptions
+
+    how = {
+        "results": Path(arguments.results),
+        "concurrency": arguments.concurrency,
+        "cpus_per_trial": arguments.cpus_per_trial,
+        "gpus_per_trial": arguments.gpus_per_trial,
+        "checkpoint_every_s": arguments.checkpoint_every,
+    }
+    given = {
+        name: getattr(arguments, name)
+        for name in ("space", "workload", "trials", "epochs", "seed", "allowed_drop", "name")
+        if getattr(arguments, name) is not None
+    }
+    SearchOptions(**how, **given)  # wrong arguments end here, before torch or ray is loaded
+    from tune_cac.search import resume as resume_study
+    from tune_cac.search import search as search_study
+
+    with _terminate_gracefully():
+        if arguments.resume is not None:
+            found = resume_study(arguments.resume, **how)
+        else:
+            found = search_study(**how, **given)
+    if sys.stdout.isatty():
+        print()
+    _print_table(found.table(top=15))
+    print()
+    print(found.headline)
+    print(f"Settings: {found.folder / 'best.env'}   report: python -m tune_cac report {found.folder}")
+    failures = found.failures
+    for _, failure in failures.iterrows():
+        print(f"trial {failure['trial']} failed: {failure['error']}", file=sys.stderr)
+    if len(failures):
+        print(f"{len(failures)} of {len(found.trials)} trials failed", file=sys.stderr)
+    if found.interrupted:
+        print(
+            f"Interrupted. Finish the remaining trials with: {_resume_line(found.folder, arguments)}", file=sys.stderr
+        )
+        return 130
+    return 1 if len(failures) or len(found.ranking) == 0 else 0
+
+
+def _resume_line(folder: Path, arguments: argparse.Namespace) -> str:
+    results = "" if arguments.results == "results" else f" --results {arguments.results}"
+    name = folder.name if folder.parent == Path(arguments.results) else str(folder)
+    return f"python -m tune_cac search --resume {name}{results}"
+
+
+@contextmanager
+def _terminate_gracefully() -> Iterator[None]:
+    """Make SIGTERM (`kill`, a batch system's time limit) end a search as Ctrl-C does."""
+
+    def interrupt(*_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def trial(arguments: argparse.Namespace) -> int:
+    """Train one configuration in this process and print a row an epoch."""
+    values: dict[str, Any] = {}
+    if arguments.method == "gradskip":
+        assignments: dict[str, Any] = dict(_assignment(text) for text in arguments.assignments)
+        settings = Settings.from_environment(**assignments)
+        values = {v.name: getattr(settings, v.field) for v in VARIABLES}
+    elif arguments.assignments:
+        raise UserError(f"--set needs --method gradskip, got --method {arguments.method}")
+    if arguments.workload in WORKLOADS and arguments.epochs is None:
+        arguments.epochs = WORKLOADS[arguments.workload].default_epochs
+    config = TrialConfig(
+        workload=arguments.workload,
+        epochs=arguments.epochs if arguments.epochs is not None else 1,
+        seed=arguments.seed,
+        method=arguments.method,
+        device=arguments.device,
+        threads=arguments.threads,
+        **values,
+    )
+    from analysis.answer import percent
+    from trainables.training.run import TrainingRun
+
+    with TrainingRun(config) as run:
+        if config.method == "gradskip":
+            print("  ".join(f"{k}={v}" for k, v in config.gradskip_settings().to_environment().items()))
+            _warn_if_never_due(config.gradskip_settings(), run.total_steps)
+        print(f"{'epoch':>6} {'loss':>9} {'accuracy':>9} {'saved':>8} {'stopped':>8} {'time s':>8}")
+        try:
+            while not run.finished:
+                row = run.train_epoch()
+                print(
+                    f"{row['epoch']:>6} {row['train_loss']:>9.4f} {row['accuracy']:>9.4f} "
+                    f"{percent(row['compute_saved']):>8} {row['stopped_through']:>8} {row['train_time_s']:>8.2f}"
+                )
+        except TrainingDiverged as error:
+            print(f"tune_cac: the trial failed: {error}", file=sys.stderr)
+            return 1
+    print(
+        f"\nvalidation accuracy {row['accuracy']:.4f}, test accuracy {row['test_accuracy']:.4f}\n"
+        f"compute saved {percent(row['compute_saved'])} (backward {percent(row['backward_saved'])}): "
+        f"{row['executed_flops'] / 1e9:.2f} of {row['dense_flops'] / 1e9:.2f} GFLOPs executed"
+    )
+    for event in run.method.events():
+        ratio = "" if event["ratio"] is None else f" at variance/peak {event['ratio']:.4f}"
+        print(
+            f"iteration {event['iteration']}: stopped through {event['layer']} ({event['name']}), {event['rule']}{ratio}"
+        )
+    return 0
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise UserError(f"--set takes VARIABLE=VALUE, such as CAC_VAR_START_THR=0.97, got {text!r}")
+    variable_named(name.strip())
+    return name.strip(), value.strip()
+
+
+def _warn_if_never_due(settings: Settings, total_steps: int) -> None:
+    if settings.mode == "auto" and settings.start_itr >= total_steps:
+        print(
+            f"warning: CAC_VAR_START_ITR={settings.start_itr} is past the run's {total_steps} steps, so nothing can "
+            "stop; the published default is for ImageNet",
+            file=sys.stderr,
+        )
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Print a study's report and renew the files of its answer."""
+    found, info, drop = _answer(arguments)
+    from analysis.answer import report_markdown
+
+    print(report_markdown(info, found.trials, found.ranking, found.best, drop, top=arguments.top))
+    return 0 if len(found.ranking) else 1
+
+
+def rank(arguments: argparse.Namespace) -> int:
+    """Print a study's ranked table."""
+    found, _, _ = _answer(arguments)
+    _print_table(found.table(top=arguments.top))
+    print()
+    print(found.headline)
+    return 0 if len(found.ranking) else 1
+
+
+def _answer(arguments: argparse.Namespace) -> tuple[Any, Any, float]:
+    from analysis.ranking import check_allowed_drop
+    from tune_cac.answering import answer
+    from tune_cac.study import find_study
+
+    if arguments.top < 1:
+        raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
+    if arguments.allowed_drop is not None:
+        check_allowed_drop(arguments.allowed_drop)
+    layout = find_study(Path(arguments.results), arguments.study)
+    info = layout.read_info()
+    drop = info.allowed_drop if arguments.allowed_drop is None else arguments.allowed_drop
+    return answer(layout, allowed_drop=drop), info, drop
+
+
+def spaces(arguments: argparse.Namespace) -> int:
+    """List the spaces, or show one: ranges on a run, published defaults, meanings."""
+    if arguments.space is None:
+        _print_list({name: text for name, text in search_spaces.SPACES.items()})
+        print("\nRanges and meanings of one: python -m tune_cac spaces NAME")
+        return 0
+    space = search_spaces.load(arguments.space)
+    if arguments.workload in WORKLOADS and arguments.epochs is None:
+        arguments.epochs = WORKLOADS[arguments.workload].default_epochs
+    config = TrialConfig(workload=arguments.workload, epochs=arguments.epochs or 1, method="none")
+    if arguments.epochs is not None and arguments.epochs < 1:
+        raise UserError(f"--epochs must be an integer >= 1, got {arguments.epochs}")
+    from tune_cac.search import run_context
+
+    context = run_context(config)
+    print(f"{space.name}: {search_spaces.SPACES[space.name]}")
+    print(f"method {space.method}: {METHODS[space.method].description}")
+    print(f"on {config.workload} for {config.epochs} epochs, {context.total_steps} steps\n")
+    start = space.start(context)
+    table = [["variable", "searched", "published default", "starts at", "meaning"]]
+    for found in describe(space, context):
+        variable = BY_NAME.get(found.name)
+        table.append(
+            [
+                found.name,
+                str(found),
+                variable.default if variable else "",
+                str(start.get(found.name, "")),
+                variable.meaning if variable else "",
+            ]
+        )
+    _print_table(table)
+    return 0
+
+
+def workloads(arguments: argparse.Namespace) -> int:
+    """List the workloads."""
+    _print_list({name: f"{entry.description}; {entry.default_epochs} epochs" for name, entry in WORKLOADS.items()})
+    return 0
+
+
+def _print_list(entries: dict[str, str]) -> None:
+    width = max(map(len, entries))
+    for name, text in entries.items():
+        print(textwrap.fill(text, width=110, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2)))
+
+
+def _print_table(cells: list[list[str]]) -> None:
+    """A table fitted to the terminal; on a pipe, aligned columns without folding."""
+    if sys.stdout.isatty():
+        table = Table(show_edge=False)
+        for column in cells[0]:
+            table.add_column(column, overflow="fold")
+        for row in cells[1:]:
+            table.add_row(*(Text(cell) for cell in row))
+        Console().print(table)
+        return
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    for row in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
