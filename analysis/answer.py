@@ -14,6 +14,9 @@ from trainables.gradskip.settings import Settings
 #: Variables that would win over an auto-mode answer if they were still set in the user's shell.
 _MANUAL = ("CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR")
 
+#: Endings of the variables that are no integers.
+_REAL = ("_START_THR", "_MT_THR", "_SLOPE_THR")
+
 
 def percent(fraction: float) -> str:
     """A fraction as a percentage with one decimal.
@@ -40,11 +43,12 @@ def config_of(row: pd.Series) -> TrialConfig:
         value = row[name]
         if pd.isna(value):
             continue
+        value = value.item() if hasattr(value, "item") else value
         if name in _MANUAL:
             value = json.loads(value)
-        elif (isinstance(value, float) and value == int(value) and not name.endswith("_THR")) or name == "CAC_VAR_MT_COUNT_THR":
-            value = int(value)
-        values[name] = value.item() if hasattr(value, "item") else value
+        elif isinstance(value, float) and not name.endswith(_REAL):
+            value = int(value)  # pandas holds integers beside missing values as floats
+        values[name] = value
     return TrialConfig(**values)
 
 

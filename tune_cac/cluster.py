@@ -32,7 +32,8 @@ def ray_session(*, cpus: int) -> Iterator[None]:
     """A connected Ray. One that this call starts ends with it.
 
     Ray's own services listen on every interface (it replaces a loopback address by the machine's), so our cluster
-    asks every caller for a token that only this process and its children know. An address in ``RAY_ADDRESS``, or a Ray that is already initialised, is used as it is.
+    asks every caller for a token that only this process and its children know. An address in ``RAY_ADDRESS``, or a
+    Ray that is already initialised, is used as it is.
 
     Args:
         cpus: processors that our own cluster should offer at least.

@@ -45,10 +45,8 @@ def search(arguments: argparse.Namespace) -> int:
     from tune_cac.search import search as search_study
 
     with _terminate_gracefully():
-        if arguments.resume is not None:
-            found = resume_study(arguments.resume, **how)
-        else:
-            found = search_study(**how, **given)
+        resuming = arguments.resume is not None
+        found = resume_study(arguments.resume, **how) if resuming else search_study(**how, **given)
     if sys.stdout.isatty():
         print()
     _print_table(found.table(top=15))
@@ -133,9 +131,8 @@ def trial(arguments: argparse.Namespace) -> int:
     )
     for event in run.method.events():
         ratio = "" if event["ratio"] is None else f" at variance/peak {event['ratio']:.4f}"
-        print(
-            f"iteration {event['iteration']}: stopped through {event['layer']} ({event['name']}), {event['rule']}{ratio}"
-        )
+        where = f"stopped through {event['layer']} ({event['name']})"
+        print(f"iteration {event['iteration']}: {where}, {event['rule']}{ratio}")
     return 0
 
 
@@ -192,7 +189,7 @@ def _answer(arguments: argparse.Namespace) -> tuple[Any, Any, float]:
 def spaces(arguments: argparse.Namespace) -> int:
     """List the spaces, or show one: ranges on a run, published defaults, meanings."""
     if arguments.space is None:
-        _print_list({name: text for name, text in search_spaces.SPACES.items()})
+        _print_list(search_spaces.SPACES)
         print("\nRanges and meanings of one: python -m tune_cac spaces NAME")
         return 0
     space = search_spaces.load(arguments.space)

@@ -53,8 +53,8 @@ def open_study(options: SearchOptions) -> Layout:
         for field in ("space", "workload", "epochs", "seed"):
             if getattr(held, field) != getattr(wanted, field):
                 raise UserError(
-                    f"{layout.root} holds a study with {field} {getattr(held, field)!r}, not {getattr(wanted, field)!r}: "
-                    "choose another --name, or the same settings to add trials to it"
+                    f"{layout.root} holds a study with {field} {getattr(held, field)!r}, "
+                    f"not {getattr(wanted, field)!r}: choose another --name, or the same settings to add trials to it"
                 )
         check_writable(layout.root)
         return layout

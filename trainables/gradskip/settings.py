@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 from trainables.errors import UserError, unknown_name
@@ -78,7 +79,7 @@ def _parse_list(text: str) -> tuple[int, ...]:
 
 
 def _ascending(values: tuple[int, ...]) -> bool:
-    return len(values) > 0 and values[0] >= 0 and all(a < b for a, b in zip(values, values[1:], strict=False))
+    return len(values) > 0 and values[0] >= 0 and all(a < b for a, b in pairwise(values))
 
 
 def _fraction(value: float) -> bool:

@@ -28,7 +28,7 @@ WORKLOADS: dict[str, Entry] = {
     "digits": Entry(
         home="trainables.workloads.digits:Digits",
         default_epochs=30,
-        description="1,797 real handwritten digits (ship with scikit-learn), six convolutions; seconds a run on one core",
+        description="real handwritten digits that ship with scikit-learn, six convolutions; seconds a run on one core",
     ),
 }
 

@@ -1,0 +1,38 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_cac_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test depends on the developer's own variables."""
+    for name in [name for name in os.environ if name.startswith("CAC_")]:
+        monkeypatch.delenv(name)
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def tune_cac_command(tmp_path: Path) -> Run:
+    """``python -m tune_cac ARGUMENTS`` in an empty folder, as a user runs it."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tune_cac", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
+    return run

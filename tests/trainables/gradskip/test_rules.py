@@ -1,0 +1,145 @@
+"""The stop rules and braking against sequences worked by hand from the published description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from trainables.gradskip.machine import SkipMachine, StepPlan, replay
+from trainables.gradskip.rules import AutoRule, ManualRule, make_rule
+from trainables.gradskip.settings import Settings
+
+
+def run_auto(rule: AutoRule, traces: dict[int, Sequence[float]]) -> list[tuple[int, int, str, float]]:
+    """Feed recorded variances step by step; (iteration, layer, rule, ratio) of each stop."""
+    stops = []
+    for iteration in range(len(next(iter(traces.values())))):
+        decision = rule.decide(iteration, lambda layer, i=iteration: traces[layer][i])  # type: ignore[misc]
+        if decision is not None:
+            assert decision.ratio is not None
+            stops.append((iteration, decision.layer, decision.rule, decision.ratio))
+    return stops
+
+
+def test_start_slope_and_mountain_by_hand() -> None:
+    settings = Settings(start_itr=2, samples=1, start_thr=0.9, mt_count_thr=2, mt_thr=0.8, slope_thr=0.95)
+    traces = {
+        # Nothing counts before iteration 2. Peak 10 at 3; 9.1 / 10 is not below 0.9; 8.9 / 10 is: stop at 5.
+        0: [99.0, 50.0, 8.0, 10.0, 9.1, 8.9, 0, 0, 0, 0, 0, 0, 0, 0],
+        # First peak 20 at iteration 5 (count 1 <= 2: slope). 19.2 / 20 = 0.96 stays, 18.9 / 20 = 0.945 stops at 7.
+        4: [0, 0, 0, 0, 0, 20.0, 19.2, 18.9, 0, 0, 0, 0, 0, 0],
+        # First peak at 7, updates at 8 and 9: count 3 > 2, a mountain. 0.85 would stop a slope; 0.79 stops at 12.
+        7: [0, 0, 0, 0, 0, 0, 0, 1.0, 5.0, 10.0, 8.5, 8.0, 7.9, 0],
+    }
+    stops = run_auto(AutoRule(settings, [0, 4, 7]), traces)
+    assert [stop[:3] for stop in stops] == [(5, 0, "start"), (7, 4, "slope"), (12, 7, "mountain")]
+    assert [stop[3] for stop in stops] == pytest.approx([0.89, 0.945, 0.79], rel=1e-6)
+
+
+def test_an_equal_variance_updates_the_peak() -> None:
+    settings = Settings(start_itr=0, samples=1, start_thr=1.0, mt_count_thr=2, mt_thr=0.5, slope_thr=0.9)
+    # The next target sets its peak at iteration 1 (count 1) and meets it twice more: count 3 > 2, a mountain, so
+    # 0.8 does not stop it although it is below the slope's 0.9.
+    traces = {0: [2.0, 1.0, 0, 0, 0], 1: [0, 4.0, 4.0, 4.0, 3.2]}
+    assert [s[:3] for s in run_auto(AutoRule(settings, [0, 1]), traces)] == [(1, 0, "start")]
+
+
+def test_only_multiples_of_the_interval_are_examined() -> None:
+    settings = Settings(start_itr=3, samples=4, start_thr=0.99)
+    rule = AutoRule(settings, [0])
+    assert [i for i in range(17) if rule.due(i)] == [4, 8, 12, 16]
+
+
+def test_the_first_peak_of_the_next_target_is_set_in_the_same_step_and_cannot_stop_it() -> None:
+    settings = Settings(start_itr=0, samples=1, start_thr=0.99, slope_thr=1.0, mt_count_thr=9)
+    seen: list[tuple[int, int]] = []
+    rule = AutoRule(settings, [0, 1, 2])
+    values = {0: [2.0, 1.0, 0.5, 0.4], 1: [9.0, 5.0, 4.0, 3.0], 2: [9.0, 9.0, 6.0, 5.0]}
+    stops = []
+    for iteration in range(4):
+
+        def variance(layer: int, iteration: int = iteration) -> float:
+            seen.append((iteration, layer))
+            return values[layer][iteration]
+
+        decision = rule.decide(iteration, variance)
+        stops.append(None if decision is None else decision.layer)
+    assert stops == [None, 0, 1, 2]
+    assert seen == [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (3, 2)]
+
+
+def test_ratios_are_compared_in_single_precision_for_single_precision_weights() -> None:
+    # 0.95 is 0.949999988... in float32 and so is this ratio: equal there, below in double precision.
+    settings = Settings(start_itr=0, samples=1, start_thr=0.95)
+    below = 0.95 - 1e-9
+    assert run_auto(AutoRule(settings, [0], single_precision=True), {0: [1.0, below]}) == []
+    assert len(run_auto(AutoRule(settings, [0], single_precision=False), {0: [1.0, below]})) == 1
+
+
+def test_nan_never_stops_a_layer() -> None:
+    nan = float("nan")
+    settings = Settings(start_itr=0, samples=1, start_thr=0.99)
+    assert run_auto(AutoRule(settings, [0]), {0: [nan, nan, 1.0, nan, 0.995, nan]}) == []
+
+
+def machine_steps(settings: Settings, steps: int, variance: Callable[[int], float] = lambda _: 1.0) -> list[StepPlan]:
+    machine = SkipMachine(settings, make_rule(settings, [0]))
+    return [machine.step(variance) for _ in range(steps)]
+
+
+def test_braking_counts_down_and_stops_at_zero() -> None:
+    plans = machine_steps(Settings(stop_layer_num=(2,), stop_layer_itr=(3,), braking_distance=4), 9)
+    # (c / D)^2 with c = 3, 2, 1, 0 in the steps 3, 4, 5, 6; the layer is stopped after step 6.
+    assert [plan.factor for plan in plans[3:7]] == [9 / 16, 4 / 16, 1 / 16, 0.0]
+    assert [plan.braking for plan in plans[2:8]] == [None, range(3), range(3), range(3), range(3), None]
+    assert [plan.stop_through for plan in plans] == [None] * 6 + [2] + [None] * 2
+    assert [i for i, plan in enumerate(plans) if plan.decision is not None] == [3]
+
+
+def test_without_braking_a_layer_stops_in_the_step_of_the_decision() -> None:
+    plans = machine_steps(Settings(stop_layer_num=(2, 5), stop_layer_itr=(0, 1)), 3)
+    assert [plan.stop_through for plan in plans] == [2, 5, None]
+    assert all(plan.braking is None for plan in plans)
+
+
+def test_a_stop_due_while_braking_comes_after_it_and_is_missed_in_reference() -> None:
+    lists = {"stop_layer_num": (1, 4), "stop_layer_itr": (2, 3), "braking_distance": 3}
+    plans = machine_steps(Settings(**lists), 12)  # type: ignore[arg-type]
+    assert [(i, p.stop_through) for i, p in enumerate(plans) if p.stop_through is not None] == [(4, 1), (7, 4)]
+    assert [p.braking for p in plans[5:8]] == [range(2, 5)] * 3  # only the layers after the last finished stop brake
+    published = machine_steps(Settings(**lists, reference=True), 12)  # type: ignore[arg-type]
+    assert [(i, p.stop_through) for i, p in enumerate(published) if p.stop_through is not None] == [(4, 1)]
+
+
+def test_auto_decides_nothing_while_braking() -> None:
+    settings = Settings(start_itr=0, samples=1, start_thr=0.99, slope_thr=0.99, braking_distance=3)
+    # Layer 0 falls at iteration 1 and brakes in 1, 2, 3; layer 1 falls all the time and may stop from 4 on.
+    trace = {0: [1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], 1: [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]}
+    stops = replay(settings, [0, 1], lambda iteration, layer: trace[layer][iteration], 8)
+    assert [(iteration, d.layer, d.rule) for iteration, d in stops] == [(1, 0, "start"), (4, 1, "slope")]
+    assert stops[1][1].ratio == pytest.approx(4 / 7)
+
+
+def test_off_asks_for_no_variance() -> None:
+    def never(layer: int) -> float:
+        raise AssertionError(layer)
+
+    assert all(plan.decision is None for plan in machine_steps(Settings(start_thr=-1, start_itr=0), 500, never))
+
+
+def test_a_machine_continues_from_its_state() -> None:
+    settings = Settings(stop_layer_num=(1, 4), stop_layer_itr=(2, 9), braking_distance=3)
+    whole = machine_steps(settings, 16)
+    for cut in range(16):
+        first, second = (SkipMachine(settings, make_rule(settings, [])) for _ in range(2))
+        for _ in range(cut):
+            first.step(lambda _: 1.0)
+        second.load_state_dict(first.state_dict())
+        assert [second.step(lambda _: 1.0) for _ in range(cut, 16)] == whole[cut:]
+
+
+def test_manual_rule_exact_misses_for_ever() -> None:
+    rule = ManualRule((1, 2), (3, 5), exact=True)
+    fired = [rule.decide(i, lambda _: 1.0) for i in (0, 1, 2, 4, 5, 6)]
+    assert fired == [None] * 6

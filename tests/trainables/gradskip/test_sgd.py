@@ -1,0 +1,417 @@
+"""`gradskip.SGD` against `torch.optim.SGD`, and what stopping a layer means for its bits."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainables.errors import UserError
+from trainables.gradskip import SGD, Settings
+
+OFF = Settings(start_thr=-1)
+
+
+def make_model(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 5),
+    ).to(dtype)
+
+
+def batches(count: int, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        yield (
+            torch.randn(6, 1, 8, 8, generator=generator).to(dtype),
+            torch.randint(5, (6,), generator=generator),
+        )
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    *,
+    start: int = 0,
+    set_to_none: bool = True,
+    each: Callable[[int], None] = lambda _: None,
+) -> None:
+    dtype = next(model.parameters()).dtype
+    for step, (x, y) in enumerate(batches(start + steps, dtype)):
+        if step < start:
+            continue
+        optimizer.zero_grad(set_to_none=set_to_none)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        each(step)
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": 0.1},
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
+        {"lr": 0.05, "momentum": 0.9, "nesterov": True},
+        {"lr": 0.05, "momentum": 0.9, "dampening": 0.3, "maximize": True},
+        {"lr": 0.1, "momentum": 0.9, "foreach": True},
+        {"lr": 0.1, "momentum": 0.9, "foreach": False},
+        {"lr": 0.1, "momentum": 0.9, "fused": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("settings", [OFF, Settings(), Settings(start_itr=0, samples=1, start_thr=1e-6)], ids=str)
+def test_equals_torch_bit_for_bit_while_nothing_stops(options: dict[str, Any], settings: Settings) -> None:
+    ours, theirs = make_model(), make_model()
+    optimizer = SGD(ours.parameters(), **options, settings=settings)
+    train(ours, optimizer, 12)
+    train(theirs, torch.optim.SGD(theirs.parameters(), **options), 12)
+    assert optimizer.gradskip.stopped_through == -1
+    assert optimizer.gradskip.iteration == 12
+    assert equal(weights(ours), weights(theirs))
+
+
+def test_nothing_set_is_auto_mode_with_published_defaults() -> None:
+    settings = SGD(make_model().parameters(), lr=0.1).gradskip.settings
+    assert settings == Settings()
+
+
+def test_settings_come_from_the_environment_when_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAC_STOP_LAYER_NUM", "1")
+    monkeypatch.setenv("CAC_STOP_LAYER_ITR", "3")
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    monkeypatch.setenv("CAC_STOP_LAYER_ITR", "not a number")  # too late to matter
+    train(model, optimizer, 5)
+    assert optimizer.gradskip.stopped_through == 1
+
+
+@pytest.mark.parametrize("kind", ["generator", "list", "named", "groups"])
+def test_every_way_of_giving_parameters_stops(kind: str) -> None:
+    model = make_model()
+    parameters = list(model.parameters())
+    given: Any = {
+        "generator": model.parameters(),
+        "list": parameters,
+        "named": model.named_parameters(),
+        "groups": [{"params": parameters[:3]}, {"params": parameters[3:], "lr": 0.05}],
+    }[kind]
+    optimizer = SGD(given, lr=0.1, settings=Settings(stop_layer_num=(4,), stop_layer_itr=(2,)))
+    train(model, optimizer, 4)
+    assert [p.requires_grad for p in model.parameters()] == [False] * 5 + [True] * (len(parameters) - 5)
+    assert optimizer.gradskip.events[0].name == ("3.weight" if kind == "named" else None)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("braking", [0, 3])
+def test_a_stopped_layer_does_not_move_by_one_bit(set_to_none: bool, braking: int) -> None:
+    model = make_model()
+    settings = Settings(stop_layer_num=(4,), stop_layer_itr=(3,), braking_distance=braking)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1, settings=settings)
+    history: list[list[Tensor]] = []
+    train(model, optimizer, 12, set_to_none=set_to_none, each=lambda _: history.append(weights(model)))
+    stopping = 3 + max(braking - 1, 0)
+    for before, after in zip(history[stopping:], history[stopping + 1 :], strict=False):
+        assert equal(before[:5], after[:5])
+        assert not any(torch.equal(x, y) for x, y in zip(before[5:], after[5:], strict=True))
+    # Until then it moves: the step of a stop without braking still applies its update.
+    moves = range(stopping) if braking else range(stopping + 1)
+    for step in [s for s in moves if s > 0]:
+        assert not any(torch.equal(x, y) for x, y in zip(history[step - 1][:5], history[step][:5], strict=True))
+    assert all(p.grad is None and not p.requires_grad for p in list(model.parameters())[:5])
+    assert all(p not in optimizer.state for p in list(model.parameters())[:5])
+
+
+def test_a_gradient_from_a_graph_built_before_the_stop_is_dropped() -> None:
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(3,), stop_layer_itr=(0,)))
+    x, y = next(batches(1))
+    early = nn.functional.cross_entropy(model(x), y)
+    train(model, optimizer, 1)
+    before = weights(model)
+    early_parameters = list(model.parameters())[:4]
+    for parameter in early_parameters:  # what gradient accumulation over the stop leaves behind
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert equal(before[:4], weights(model)[:4])
+    assert early.requires_grad
+
+
+def test_the_update_of_a_braking_step_is_the_schedule_times_the_factor() -> None:
+    """Closed form: plain SGD moves by lr * factor * gradient, with the learning rate of the schedule, not of the stop."""
+    parameter = nn.Parameter(torch.zeros(3))
+    other = nn.Parameter(torch.zeros(3))
+    settings = Settings(stop_layer_num=(0,), stop_layer_itr=(1,), braking_distance=4)
+    optimizer = SGD([parameter, other], lr=1.0, settings=settings)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    moved = []
+    for _ in range(6):
+        before = parameter.detach().clone(), other.detach().clone()
+        for p in (parameter, other):
+            p.grad = torch.ones(3) if p.requires_grad else None
+        optimizer.step()
+        schedule.step()
+        moved.append((float((before[0] - parameter)[0].detach()), float((before[1] - other)[0].detach())))
+    schedule_lr = [1 / (step + 1) for step in range(6)]
+    factors = [1, 9 / 16, 4 / 16, 1 / 16, 0, 0]
+    assert [m[0] for m in moved] == pytest.approx(
+        [lr * f for lr, f in zip(schedule_lr, factors, strict=True)], abs=1e-6
+    )
+    assert [m[1] for m in moved] == pytest.approx(schedule_lr, abs=1e-6)
+    assert len(optimizer.param_groups) == 1
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1 / 7)
+
+
+def test_events_tell_what_happened() -> None:
+    model = make_model()
+    settings = Settings(start_itr=2, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0)
+    optimizer = SGD(model.named_parameters(), lr=0.02, weight_decay=2.0, settings=settings)
+    variances: list[list[float]] = []
+
+    def record(_: int) -> None:
+        variances.append([float(p.detach().var()) for p in model.parameters() if p.dim() == 4])
+
+    record(0)
+    train(model, optimizer, 10, each=record)
+    # Strong weight decay shrinks the weights from the first step on, so each target stops one interval after its peak.
+    events = optimizer.gradskip.events
+    assert [(e.iteration, e.layer, e.name, e.rule) for e in events] == [
+        (4, 0, "0.weight", "start"),
+        (6, 4, "3.weight", "slope"),
+    ]
+    assert events[0].ratio == pytest.approx(variances[4][0] / variances[2][0], rel=1e-5)
+    assert events[1].ratio == pytest.approx(variances[6][1] / variances[4][1], rel=1e-5)
+    assert optimizer.gradskip.stopped_through == 4
+
+
+class BackwardCounter(TorchDispatchMode):
+    """Counts the convolution backward kernels that really run, and which of their outputs are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight_gradients = 0
+        self.input_gradients = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution_backward.default:
+            wants_input, wants_weight, _ = args[-1]
+            self.input_gradients += bool(wants_input)
+            self.weight_gradients += bool(wants_weight)
+        return func(*args, **(kwargs or {}))
+
+
+def test_stopped_convolutions_run_no_backward_kernel() -> None:
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(4,), stop_layer_itr=(2,)))
+    executed = []
+    for x, y in batches(5):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        with BackwardCounter() as counter:
+            loss.backward()
+        optimizer.step()
+        executed.append((counter.weight_gradients, counter.input_gradients))
+    # Both convolutions until the step of the stop (2), and the input of the second; nothing of either from then on.
+    assert executed == [(2, 1), (2, 1), (2, 1), (0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("mode", ["manual", "auto"])
+def test_resume_at_every_iteration_is_bit_exact(mode: str, reference: bool) -> None:
+    if mode == "manual":
+        settings = Settings(
+            stop_layer_num=(1, 4), stop_layer_itr=(2, 8), braking_distance=3, reference=reference
+        )  # the cuts fall before, into and after both brakings
+    else:
+        settings = Settings(
+            start_itr=1, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0, braking_distance=3, reference=reference
+        )
+    options: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "weight_decay": 1.0, "settings": settings}
+
+    def scheduled(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def build() -> tuple[nn.Module, SGD, torch.optim.lr_scheduler.LRScheduler]:
+        model = make_model()
+        optimizer = SGD(model.parameters(), **options)
+        return model, optimizer, scheduled(optimizer)
+
+    whole, whole_optimizer, whole_schedule = build()
+    train(whole, whole_optimizer, 14, each=lambda _: whole_schedule.step())
+    assert whole_optimizer.gradskip.stopped_through == 4
+    for cut in range(1, 14):
+        model, optimizer, schedule = build()
+        train(model, optimizer, cut, each=lambda _, s=schedule: s.step())  # type: ignore[misc]
+        file = io.BytesIO()
+        torch.save([model.state_dict(), optimizer.state_dict(), schedule.state_dict()], file)
+        file.seek(0)
+        model_state, optimizer_state, schedule_state = torch.load(file, weights_only=True)
+        resumed, resumed_optimizer, resumed_schedule = build()
+        resumed.load_state_dict(model_state)
+        resumed_optimizer.load_state_dict(optimizer_state)
+        resumed_schedule.load_state_dict(schedule_state)
+        train(resumed, resumed_optimizer, 14 - cut, start=cut, each=lambda _, s=resumed_schedule: s.step())  # type: ignore[misc]
+        assert equal(weights(resumed), weights(whole)), cut
+        assert resumed_optimizer.gradskip.events == whole_optimizer.gradskip.events
+
+
+def test_loading_an_earlier_state_lets_layers_train_again() -> None:
+    model = make_model()
+    settings = Settings(stop_layer_num=(1, 4), stop_layer_itr=(2, 6))
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, settings=settings)
+    train(model, optimizer, 4)
+    saved, saved_model = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+    train(model, optimizer, 6, start=4)
+    expected = weights(model)
+    model.load_state_dict(saved_model)
+    optimizer.load_state_dict(saved)
+    assert [p.requires_grad for p in model.parameters()] == [False] * 2 + [True] * 7
+    train(model, optimizer, 6, start=4)
+    assert equal(weights(model), expected)
+
+
+def test_a_parameter_frozen_by_the_user_stays_frozen() -> None:
+    model = make_model()
+    list(model.parameters())[2].requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(3,), stop_layer_itr=(1,)))
+    state = copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, 3)
+    optimizer.load_state_dict(state)
+    assert [p.requires_grad for p in model.parameters()] == [True, True, False] + [True] * 6
+
+
+def test_a_state_of_torch_sgd_loads_and_leaves_the_rule_alone() -> None:
+    model = make_model()
+    theirs = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    train(model, theirs, 2)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, settings=OFF)
+    optimizer.load_state_dict(theirs.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.3
+    assert optimizer.gradskip.iteration == 0
+
+
+def test_our_state_loads_into_torch_sgd() -> None:
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9, settings=OFF)
+    train(model, optimizer, 2)
+    theirs = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    theirs.load_state_dict(optimizer.state_dict())
+    assert theirs.param_groups[0]["lr"] == 0.3
+
+
+def test_a_state_of_a_larger_model_is_refused() -> None:
+    large, small = make_model(), nn.Linear(2, 2)
+    optimizer = SGD(large.parameters(), lr=0.1, settings=Settings(stop_layer_num=(5,), stop_layer_itr=(0,)))
+    train(large, optimizer, 1)
+    target = SGD(small.parameters(), lr=0.1, settings=OFF)
+    with pytest.raises(UserError, match=r"parameters 0..5 stopped, but this optimizer has 2"):
+        target.gradskip.load_state_dict(optimizer.gradskip.state_dict())
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
+)
+def test_copies_carry_the_rule(duplicate: Callable[[Any], Any]) -> None:
+    model = make_model()
+    settings = Settings(stop_layer_num=(1, 4), stop_layer_itr=(2, 6), braking_distance=2)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, settings=settings)
+    train(model, optimizer, 4)
+    other_model, other = duplicate((model, optimizer))
+    train(model, optimizer, 6, start=4)
+    train(other_model, other, 6, start=4)
+    assert equal(weights(model), weights(other_model))
+    assert other.gradskip.events == optimizer.gradskip.events
+
+
+def test_a_closure_is_called_once_and_its_loss_returned() -> None:
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(0,), stop_layer_itr=(1,)))
+    x, y = next(batches(1))
+    calls = []
+
+    def closure() -> Tensor:
+        calls.append(1)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    before = weights(model)[0]
+    losses = [optimizer.step(closure) for _ in range(3)]
+    assert len(calls) == 3
+    assert all(isinstance(loss, Tensor) for loss in losses)
+    assert not torch.equal(before, weights(model)[0])
+    assert not next(iter(model.parameters())).requires_grad
+
+
+def test_a_step_that_raises_leaves_the_groups_whole() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    settings = Settings(stop_layer_num=(0,), stop_layer_itr=(0,), braking_distance=3)
+    optimizer = SGD([parameter], lr=0.1, settings=settings)
+
+    def closure() -> Tensor:
+        raise RuntimeError("from the closure")
+
+    with pytest.raises(RuntimeError, match="from the closure"):
+        optimizer.step(closure)
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_half_precision_weights_are_judged_in_single_precision() -> None:
+    parameter = nn.Parameter(torch.randn(8, 8, 3, 3, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16))
+    settings = Settings(start_itr=0, samples=1, start_thr=0.999, slope_thr=0.999)
+    optimizer = SGD([parameter], lr=0.1, settings=settings)
+    for scale in (1.0, 0.9):
+        parameter.data.mul_(scale)
+        optimizer.step()
+    expected = float(parameter.detach().float().var())
+    ratio = optimizer.gradskip.events[0].ratio
+    assert ratio is not None
+    assert ratio == pytest.approx(expected / (expected / 0.81), rel=0.01)
+    assert ratio != float(torch.tensor(ratio, dtype=torch.bfloat16))
+
+
+def test_groups_are_added_before_the_first_step_only() -> None:
+    a, b, c = (nn.Parameter(torch.zeros(2)) for _ in range(3))
+    optimizer = SGD([a], lr=0.1, settings=Settings(start_thr=-1))
+    optimizer.add_param_group({"params": [b], "lr": 0.2})
+    assert len(optimizer.gradskip.parameters) == 2
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="must be added before the first step"):
+        optimizer.add_param_group({"params": [c]})
+
+
+def test_a_layer_number_past_the_last_is_refused_at_once() -> None:
+    with pytest.raises(UserError, match="CAC_STOP_LAYER_NUM must be at most 8"):
+        SGD(make_model().parameters(), lr=0.1, settings=Settings(stop_layer_num=(9,), stop_layer_itr=(0,)))
+
+
+def test_the_front_door() -> None:
+    import tune_cac as cac
+
+    assert cac.gradskip.SGD is SGD
+    assert cac.gradskip.Settings is Settings
