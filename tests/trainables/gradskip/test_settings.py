@@ -135,7 +135,7 @@ def test_manual_lists_of_different_length(layers: str, iterations: str) -> None:
 
 
 def test_values_of_the_wrong_type_are_refused() -> None:
-    with pytest.raises(UserError, match="CAC_VAR_SAMPLES must be an integer >= 1, got 2.5"):
+    with pytest.raises(UserError, match=r"CAC_VAR_SAMPLES must be an integer >= 1, got 2.5"):
         Settings(samples=2.5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="CAC_VAR_START_ITR must be an integer >= 0, got True"):
         Settings(start_itr=True)

@@ -160,7 +160,7 @@ def test_a_gradient_from_a_graph_built_before_the_stop_is_dropped() -> None:
 
 
 def test_the_update_of_a_braking_step_is_the_schedule_times_the_factor() -> None:
-    """Closed form: plain SGD moves by lr * factor * gradient, with the learning rate of the schedule, not of the stop."""
+    """Closed form: plain SGD moves by lr * factor * gradient, lr being the schedule's, not the decision's."""
     parameter = nn.Parameter(torch.zeros(3))
     other = nn.Parameter(torch.zeros(3))
     settings = Settings(stop_layer_num=(0,), stop_layer_itr=(1,), braking_distance=4)

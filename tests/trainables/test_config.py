@@ -1,0 +1,72 @@
+"""The trial's vocabulary: config and metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from trainables.config import TrialConfig, field_names
+from trainables.errors import UserError, unknown_name
+from trainables.gradskip import VARIABLES
+from trainables.metrics import METRICS, OBJECTIVES, RELATIVE, ROW
+
+
+def test_gradient_skip_fields_are_the_variables_themselves() -> None:
+    assert {v.name for v in VARIABLES} <= set(field_names())
+
+
+def test_unset_variables_have_the_published_defaults_whatever_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAC_VAR_START_THR", "0.5")
+    assert TrialConfig().gradskip_settings().start_thr == 0.95
+
+
+def test_survives_plain_types() -> None:
+    config = TrialConfig(CAC_STOP_LAYER_NUM=(1, 2), CAC_STOP_LAYER_ITR=(3, 4), seed=5)
+    plain = config.to_dict()
+    assert plain["CAC_STOP_LAYER_NUM"] == [1, 2]
+    assert TrialConfig.from_mapping(plain) == config
+
+
+def test_frozen_and_keyword_only() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TrialConfig().seed = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        TrialConfig("digits")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"workload": "digit"}, "unknown workload 'digit': did you mean 'digits'? Valid: digits"),
+        ({"method": "gradskp"}, "unknown method 'gradskp': did you mean 'gradskip'? Valid: gradskip, none"),
+        ({"epochs": 0}, "epochs must be an integer >= 1, got 0"),
+        ({"epochs": 2.0}, "epochs must be an integer >= 1, got 2.0"),
+        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
+        ({"threads": 0}, "threads must be an integer >= 1, got 0"),
+        ({"device": "tpu"}, "device must be cpu or cuda, got 'tpu'"),
+        ({"CAC_VAR_START_THR": 1.5}, "CAC_VAR_START_THR must be in (0, 1] or -1 (off), got 1.5"),
+        ({"CAC_VAR_STRT_THR": 0.9}, "unknown variable 'CAC_VAR_STRT_THR': did you mean 'CAC_VAR_START_THR'? Valid: "),
+        ({"epoch": 2}, "unknown setting 'epoch': did you mean 'epochs'? Valid: "),
+    ],
+)
+def test_errors_state_rule_value_and_way_out(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        TrialConfig.from_mapping(values)
+    assert str(caught.value).startswith(message)
+
+
+def test_an_unknown_name_far_from_all_prints_the_list_alone() -> None:
+    assert str(unknown_name("space", "zzz", ["b", "a"])) == "unknown space 'zzz': Valid: a, b"
+
+
+def test_every_column_has_meaning_type_and_direction() -> None:
+    assert len(METRICS) == len(ROW) + len(RELATIVE)
+    for metric in METRICS.values():
+        assert metric.meaning
+        assert metric.dtype in ("int64", "float64", "string")
+        assert metric.direction in ("", "min", "max")
+        for ending, unit in (("_s", "seconds"), ("_bytes", "bytes"), ("_flops", "FLOPs"), ("_saved", "fraction")):
+            if metric.name.endswith(ending):
+                assert metric.unit == unit
+    assert all(METRICS[name].direction == "max" for name in OBJECTIVES)

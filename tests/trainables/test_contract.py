@@ -1,0 +1,140 @@
+"""What every registered method, workload and space must do; new ones are covered by being registered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+
+import search_spaces
+from search_spaces import SpaceContext
+from search_spaces.space import describe
+from trainables.config import TrialConfig, field_names
+from trainables.errors import UserError
+from trainables.metrics import ROW
+from trainables.registry import METHODS
+from trainables.training.run import TrainingRun
+from trainables.workloads import WORKLOADS
+
+#: Settings under which a method acts within four epochs of a workload.
+ACTIVE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "gradskip": {"CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (8, 22), "CAC_BRAKING_DISTANCE": 7},
+}
+CASES = [(method, workload) for method in METHODS for workload in WORKLOADS]
+#: Columns that measure this machine and moment.
+MEASURED = {"train_time_s", "wall_time_s", "peak_memory_bytes"}
+
+
+def config_of(method: str, workload: str, **more: Any) -> TrialConfig:
+    return TrialConfig(method=method, workload=workload, epochs=4, **ACTIVE[method], **more)
+
+
+def train(config: TrialConfig) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
+    rows = []
+    with TrainingRun(config) as run:
+        while not run.finished:
+            rows.append(run.train_epoch())
+        return rows, [t.clone() for t in run.model.state_dict().values()]
+
+
+def facts(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in MEASURED}
+
+
+@pytest.mark.parametrize(("method", "workload"), CASES)
+def test_reports_every_column_every_epoch(method: str, workload: str) -> None:
+    rows, _ = train(config_of(method, workload))
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    kinds = {"int64": int, "float64": float, "string": str}
+    for row in rows:
+        assert set(row) == {metric.name for metric in ROW}
+        for metric in ROW:
+            if metric.name == "test_accuracy" and row["epoch"] < 4:
+                assert row["test_accuracy"] is None
+            else:
+                assert isinstance(row[metric.name], kinds[metric.dtype]), metric.name
+
+
+@pytest.mark.parametrize(("method", "workload"), CASES)
+def test_equal_seeds_are_bit_identical_and_others_are_not(method: str, workload: str) -> None:
+    first, first_weights = train(config_of(method, workload))
+    again, again_weights = train(config_of(method, workload))
+    other, _ = train(config_of(method, workload, seed=1))
+    assert [facts(row) for row in first] == [facts(row) for row in again]
+    assert all(torch.equal(a, b) for a, b in zip(first_weights, again_weights, strict=True))
+    assert first[0]["train_loss"] != other[0]["train_loss"]
+
+
+@pytest.mark.parametrize(("method", "workload"), CASES)
+def test_resumes_bit_exactly_after_every_epoch(method: str, workload: str, tmp_path: Path) -> None:
+    config = config_of(method, workload)
+    rows, weights = train(config)
+    for cut in (1, 2, 3):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        with TrainingRun(config) as run:
+            for _ in range(cut):
+                run.train_epoch()
+            run.save(folder)
+        torch.manual_seed(99)  # what another process's generators would hold
+        resumed_rows = []
+        with TrainingRun(config) as run:
+            run.load(folder)
+            assert run.row is not None
+            assert facts(run.row) == facts(rows[cut - 1])
+            while not run.finished:
+                resumed_rows.append(run.train_epoch())
+            resumed = [t.clone() for t in run.model.state_dict().values()]
+        assert [facts(row) for row in resumed_rows] == [facts(row) for row in rows[cut:]]
+        assert all(torch.equal(a, b) for a, b in zip(weights, resumed, strict=True))
+
+
+def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path) -> None:
+    with TrainingRun(config_of("none", "digits")) as run:
+        run.train_epoch()
+        run.save(tmp_path)
+    with (
+        TrainingRun(config_of("none", "digits", seed=3)) as run,
+        pytest.raises(UserError, match="of another configuration"),
+    ):
+        run.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", search_spaces.SPACES)
+def test_every_sampled_key_is_a_field_and_every_sample_a_valid_config(name: str) -> None:
+    space = search_spaces.load(name)
+    assert space.name == name
+    assert space.method in METHODS
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for steps in (1, 7, 300, 450_450):
+        context = SpaceContext(total_steps=steps, layer_names=tuple(f"layer{i}" for i in range(20)))
+        for _ in range(50):
+            values = space.suggest(study.ask(), context)
+            assert set(values) <= set(field_names())
+            TrialConfig(method=space.method, **values)
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+
+
+@pytest.mark.parametrize("name", search_spaces.SPACES)
+@pytest.mark.parametrize("steps", [1, 7, 300, 28_000, 450_450])
+def test_the_starting_point_lies_inside_the_ranges(name: str, steps: int) -> None:
+    space, context = search_spaces.load(name), SpaceContext(total_steps=steps)
+    start, ranges = space.start(context), describe(space, context)
+    assert set(start) == {found.name for found in ranges}
+    for found in ranges:
+        value = start[found.name]
+        if found.choices is not None:
+            assert value in found.choices
+        else:
+            assert found.low <= value <= found.high, (found.name, value)
+            if found.step not in (None, 1):
+                assert (value - found.low) % found.step == 0
+
+
+@pytest.mark.parametrize("name", search_spaces.SPACES)
+def test_a_space_is_the_file_of_its_name(name: str) -> None:
+    assert (Path(search_spaces.__file__).parent / f"{name}.py").is_file()

@@ -1,0 +1,108 @@
+"""FLOP counts against closed forms and against a count on the real device; savings as the design defines them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainables.config import TrialConfig
+from trainables.training.run import TrainingRun
+from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE
+
+STEPS_PER_EPOCH = 10
+SAMPLES = 599
+
+
+def convolution_flops() -> list[tuple[int, int]]:
+    """(FLOPs of the forward pass, input channels) of each convolution, for one sample: 2 * 9 * c_in * c_out * h * w."""
+    found = []
+    channels, size = 1, IMAGE_SIZE
+    for width, stride in CONVOLUTIONS:
+        size //= stride
+        found.append((2 * 9 * channels * width * size * size, channels))
+        channels = width
+    return found
+
+
+def test_dense_flops_are_the_closed_form() -> None:
+    convolutions = [flops for flops, _ in convolution_flops()]
+    linear = 2 * 32 * 10
+    forward = sum(convolutions) + linear
+    # Backward: a weight and an input gradient each; the first convolution has no input gradient.
+    backward = 2 * sum(convolutions) - convolutions[0] + 2 * linear
+    with TrainingRun(TrialConfig(method="none", epochs=1)) as run:
+        row = run.train_epoch()
+    assert row["forward_flops"] == SAMPLES * forward
+    assert row["backward_flops"] == SAMPLES * backward
+    assert row["dense_flops"] == row["executed_flops"] == SAMPLES * (forward + backward)
+    assert row["compute_saved"] == row["backward_saved"] == 0
+
+
+def test_a_stopped_prefix_costs_no_backward_from_the_step_after_its_stop() -> None:
+    """Through layer 8 = conv1..norm3 complete: their weight gradients, and the input gradients of conv2..conv4, go."""
+    convolutions = [flops for flops, _ in convolution_flops()]
+    gone = sum(convolutions[:3]) + sum(convolutions[1:4])
+    config = TrialConfig(epochs=2, CAC_STOP_LAYER_NUM=(8,), CAC_STOP_LAYER_ITR=(9,))
+    with TrainingRun(config) as run:
+        first, second = run.train_epoch(), run.train_epoch()
+    assert first["compute_saved"] == 0  # the step of the stop still had its gradients
+    saved = SAMPLES * gone
+    assert second["dense_flops"] - second["executed_flops"] == saved
+    assert second["compute_saved"] == saved / second["dense_flops"]
+    dense_backward = second["dense_flops"] - second["forward_flops"]
+    assert second["backward_saved"] == pytest.approx(saved / dense_backward, rel=1e-12)
+
+
+def test_counts_on_the_meta_device_are_those_of_the_real_one() -> None:
+    config = TrialConfig(epochs=2, CAC_STOP_LAYER_NUM=(5, 11), CAC_STOP_LAYER_ITR=(4, 13))
+    with TrainingRun(config) as run:  # counts every set of stopped layers, and caches it
+        run.train_epoch()
+        run.train_epoch()
+    with TrainingRun(config) as run, FlopCounterMode(display=False) as counter:
+        for epoch in range(2):
+            for batch in run.workload.train_batches(epoch, config.seed):
+                run._step(batch)
+        executed = run._counts["forward_flops"] + run._counts["backward_flops"]
+    assert counter.get_total_flops() == executed
+
+
+def test_a_run_cut_short_saves_nothing_by_that() -> None:
+    with TrainingRun(TrialConfig(method="none", epochs=30)) as run:
+        row = run.train_epoch()
+    assert row["compute_saved"] == 0
+    assert row["dense_flops"] == 30 * row["executed_flops"]
+
+
+def test_everything_stopped_leaves_the_forward_pass() -> None:
+    config = TrialConfig(epochs=2, CAC_STOP_LAYER_NUM=(19,), CAC_STOP_LAYER_ITR=(9,))
+    with TrainingRun(config) as run:
+        first = run.train_epoch()
+        before = [p.clone() for p in run.model.parameters()]
+        second = run.train_epoch()
+        assert all(torch.equal(a, b) for a, b in zip(before, run.model.parameters(), strict=True))
+    assert second["backward_flops"] == first["backward_flops"]
+    assert second["forward_flops"] == 2 * first["forward_flops"]
+
+
+def test_bytes_are_those_of_the_live_parameters() -> None:
+    config = TrialConfig(epochs=1, CAC_STOP_LAYER_NUM=(2,), CAC_STOP_LAYER_ITR=(3,))
+    with TrainingRun(config) as run:
+        sizes = [4 * p.numel() for p in run.model.parameters()]
+        row = run.train_epoch()
+    gradients = 4 * sum(sizes) + 6 * sum(sizes[3:])
+    assert row["gradient_bytes"] == gradients
+    assert row["optimizer_bytes"] == 3 * gradients  # parameter, gradient and momentum
+
+
+def test_counting_leaves_the_run_alone() -> None:
+    from trainables.training import cost
+
+    def final() -> list[torch.Tensor]:
+        with TrainingRun(TrialConfig(epochs=1, CAC_STOP_LAYER_NUM=(3,), CAC_STOP_LAYER_ITR=(2,))) as run:
+            run.train_epoch()
+            return [t.clone() for t in run.model.state_dict().values()]
+
+    cost._COUNTED.clear()
+    counted_here, counted_before = final(), final()
+    assert all(torch.equal(a, b) for a, b in zip(counted_here, counted_before, strict=True))

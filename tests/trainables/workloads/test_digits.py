@@ -1,0 +1,69 @@
+"""The default workload is real, split once, and a trade-off."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+import numpy as np
+import pytest
+import torch
+
+from trainables.config import TrialConfig
+from trainables.training.run import TrainingRun
+from trainables.workloads.digits import Digits, _splits
+
+
+def test_three_disjoint_thirds_of_all_images() -> None:
+    from sklearn.datasets import load_digits
+
+    splits = _splits()
+    assert {name: len(labels) for name, (_, labels) in splits.items()} == {"train": 599, "validation": 599, "test": 599}
+    # Every image of scikit-learn's is in exactly one split: compare what enlarging keeps, the sorted means.
+    assert sum(len(images) for images, _ in splits.values()) == 1797
+    labels = torch.cat([labels for _, labels in splits.values()])
+    assert torch.equal(torch.bincount(labels), torch.bincount(torch.tensor(load_digits().target)))
+    flat = torch.cat([images.flatten(1) for images, _ in splits.values()])
+    assert len(torch.unique(flat, dim=0)) == len(np.unique(load_digits().data, axis=0))
+    assert 1 / 599 < 0.002  # accuracy resolves 0.2 points
+
+
+def test_an_epoch_visits_every_training_sample_once_in_an_order_of_its_own() -> None:
+    digits = Digits()
+
+    def labels(epoch: int, seed: int) -> torch.Tensor:
+        return torch.cat([y for _, y in digits.train_batches(epoch, seed)])
+
+    assert len(list(digits.train_batches(0, 0))) == digits.steps_per_epoch == 10
+    assert torch.equal(labels(0, 0).sort().values, _splits()["train"][1].sort().values)
+    assert torch.equal(labels(3, 1), labels(3, 1))
+    assert not torch.equal(labels(0, 0), labels(1, 0))
+    assert not torch.equal(labels(0, 0), labels(0, 1))
+
+
+def test_six_convolutions_with_batch_norm() -> None:
+    model = Digits().make_model()
+    kinds = [type(module).__name__ for module in model.children()]
+    assert kinds.count("Conv2d") == kinds.count("BatchNorm2d") == 6
+    names = [name for name, _ in model.named_parameters()]
+    assert names[0] == "conv1.weight"
+    assert len(names) == 20
+
+
+def accuracies(seed: int, **variables: object) -> tuple[float, float]:
+    config = TrialConfig(seed=seed, **variables)  # type: ignore[arg-type]
+    with TrainingRun(config) as run:
+        while not run.finished:
+            row = run.train_epoch()
+    return row["accuracy"], row["test_accuracy"]
+
+
+@pytest.mark.slow
+def test_the_baseline_is_good_and_reckless_settings_lose_two_points() -> None:
+    """Reckless: every convolution stopped in the first twentieth of the run (15 of 300 steps)."""
+    seeds = (0, 1, 2)
+    baseline = [accuracies(seed, method="none") for seed in seeds]
+    reckless = [accuracies(seed, CAC_STOP_LAYER_NUM=(17,), CAC_STOP_LAYER_ITR=(14,)) for seed in seeds]
+    assert all(validation >= 0.96 and test >= 0.96 for validation, test in baseline)
+    for good, bad in zip(baseline, reckless, strict=True):
+        assert good[0] - bad[0] >= 0.02
+    assert mean(b[1] for b in baseline) - mean(r[1] for r in reckless) >= 0.02
