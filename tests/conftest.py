@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
+from commands_run import Run
+
+# Timing never decides a test.
+hypothesis.settings.register_profile("tune_cac", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("tune_cac")
 
 
 @pytest.fixture(autouse=True)
@@ -16,9 +21,6 @@ def _no_cac_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on the developer's own variables."""
     for name in [name for name in os.environ if name.startswith("CAC_")]:
         monkeypatch.delenv(name)
-
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture

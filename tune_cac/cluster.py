@@ -47,20 +47,24 @@ def ray_session(*, cpus: int) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in environment}
     for name, value in environment.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    logger = logging.getLogger("ray")
+    level = logger.level
     ours = not ray.is_initialized()
     try:
         if ours and os.environ.get("RAY_ADDRESS"):
-            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(log_to_driver=False, logging_level=logging.CRITICAL)
         elif ours:
             ray.init(
                 num_cpus=max(cpus, os.cpu_count() or 1),
                 include_dashboard=False,
                 log_to_driver=False,
-                logging_level=logging.ERROR,
+                logging_level=logging.CRITICAL,
             )
+        # A failed trial is reported in one line; its traceback is in the trial's error.txt.
+        logger.setLevel(logging.CRITICAL)
         yield
     finally:
+        logger.setLevel(level)
         if ours:
             ray.shutdown()
         for name, old in before.items():

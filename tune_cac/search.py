@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,7 +136,6 @@ def _searcher(
     from tune_cac.searcher import StudySearch
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     begun = layout.journal.exists()
     earlier = len(read_journal(layout.journal)) if begun else 0
     run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"

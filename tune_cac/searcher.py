@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +59,18 @@ class StudySearch(OptunaSearch):
         self._checkpoint_every_s = checkpoint_every_s
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
-        sampler = optuna.samplers.TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed)
-        super().__init__(
-            space=space.suggest,
-            metric=list(OBJECTIVES),
-            mode=["max"] * len(OBJECTIVES),
-            sampler=sampler,
-            study_name=STUDY_NAME,
-            storage=storage,
-        )
-        self.study.set_metric_names(list(OBJECTIVES))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = optuna.samplers.TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed)
+            super().__init__(
+                space=space.suggest,
+                metric=list(OBJECTIVES),
+                mode=["max"] * len(OBJECTIVES),
+                sampler=sampler,
+                study_name=STUDY_NAME,
+                storage=storage,
+            )
+            self.study.set_metric_names(list(OBJECTIVES))
 
     @property
     def study(self) -> optuna.Study:

@@ -1,0 +1,294 @@
+"""The main job on real Ray clusters and a real Optuna journal, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import optuna
+import pandas as pd
+import pytest
+from optuna.storages.journal import JournalFileBackend
+
+import analysis
+import search_spaces
+import tune_cac
+from analysis.answer import config_of
+from analysis.layout import STUDY_NAME, Layout
+from search_spaces import Space, SpaceContext
+from trainables.gradskip import Settings
+from trainables.metrics import METRICS, ROW
+from trainables.training.run import TrainingRun
+from tune_cac.cli import main
+
+pytestmark = pytest.mark.slow
+
+MEASURED = ("train_time_s", "wall_time_s", "peak_memory_bytes")
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tune_cac", *arguments],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def rerun_alone(row: pd.Series) -> dict[str, Any]:
+    """The last row of the same configuration, trained in this process without Ray."""
+    with TrainingRun(config_of(row)) as run:
+        while not run.finished:
+            last = run.train_epoch()
+    return last
+
+
+def assert_equals_alone(row: pd.Series) -> None:
+    alone = rerun_alone(row)
+    for metric in ROW:
+        if metric.name not in MEASURED:
+            assert row[metric.name] == alone[metric.name], (row["trial"], metric.name)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A finished search of six trials in one process that is reused for all of them."""
+    folder = tmp_path_factory.mktemp("search")
+    process = start(
+        folder, "search", "--space", "auto_thresholds", "--trials", "6", "--epochs", "20", "--name", "study",
+        "--concurrency", "1", "--allowed-drop", "0.01",
+    )  # fmt: skip
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return folder / "results" / "study", subprocess.CompletedProcess([], 0, out, err)
+
+
+def test_writes_the_answer(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    study, _ = finished
+    trials = pd.read_parquet(study / "trials.parquet")
+    assert trials["trial"].tolist() == list(range(6))
+    assert trials["role"].tolist() == ["baseline", "published"] + ["search"] * 4
+    assert set(trials["status"]) == {"completed"}
+    assert set(METRICS) <= set(trials.columns)
+    ranking = pd.read_csv(study / "ranking.csv")
+    assert len(ranking) == 6
+    assert not [name for name in ranking.columns if name.startswith("test_")]  # a choice must not see the test split
+    best = ranking.iloc[0]
+    sourced = subprocess.run(
+        ["sh", "-c", f". {study}/best.env; env"], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True
+    )
+    variables = dict(line.split("=", 1) for line in sourced.stdout.splitlines() if line.startswith("CAC_"))
+    settings = Settings.from_environment(variables)
+    if best["compute_saved"] > 0:
+        chosen = trials[trials["trial"] == best["trial"]].iloc[0]
+        assert settings == config_of(chosen).gradskip_settings()
+    else:
+        assert settings.mode == "off"
+
+
+def test_some_trial_saves_compute_and_the_screen_says_so(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    study, process = finished
+    trials = analysis.load(study)
+    assert trials["compute_saved"].max() > 0
+    header = process.stdout.splitlines()[0].split()
+    assert header[:5] == ["rank", "trial", "accuracy", "drop", "saved"]
+    assert "0 (baseline)" in process.stdout
+    assert "You can skip" in process.stdout or "No setting tried saves compute" in process.stdout
+
+
+def test_progress_is_plain_off_a_terminal(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    _, process = finished
+    lines = process.stderr.splitlines()
+    assert [line.split("]")[0] for line in lines] == [f"[{n}/6" for n in range(1, 7)], process.stderr
+    assert "\x1b" not in process.stderr + process.stdout
+    assert re.search(r"compute spent \d+\.\d dense runs, about .* left", lines[2])
+
+
+def test_every_trial_equals_the_same_configuration_alone(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    """All six ran in one process, so nothing leaked from trial to trial; and savings are real, not estimates."""
+    trials = analysis.load(finished[0])
+    for _, row in trials.iterrows():
+        assert_equals_alone(row)
+
+
+def test_it_is_an_ordinary_optuna_study(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    study, _ = finished
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(Layout(study).journal)))
+    loaded = optuna.load_study(study_name=STUDY_NAME, storage=storage)
+    assert [d.name for d in loaded.directions] == ["MAXIMIZE", "MAXIMIZE"]
+    assert all(t.state.name == "COMPLETE" for t in loaded.trials)
+    assert loaded.trials[0].params == {}
+    baseline = loaded.trials[0].values[0]
+    for trial in loaded.trials:
+        assert trial.constraints["accuracy_drop"] == pytest.approx(baseline - trial.values[0] - 0.01, abs=1e-9)
+    assert loaded.best_trials
+
+
+def test_it_is_an_ordinary_ray_experiment(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    study, _ = finished
+    folders = sorted((study / "ray" / "run-000").glob("trial-*"))
+    assert [folder.name for folder in folders] == [f"trial-{n:05d}" for n in range(6)]
+    for folder in folders:
+        rows = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+        assert [row["epoch"] for row in rows] == list(range(1, 21))
+        assert {metric.name for metric in ROW} <= set(rows[-1])
+        assert list(folder.glob("events.out.tfevents.*"))
+
+
+def test_report_and_rank_read_it(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, _ = finished
+    assert main(["report", str(study)]) == 0
+    assert "## Ranking" in capsys.readouterr().out
+    assert main(["rank", study.name, "--results", str(study.parent), "--allowed-drop", "0.5", "--top", "1"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].split()[0] == "1"
+    most = analysis.load(study)["compute_saved"].max()
+    assert f"{100 * most:.1f} %" in out[1]
+
+
+def test_the_same_name_adds_trials(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, _ = finished
+    before = analysis.load(study)
+    found = tune_cac.search(
+        trials=2, epochs=20, name="study", results=study.parent, allowed_drop=0.01, concurrency=2
+    )  # fmt: skip
+    assert len(found.trials) == 8
+    assert (found.trials["role"] == "baseline").sum() == 1
+    pd.testing.assert_frame_equal(found.trials.iloc[:6][list(before.columns)], before, check_dtype=False)
+    assert isinstance(found.ranking, pd.DataFrame)
+    assert found.best is not None
+    assert found.folder == study
+
+
+def sometimes(trial: Any, context: SpaceContext) -> dict[str, Any]:
+    """Every third trial asks for a layer that the model has not, which raises inside the trial."""
+    number = trial.suggest_int("CAC_VAR_START_ITR", 0, 50) * 0 + trial.number
+    return {"CAC_STOP_LAYER_NUM": [99 if number % 3 == 0 else 2], "CAC_STOP_LAYER_ITR": [5]}
+
+
+def no_start(context: SpaceContext) -> dict[str, Any]:
+    return {"CAC_VAR_START_ITR": 0}
+
+
+def test_a_trial_that_raises_is_counted_and_shown_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = ModuleType("search_spaces.sometimes")
+    module.SPACE = Space(name="sometimes", method="gradskip", suggest=sometimes, start=no_start)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "search_spaces.sometimes", module)
+    monkeypatch.setitem(search_spaces.SPACES, "sometimes", "fails now and then")
+    monkeypatch.chdir(tmp_path)
+    arguments = "search --space sometimes --trials 8 --epochs 2 --name s --concurrency 2"
+    assert main(arguments.split()) == 1
+    out, err = capsys.readouterr()
+    trials = analysis.load("results/s")
+    assert trials["status"].tolist() == [
+        "completed", "completed", "completed", "failed", "completed", "completed", "failed", "completed",
+    ]  # fmt: skip
+    message = "UserError: CAC_STOP_LAYER_NUM must be at most 19 (this model has 20 parameters, numbered from 0), got 99"
+    assert trials["error"].dropna().tolist() == [message] * 2
+    assert f"trial 3 failed: {message}" in err
+    assert "2 of 8 trials failed" in err
+    assert "Traceback" not in out + err
+    storage = optuna.storages.JournalStorage(JournalFileBackend("results/s/optuna.journal"))
+    states = [t.state.name for t in optuna.load_study(study_name=STUDY_NAME, storage=storage).trials]
+    assert states.count("FAIL") == 2
+    assert states.count("RUNNING") == 0
+    for _, row in trials[trials["status"] == "completed"].iterrows():
+        assert_equals_alone(row)
+
+
+def wait_for_trials(study: Path, count: int, process: subprocess.Popen[str]) -> pd.DataFrame:
+    """Wait until so many trials have ended; a bound on time only ends a hanging test."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[1]
+        try:
+            trials = analysis.load(study)
+        except ValueError:
+            trials = pd.DataFrame({"status": []})
+        if (trials["status"] == "completed").sum() >= count:
+            return trials
+        time.sleep(0.2)
+    raise AssertionError("the search did not get on")
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals) -> None:
+    arguments = ("search", "--trials", "6", "--epochs", "16", "--name", "s", "--checkpoint-every", "0")
+    process = start(tmp_path, *arguments, "--concurrency", "2")
+    study = tmp_path / "results" / "s"
+    before = wait_for_trials(study, 2, process)
+    process.send_signal(ending)
+    _, err = process.communicate(timeout=120)
+    if ending == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 130, err
+        assert "Interrupted. Finish the remaining trials with: python -m tune_cac search --resume s" in err
+        assert (study / "best.env").is_file()
+        assert "Traceback" not in err
+    done = set(before.loc[before["status"] == "completed", "trial"])
+    assert done <= set(analysis.load(study).query("status == 'completed'")["trial"])
+
+    again = start(tmp_path, "search", "--resume", "s", "--concurrency", "2")
+    _, err = again.communicate(timeout=300)
+    assert again.returncode == 0, err
+    after = analysis.load(study)
+    assert (after["status"] == "completed").sum() == 6
+    assert set(after["status"]) <= {"completed", "interrupted"}
+    assert ((after["role"] == "baseline") & (after["status"] == "completed")).sum() == 1
+    ran_before = before[before["status"] == "completed"].set_index("trial")
+    for trial in done:  # nothing finished was lost, nor trained again
+        assert after.set_index("trial").loc[trial, "wall_time_s"] == ran_before.loc[trial, "wall_time_s"]
+    assert_resumed_from_checkpoints(study)
+    for _, row in after[after["status"] == "completed"].iterrows():
+        assert_equals_alone(row)
+    nothing_left = start(tmp_path, "search", "--resume", "s")
+    _, err = nothing_left.communicate(timeout=120)
+    assert nothing_left.returncode == 0, err
+    assert len(analysis.load(study)) == len(after)
+
+
+def assert_resumed_from_checkpoints(study: Path) -> None:
+    """A trial that went on from a checkpoint did not train its first epochs again."""
+    for folder in (study / "ray" / "run-001").glob("trial-*"):
+        rows = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+        source = rows[0]["config"]["resume_from"]
+        if source is not None:
+            assert rows[0]["epoch"] > 1
+        else:
+            assert rows[0]["epoch"] == 1
+
+
+def test_a_study_that_is_being_searched_is_refused(tmp_path: Path) -> None:
+    first = start(tmp_path, "search", "--trials", "4", "--epochs", "6", "--name", "s")
+    wait_for_trials(tmp_path / "results" / "s", 1, first)
+    second = start(tmp_path, "search", "--trials", "2", "--epochs", "6", "--name", "s")
+    _, err = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert err == (
+        f"tune_cac: error: results/s is being searched by process {first.pid}: wait for it, or choose another --name\n"
+    )
+    _, err = first.communicate(timeout=240)
+    assert first.returncode == 0, err
+    assert len(analysis.load(tmp_path / "results" / "s")) == 4
+
+
+def test_more_processors_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["search", "--trials", "2", "--epochs", "1", "--gpus-per-trial", "64"]) == 2

@@ -1,0 +1,241 @@
+"""Every message of the command line: one line with the rule, the value and the way out, exit code 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from commands_run import Run
+
+from analysis.layout import Layout, StudyInfo
+from tune_cac.cli import main
+
+VALID_VARIABLES = (
+    "Valid: CAC_BRAKING_DISTANCE, CAC_STOP_LAYER_ITR, CAC_STOP_LAYER_NUM, CAC_VAR_MT_COUNT_THR, CAC_VAR_MT_THR, "
+    "CAC_VAR_SAMPLES, CAC_VAR_SLOPE_THR, CAC_VAR_START_ITR, CAC_VAR_START_THR"
+)
+LIST = "must be a comma list of integers >= 0 in strictly ascending order, such as 10,20, got"
+
+
+def a_study(root: Path, **changes: object) -> Layout:
+    layout = Layout(root)
+    root.mkdir(parents=True)
+    values = {
+        "space": "auto_thresholds", "workload": "digits", "epochs": 30, "seed": 0, "trials": 2,
+        "allowed_drop": 0.005, "versions": {},
+    }  # fmt: skip
+    layout.write_info(StudyInfo(**(values | changes)))  # type: ignore[arg-type]
+    return layout
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "search --space auto_treshold",
+            "unknown space 'auto_treshold': did you mean 'auto_thresholds'? Valid: auto_thresholds",
+        ),
+        ("search --workload digit", "unknown workload 'digit': did you mean 'digits'? Valid: digits"),
+        ("search --trials 0", "--trials must be an integer >= 1, got 0"),
+        ("search --epochs 0", "--epochs must be an integer >= 1, got 0"),
+        ("search --seed -1", "--seed must be an integer >= 0, got -1"),
+        ("search --concurrency 0", "--concurrency must be an integer >= 1, got 0"),
+        ("search --cpus-per-trial 0", "--cpus-per-trial must be an integer >= 1, got 0"),
+        ("search --gpus-per-trial -1", "--gpus-per-trial must be a number >= 0, got -1.0"),
+        ("search --checkpoint-every nan", "--checkpoint-every must be a number >= 0, got nan"),
+        (
+            "search --allowed-drop 1.5",
+            "the allowed drop must be a fraction in [0, 1), such as 0.005 for half a point, got 1.5",
+        ),
+        (
+            "search --name a/b",
+            "--name must be letters, digits, '.', '_' and '-', beginning with a letter or digit, got 'a/b'",
+        ),
+        ("search --resume nothing", "no study 'nothing' in results: there is no study there yet"),
+        (
+            "search --resume x --trials 3 --space y",
+            "--resume finishes a study as it was begun, so it takes no --space, --trials: leave that out, "
+            "or use --name without --resume to add trials",
+        ),
+        (
+            "trial --set CAC_VAR_STRT_THR=1",
+            f"unknown variable 'CAC_VAR_STRT_THR': did you mean 'CAC_VAR_START_THR'? {VALID_VARIABLES}",
+        ),
+        ("trial --set CAC_VAR_START_THR=abc", "CAC_VAR_START_THR must be in (0, 1] or -1 (off), got 'abc'"),
+        ("trial --set CAC_VAR_START_THR=1.2", "CAC_VAR_START_THR must be in (0, 1] or -1 (off), got 1.2"),
+        (
+            "trial --set CAC_VAR_START_THR",
+            "--set takes VARIABLE=VALUE, such as CAC_VAR_START_THR=0.97, got 'CAC_VAR_START_THR'",
+        ),
+        (
+            "trial --set CAC_STOP_LAYER_NUM=1,2 --set CAC_STOP_LAYER_ITR=5",
+            "CAC_STOP_LAYER_NUM and CAC_STOP_LAYER_ITR must have one entry for each stop, got 2 layers ('1,2') and "
+            "1 iterations ('5')",
+        ),
+        (
+            "trial --set CAC_STOP_LAYER_NUM=2,1 --set CAC_STOP_LAYER_ITR=5,6",
+            f"CAC_STOP_LAYER_NUM {LIST} '2,1'",
+        ),
+        (
+            "trial --set CAC_STOP_LAYER_NUM=20 --set CAC_STOP_LAYER_ITR=5",
+            "CAC_STOP_LAYER_NUM must be at most 19 (this model has 20 parameters, numbered from 0), got 20",
+        ),
+        ("trial --method none --set CAC_VAR_SAMPLES=2", "--set needs --method gradskip, got --method none"),
+        ("trial --epochs 0", "epochs must be an integer >= 1, got 0"),
+        ("trial --workload x", "unknown workload 'x': Valid: digits"),
+        ("spaces agp", "unknown space 'agp': Valid: auto_thresholds"),
+        ("spaces auto_thresholds --epochs 0", "--epochs must be an integer >= 1, got 0"),
+        ("rank nothing", "no study 'nothing' in results: there is no study there yet"),
+        ("report nothing --results elsewhere", "no study 'nothing' in elsewhere: there is no study there yet"),
+        ("rank nothing --top 0", "--top must be an integer >= 1, got 0"),
+    ],
+)
+def test_wrong_arguments(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert err == f"tune_cac: error: {message}\n"
+    assert out == ""
+
+
+def test_a_study_of_another_space_under_the_same_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a_study(tmp_path / "results" / "mine", space="other_space")
+    assert main(["search", "--name", "mine"]) == 2
+    assert capsys.readouterr().err == (
+        "tune_cac: error: results/mine holds a study with space 'other_space', not 'auto_thresholds': choose another "
+        "--name, or the same settings to add trials to it\n"
+    )
+
+
+@pytest.mark.parametrize("field", [{"epochs": 3}, {"seed": 4}])
+def test_a_study_of_another_run_under_the_same_name(
+    field: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_study(tmp_path / "results" / "mine", **field)
+    assert main(["search", "--name", "mine"]) == 2
+    assert f"holds a study with {next(iter(field))} {next(iter(field.values()))}, not" in capsys.readouterr().err
+
+
+def test_a_folder_of_something_else_under_the_same_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results" / "mine").mkdir(parents=True)
+    (tmp_path / "results" / "mine" / "thesis.tex").touch()
+    assert main(["search", "--name", "mine"]) == 2
+    assert capsys.readouterr().err == (
+        "tune_cac: error: results/mine is not empty and holds no study: choose another --name\n"
+    )
+
+
+def test_a_results_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["search", "--results", "file", "--name", "s"]) == 2
+    assert capsys.readouterr().err == (
+        "tune_cac: error: cannot write results to file/s: Not a directory; choose another --results\n"
+    )
+
+
+def test_an_unknown_study_lists_those_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a_study(tmp_path / "results" / "one")
+    a_study(tmp_path / "results" / "two")
+    assert main(["rank", "three"]) == 2
+    assert capsys.readouterr().err == "tune_cac: error: no study 'three' in results: studies there: one, two\n"
+
+
+def test_a_study_whose_search_never_began(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a_study(tmp_path / "results" / "one")
+    assert main(["rank", "one"]) == 2
+    assert "its search never began; delete the folder and search anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "study.json cannot be read: "), (json.dumps({"format": 99}), "has format 99, this version reads 1")],
+)
+def test_a_broken_study_file(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = a_study(tmp_path / "results" / "one")
+    layout.info.write_text(text)
+    assert main(["rank", "one"]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(ValueError, match="--trials must be"):
+        main(["search", "--trials", "0", "--debug"])
+
+
+def test_wrong_arguments_end_before_torch_or_ray_is_loaded(tune_cac_command: Run) -> None:
+    done = tune_cac_command("search", "--trials", "0", PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 2
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "tune_cac.options" in loaded
+    assert loaded & {"torch", "ray", "optuna"} == set()
+
+
+def test_no_command_prints_help_and_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "Start with: python -m tune_cac search" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "tune_cac 0.1.0\n"
+
+
+def test_spaces_lists_and_shows_ranges_and_meanings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["spaces"]) == 0
+    assert capsys.readouterr().out.startswith("auto_thresholds  Gradient-Skip in auto mode")
+    assert main(["spaces", "auto_thresholds", "--epochs", "10"]) == 0
+    out = capsys.readouterr().out
+    assert "10 epochs, 100 steps" in out
+    line = next(line for line in out.splitlines() if line.startswith("CAC_VAR_START_ITR"))
+    assert "0 .. 50" in line
+    assert "first iteration at which a layer may be stopped" in line
+
+
+def test_workloads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["workloads"]) == 0
+    assert capsys.readouterr().out.startswith("digits  real handwritten digits")
+
+
+def test_trial_trains_here_without_ray(tune_cac_command: Run) -> None:
+    done = tune_cac_command(
+        "trial", "--epochs", "2", "--set", "CAC_STOP_LAYER_NUM=5", CAC_STOP_LAYER_ITR="9", CAC_BRAKING_DISTANCE="3",
+        PYTHONPROFILEIMPORTTIME="1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "CAC_STOP_LAYER_NUM=5  CAC_STOP_LAYER_ITR=9  CAC_BRAKING_DISTANCE=3" in done.stdout
+    assert "iteration 9: stopped through 5 (norm2.bias), manual" in done.stdout
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "torch" in loaded
+    assert "ray" not in loaded
+
+
+def test_trial_warns_of_a_start_past_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trial", "--epochs", "1"]) == 0
+    assert "CAC_VAR_START_ITR=5000 is past the run's 10 steps, so nothing can stop" in capsys.readouterr().err
+
+
+def test_a_trial_that_diverges_exits_with_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainables.workloads.digits import Digits
+
+    real = Digits.loss
+    monkeypatch.setattr(Digits, "loss", lambda self, model, batch: real(self, model, batch) * float("nan"))
+    assert main(["trial", "--epochs", "1", "--method", "none"]) == 1
+    assert capsys.readouterr().err == "tune_cac: the trial failed: the training loss is nan in epoch 1\n"
+
+
+def test_the_console_script_is_the_module() -> None:
+    from importlib.metadata import entry_points
+
+    script = next(e for e in entry_points(group="console_scripts") if e.name == "tune-cac")
+    assert script.load() is main
+    assert sys.executable

@@ -1,0 +1,152 @@
+"""What Optuna is told, on a real journal and without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+import search_spaces
+from analysis.layout import STUDY_NAME
+from search_spaces import SpaceContext
+from trainables.config import TrialConfig
+from trainables.metrics import ROW
+from tune_cac.searcher import StudySearch, last_checkpoint
+
+CONTEXT = SpaceContext(total_steps=300)
+
+
+def searcher(folder: Path, seed: int = 0, begin: bool = True) -> StudySearch:
+    made = StudySearch(
+        space=search_spaces.load("auto_thresholds"),
+        context=CONTEXT,
+        base=TrialConfig(method="none"),
+        journal=folder / "optuna.journal",
+        allowed_drop=0.01,
+        seed=seed,
+        run_folder="ray/run-000",
+        checkpoint_every_s=60,
+    )
+    if begin:
+        made.begin()
+    return made
+
+
+def row(accuracy: float, saved: float) -> dict[str, Any]:
+    return {m.name: 0 for m in ROW} | {"accuracy": accuracy, "compute_saved": saved, "other": 1}
+
+
+def told(folder: Path) -> list[optuna.trial.FrozenTrial]:
+    """The study as any Optuna program reads it."""
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "optuna.journal")))
+    return optuna.load_study(study_name=STUDY_NAME, storage=storage).get_trials()
+
+
+def test_trial_0_is_the_baseline_and_trial_1_the_scaled_defaults(tmp_path: Path) -> None:
+    search = searcher(tmp_path)
+    baseline, published, third = (search.suggest(name) for name in "abc")
+    assert baseline["config"]["method"] == "none"
+    assert (baseline["trial"], published["trial"], third["trial"]) == (0, 1, 2)
+    start = search_spaces.load("auto_thresholds").start(CONTEXT)
+    assert {k: v for k, v in published["config"].items() if k.startswith("CAC_")} == start
+    assert third["config"]["method"] == "gradskip"
+    assert [t.user_attrs.get("role", "search") for t in told(tmp_path)] == ["baseline", "published", "search"]
+
+
+def test_asking_again_for_a_trial_gives_the_same(tmp_path: Path) -> None:
+    search = searcher(tmp_path)
+    assert search.suggest("a") == search.suggest("a")
+
+
+def test_objectives_and_constraint(tmp_path: Path) -> None:
+    search = searcher(tmp_path)
+    for name in "abc":
+        search.suggest(name)
+    search.on_trial_complete("a", row(0.9, 0.0))
+    search.on_trial_complete("b", row(0.89, 0.2))
+    search.on_trial_complete("c", row(0.88, 0.4))
+    trials = told(tmp_path)
+    assert [t.values for t in trials] == [[0.9, 0.0], [0.89, 0.2], [0.88, 0.4]]
+    drops = [t.constraints["accuracy_drop"] for t in trials]
+    assert drops == pytest.approx([-0.01, 0.0, 0.01])
+    assert [drop <= 0 for drop in drops] == [True, True, False]  # exactly the allowed drop is feasible
+    assert search.study.metric_names == ["accuracy", "compute_saved"]
+
+
+def test_trials_that_end_before_the_baseline_are_told_after_it(tmp_path: Path) -> None:
+    search = searcher(tmp_path)
+    for name in "abc":
+        search.suggest(name)
+    search.on_trial_complete("c", row(0.88, 0.4))
+    search.on_trial_complete("b", row(0.9, 0.1))
+    assert {t.state for t in told(tmp_path)} == {TrialState.RUNNING}
+    assert told(tmp_path)[2].user_attrs["row"]["compute_saved"] == 0.4  # a crash now would not lose it
+    search.on_trial_complete("a", row(0.9, 0.0))
+    assert [t.state for t in told(tmp_path)] == [TrialState.COMPLETE] * 3
+    assert told(tmp_path)[2].constraints["accuracy_drop"] == pytest.approx(0.01)
+
+
+def test_after_a_failed_baseline_the_others_are_told_without_a_drop(tmp_path: Path) -> None:
+    search = searcher(tmp_path)
+    for name in "ab":
+        search.suggest(name)
+    search.on_trial_complete("b", row(0.9, 0.1))
+    search.on_trial_complete("a", error=True)
+    search.tell_failure("a", "ValueError: no")
+    baseline, other = told(tmp_path)
+    assert (baseline.state, baseline.user_attrs["error"]) == (TrialState.FAIL, "ValueError: no")
+    assert other.state == TrialState.COMPLETE
+    assert not other.constraints
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
+def test_values_that_are_no_finite_numbers_fail(tmp_path: Path, value: float | None) -> None:
+    search = searcher(tmp_path)
+    search.suggest("a")
+    search.on_trial_complete("a", row(0.9, 0.0) | {"accuracy": value})
+    (trial,) = (t for t in told(tmp_path) if t.state.is_finished())
+    assert trial.state == TrialState.FAIL
+    assert trial.user_attrs["error"] == "the trial reported no finite accuracy"
+    assert search.finished_count() == 1
+
+
+def test_unfinished_trials_are_queued_again_and_finished_ones_told(tmp_path: Path) -> None:
+    first = searcher(tmp_path)
+    configs = [first.suggest(name)["config"] for name in "abcd"]
+    first.on_trial_complete("b", row(0.9, 0.1))  # ended, waiting for the baseline
+    newest = tmp_path / "ray/run-000/trial-00002/checkpoint_000003"
+    for number in (1, 3):
+        folder = newest.with_name(f"checkpoint_{number:06d}")
+        folder.mkdir(parents=True)
+        (folder / "run.pt").touch()
+    newest.with_name("checkpoint_000004").mkdir()  # a crash left it empty
+    # The process dies here; another one opens the journal.
+    second = searcher(tmp_path, seed=5, begin=False)
+    second.adopt_unfinished(tmp_path)
+    assert second.finished_count() == 1
+    again = [second.suggest(name) for name in "efg"]
+    assert [a["config"] for a in again] == [configs[0], configs[2], configs[3]]
+    assert [a["resume_from"] for a in again] == [None, str(newest), None]
+    assert again[0]["trial"] == 4
+    second.on_trial_complete("e", row(0.9, 0.0))
+    states = [t.state.name for t in told(tmp_path)]
+    assert states == ["FAIL", "COMPLETE", "FAIL", "FAIL", "COMPLETE", "RUNNING", "RUNNING"]
+    assert told(tmp_path)[1].constraints["accuracy_drop"] == pytest.approx(-0.01)
+
+
+def test_a_later_search_draws_other_values(tmp_path: Path) -> None:
+    def third(seed: int) -> dict[str, Any]:
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        search = searcher(folder, seed)
+        return [search.suggest(name) for name in "abc"][2]["config"]  # type: ignore[no-any-return]
+
+    assert third(0) != third(1)
+
+
+def test_the_newest_complete_checkpoint(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path) is None
