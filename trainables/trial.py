@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import time
+import warnings
 from typing import Any
 
 from ray import tune
@@ -10,6 +12,20 @@ from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from trainables.config import TrialConfig
 from trainables.training.run import TrainingRun
+
+
+def build_run(config: TrialConfig, resume_from: str | None) -> TrainingRun:
+    """A run, continued from a checkpoint if one is given; one that cannot be read costs its epochs, not the trial."""
+    run = TrainingRun(config)
+    if not resume_from:
+        return run
+    try:
+        run.load(resume_from)
+    except (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
+        run.close()  # it may be half loaded
+        warnings.warn(f"training from the start, for {resume_from} cannot be read: {error}", stacklevel=2)
+        return TrainingRun(config)
+    return run
 
 
 class Trial(tune.Trainable):
@@ -28,9 +44,7 @@ class Trial(tune.Trainable):
         self._start(config)
 
     def _start(self, config: dict[str, Any]) -> None:
-        self._run = TrainingRun(TrialConfig.from_mapping(config["config"]))
-        if config.get("resume_from"):
-            self._run.load(config["resume_from"])
+        self._run = build_run(TrialConfig.from_mapping(config["config"]), config.get("resume_from"))
         self._checkpoint_every_s = float(config.get("checkpoint_every_s", 60.0))
         self._checkpointed = time.monotonic()
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 
@@ -62,7 +65,8 @@ def ray_session(*, cpus: int) -> Iterator[None]:
             )
         # A failed trial is reported in one line; its traceback is in the trial's error.txt.
         logger.setLevel(logging.CRITICAL)
-        yield
+        with _terminate_gracefully():
+            yield
     finally:
         logger.setLevel(level)
         if ours:
@@ -72,3 +76,20 @@ def ray_session(*, cpus: int) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = old
+
+
+@contextmanager
+def _terminate_gracefully() -> Iterator[None]:
+    """End a search on SIGTERM (`kill`, a batch system) as on Ctrl-C; Ray's own handler exits at once."""
+
+    def interrupt(*_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +41,8 @@ def search(arguments: argparse.Namespace) -> int:
     from tune_cac.search import resume as resume_study
     from tune_cac.search import search as search_study
 
-    with _terminate_gracefully():
-        resuming = arguments.resume is not None
-        found = resume_study(arguments.resume, **how) if resuming else search_study(**how, **given)
+    resuming = arguments.resume is not None
+    found = resume_study(arguments.resume, **how) if resuming else search_study(**how, **given)
     if sys.stdout.isatty():
         print()
     _print_table(found.table(top=15))
@@ -70,20 +66,6 @@ def _resume_line(folder: Path, arguments: argparse.Namespace) -> str:
     results = "" if arguments.results == "results" else f" --results {arguments.results}"
     name = folder.name if folder.parent == Path(arguments.results) else str(folder)
     return f"python -m tune_cac search --resume {name}{results}"
-
-
-@contextmanager
-def _terminate_gracefully() -> Iterator[None]:
-    """Make SIGTERM (`kill`, a batch system's time limit) end a search as Ctrl-C does."""
-
-    def interrupt(*_: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def trial(arguments: argparse.Namespace) -> int:

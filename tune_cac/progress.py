@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from ray import tune
+from ray import cloudpickle, tune
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -139,10 +141,10 @@ class SearchProgress(tune.Callback):
 
 
 def failure_message(trial: Any) -> str:
-    """The exception's own line, out of what Ray keeps of a failed trial."""
+    """The exception's own line, out of what Ray writes of a failed trial on this machine."""
     try:
-        error = trial.get_pickled_error() or trial.get_error()
-    except (OSError, AttributeError, EOFError):
+        error = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+    except (OSError, TypeError, EOFError, AttributeError, ImportError, pickle.UnpicklingError):
         error = None
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):

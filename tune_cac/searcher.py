@@ -163,7 +163,7 @@ class StudySearch(OptunaSearch):
             if checkpoint is None:
                 checkpoint = attrs.get("resume_from")
             if checkpoint is not None:
-                again["resume_from"] = str(checkpoint)
+                again["resume_from"] = str(Path(checkpoint).resolve())
             self.study.enqueue_trial(frozen.params, user_attrs=again)
             trial.set_user_attr("continued_by", "a later trial with the same parameters")
             trial.set_user_attr("error", "interrupted")

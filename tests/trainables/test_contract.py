@@ -16,7 +16,7 @@ from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
 from trainables.metrics import ROW
 from trainables.registry import METHODS
-from trainables.training.run import TrainingRun
+from trainables.training.run import CHECKPOINT_FILE, TrainingRun
 from trainables.workloads import WORKLOADS
 
 #: Settings under which a method acts within four epochs of a workload.
@@ -102,6 +102,26 @@ def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path) -> None:
         pytest.raises(UserError, match="of another configuration"),
     ):
         run.load(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "garbage"])
+def test_a_checkpoint_that_cannot_be_read_costs_its_epochs_and_nothing_else(damage: str, tmp_path: Path) -> None:
+    from trainables.trial import build_run
+
+    config = config_of("gradskip", "digits")
+    rows, _ = train(config)
+    with TrainingRun(config) as run:
+        run.train_epoch()
+        run.save(tmp_path)
+    file = tmp_path / CHECKPOINT_FILE
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:2000] if damage == "truncated" else b"garbage" * 500)
+    with pytest.warns(UserWarning, match="training from the start"):
+        run = build_run(config, str(tmp_path))
+    with run:
+        assert facts(run.train_epoch()) == facts(rows[0])
 
 
 @pytest.mark.parametrize("name", search_spaces.SPACES)
