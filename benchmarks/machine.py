@@ -1,0 +1,25 @@
+"""What every benchmark prints first: machine, versions; and how it prints spread."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+
+def header(script: str) -> str:
+    """Script, processor, cores, memory, Python and package versions, in one line."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    packages = ", ".join(f"{p} {version(p)}" for p in ("torch", "ray", "optuna", "pandas"))
+    return f"{script} | {model}, {os.cpu_count()} cores | Python {platform.python_version()}, {packages}"
+
+
+def spread(values: list[float]) -> str:
+    """Median and range."""
+    return f"{median(values):.4g} (range {min(values):.4g} to {max(values):.4g}, n = {len(values)})"
