@@ -66,8 +66,8 @@ class GradientSkip:
         self._groups_to_restore: list[dict[str, Any]] | None = None
         self._decision_lrs: list[Any] = []
         self._bind()
-        optimizer.register_step_pre_hook(lambda *_: self._before_step())
-        optimizer.register_step_post_hook(lambda *_: self._after_step())
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
         optimizer.register_state_dict_post_hook(lambda _, state: {**state, STATE_KEY: self.state_dict()})
         optimizer.register_load_state_dict_post_hook(lambda _: self._load_pending())
         optimizer.register_load_state_dict_pre_hook(lambda _, state: self._remember(state))
@@ -84,6 +84,7 @@ class GradientSkip:
         double = any(p.dtype == torch.float64 for p in self.parameters)
         rule = make_rule(self.settings, watched_layers(self.parameters), single_precision=not double)
         self.machine = SkipMachine(self.settings, rule)
+        self._quiet_until = self.machine.quiet_until()
 
     @property
     def stopped_through(self) -> int:
@@ -101,12 +102,16 @@ class GradientSkip:
             weight = weight.float()  # 8 bits of mantissa cannot tell a ratio of 0.98 from 1
         return float(torch.var(weight))
 
-    def _before_step(self) -> None:
-        if self._groups_to_restore is not None:  # the step before raised
-            self._restore_groups()
+    def _before_step(self, *_: Any) -> None:
+        if self.machine.iteration < self._quiet_until:  # nothing stopped, braking or due: count and go
+            self.machine.iteration += 1
+            return
+        if self._plan is not None:  # the step before raised, so its hook after never ran
+            self._after_step()
         if self.stopped_through >= 0 and not self.settings.reference:
             self._drop_gradients()
         plan = self._plan = self.machine.step(self._variance)
+        self._quiet_until = self._next_busy()
         if plan.decision is not None:
             layer = plan.decision.layer
             self.events.append(
@@ -122,15 +127,21 @@ class GradientSkip:
         if plan.braking is not None or (self.settings.reference and self._holds_stopped()):
             self._split_groups(plan)
 
+    def _next_busy(self) -> int:
+        # Once layers are stopped every step looks after them, so no step is quiet.
+        return self.machine.quiet_until() if self.stopped_through < 0 else 0
+
     def _holds_stopped(self) -> bool:
         # Published: with a braking distance, stopped layers step with a factor of 0 for ever after.
         return self.machine.distance > 0 and self.machine.stopped_through >= 0
 
-    def _after_step(self) -> None:
+    def _after_step(self, *_: Any) -> None:
+        if self._plan is None:
+            return
         if self._groups_to_restore is not None:
             self._restore_groups()
         plan, self._plan = self._plan, None
-        if plan is not None and plan.stop_through is not None:
+        if plan.stop_through is not None:
             self._stop(plan.stop_through)
 
     def _split_groups(self, plan: StepPlan) -> None:
@@ -194,6 +205,7 @@ class GradientSkip:
                 f"the state to load has parameters 0..{self.stopped_through} stopped, but this optimizer has "
                 f"{len(self.parameters)}: load it into the model that it was saved from"
             )
+        self._quiet_until = self._next_busy()
         self.events = [StopEvent(**event) for event in state["events"]]
         self._decision_lrs = list(state["decision_lrs"])
         for index in list(self._ours):

@@ -66,6 +66,10 @@ class SkipMachine:
         self.braking_through = -1
         return StepPlan(decision=decision, braking=braking, factor=factor, stop_through=self.stopped_through)
 
+    def quiet_until(self) -> int:
+        """Steps numbered below this have nothing to do: `step` would return `ORDINARY` and only count."""
+        return self.iteration if self.braking_through >= 0 else self.rule.next_due(self.iteration)
+
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers; all that the next step depends on."""
         return {

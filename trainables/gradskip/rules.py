@@ -14,6 +14,7 @@ Symbols of the auto rule (published CAC library, `CAC_VAR_*`):
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,6 +23,9 @@ from trainables.gradskip.settings import Settings
 
 #: Gives the unbiased weight variance of a parameter, by its index, at the step in question.
 VarianceOf = Callable[[int], float]
+
+#: An iteration that no run reaches.
+NEVER = sys.maxsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,9 @@ class StopRule(Protocol):
     def decide(self, iteration: int, variance_of: VarianceOf) -> Decision | None:
         """The layer whose stop is decided at the start of this step, or None."""
 
+    def next_due(self, iteration: int) -> int:
+        """The first iteration from this one on at which `decide` may do anything; `NEVER` if none."""
+
     def state_dict(self) -> dict[str, Any]:
         """The rule's whole state, in plain numbers."""
 
@@ -54,6 +61,9 @@ class OffRule:
 
     def decide(self, iteration: int, variance_of: VarianceOf) -> Decision | None:
         return None
+
+    def next_due(self, iteration: int) -> int:
+        return NEVER
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -83,6 +93,14 @@ class ManualRule:
             return None
         self.done += 1
         return Decision(layer=self.layers[self.done - 1], rule="manual", ratio=None)
+
+    def next_due(self, iteration: int) -> int:
+        if self.done == len(self.layers):
+            return NEVER
+        due = self.iterations[self.done]
+        if due < iteration:
+            return NEVER if self.exact else iteration
+        return due
 
     def state_dict(self) -> dict[str, Any]:
         return {"done": self.done}
@@ -124,6 +142,12 @@ class AutoRule:
             and iteration >= self.settings.start_itr
             and iteration % self._interval == 0
         )
+
+    def next_due(self, iteration: int) -> int:
+        if self.position == len(self.targets):
+            return NEVER
+        first = max(iteration, self.settings.start_itr)
+        return -(-first // self._interval) * self._interval
 
     def decide(self, iteration: int, variance_of: VarianceOf) -> Decision | None:
         if not self.due(iteration):

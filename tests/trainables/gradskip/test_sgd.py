@@ -376,9 +376,16 @@ def test_a_step_that_raises_leaves_the_groups_whole() -> None:
 
     with pytest.raises(RuntimeError, match="from the closure"):
         optimizer.step(closure)
+    assert optimizer.gradskip.iteration == 1
     parameter.grad = torch.ones(2)
     optimizer.step()
     assert optimizer.param_groups[0]["lr"] == 0.1
+    assert parameter.tolist() == pytest.approx([-0.1 / 9] * 2)  # braking went on: (1 / 3)^2
+    with pytest.raises(RuntimeError, match="from the closure"):
+        optimizer.step(closure)  # the step that stops it
+    optimizer.step()
+    assert not parameter.requires_grad
+    assert len(optimizer.param_groups) == 1
 
 
 def test_half_precision_weights_are_judged_in_single_precision() -> None:
