@@ -45,8 +45,9 @@ def search(arguments: argparse.Namespace) -> int:
     found = resume_study(arguments.resume, **how) if resuming else search_study(**how, **given)
     if sys.stdout.isatty():
         print()
-    _print_table(found.table(top=15))
-    print()
+    if len(found.ranking):
+        _print_table(found.table(top=15))
+        print()
     print(found.headline)
     print(f"Settings: {found.folder / 'best.env'}   report: python -m tune_cac report {found.folder}")
     failures = found.failures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,9 @@ def run_context(config: TrialConfig) -> SpaceContext:
 
 def _run(layout: Layout, options: SearchOptions) -> SearchResult:
     """Run what the study still lacks. The study is locked by this process."""
+    size = f"{layout.read_info().trials} trials of {options.trial_epochs} epochs, {options.trials_at_a_time} at a time"
+    # Said before torch and Ray load, which takes seconds.
+    print(f"{layout.root}: {options.space} on {options.workload}, {size}", file=sys.stderr, flush=True)
     space = search_spaces.load(options.space)
     base = TrialConfig(
         workload=options.workload,

@@ -106,7 +106,8 @@ def test_some_trial_saves_compute_and_the_screen_says_so(
 
 def test_progress_is_plain_off_a_terminal(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     _, process = finished
-    lines = process.stderr.splitlines()
+    first, *lines = process.stderr.splitlines()
+    assert first == "results/study: auto_thresholds on digits, 6 trials of 20 epochs, 1 at a time"
     assert [line.split("]")[0] for line in lines] == [f"[{n}/6" for n in range(1, 7)], process.stderr
     assert "\x1b" not in process.stderr + process.stdout
     assert re.search(r"compute spent \d+\.\d dense runs, about .* left", lines[2])
