@@ -49,21 +49,25 @@ class SearchResult:
 
 
 def answer(layout: Layout, *, allowed_drop: float, interrupted: bool = False) -> SearchResult:
-    """Load a study and write its `trials.parquet`, `ranking.csv`, `best.env` and `report.md`."""
-    info = layout.read_info()
+    """Load and rank a study; writes nothing."""
     trials = load(layout.root)
     ranking = rank(trials, allowed_drop=allowed_drop)
-    found = best(ranking)
+    return SearchResult(
+        folder=layout.root,
+        trials=trials,
+        ranking=ranking,
+        best=best(ranking),
+        allowed_drop=allowed_drop,
+        interrupted=interrupted,
+    )
+
+
+def write_answer(layout: Layout, result: SearchResult) -> None:
+    """Write a study's `trials.parquet`, `ranking.csv`, `best.env` and `report.md`."""
+    info, allowed_drop = layout.read_info(), result.allowed_drop
+    trials, ranking, found = result.trials, result.ranking, result.best
     trials.to_parquet(layout.trials)
     # What a choice may be made by: the test split stays out of the ranked table.
     ranking.drop(columns=list(_HIDDEN)).to_csv(layout.ranking, index=False)
     layout.best.write_text(best_env(info, found, allowed_drop))
     layout.report.write_text(report_markdown(info, trials, ranking, found, allowed_drop))
-    return SearchResult(
-        folder=layout.root,
-        trials=trials,
-        ranking=ranking,
-        best=found,
-        allowed_drop=allowed_drop,
-        interrupted=interrupted,
-    )

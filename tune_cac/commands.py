@@ -137,7 +137,7 @@ def _warn_if_never_due(settings: Settings, total_steps: int) -> None:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Print a study's report and renew the files of its answer."""
+    """Print a study's report; a view, which writes nothing."""
     found, info, drop = _answer(arguments)
     from analysis.answer import report_markdown
 

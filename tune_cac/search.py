@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from analysis.loading import read_journal
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from tune_cac.answering import SearchResult, answer
+from tune_cac.answering import SearchResult, answer, write_answer
 from tune_cac.options import SearchOptions
 from tune_cac.study import check_writable, find_study, locked, open_study
 
@@ -63,6 +64,7 @@ def search(
         concurrency=concurrency, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial, results=Path(results),
         name=name, checkpoint_every_s=checkpoint_every_s,
     )  # fmt: skip
+    _check_gpus(options)
     layout = open_study(options)
     with locked(layout):
         info = layout.read_info()
@@ -97,6 +99,7 @@ def resume(
             allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=cpus_per_trial,
             gpus_per_trial=gpus_per_trial, results=Path(results), checkpoint_every_s=checkpoint_every_s,
         )  # fmt: skip
+        _check_gpus(options)
         return _run(layout, options)
 
 
@@ -129,7 +132,9 @@ def _run(layout: Layout, options: SearchOptions) -> SearchResult:
     interrupted = False
     if to_run > 0:
         interrupted = _train(layout, options, searcher, run_name, to_run)
-    return answer(layout, allowed_drop=options.allowed_drop, interrupted=interrupted)
+    found = answer(layout, allowed_drop=options.allowed_drop, interrupted=interrupted)
+    write_answer(layout, found)
+    return found
 
 
 def _searcher(
@@ -193,6 +198,20 @@ def _train(layout: Layout, options: SearchOptions, searcher: Any, run_name: str,
             ),
         ).fit()
     return progress.ended < to_run
+
+
+def _check_gpus(options: SearchOptions) -> None:
+    """Before any Ray process starts; what a cluster has is asked of it later."""
+    if options.gpus_per_trial == 0 or os.environ.get("RAY_ADDRESS"):
+        return
+    import torch
+
+    there = torch.cuda.device_count()
+    if options.gpus_per_trial > there:
+        raise UserError(
+            f"--gpus-per-trial must be at most {there}, which is all that torch sees here, "
+            f"got {options.gpus_per_trial:g}; set RAY_ADDRESS to search on a cluster"
+        )
 
 
 def _check_resources(options: SearchOptions) -> None:
