@@ -152,9 +152,11 @@ def test_report_and_rank_read_it(
     study, _ = finished
     assert main(["report", str(study)]) == 0
     assert "## Ranking" in capsys.readouterr().out
+    before = {path: path.stat().st_mtime_ns for path in study.iterdir()}
     assert main(["rank", study.name, "--results", str(study.parent), "--allowed-drop", "0.5", "--top", "1"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[1].split()[0] == "1"
+    assert {path: path.stat().st_mtime_ns for path in study.iterdir()} == before  # looking changes nothing
     most = analysis.load(study)["compute_saved"].max()
     assert f"{100 * most:.1f} %" in out[1]
 
@@ -290,6 +292,10 @@ def test_a_study_that_is_being_searched_is_refused(tmp_path: Path) -> None:
     assert len(analysis.load(tmp_path / "results" / "s")) == 4
 
 
-def test_more_processors_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_gpus_than_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["search", "--trials", "2", "--epochs", "1", "--gpus-per-trial", "64"]) == 2
+    assert main(["search", "--trials", "2", "--epochs", "1", "--gpus-per-trial", "64", "--name", "s"]) == 2
+    assert "--gpus-per-trial must be at most" in capsys.readouterr().err
+    assert not (tmp_path / "results" / "s").exists()
