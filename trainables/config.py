@@ -54,6 +54,36 @@ class TrialConfig:
     """Iterations between decisions."""
     CAC_BRAKING_DISTANCE: int | None = None
     """Iterations of braking before a stop."""
+    CAC_RULE: str | None = None
+    """What decides a stop without manual lists: variance, linear, freezeout, gradient_norm or plasticity."""
+    CAC_RULE_START_ITR: int | None = None
+    """First iteration of another rule than variance."""
+    CAC_RULE_END_ITR: int | None = None
+    """Last iteration of a schedule (linear, freezeout)."""
+    CAC_RULE_DEPTH: float | None = None
+    """Share of the layers stopped at the end (linear)."""
+    CAC_RULE_CUBIC: bool | None = None
+    """Layers end at cubed fractions of the run (freezeout)."""
+    CAC_RULE_SCALED: bool | None = None
+    """Learning rates scaled so that every layer moves as far (freezeout)."""
+    CAC_RULE_INTERVAL: int | None = None
+    """Iterations between measurements (gradient_norm, plasticity)."""
+    CAC_RULE_PERCENTILE: float | None = None
+    """Percentile of the changes of gradient norms (gradient_norm)."""
+    CAC_RULE_TOLERANCE: float | None = None
+    """Share of the fastest change of plasticity (plasticity)."""
+    CAC_RULE_WINDOW: int | None = None
+    """Measurements that plasticity is averaged over (plasticity)."""
+    CAC_WATCH: tuple[str, ...] | None = None
+    """What counts as a layer."""
+    CAC_WHOLE_UNITS: bool | None = None
+    """Whether a layer stops together with its bias and norm."""
+    CAC_NORM_STATISTICS: str | None = None
+    """Whether running statistics in a stopped prefix go on or hold."""
+    CAC_PREFIX_AUTOGRAD: bool | None = None
+    """Whether what is upstream of stopped layers may be kept for a backward pass."""
+    forward_cache_mb: int = 0
+    """Budget of the forward cache in MB (10^6 bytes), >= 0; 0 is off. Needs a workload whose inputs repeat."""
 
     def __post_init__(self) -> None:
         if self.workload not in WORKLOADS:
@@ -65,7 +95,8 @@ class TrialConfig:
         _check_int("threads", self.threads, 1)
         if self.device not in ("cpu", "cuda"):
             raise UserError(f"device must be cpu or cuda, got {self.device!r}")
-        for name in ("CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR"):
+        _check_int("forward_cache_mb", self.forward_cache_mb, 0)
+        for name in ("CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR", "CAC_WATCH"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         self.gradskip_settings()

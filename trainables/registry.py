@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.optim import Optimizer
 
     from trainables.config import TrialConfig
@@ -30,6 +31,18 @@ class Attached:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What a method may know of the run that it attaches to."""
+
+    model: nn.Module
+    """The model, as it will be trained."""
+    forward: Callable[[nn.Module], Any]
+    """Runs a model like it on one training batch."""
+    total_steps: int
+    """Optimizer steps of the full run."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """A registered method."""
 
@@ -38,14 +51,14 @@ class Method:
     description: str
     """One line."""
     home: str | None
-    """``module:function`` that attaches it: (optimizer, config) -> Attached. None attaches nothing."""
+    """``module:function`` that attaches it: (optimizer, config, run) -> Attached. None attaches nothing."""
 
-    def attach(self, optimizer: Optimizer, config: TrialConfig) -> Attached:
+    def attach(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Attached:
         """Attach to an optimizer that has not stepped yet."""
         if self.home is None:
             return Attached()
         module, function = self.home.split(":")
-        attached: Attached = getattr(importlib.import_module(module), function)(optimizer, config)
+        attached: Attached = getattr(importlib.import_module(module), function)(optimizer, config, run)
         return attached
 
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from trainables.config import TrialConfig
 from trainables.gradskip.controller import GradientSkip
-from trainables.registry import Attached
+from trainables.registry import Attached, RunFacts
 
 
 class AttachedGradientSkip(Attached):
@@ -33,6 +33,6 @@ class AttachedGradientSkip(Attached):
         return [asdict(event) for event in self.gradskip.events]
 
 
-def attach(optimizer: Optimizer, config: TrialConfig) -> AttachedGradientSkip:
+def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> AttachedGradientSkip:
     """Attach with the config's settings; the environment is not read."""
     return AttachedGradientSkip(GradientSkip(optimizer, config.gradskip_settings()))

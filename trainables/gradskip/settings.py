@@ -17,7 +17,13 @@ from typing import Any
 from trainables.errors import UserError, unknown_name
 
 #: Prefixes under which a misspelt variable would otherwise be ignored without a word.
-_PREFIXES = ("CAC_VAR_", "CAC_STOP_", "CAC_BRAKING_")
+_PREFIXES = ("CAC_VAR_", "CAC_STOP_", "CAC_BRAKING_", "CAC_RULE", "CAC_WATCH", "CAC_WHOLE_", "CAC_NORM_", "CAC_PREFIX_")
+
+#: What may decide a stop when no manual lists are given; ``variance`` is the published rule.
+RULES = ("variance", "linear", "freezeout", "gradient_norm", "plasticity")
+
+#: Whether batch norms of a stopped prefix go on updating their running statistics.
+NORM_STATISTICS = ("go_on", "hold")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +45,11 @@ class Variable:
     default: str
     """The published default, as text."""
     mode: str
-    """manual, auto or both."""
+    """manual, auto (the rule ``variance``), both (any rule), or the names of the rules that read it."""
     meaning: str
     """What it does, for people."""
+    published: bool = True
+    """Whether the published library knows it; the others have our names and defaults that leave its behaviour."""
 
     def check(self, value: Any) -> None:
         """Raise UserError unless ``value`` may be given to this variable."""
@@ -76,6 +84,31 @@ def _is_int_tuple(value: Any) -> bool:
 
 def _parse_list(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.strip().strip("[]()").rstrip(",").split(","))
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(v, str) for v in value)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _parse_flag(text: str) -> bool:
+    folded = text.strip().casefold()
+    if folded in ("1", "true", "yes", "on"):
+        return True
+    if folded in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(text)
+
+
+def _parse_names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
 
 
 def _ascending(values: tuple[int, ...]) -> bool:
@@ -136,6 +169,84 @@ VARIABLES: tuple[Variable, ...] = (
         rule="an integer >= 0 (0: off)", default="0", mode="both",
         meaning="iterations over which the learning rate of a layer about to stop falls to zero; 0 stops it at once",
     ),
+    Variable(
+        name="CAC_RULE", field="rule", parse=str.strip, kind=_is_text, valid=lambda v: v in RULES,
+        rule=f"one of {', '.join(RULES)}", default="variance", mode="both", published=False,
+        meaning="what decides a stop: weight variance as published, a depth schedule (linear), a cosine a layer "
+        "(freezeout), change of gradient norms (gradient_norm), or of representations (plasticity)",
+    ),
+    Variable(
+        name="CAC_RULE_START_ITR", field="rule_start_itr", parse=int, kind=_is_int, valid=lambda v: v >= 0,
+        rule="an integer >= 0", default="0", mode="linear,freezeout,gradient_norm,plasticity", published=False,
+        meaning="linear: nothing stops before it; freezeout: the first layer's learning rate is zero from it on; "
+        "gradient_norm, plasticity: first measurement",
+    ),
+    Variable(
+        name="CAC_RULE_END_ITR", field="rule_end_itr", parse=int, kind=_is_int, valid=lambda v: v >= 1,
+        rule="an integer >= 1", default="not set", mode="linear,freezeout", published=False,
+        meaning="the schedule's last iteration, as a rule the length of the run; must be set for linear and freezeout",
+    ),
+    Variable(
+        name="CAC_RULE_DEPTH", field="rule_depth", parse=float, kind=_is_number, valid=_fraction,
+        rule="in (0, 1]", default="0.5", mode="linear", published=False,
+        meaning="the share of the layers that is stopped at the schedule's end",
+    ),
+    Variable(
+        name="CAC_RULE_CUBIC", field="rule_cubic", parse=_parse_flag, kind=_is_bool, valid=_is_bool,
+        rule="0 or 1", default="0", mode="freezeout", published=False,
+        meaning="layers end at cubed fractions of the run, which keeps late layers longer",
+    ),
+    Variable(
+        name="CAC_RULE_SCALED", field="rule_scaled", parse=_parse_flag, kind=_is_bool, valid=_is_bool,
+        rule="0 or 1", default="0", mode="freezeout", published=False,
+        meaning="a layer that ends early starts with a learning rate as much higher",
+    ),
+    Variable(
+        name="CAC_RULE_INTERVAL", field="rule_interval", parse=int, kind=_is_int, valid=lambda v: v >= 1,
+        rule="an integer >= 1", default="200", mode="gradient_norm,plasticity", published=False,
+        meaning="iterations from one measurement to the next",
+    ),
+    Variable(
+        name="CAC_RULE_PERCENTILE", field="rule_percentile", parse=float, kind=_is_number,
+        valid=lambda v: 0 < v <= 100,
+        rule="in (0, 100]", default="50.0", mode="gradient_norm", published=False,
+        meaning="the first layers stop whose gradient norms change less than this percentile of all layers' changes",
+    ),
+    Variable(
+        name="CAC_RULE_TOLERANCE", field="rule_tolerance", parse=float, kind=_is_number, valid=lambda v: 0 < v < 1,
+        rule="in (0, 1)", default="0.2", mode="plasticity", published=False,
+        meaning="the first layer stops when its plasticity changes at less than this share of its fastest change",
+    ),
+    Variable(
+        name="CAC_RULE_WINDOW", field="rule_window", parse=int, kind=_is_int, valid=lambda v: v >= 2,
+        rule="an integer >= 2", default="5", mode="plasticity", published=False,
+        meaning="measurements that plasticity is averaged over and its slope is fitted to",
+    ),
+    Variable(
+        name="CAC_WATCH", field="watch", parse=_parse_names, kind=_is_names,
+        valid=lambda v: len(v) > 0 and len(set(v)) == len(v) and all(name.isidentifier() for name in v),
+        rule="a comma list of conv, linear or class names of modules, each once", default="conv", mode="both",
+        published=False,
+        meaning="what counts as a layer: convolutions (4-D weights), linear weights, or every module of a class",
+    ),
+    Variable(
+        name="CAC_WHOLE_UNITS", field="whole_units", parse=_parse_flag, kind=_is_bool, valid=_is_bool,
+        rule="0 or 1", default="0", mode="both", published=False,
+        meaning="a layer stops together with its bias and norm, in execution order; needs model=",
+    ),
+    Variable(
+        name="CAC_NORM_STATISTICS", field="norm_statistics", parse=str.strip, kind=_is_text,
+        valid=lambda v: v in NORM_STATISTICS,
+        rule="go_on or hold", default="go_on", mode="both", published=False,
+        meaning="running statistics of batch norms in a stopped prefix go on as published, or hold still; "
+        "hold needs model=",
+    ),
+    Variable(
+        name="CAC_PREFIX_AUTOGRAD", field="prefix_autograd", parse=_parse_flag, kind=_is_bool, valid=_is_bool,
+        rule="0 or 1", default="1", mode="both", published=False,
+        meaning="0: nothing upstream of a stopped layer is kept for a backward pass, left-over parameters included; "
+        "0 needs model=",
+    ),
 )  # fmt: skip
 
 BY_NAME: dict[str, Variable] = {variable.name: variable for variable in VARIABLES}
@@ -181,16 +292,46 @@ class Settings:
     """CAC_VAR_SAMPLES: iterations between decisions, >= 1; None: `braking_distance` if on, else 200 (as published)."""
     braking_distance: int = 0
     """CAC_BRAKING_DISTANCE: iterations of braking before a stop, >= 0; 0 is off."""
+    rule: str = "variance"
+    """CAC_RULE: what decides a stop without manual lists, one of `RULES`."""
+    rule_start_itr: int = 0
+    """CAC_RULE_START_ITR: iteration, >= 0; see the variable for each rule."""
+    rule_end_itr: int | None = None
+    """CAC_RULE_END_ITR: last iteration of a schedule, after `rule_start_itr`; required by linear and freezeout."""
+    rule_depth: float = 0.5
+    """CAC_RULE_DEPTH: linear, share of the layers stopped at the end, in (0, 1]."""
+    rule_cubic: bool = False
+    """CAC_RULE_CUBIC: freezeout, layers end at cubed fractions."""
+    rule_scaled: bool = False
+    """CAC_RULE_SCALED: freezeout, learning rates scaled so that every layer moves as far."""
+    rule_interval: int = 200
+    """CAC_RULE_INTERVAL: gradient_norm and plasticity, iterations between measurements, >= 1."""
+    rule_percentile: float = 50.0
+    """CAC_RULE_PERCENTILE: gradient_norm, in (0, 100]."""
+    rule_tolerance: float = 0.2
+    """CAC_RULE_TOLERANCE: plasticity, share of the fastest change, in (0, 1)."""
+    rule_window: int = 5
+    """CAC_RULE_WINDOW: plasticity, measurements, >= 2."""
+    watch: tuple[str, ...] = ("conv",)
+    """CAC_WATCH: what counts as a layer: ``conv``, ``linear``, or class names of modules."""
+    whole_units: bool = False
+    """CAC_WHOLE_UNITS: a layer stops with its bias and norm, in execution order."""
+    norm_statistics: str = "go_on"
+    """CAC_NORM_STATISTICS: ``go_on`` (published) or ``hold``, in a stopped prefix."""
+    prefix_autograd: bool = True
+    """CAC_PREFIX_AUTOGRAD: False cuts every gradient at the stopped layers, so that nothing before them is kept."""
     reference: bool = False
     """Reproduce the published optimizer's steps, its faults included. No variable; for comparison only."""
 
     def __post_init__(self) -> None:
-        for name in ("stop_layer_num", "stop_layer_itr"):
+        for name in ("stop_layer_num", "stop_layer_itr", "watch"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
+        if isinstance(self.watch, str):
+            object.__setattr__(self, "watch", _parse_names(self.watch))
         for variable in VARIABLES:
             value = getattr(self, variable.field)
-            optional = variable.field in ("stop_layer_num", "stop_layer_itr", "samples")
+            optional = variable.field in ("stop_layer_num", "stop_layer_itr", "samples", "rule_end_itr")
             if not (optional and value is None):
                 variable.check(value)
         if not isinstance(self.reference, bool):
@@ -202,12 +343,39 @@ class Settings:
                 f"{len(layers or ())} layers ({_shown(layers or ())}) and "
                 f"{len(iterations or ())} iterations ({_shown(iterations or ())})"
             )
+        self._check_rule()
+
+    def _check_rule(self) -> None:
+        if self.reference:
+            for variable in VARIABLES:
+                if not variable.published and getattr(self, variable.field) != _DEFAULTS[variable.field]:
+                    raise UserError(
+                        f"reference=True takes the published steps, which know no {variable.name}: leave it at "
+                        f"{variable.default}, got {_shown(getattr(self, variable.field))}"
+                    )
+        if self.stop_layer_num is not None or self.rule not in ("linear", "freezeout"):
+            return
+        if self.rule_end_itr is None:
+            raise UserError(
+                f"CAC_RULE_END_ITR must be set for CAC_RULE={self.rule}: give the length of the run in optimizer steps"
+            )
+        if self.rule_end_itr <= self.rule_start_itr:
+            raise UserError(
+                f"CAC_RULE_END_ITR must be after CAC_RULE_START_ITR ({self.rule_start_itr}), got {self.rule_end_itr}"
+            )
+        if self.rule == "freezeout" and self.braking_distance:
+            raise UserError(
+                "CAC_BRAKING_DISTANCE must be 0 with CAC_RULE=freezeout, whose learning rates fall to zero by "
+                f"themselves, got {self.braking_distance}"
+            )
 
     @property
     def mode(self) -> str:
-        """``manual``, ``auto`` or ``off``."""
+        """``manual``, ``auto`` (the published rule), ``off``, or the name of another rule."""
         if self.stop_layer_num is not None:
             return "manual"
+        if self.rule != "variance":
+            return self.rule
         return "off" if self.start_thr == -1 else "auto"
 
     @property
@@ -262,12 +430,25 @@ class Settings:
         no variable. ``Settings.from_environment(s.to_environment()) == s`` up to `reference` and an unset `samples`,
         which is written out.
         """
-        manual = self.mode == "manual"
         environment = {}
         for variable in VARIABLES:
-            if variable.mode in ("both", "manual" if manual else "auto"):
-                value = self.sampling_interval if variable.field == "samples" else getattr(self, variable.field)
-                environment[variable.name] = (
-                    ",".join(map(str, value)) if manual and isinstance(value, tuple) else str(value)
-                )
+            if variable.mode != "both" and self._mode_of_variables not in variable.mode.split(","):
+                continue
+            value = self.sampling_interval if variable.field == "samples" else getattr(self, variable.field)
+            # Variables that the published library does not know are given only where they change something.
+            if variable.published or value != _DEFAULTS[variable.field]:
+                environment[variable.name] = _as_text(value)
         return environment
+
+    @property
+    def _mode_of_variables(self) -> str:
+        return "auto" if self.mode == "off" else self.mode
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Settings)}

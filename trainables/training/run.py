@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.metrics import METHOD_DEFAULTS
-from trainables.registry import METHODS
+from trainables.registry import METHODS, RunFacts
 from trainables.training.cost import CostTable
 from trainables.training.isolation import isolated
 from trainables.training.memory import peak_bytes, reset_peak
@@ -58,7 +59,8 @@ class TrainingRun:
         self.model = self.workload.make_model().to(self.device)
         self.optimizer = self.workload.make_optimizer(self.model.named_parameters())
         self.scheduler = self.workload.make_scheduler(self.optimizer, self.total_steps)
-        self.method = METHODS[config.method].attach(self.optimizer, config)
+        facts = RunFacts(model=self.model, forward=self._example_forward, total_steps=self.total_steps)
+        self.method = METHODS[config.method].attach(self.optimizer, config, facts)
         self._cost = CostTable(self.workload, self.model)
         warm_up(self.workload, self.model, self.device, config.seed)
         reset_peak(self.device)
@@ -71,6 +73,10 @@ class TrainingRun:
         self._wall_time_before_s = 0.0
         self.row: dict[str, Any] | None = None
         """The last epoch's row; None before the first."""
+
+    def _example_forward(self, model: nn.Module) -> torch.Tensor:
+        batch = next(iter(self.workload.train_batches(0, self.config.seed)))
+        return self.workload.loss(model, tuple(t.to(self.device) for t in batch))
 
     def __enter__(self) -> TrainingRun:
         return self

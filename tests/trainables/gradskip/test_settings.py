@@ -166,4 +166,4 @@ def test_a_layer_number_past_the_last() -> None:
 def test_every_field_but_reference_is_a_variable() -> None:
     fields = {field.name for field in dataclasses.fields(Settings)} - {"reference"}
     assert {variable.field for variable in VARIABLES} == fields
-    assert len(VARIABLES) == 9
+    assert len([variable for variable in VARIABLES if variable.published]) == 9
