@@ -8,6 +8,9 @@ from trainables.errors import unknown_name
 #: Stem and one line on each space; the module holds the rest.
 SPACES: dict[str, str] = {
     "auto_thresholds": "Gradient-Skip in auto mode: the CAC_VAR_* thresholds, timing and braking distance",
+    "braking_distance": "Gradient-Skip in auto mode: the braking distance alone, thresholds held",
+    "manual_layers": "Gradient-Skip in manual mode: how many stops, through which layers, when",
+    "stop_rules": "Gradient-Skip's rules against each other (CAC_RULE), each with its own settings",
 }
 
 __all__ = ["SPACES", "Space", "SpaceContext", "load"]

@@ -23,18 +23,14 @@ BRAKING_CHOICES, LONGEST_BRAKING = 5, 0.1
 
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     """Ask for one configuration."""
-    steps = context.total_steps
-    braking_step = _braking_step(steps)
     return {
-        "CAC_VAR_START_ITR": trial.suggest_int("CAC_VAR_START_ITR", 0, max(1, int(LATEST_START * steps))),
+        "CAC_VAR_START_ITR": trial.suggest_int("CAC_VAR_START_ITR", 0, latest_start(context.total_steps)),
         "CAC_VAR_START_THR": trial.suggest_float("CAC_VAR_START_THR", *THRESHOLDS),
         "CAC_VAR_MT_COUNT_THR": trial.suggest_int("CAC_VAR_MT_COUNT_THR", 0, 20),
         "CAC_VAR_MT_THR": trial.suggest_float("CAC_VAR_MT_THR", *THRESHOLDS),
         "CAC_VAR_SLOPE_THR": trial.suggest_float("CAC_VAR_SLOPE_THR", *THRESHOLDS),
-        "CAC_VAR_SAMPLES": trial.suggest_int("CAC_VAR_SAMPLES", 1, _most_samples(steps), log=True),
-        "CAC_BRAKING_DISTANCE": trial.suggest_int(
-            "CAC_BRAKING_DISTANCE", 0, BRAKING_CHOICES * braking_step, step=braking_step
-        ),
+        "CAC_VAR_SAMPLES": trial.suggest_int("CAC_VAR_SAMPLES", 1, longest_interval(context.total_steps), log=True),
+        "CAC_BRAKING_DISTANCE": suggest_braking(trial, context),
     }
 
 
@@ -47,16 +43,24 @@ def start(context: SpaceContext) -> dict[str, Any]:
         "CAC_VAR_MT_COUNT_THR": 5,
         "CAC_VAR_MT_THR": 0.96,
         "CAC_VAR_SLOPE_THR": 0.98,
-        "CAC_VAR_SAMPLES": min(_most_samples(context.total_steps), max(1, round(200 * scale))),
+        "CAC_VAR_SAMPLES": min(longest_interval(context.total_steps), max(1, round(200 * scale))),
         "CAC_BRAKING_DISTANCE": 0,
     }
 
 
-def _braking_step(steps: int) -> int:
-    return max(1, round(LONGEST_BRAKING * steps / BRAKING_CHOICES))
+def suggest_braking(trial: Suggests, context: SpaceContext) -> int:
+    """Ask for a braking distance: few choices, so that no braking is tried as often as any other."""
+    step = max(1, round(LONGEST_BRAKING * context.total_steps / BRAKING_CHOICES))
+    return trial.suggest_int("CAC_BRAKING_DISTANCE", 0, BRAKING_CHOICES * step, step=step)
 
 
-def _most_samples(steps: int) -> int:
+def latest_start(steps: int) -> int:
+    """The latest first decision of a run."""
+    return max(1, int(LATEST_START * steps))
+
+
+def longest_interval(steps: int) -> int:
+    """The most iterations from one decision to the next."""
     return max(2, steps // 15)
 
 

@@ -1,9 +1,9 @@
-"""What a space is: ranges that may depend on the run, and points that every search begins with."""
+"""What a space is: ranges that may depend on the run, and the point that every search begins with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 
@@ -15,6 +15,8 @@ class SpaceContext:
     """Optimizer steps of the full run."""
     layer_names: tuple[str, ...] = ()
     """Names of the parameters, by layer number."""
+    unit_ends: tuple[int, ...] = ()
+    """Number of the last parameter of each unit that may stop, in order; the model's last unit is not among them."""
 
 
 class Suggests(Protocol):
@@ -32,6 +34,41 @@ class Suggests(Protocol):
         """One of the choices."""
 
 
+class Branch:
+    """A trial whose parameters bear the branch's name: ``linear.CAC_RULE_DEPTH``.
+
+    Branches of a conditional space may ask for one variable in different ranges, and an Optuna parameter should have
+    one range only.
+    """
+
+    def __init__(self, trial: Suggests, name: str) -> None:
+        self._trial = trial
+        self._name = name
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """An integer in [low, high]."""
+        return self._trial.suggest_int(branch_name(self._name, name), low, high, step=step, log=log)
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """A number in [low, high]."""
+        return self._trial.suggest_float(branch_name(self._name, name), low, high, step=step, log=log)
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        """One of the choices."""
+        return self._trial.suggest_categorical(branch_name(self._name, name), choices)
+
+
+def branch_name(branch: str, name: str) -> str:
+    """The parameter of that name in a branch."""
+    return f"{branch}.{name}"
+
+
+def _nothing(context: SpaceContext) -> Sequence[str]:
+    return ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Space:
     """A search space. Its functions are module-level, so that it can travel between processes."""
@@ -41,9 +78,16 @@ class Space:
     method: str
     """The method of its trials (`trainables.registry.METHODS`)."""
     suggest: Callable[[Suggests, SpaceContext], dict[str, Any]]
-    """Ask the trial for values; returns fields of `TrialConfig`."""
+    """Ask the trial for values; returns fields of `TrialConfig`, searched ones and fixed ones."""
     start: Callable[[SpaceContext], Mapping[str, Any]]
-    """Parameters of the trial after the baseline: the method's published defaults, scaled to the run."""
+    """Parameters of the trial after the baseline: the method's published defaults, scaled to the run, where there are
+    any."""
+    start_is_published: bool = True
+    """Whether that trial has the published defaults, so that it may be called so."""
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    """What parameters mean that are no variables, by name without a branch."""
+    notes: Callable[[SpaceContext], Sequence[str]] = _nothing
+    """Lines that a reader of its ranges needs on this run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +106,13 @@ class Range:
     """Whether it is searched on a logarithmic scale."""
     choices: tuple[Any, ...] | None
     """The choices, None for a range."""
+    condition: str = ""
+    """When it is asked for, such as ``CAC_RULE=linear``; empty for always."""
+
+    @property
+    def base_name(self) -> str:
+        """The parameter's name without its branch: the variable that it searches, if it searches one."""
+        return self.name.rpartition(".")[2]
 
     def __str__(self) -> str:
         if self.choices is not None:
@@ -69,30 +120,90 @@ class Range:
         step = f" in steps of {self.step}" if self.step not in (None, 1) else ""
         return f"{self.low} .. {self.high}{step}{' (log)' if self.log else ''}"
 
+    def joined(self, other: Range) -> Range:
+        """Both ranges in one."""
+        if self.choices is not None and other.choices is not None:
+            return replace(self, choices=tuple(dict.fromkeys(self.choices + other.choices)))
+        return replace(self, low=min(self.low, other.low), high=max(self.high, other.high))
+
 
 class _Recorder:
-    """Stands in for an Optuna trial, takes every lower bound and keeps the ranges."""
+    """Stands in for an Optuna trial: takes the forced choices and one end of each range, and keeps the ranges."""
 
-    def __init__(self) -> None:
-        self.ranges: list[Range] = []
+    def __init__(self, forced: Mapping[str, Any], upper: bool) -> None:
+        self._forced = forced
+        self._upper = upper
+        self.ranges: dict[str, Range] = {}
+        self.chosen: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        self.ranges.append(Range(name=name, low=low, high=high, step=step, log=log, choices=None))
-        return low
+        self.ranges[name] = Range(name=name, low=low, high=high, step=step, log=log, choices=None)
+        return high if self._upper else low
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        self.ranges.append(Range(name=name, low=low, high=high, step=step, log=log, choices=None))
-        return low
+        self.ranges[name] = Range(name=name, low=low, high=high, step=step, log=log, choices=None)
+        return high if self._upper else low
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
-        self.ranges.append(Range(name=name, low=None, high=None, step=None, log=False, choices=tuple(choices)))
-        return choices[0]
+        self.ranges[name] = Range(name=name, low=None, high=None, step=None, log=False, choices=tuple(choices))
+        self.chosen[name] = self._forced.get(name, choices[0])
+        return self.chosen[name]
+
+
+def _visits(space: Space, context: SpaceContext, *, upper: bool = False) -> list[_Recorder]:
+    """One run of the space for each combination of choices that it comes to."""
+    waiting: list[dict[str, Any]] = [{}]
+    complete = []
+    while waiting:
+        forced = waiting.pop()
+        recorder = _Recorder(forced, upper)
+        recorder.values = space.suggest(recorder, context)
+        free = next((name for name in recorder.chosen if name not in forced), None)
+        if free is None:
+            complete.append(recorder)
+        else:
+            # Reversed, so that branches are visited in the order of their choices.
+            waiting.extend({**forced, free: choice} for choice in reversed(recorder.ranges[free].choices or ()))
+    return complete
 
 
 def describe(space: Space, context: SpaceContext) -> list[Range]:
-    """The ranges of a space on a run."""
-    recorder = _Recorder()
-    space.suggest(recorder, context)
-    return recorder.ranges
+    """The ranges of a space on a run, those of every branch, each with the condition under which it is asked for."""
+    visits = _visits(space, context)
+    found: dict[str, Range] = {}
+    for visit in visits:
+        for name, seen in visit.ranges.items():
+            found[name] = found[name].joined(seen) if name in found else seen
+    return [replace(seen, condition=_condition(seen, visits)) for seen in found.values()]
+
+
+def _condition(asked: Range, visits: Iterable[_Recorder]) -> str:
+    """The choices that every visit made in which it was asked for, where other choices were open."""
+    having = [visit for visit in visits if asked.name in visit.ranges]
+    parts = []
+    for name, choice in having[0].ranges.items():
+        if name == asked.name:
+            break
+        if choice.choices is None or any(name not in visit.chosen for visit in having):
+            continue
+        taken = {visit.chosen[name] for visit in having}
+        if taken != set(choice.choices):
+            parts.append(f"{name}={' or '.join(str(c) for c in choice.choices if c in taken)}")
+    return " and ".join(parts)
+
+
+def searched_fields(space: Space, context: SpaceContext) -> set[str]:
+    """The fields of `TrialConfig` that the space varies; what it returns beside them is fixed."""
+    values: dict[str, list[Any]] = {}
+    for corner in corners(space, context):
+        for name, value in corner.items():
+            values.setdefault(name, []).append(value)
+    return {name for name, seen in values.items() if any(value != seen[0] for value in seen)}
+
+
+def corners(space: Space, context: SpaceContext) -> list[dict[str, Any]]:
+    """What the space returns at all lower and at all upper bounds, in each branch."""
+    return [visit.values for upper in (False, True) for visit in _visits(space, context, upper=upper)]

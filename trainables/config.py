@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.settings import BY_NAME, Settings
@@ -124,6 +125,20 @@ class TrialConfig:
 def field_names() -> tuple[str, ...]:
     """The hyperparameters, in the order of `TrialConfig`."""
     return tuple(field.name for field in fields(TrialConfig))
+
+
+@cache
+def field_kinds() -> dict[str, type]:
+    """The plain type of every hyperparameter: str, int, float, bool or tuple; None is left out."""
+    kinds = {}
+    for name, hint in get_type_hints(TrialConfig).items():
+        kind = next((part for part in get_args(hint) if part is not type(None)), hint) if _is_union(hint) else hint
+        kinds[name] = get_origin(kind) or kind
+    return kinds
+
+
+def _is_union(hint: Any) -> bool:
+    return type(None) in get_args(hint)
 
 
 def _check_int(name: str, value: Any, low: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 
 import search_spaces
 from search_spaces import SpaceContext
-from search_spaces.space import describe
+from search_spaces.space import corners, describe
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
+from trainables.gradskip.settings import BY_NAME
 from trainables.metrics import ROW
 from trainables.registry import METHODS
 from trainables.training.run import CHECKPOINT_FILE, TrainingRun
@@ -124,35 +126,93 @@ def test_a_checkpoint_that_cannot_be_read_costs_its_epochs_and_nothing_else(dama
         assert facts(run.train_epoch()) == facts(rows[0])
 
 
+LAYERS = tuple(f"layer{i}" for i in range(20))
+#: Models as spaces see them: unknown, without units, with one unit that may stop, with several.
+MODELS: list[dict[str, Any]] = [
+    {},
+    {"layer_names": LAYERS},
+    {"layer_names": LAYERS[:1]},
+    {"layer_names": LAYERS, "unit_ends": (4,)},
+    {"layer_names": LAYERS, "unit_ends": (2, 5, 8, 11, 14)},
+]
+CONTEXTS = [SpaceContext(total_steps=steps, **model) for steps in (1, 7, 300, 28_000, 450_450) for model in MODELS]
+
+
 @pytest.mark.parametrize("name", search_spaces.SPACES)
 def test_every_sampled_key_is_a_field_and_every_sample_a_valid_config(name: str) -> None:
     space = search_spaces.load(name)
     assert space.name == name
     assert space.method in METHODS
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    for steps in (1, 7, 300, 450_450):
-        context = SpaceContext(total_steps=steps, layer_names=tuple(f"layer{i}" for i in range(20)))
-        for _ in range(50):
+    for context in CONTEXTS:
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+        for _ in range(40):
             values = space.suggest(study.ask(), context)
             assert set(values) <= set(field_names())
-            TrialConfig(method=space.method, **values)
-        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+            settings = TrialConfig(method=space.method, **values).gradskip_settings()
+            settings.check_layers(max(1, len(context.layer_names)))
 
 
 @pytest.mark.parametrize("name", search_spaces.SPACES)
-@pytest.mark.parametrize("steps", [1, 7, 300, 28_000, 450_450])
-def test_the_starting_point_lies_inside_the_ranges(name: str, steps: int) -> None:
-    space, context = search_spaces.load(name), SpaceContext(total_steps=steps)
-    start, ranges = space.start(context), describe(space, context)
-    assert set(start) == {found.name for found in ranges}
-    for found in ranges:
-        value = start[found.name]
-        if found.choices is not None:
-            assert value in found.choices
-        else:
-            assert found.low <= value <= found.high, (found.name, value)
-            if found.step not in (None, 1):
-                assert (value - found.low) % found.step == 0
+def test_the_ends_of_the_ranges_are_valid_configs(name: str) -> None:
+    space = search_spaces.load(name)
+    for context in CONTEXTS:
+        for values in corners(space, context):
+            TrialConfig(method=space.method, **values)
+
+
+@pytest.mark.parametrize("name", search_spaces.SPACES)
+def test_every_parameter_that_a_sample_asks_for_is_described(name: str) -> None:
+    space = search_spaces.load(name)
+    for context in CONTEXTS:
+        described = {found.name for found in describe(space, context)}
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+        asked: set[str] = set()
+        for _ in range(60):
+            trial = study.ask()
+            space.suggest(trial, context)
+            asked |= set(trial.params)
+        assert asked <= described
+        if context.total_steps == 300:
+            assert asked == described  # sixty samples come to every branch
+
+
+@pytest.mark.parametrize("name", search_spaces.SPACES)
+def test_the_starting_point_is_what_the_space_asks_for_and_inside_its_ranges(name: str) -> None:
+    space = search_spaces.load(name)
+    for context in CONTEXTS:
+        start = dict(space.start(context))
+        # As a search does it. FixedTrial raises for a parameter that is asked for and not given.
+        study = optuna.create_study()
+        study.enqueue_trial(start)
+        enqueued = study.ask()
+        values = space.suggest(optuna.trial.FixedTrial(start), context)
+        assert space.suggest(enqueued, context) == values
+        assert enqueued.params == start
+        TrialConfig(method=space.method, **values)
+        ranges = {found.name: found for found in describe(space, context)}
+        for parameter, value in start.items():
+            found = ranges[parameter]
+            if found.choices is not None:
+                assert value in found.choices
+            else:
+                assert found.low <= value <= found.high, (parameter, value)
+                if found.step not in (None, 1):
+                    assert (value - found.low) % found.step == 0
+
+
+@pytest.mark.parametrize("name", search_spaces.SPACES)
+def test_a_space_travels_between_processes(name: str) -> None:
+    space = search_spaces.load(name)
+    again = pickle.loads(pickle.dumps(space))
+    assert again == space
+    assert again.notes(CONTEXTS[0]) == space.notes(CONTEXTS[0])
+
+
+@pytest.mark.parametrize("name", search_spaces.SPACES)
+def test_every_parameter_has_a_meaning(name: str) -> None:
+    space = search_spaces.load(name)
+    for found in describe(space, CONTEXTS[-1]):
+        assert found.base_name in BY_NAME or space.meanings[found.base_name]
 
 
 @pytest.mark.parametrize("name", search_spaces.SPACES)

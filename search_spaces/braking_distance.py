@@ -1,0 +1,43 @@
+"""Gradient-Skip in auto mode with everything held but the braking distance, so that its effect alone is seen.
+
+The other variables have the published defaults, iterations scaled to the run; ``search --set`` holds others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from search_spaces import auto_thresholds
+from search_spaces.space import Space, SpaceContext, Suggests
+
+#: The longest distance, as a fraction of the run.
+LONGEST = 0.3
+#: About as many distances are searched; on a short run, every integer.
+GRID = 100
+
+
+def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
+    """Ask for a distance."""
+    longest = max(1, int(LONGEST * context.total_steps))
+    step = max(1, round(longest / GRID))
+    return {
+        # CAC_VAR_SAMPLES is among these: left unset, it would follow the braking distance.
+        **auto_thresholds.start(context),
+        "CAC_BRAKING_DISTANCE": trial.suggest_int("CAC_BRAKING_DISTANCE", 0, longest // step * step, step=step),
+    }
+
+
+def start(context: SpaceContext) -> dict[str, Any]:
+    """The published default: no braking."""
+    return {"CAC_BRAKING_DISTANCE": 0}
+
+
+def notes(context: SpaceContext) -> list[str]:
+    """What is held."""
+    held = {k: v for k, v in auto_thresholds.start(context).items() if k != "CAC_BRAKING_DISTANCE"}
+    return [
+        "held, unless search --set holds other values: " + " ".join(f"{name}={value}" for name, value in held.items())
+    ]
+
+
+SPACE = Space(name="braking_distance", method="gradskip", suggest=suggest, start=start, notes=notes)
