@@ -27,7 +27,7 @@ def loaded_by(statement: str) -> set[str]:
         ("import search_spaces; search_spaces.load('auto_thresholds')", {"torch", "ray", "tune_cac", "analysis"}),
         ("import trainables.config, trainables.metrics", {"torch", "ray", "pandas", "tune_cac", "analysis"}),
         ("from trainables.gradskip import Settings; import trainables.gradskip.machine", {"torch", "ray"}),
-        ("import trainables.training.run; import trainables.gradskip.sgd", {"ray", "pandas", "tune_cac", "analysis"}),
+        ("import trainables.training.run; import trainables.gradskip.optimizers", {"ray", "pandas", "tune_cac", "analysis"}),
         ("import tune_cac; dir(tune_cac)", {"torch", "ray", "pandas", "optuna"}),
         ("import tune_cac as cac; cac.gradskip.SGD", {"ray", "pandas", "optuna"}),
         (

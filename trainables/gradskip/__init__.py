@@ -1,7 +1,8 @@
 """CAC Gradient-Skip: drop-in optimizers that stop layers which have converged.
 
     import tune_cac as cac
-    optimizer = cac.gradskip.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = cac.gradskip.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    optimizer = cac.gradskip.wrap(any_optimizer, model=model)
 
 Settings, rules and the state machine import no torch; the optimizers load it when they are first asked for.
 """
@@ -10,18 +11,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainables.gradskip.settings import VARIABLES, Settings
+from trainables.gradskip.settings import RULES, VARIABLES, Settings
 
 if TYPE_CHECKING:
     from trainables.gradskip.controller import GradientSkip, StopEvent
-    from trainables.gradskip.sgd import SGD
+    from trainables.gradskip.data_parallel import DistributedDataParallel
+    from trainables.gradskip.forward_cache import ForwardCache
+    from trainables.gradskip.optimizers import SGD, Adam, AdamW, wrap
+    from trainables.gradskip.record import Recorder, record
 
-__all__ = ["SGD", "Settings", "GradientSkip", "StopEvent", "VARIABLES"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "wrap",
+    "Settings",
+    "DistributedDataParallel",
+    "ForwardCache",
+    "record",
+    "Recorder",
+    "GradientSkip",
+    "StopEvent",
+    "RULES",
+    "VARIABLES",
+]
 
 _HOMES = {
-    "SGD": "trainables.gradskip.sgd",
-    "GradientSkip": "trainables.gradskip.controller",
-    "StopEvent": "trainables.gradskip.controller",
+    "SGD": "optimizers",
+    "Adam": "optimizers",
+    "AdamW": "optimizers",
+    "wrap": "optimizers",
+    "GradientSkip": "controller",
+    "StopEvent": "controller",
+    "DistributedDataParallel": "data_parallel",
+    "ForwardCache": "forward_cache",
+    "Recorder": "record",
+    "record": "record",
 }
 
 
@@ -30,7 +55,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    # The function takes the place of the submodule of the same name, which the import has just put here.
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

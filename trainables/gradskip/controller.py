@@ -1,25 +1,32 @@
 """Gradient-Skip attached to a torch optimizer: what surrounds its own step.
 
-torch's step stays untouched, foreach and fused paths included. A hook before it asks the state machine what this
-step does and, while a layer brakes, splits the parameter groups so that the braking parameters have their own
-learning rate; a hook after it puts the groups back and lets the stopped parameters go. With nothing to do the two
-hooks are a counter and two comparisons.
+torch's step stays untouched, foreach, fused and capturable paths included. A hook before it asks the state machine
+what this step does and arranges for scaled updates; a hook after it puts everything back and lets the stopped
+parameters go. With nothing to do the two hooks are a counter and three comparisons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainables.errors import UserError
+from trainables.gradskip.checks import never_fires
+from trainables.gradskip.choice import make_rule
+from trainables.gradskip.layers import LayerPlan, Unit, make_plan, numbered, unwrap
 from trainables.gradskip.machine import SkipMachine, StepPlan
-from trainables.gradskip.rules import make_rule
+from trainables.gradskip.prefix import PrefixModules
+from trainables.gradskip.scaling import MovedBack, is_linear_in_lr, split_groups
 from trainables.gradskip.settings import Settings
+from trainables.gradskip.signals import GradientNormSignal, PlasticitySignal, Signal, VarianceSignal
+from trainables.gradskip.trace import ForwardHook, ModelTrace, trace_model
 
 #: The key under which an optimizer's ``state_dict()`` carries the rule's state.
 STATE_KEY = "gradskip"
@@ -32,187 +39,510 @@ class StopEvent:
     iteration: int
     """Optimizer steps before the one that decided, from 0."""
     layer: int
-    """Index of the parameter; it and every one before it stop."""
+    """The layer's number; it and everything before it stop."""
     name: str | None
-    """The parameter's name, where the optimizer was given named parameters."""
+    """The parameter's name, where a model or named parameters were given."""
     ratio: float | None
-    """Weight variance over its peak; None in manual mode."""
+    """What the threshold was compared with, such as weight variance over its peak; None where nothing is measured."""
     rule: str
-    """``start``, ``mountain``, ``slope`` or ``manual``."""
-
-
-def watched_layers(parameters: Sequence[Tensor]) -> list[int]:
-    """Indices of the parameters that the auto rule watches: convolution weights, which are 4-D, as published."""
-    return [index for index, parameter in enumerate(parameters) if parameter.dim() == 4]
+    """``start``, ``mountain``, ``slope``, ``manual``, or the name of another rule."""
 
 
 class GradientSkip:
     """The record and the control of Gradient-Skip on one optimizer.
 
     Args:
-        optimizer: a torch optimizer whose update is linear in its group's ``lr``. Parameters are numbered in the
-            order in which they were given to it, through all groups.
+        optimizer: any torch optimizer that leaves parameters without a gradient alone (all of torch's but LBFGS).
         settings: None reads the ``CAC_*`` variables now.
+        model: owner of the parameters. Gives the numbering (its order of ``parameters()``, whatever the groups are),
+            names, whole units, and the check of what is left training before stopped layers. Data-parallel and
+            compiled wrappers are looked through.
+        example_inputs: how to run the model once to see its execution order: a tensor or tuple of positional inputs,
+            or a function of the model. None takes the inputs of the first training step as they come by, which a
+            model under `torch.compile` hides unless the compiled module is the one given.
+        total_steps: length of the run, only to warn of settings that can never fire in it.
+
+    Attributes:
+        settings: as given.
+        events: every stop decision so far, a list of `StopEvent`.
+        parameters: by number.
+        names: of them, or None.
 
     Raises:
-        UserError: invalid settings, or a layer number past the last parameter.
+        UserError: invalid settings, a layer number past the last parameter, a parameter in two groups, no parameter,
+            an optimizer that mixes parameters (LBFGS), one that is wrapped already, or a setting that needs a model.
     """
 
-    def __init__(self, optimizer: Optimizer, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        settings: Settings | None = None,
+        *,
+        model: nn.Module | None = None,
+        example_inputs: Any = None,
+        total_steps: int | None = None,
+    ) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UserError(
+                "Gradient-Skip needs an optimizer that leaves parameters without gradient alone, got LBFGS, which "
+                "moves all parameters together: use SGD, Adam, AdamW or another first-order one"
+            )
+        if isinstance(getattr(optimizer, "gradskip", None), GradientSkip):
+            raise UserError("this optimizer has Gradient-Skip already: wrap it once")
         self.optimizer = optimizer
         self.settings = Settings.from_environment() if settings is None else settings
         self.events: list[StopEvent] = []
-        self._plan: StepPlan | None = None
-        self._groups_to_restore: list[dict[str, Any]] | None = None
+        self.process_group: Any = None
+        """The processes that decide as one; set by `DistributedDataParallel`."""
+        self.on_stop: list[Callable[[], None]] = []
+        """Called after the set of stopped parameters has changed."""
+        self._model = None if model is None else unwrap(model)
+        self._check_needs_model()
+        self._total_steps = total_steps
+        self._trace: ModelTrace | None = None
+        self._forward_hook = ForwardHook()
+        self._input_hook = ForwardHook()
+        self._step_plan: StepPlan | None = None
+        self._whole_groups: list[dict[str, Any]] | None = None
+        self._moved_back: MovedBack | None = None
         self._decision_lrs: list[Any] = []
-        self._bind()
+        self._skipped_on_device: Tensor | None = None
+        self._expected: set[int] = set()
+        self._warned: set[str] = set()
+        self._pending: dict[str, Any] | None = None
+        self.bind()
+        if self._model is not None and self._wants_trace():
+            if example_inputs is not None:
+                self._see_execution(_as_forward(example_inputs))
+            else:
+                self._forward_hook = ForwardHook(self._first_forward)
+                self._forward_hook.watch(*_wrappers(model))
+        if isinstance(self._signal, PlasticitySignal):
+            self._input_hook = ForwardHook(self._take_inputs)
+            self._input_hook.watch(*_wrappers(model))
+        self._warn_if_never_fires()
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         optimizer.register_state_dict_post_hook(lambda _, state: {**state, STATE_KEY: self.state_dict()})
         optimizer.register_load_state_dict_post_hook(lambda _: self._load_pending())
         optimizer.register_load_state_dict_pre_hook(lambda _, state: self._remember(state))
-        self._pending: dict[str, Any] | None = None
 
-    def _bind(self) -> None:
+    # --- what is numbered how ---------------------------------------------------------------------------------------
+
+    def bind(self) -> None:
+        """Number the optimizer's parameters, before the first step."""
         groups = self.optimizer.param_groups
-        self.parameters: list[Tensor] = [p for group in groups for p in group["params"]]
-        self.names: list[str] | None = None
-        if all("param_names" in group for group in groups):
-            self.names = [name for group in groups for name in group["param_names"]]
+        self.parameters, self.names = numbered(groups, self._model)
+        if len(groups) > 1 and self._model is None and self.settings.mode != "off":
+            self._warn_once(
+                "groups",
+                f"parameters came in {len(groups)} groups and no model: layers are numbered through the groups; "
+                "give model= to number them in the model's order",
+            )
         self.settings.check_layers(len(self.parameters))
-        self._ours: set[int] = set()  # indices whose requires_grad we switched off
+        self._trains = [p.requires_grad for p in self.parameters]  # as the user wants it, without stops
+        self._ours: set[int] = set()  # numbers whose requires_grad we switched off
+        self._held: int | None = None  # the one parameter kept in the graph when everything is stopped
+        self._prefix = PrefixModules(self._model, self.parameters, self.settings)
+        self._set_plan(
+            make_plan(self.parameters, self.settings.watch, model=self._model, whole_units=self.settings.whole_units)
+        )
+
+    def _set_plan(self, plan: LayerPlan) -> None:
+        """Take a plan, and a machine that has not begun."""
+        self.plan = plan
+        settings = self.settings
+        stoppable = plan.units if settings.reference else plan.without_last(lambda n: self._trains[n])
+        self._stoppable = len(stoppable)
+        self._unit_at: dict[int, Unit] = {unit.end: unit for unit in plan.units}
+        manual = None
+        if settings.stop_layer_num is not None:
+            manual = [plan.position_of_stop(number) for number in settings.stop_layer_num]
         double = any(p.dtype == torch.float64 for p in self.parameters)
-        rule = make_rule(self.settings, watched_layers(self.parameters), single_precision=not double)
-        self.machine = SkipMachine(self.settings, rule)
-        self._quiet_until = self.machine.quiet_until()
+        rule = make_rule(
+            settings,
+            [unit.end for unit in plan.units],
+            stoppable=len(stoppable),
+            manual=manual,
+            single_precision=not double,
+        )
+        self.machine = SkipMachine(settings, rule)
+        self._signal = self._make_signal()
+        self._refresh()
+
+    def _make_signal(self) -> Signal:
+        if self.settings.mode == "gradient_norm":
+            return GradientNormSignal(self.parameters)
+        if self.settings.mode == "plasticity":
+            assert self._model is not None
+            return PlasticitySignal(self.parameters, self._model)
+        return VarianceSignal(self.parameters, reference=self.settings.reference)
+
+    def _check_needs_model(self) -> None:
+        settings = self.settings
+        for field, wanted in (
+            ("norm_statistics", settings.norm_statistics == "hold"),
+            ("prefix_autograd", not settings.prefix_autograd),
+            ("rule", settings.mode == "plasticity"),
+        ):
+            if wanted and self._model is None:
+                value = getattr(settings, field)
+                text = int(value) if isinstance(value, bool) else value
+                raise UserError(f"CAC_{field.upper()}={text} looks into the model: give model=")
+
+    def _wants_trace(self) -> bool:
+        return self.settings.mode != "off" and not any(hasattr(p, "full_tensor") for p in self.parameters)
+
+    def _first_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._forward_hook.remove()
+        self._see_execution(lambda model: model(*args, **kwargs))
+
+    def _see_execution(self, forward: Callable[[nn.Module], Any]) -> None:
+        assert self._model is not None
+        try:
+            self._trace = trace_model(self._model, self.parameters, forward)
+        except Exception as error:  # noqa: BLE001 - any model may raise anything; training itself will say what
+            warnings.warn(f"the execution order of the layers could not be seen: {error}", stacklevel=3)
+            return
+        if self.settings.whole_units and self.machine.iteration == 0:
+            self._set_plan(
+                make_plan(self.parameters, self.settings.watch, model=self._model, whole_units=True, trace=self._trace)
+            )
+        if self.stopped_through >= 0:  # resumed before the first forward pass
+            self._stop(self.stopped_through)
+
+    def _warn_if_never_fires(self) -> None:
+        watched = {id(self.parameters[n]) for unit in self.plan.units for n in unit.watched}
+        decays = [
+            float(group["weight_decay"])
+            for group in self.optimizer.param_groups
+            if "weight_decay" in group and any(id(p) in watched for p in group["params"])
+        ]
+        reason = never_fires(
+            self.settings,
+            units=len(self.plan.units),
+            stoppable=self._stoppable,
+            weight_decays=decays or None,
+            total_steps=self._total_steps,
+        )
+        if reason is not None:
+            self._warn_once("never", f"Gradient-Skip will stop nothing: {reason}")
+
+    def _warn_once(self, key: str, message: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            warnings.warn(message, stacklevel=2)
+
+    # --- what is known ----------------------------------------------------------------------------------------------
 
     @property
     def stopped_through(self) -> int:
-        """Index of the last stopped parameter; -1 for none."""
+        """Position of the last stopped parameter; its number, unless whole units stop. -1 for none."""
         return self.machine.stopped_through
 
     @property
+    def stopped(self) -> tuple[int, ...]:
+        """Numbers of the stopped parameters, ascending."""
+        return tuple(sorted(self._stopped_numbers(self.stopped_through)))
+
+    @property
     def iteration(self) -> int:
-        """Optimizer steps so far."""
+        """Optimizer steps so far that were really taken."""
+        self._settle()
         return self.machine.iteration
 
-    def _variance(self, index: int) -> float:
-        weight = self.parameters[index].detach()
-        if not self.settings.reference and weight.dtype in (torch.float16, torch.bfloat16):
-            weight = weight.float()  # 8 bits of mantissa cannot tell a ratio of 0.98 from 1
-        return float(torch.var(weight))
+    def left_upstream(self) -> list[str]:
+        """Names of parameters that still train and whose gradients pass through stopped layers.
 
-    def _before_step(self, *_: Any) -> None:
-        if self.machine.iteration < self._quiet_until:  # nothing stopped, braking or due: count and go
-            self.machine.iteration += 1
-            return
-        if self._plan is not None:  # the step before raised, so its hook after never ran
-            self._after_step()
-        if self.stopped_through >= 0 and not self.settings.reference:
-            self._drop_gradients()
-        plan = self._plan = self.machine.step(self._variance)
-        self._quiet_until = self._next_busy()
-        if plan.decision is not None:
-            layer = plan.decision.layer
-            self.events.append(
-                StopEvent(
-                    iteration=self.machine.iteration - 1,
-                    layer=layer,
-                    name=None if self.names is None else self.names[layer],
-                    ratio=plan.decision.ratio,
-                    rule=plan.decision.rule,
-                )
-            )
-            self._decision_lrs = [_plain(group["lr"]) for group in self.optimizer.param_groups]
-        if plan.braking is not None or (self.settings.reference and self._holds_stopped()):
-            self._split_groups(plan)
+        Each of them makes the backward pass run on through the layers that are stopped. Empty where the execution
+        order is not known, because no model was given or no training step has run.
+        """
+        if self._trace is None:
+            return []
+        left = self._trace.left_upstream(set(self.stopped))
+        return [self._name(n) for n in sorted(left) if self.parameters[n].requires_grad]
 
-    def _next_busy(self) -> int:
-        # Once layers are stopped every step looks after them, so no step is quiet.
-        return self.machine.quiet_until() if self.stopped_through < 0 else 0
+    def _name(self, number: int) -> str:
+        return f"parameter {number}" if self.names is None else self.names[number]
+
+    def _stopped_numbers(self, through: int) -> set[int]:
+        numbers = set(self.plan.order[: through + 1])
+        if numbers and not self.settings.prefix_autograd and self._trace is not None:
+            numbers |= self._trace.left_upstream(numbers)
+        return numbers
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """What the next step has to look at, after anything has changed."""
+        self._due = self.machine.quiet_until()
+        if self._holds_stopped():
+            self._due = 0
+        self._clean = self.machine.stopped_through >= 0 and not self.settings.reference
+        self._busy = self._clean or self._signal.every_step or self._step_plan is not None
 
     def _holds_stopped(self) -> bool:
         # Published: with a braking distance, stopped layers step with a factor of 0 for ever after.
-        return self.machine.distance > 0 and self.machine.stopped_through >= 0
+        return self.settings.reference and self.machine.distance > 0 and self.machine.stopped_through >= 0
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        machine = self.machine
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is None and not self._busy and machine.iteration < self._due:  # count and go
+            machine.iteration += 1
+            return
+        self._busy_step(found_inf, args, kwargs)
+
+    def _busy_step(self, found_inf: Tensor | None, args: Any, kwargs: Any) -> None:
+        if self._step_plan is not None:  # the step before raised, so its hook after never ran
+            self._after_step()
+        if self._clean:
+            self._drop_gradients()
+            if self._expected and not _has_closure(args, kwargs):
+                self._tell_lost_gradients()
+        if self._signal.every_step:
+            units = [unit for unit in self.plan.units if unit.end > self.stopped_through]
+            self._signal.observe(units, getattr(self.optimizer, "grad_scale", None), found_inf)
+        if found_inf is not None and self._skipped(found_inf):
+            return
+        machine = self.machine
+        if machine.iteration < self._due:
+            machine.iteration += 1
+            if self._held is not None and _has_closure(args, kwargs):
+                self._scale([(range(len(self.parameters)), 0.0)])
+            return
+        plan = self._decide()
+        if plan.scaled or self._holds_stopped():
+            self._scale(plan.scaled)
+
+    def _decide(self) -> StepPlan:
+        machine = self.machine
+        iteration = machine.iteration
+        looks = machine.braking_through < 0 and machine.rule.next_due(iteration) == iteration
+        plan = self._step_plan = machine.step(self._signal_of)
+        if looks:
+            self._signal.measured()
+        self._refresh()
+        if plan.decision is not None:
+            self._record(iteration, plan)
+        return plan
+
+    def _record(self, iteration: int, plan: StepPlan) -> None:
+        decision = plan.decision
+        assert decision is not None
+        number = self._number_of_decision(decision.layer, decision.rule)
+        self.events.append(
+            StopEvent(
+                iteration=iteration,
+                layer=number,
+                name=None if self.names is None else self.names[number],
+                ratio=decision.ratio,
+                rule=decision.rule,
+            )
+        )
+        self._decision_lrs = [_plain(group["lr"]) for group in self.optimizer.param_groups if "lr" in group]
+
+    def _number_of_decision(self, position: int, rule: str) -> int:
+        if rule == "manual":
+            assert self.settings.stop_layer_num is not None
+            done = sum(event.rule == "manual" for event in self.events)
+            return self.settings.stop_layer_num[done]
+        return self._unit_at[position].number
+
+    def _signal_of(self, position: int) -> float:
+        value = self._signal.measure(self._unit_at[position])
+        if self.process_group is not None:
+            # One process measures for all: a last bit that differs must not stop a layer on some of them.
+            value = value.detach().clone()
+            source = torch.distributed.get_global_rank(self.process_group, 0)
+            torch.distributed.broadcast(value, source, group=self.process_group)
+        number = float(value)  # the step's one host-device synchronization
+        if math.isnan(number) and self.settings.mode != "plasticity":
+            name = self._name(self._unit_at[position].number)
+            self._warn_once("nan", f"the weights of {name} hold a NaN: their variance is NaN and stops nothing")
+        return number
+
+    def _skipped(self, found_inf: Tensor) -> bool:
+        """Whether GradScaler lets this fused step do nothing, which is then no iteration.
+
+        Away from decisions skipped steps are only summed up on the device; the sum is read when a decision is near.
+        """
+        if self.machine.iteration < self._due:
+            total = self._skipped_on_device
+            self._skipped_on_device = found_inf.detach().clone() if total is None else total.add_(found_inf)
+            return False
+        self._settle()
+        if self.machine.iteration < self._due:
+            self._skipped_on_device = found_inf.detach().clone()
+            return False
+        return bool(found_inf)
+
+    def _settle(self) -> None:
+        """Take the skipped steps that the device knows of out of the count."""
+        if self._skipped_on_device is not None:
+            self.machine.iteration -= round(float(self._skipped_on_device))
+            self._skipped_on_device = None
+
+    def _scale(self, scaled: Sequence[tuple[range, float]]) -> None:
+        """Arrange for this step's updates of some positions to be multiplied."""
+        factor_at: dict[int, float] = {}
+        for positions, factor in scaled:
+            factor_at.update({id(self.parameters[self.plan.order[place]]): factor for place in positions})
+        groups = self.optimizer.param_groups
+        if self.settings.reference:
+            for place in range(self.stopped_through + 1):
+                factor_at.setdefault(id(self.parameters[place]), 0.0)
+            bases = self._decision_lrs
+        elif is_linear_in_lr(self.optimizer):
+            bases = [group["lr"] for group in groups]
+        else:
+            trained = [p for p in self.parameters if id(p) in factor_at and p.requires_grad]
+            self._moved_back = MovedBack([(p, factor_at[id(p)]) for p in trained])
+            self._step_plan = self._step_plan or StepPlan()
+            self._busy = True
+            return
+        self._whole_groups = groups
+        self._step_plan = self._step_plan or StepPlan()
+        self._busy = True
+        self.optimizer.param_groups = split_groups(groups, lambda p: factor_at.get(id(p)), bases)
 
     def _after_step(self, *_: Any) -> None:
-        if self._plan is None:
+        plan = self._step_plan
+        if plan is None:
             return
-        if self._groups_to_restore is not None:
-            self._restore_groups()
-        plan, self._plan = self._plan, None
+        self._step_plan = None
+        if self._whole_groups is not None:
+            self.optimizer.param_groups, self._whole_groups = self._whole_groups, None
+        if self._moved_back is not None:
+            self._moved_back.scale()
+            self._moved_back = None
         if plan.stop_through is not None:
+            if not self.settings.reference and self.settings.prefix_autograd:
+                self._expected = {n for n, p in enumerate(self.parameters) if p.grad is not None}
             self._stop(plan.stop_through)
+            self._tell_what_is_left()
+        self._refresh()
 
-    def _split_groups(self, plan: StepPlan) -> None:
-        """Give braking parameters groups of their own for one step, with their learning rate multiplied."""
-        groups = self.optimizer.param_groups
-        braking = plan.braking if plan.braking is not None else range(0)
-        split: list[dict[str, Any]] = []
-        index = 0
-        for group, decision_lr in zip(groups, self._decision_lrs, strict=True):
-            parts: dict[str, list[Tensor]] = {"held": [], "braking": [], "free": []}
-            for parameter in group["params"]:
-                part = "free"
-                if index in braking:
-                    part = "braking"
-                elif self.settings.reference and index <= self.machine.stopped_through:
-                    part = "held"
-                parts[part].append(parameter)
-                index += 1
-            base = decision_lr if self.settings.reference else group["lr"]
-            for part, lr in (("held", base * 0.0), ("braking", base * plan.factor), ("free", group["lr"])):
-                if parts[part]:
-                    split.append({**group, "params": parts[part], "lr": lr})
-        self._groups_to_restore = groups
-        self.optimizer.param_groups = split
-
-    def _restore_groups(self) -> None:
-        assert self._groups_to_restore is not None
-        self.optimizer.param_groups = self._groups_to_restore
-        self._groups_to_restore = None
+    # --- a stop -----------------------------------------------------------------------------------------------------
 
     def _stop(self, through: int) -> None:
-        for index in range(through + 1):
-            parameter = self.parameters[index]
-            if parameter.requires_grad:
+        stopped = self._stopped_numbers(through)
+        keep = None
+        if not self.settings.reference and not any(
+            trains for number, trains in enumerate(self._trains) if number not in stopped
+        ):
+            # A loss that needs no gradient at all raises in backward(), and GradScaler wants to see one.
+            keep = max((n for n in stopped if self._trains[n]), key=self.plan.order.index, default=None)
+        for number in sorted(stopped):
+            parameter = self.parameters[number]
+            if number == keep:
+                self._held = number
+            elif parameter.requires_grad:
                 parameter.requires_grad_(False)
-                self._ours.add(index)
+                self._ours.add(number)
             if not self.settings.reference:
                 parameter.grad = None
                 self.optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
+        self._prefix.stop(stopped)
+        for told in self.on_stop:
+            told()
+
+    def _tell_what_is_left(self) -> None:
+        stopped = set(self.stopped)
+        if not any(trains for number, trains in enumerate(self._trains) if number not in stopped):
+            self._warn_once("all", "every parameter of this optimizer is stopped: training goes on with nothing to do")
+        left = self.left_upstream()
+        if left:
+            shown = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+            self._warn_once(
+                "left " + ",".join(left),
+                f"{shown} still train{'s' if len(left) == 1 else ''} before stopped layers, so the backward pass runs "
+                "on through them: CAC_WHOLE_UNITS=1 stops layers with their norms in execution order, "
+                "CAC_PREFIX_AUTOGRAD=0 stops whatever is left",
+            )
+        if self.process_group is None and _several_processes() and not hasattr(self.parameters[0], "full_tensor"):
+            self._warn_once(
+                "processes",
+                "a layer stopped in one of several processes, which torch's DistributedDataParallel does not expect: "
+                "use tune_cac.gradskip.DistributedDataParallel(model, optimizer)",
+            )
+
+    def _tell_lost_gradients(self) -> None:
+        """In the first step after a stop: whoever had a gradient before it and has not stopped must have one still."""
+        alive = self._expected - set(self.stopped)
+        self._expected = set()
+        lost = [self._name(n) for n in sorted(alive) if self.parameters[n].grad is None]
+        if lost:
+            self._warn_once(
+                "lost",
+                f"{lost[0]}{f' and {len(lost) - 1} more' if len(lost) > 1 else ''} had a gradient before the last stop "
+                "and none after it. Reentrant activation checkpointing does that behind a stopped prefix: use "
+                "checkpoint(..., use_reentrant=False). (A layer that a step may leave out is no reason to worry.)",
+            )
 
     def _drop_gradients(self) -> None:
         # A backward pass through a graph built before the stop (gradient accumulation, a retained graph) still
-        # reaches stopped parameters.
-        for parameter in self.parameters[: self.stopped_through + 1]:
+        # reaches stopped parameters, and the held one goes on getting a gradient.
+        for number in self.plan.order[: self.machine.stopped_through + 1]:
+            parameter = self.parameters[number]
             if parameter.grad is not None:
                 parameter.grad = None
 
+    # --- inputs for plasticity --------------------------------------------------------------------------------------
+
+    def _take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.machine.iteration >= self._due and isinstance(self._signal, PlasticitySignal):
+            self._signal.inputs = (args, kwargs)
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
     def state_dict(self) -> dict[str, Any]:
-        """The whole rule's state in plain types (``torch.load(weights_only=True)`` reads them)."""
+        """The whole rule's state in plain types and tensors (``torch.load(weights_only=True)`` reads them)."""
+        self._settle()
         return {
             "machine": self.machine.state_dict(),
             "events": [asdict(event) for event in self.events],
             "decision_lrs": list(self._decision_lrs),
+            "signal": self._signal.state_dict(),
+            "trains": list(self._trains),
+            "order": list(self.plan.order),
+            "units": [[unit.number, list(unit.watched), unit.end] for unit in self.plan.units],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state: iteration, peaks, braking; parameters stop or train again accordingly."""
-        self.machine.load_state_dict(state["machine"])
-        if self.stopped_through >= len(self.parameters):
+        """Continue from a state: iteration, peaks, braking; parameters stop or train again accordingly.
+
+        Raises:
+            UserError: the state is of an optimizer with another number of parameters.
+        """
+        if len(state["order"]) != len(self.parameters):
             raise UserError(
-                f"the state to load has parameters 0..{self.stopped_through} stopped, but this optimizer has "
+                f"the state to load is of {len(state['order'])} parameters, but this optimizer has "
                 f"{len(self.parameters)}: load it into the model that it was saved from"
             )
-        self._quiet_until = self._next_busy()
+        self._skipped_on_device = None
+        self._trains = [bool(trains) for trains in state["trains"]]
+        self._set_plan(
+            LayerPlan(
+                order=tuple(state["order"]),
+                units=tuple(Unit(number=n, watched=tuple(w), end=e) for n, w, e in state["units"]),
+                whole_units=self.settings.whole_units,
+            )
+        )
+        self.machine.load_state_dict(state["machine"])
+        self._signal.load_state_dict(state["signal"])
         self.events = [StopEvent(**event) for event in state["events"]]
         self._decision_lrs = list(state["decision_lrs"])
-        for index in list(self._ours):
-            if index > self.stopped_through:
-                self.parameters[index].requires_grad_(True)
-                self._ours.discard(index)
+        stopped = set(self.stopped)
+        for number, parameter in enumerate(self.parameters):
+            # Also into a model that is partly stopped: what the saved run trained at this point trains again.
+            if number not in stopped and self._trains[number] and not parameter.requires_grad:
+                parameter.requires_grad_(True)
+        self._ours &= stopped
+        self._held = None
+        self._prefix.release(stopped)
         self._stop(self.stopped_through)
+        self._refresh()
 
     def _remember(self, state: dict[str, Any]) -> None:
         self._pending = state.get(STATE_KEY)
@@ -226,3 +556,34 @@ class GradientSkip:
 
 def _plain(lr: Any) -> Any:
     return lr.detach().clone() if isinstance(lr, Tensor) else lr
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    # args holds the optimizer itself first.
+    return any(callable(a) for a in args[1:]) or callable(kwargs.get("closure"))
+
+
+def _several_processes() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _as_forward(example: Any) -> Callable[[nn.Module], Any]:
+    if isinstance(example, Tensor):
+        return lambda model: model(example)
+    if isinstance(example, (tuple, list)):
+        return lambda model: model(*example)
+    if callable(example):
+        forward: Callable[[nn.Module], Any] = example
+        return forward
+    raise UserError(
+        "example_inputs must be a tensor, a tuple of inputs, or a function that runs the model, got "
+        f"{type(example).__name__}"
+    )
+
+
+def _wrappers(model: nn.Module | None) -> list[nn.Module]:
+    """The model given and every wrapper inside it, down to the model itself."""
+    assert model is not None
+    inner = unwrap(model)
+    return [model] if model is inner else [model, inner]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainables.gradskip.braking import braking_factor
-from trainables.gradskip.rules import Decision, StopRule, VarianceOf, make_rule
+from trainables.gradskip.choice import make_rule
+from trainables.gradskip.rules import Decision, SignalOf, StopRule
 from trainables.gradskip.settings import Settings
 
 
@@ -17,12 +18,10 @@ class StepPlan:
 
     decision: Decision | None = None
     """A stop decided at the start of this step."""
-    braking: range | None = None
-    """Parameters whose learning rate is multiplied by `factor` in this step."""
-    factor: float = 1.0
-    """The braking factor, in [0, 1)."""
+    scaled: tuple[tuple[range, float], ...] = ()
+    """Positions whose update is multiplied in this step, and by what: [0, 1) while braking."""
     stop_through: int | None = None
-    """After this step's update, parameters 0..this need no gradient any more."""
+    """After this step's update, the parameters at positions 0..this need no gradient any more."""
 
 
 #: The plan of a step at which nothing happens: one object, so that the ordinary step allocates nothing.
@@ -38,33 +37,43 @@ class SkipMachine:
         self.iteration = 0
         """Steps begun so far; the next step has this number."""
         self.stopped_through = -1
-        """Index of the last stopped parameter, -1 for none."""
+        """Position of the last stopped parameter, -1 for none."""
         self.braking_through = -1
-        """Index of the last braking parameter while a layer brakes, else -1."""
+        """Position of the last braking parameter while a layer brakes, else -1."""
         self.braking_count = 0
 
-    def step(self, variance_of: VarianceOf) -> StepPlan:
+    def step(self, signal_of: SignalOf) -> StepPlan:
         """Begin the step of number `iteration`."""
         iteration = self.iteration
         self.iteration += 1
         decision = None
         if self.braking_through < 0:
-            decision = self.rule.decide(iteration, variance_of)
-            if decision is None:
-                return ORDINARY
-            if self.distance == 0:
+            scaled = self._scaled_by_rule(iteration)
+            decision = self.rule.decide(iteration, signal_of)
+            if self.distance == 0 or decision is None:
+                if decision is None:
+                    return StepPlan(scaled=scaled) if scaled else ORDINARY
                 self.stopped_through = max(self.stopped_through, decision.layer)
-                return StepPlan(decision=decision, stop_through=self.stopped_through)
+                return StepPlan(decision=decision, scaled=scaled, stop_through=self.stopped_through)
             self.braking_through = decision.layer
             self.braking_count = self.distance
         self.braking_count -= 1
         braking = range(self.stopped_through + 1, self.braking_through + 1)
         factor = braking_factor(self.braking_count, self.distance)
+        scaled = ((braking, factor),)
         if self.braking_count > 0:
-            return StepPlan(decision=decision, braking=braking, factor=factor)
+            return StepPlan(decision=decision, scaled=scaled)
         self.stopped_through = max(self.stopped_through, self.braking_through)
         self.braking_through = -1
-        return StepPlan(decision=decision, braking=braking, factor=factor, stop_through=self.stopped_through)
+        return StepPlan(decision=decision, scaled=scaled, stop_through=self.stopped_through)
+
+    def _scaled_by_rule(self, iteration: int) -> tuple[tuple[range, float], ...]:
+        scaled = []
+        begin = self.stopped_through + 1
+        for through, factor in self.rule.factors(iteration):
+            scaled.append((range(begin, through + 1), factor))
+            begin = through + 1
+        return tuple(scaled)
 
     def quiet_until(self) -> int:
         """Steps numbered below this have nothing to do: `step` would return `ORDINARY` and only count."""

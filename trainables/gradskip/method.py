@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Hashable
 from dataclasses import asdict
 from typing import Any
@@ -35,4 +36,15 @@ class AttachedGradientSkip(Attached):
 
 def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> AttachedGradientSkip:
     """Attach with the config's settings; the environment is not read."""
-    return AttachedGradientSkip(GradientSkip(optimizer, config.gradskip_settings()))
+    with warnings.catch_warnings():
+        # A search may try settings that stop nothing; its table shows that they did.
+        warnings.filterwarnings("ignore", message="Gradient-Skip will stop nothing")
+        return AttachedGradientSkip(
+            GradientSkip(
+                optimizer,
+                config.gradskip_settings(),
+                model=run.model,
+                example_inputs=run.forward,
+                total_steps=run.total_steps,
+            )
+        )

@@ -1,7 +1,8 @@
 """The stop rules as pure state machines: no torch, no clock, no environment.
 
-A rule is asked once a step and may name one layer to stop. It sees weight variances only through a function, so the
-same object runs inside an optimizer (which computes a variance) and over a recorded trace (which looks it up).
+A rule is asked once a step and may name one layer to stop. It sees weight variances or other signals only through a
+function, so the same object runs inside an optimizer (which computes a variance) and over a recorded trace (which
+looks it up). Layers are positions, see `layers`.
 
 Symbols of the auto rule (published CAC library, `CAC_VAR_*`):
     v       unbiased variance of the current target's weight
@@ -21,8 +22,8 @@ from typing import Any, Protocol
 
 from trainables.gradskip.settings import Settings
 
-#: Gives the unbiased weight variance of a parameter, by its index, at the step in question.
-VarianceOf = Callable[[int], float]
+#: Gives a layer's signal (for the published rule its unbiased weight variance), by position, at the step in question.
+SignalOf = Callable[[int], float]
 
 #: An iteration that no run reaches.
 NEVER = sys.maxsize
@@ -33,21 +34,24 @@ class Decision:
     """A rule's word that a layer is to stop."""
 
     layer: int
-    """Index of the parameter; it and every one before it stop."""
+    """Position of the parameter; it and every one before it stop."""
     rule: str
-    """``start``, ``mountain``, ``slope`` or ``manual``."""
+    """``start``, ``mountain``, ``slope``, ``manual``, or the rule's name."""
     ratio: float | None
-    """Variance over its peak at the decision; None where the rule looks at no variance."""
+    """What the threshold was compared with, such as variance over its peak; None where nothing is measured."""
 
 
 class StopRule(Protocol):
     """What decides which layer stops when. One call a step, with ascending iterations."""
 
-    def decide(self, iteration: int, variance_of: VarianceOf) -> Decision | None:
+    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         """The layer whose stop is decided at the start of this step, or None."""
 
     def next_due(self, iteration: int) -> int:
         """The first iteration from this one on at which `decide` may do anything; `NEVER` if none."""
+
+    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
+        """(position through which, factor on the learning rate) of layers that still train, ascending; mostly none."""
 
     def state_dict(self) -> dict[str, Any]:
         """The rule's whole state, in plain numbers."""
@@ -59,11 +63,14 @@ class StopRule(Protocol):
 class OffRule:
     """Stops nothing."""
 
-    def decide(self, iteration: int, variance_of: VarianceOf) -> Decision | None:
+    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         return None
 
     def next_due(self, iteration: int) -> int:
         return NEVER
+
+    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -85,7 +92,7 @@ class ManualRule:
         self.exact = exact
         self.done = 0
 
-    def decide(self, iteration: int, variance_of: VarianceOf) -> Decision | None:
+    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if self.done == len(self.layers):
             return None
         due = self.iterations[self.done]
@@ -101,6 +108,9 @@ class ManualRule:
         if due < iteration:
             return NEVER if self.exact else iteration
         return due
+
+    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         return {"done": self.done}
@@ -149,18 +159,18 @@ class AutoRule:
         first = max(iteration, self.settings.start_itr)
         return -(-first // self._interval) * self._interval
 
-    def decide(self, iteration: int, variance_of: VarianceOf) -> Decision | None:
+    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if not self.due(iteration):
             return None
         target = self.targets[self.position]
-        verdict = self._examine(variance_of(target))
+        verdict = self._examine(signal_of(target))
         if verdict is None:
             return None
         rule, ratio = verdict
         self.position += 1
         self.peak, self.peak_updates = 0.0, 0
         if self.position < len(self.targets):
-            self._examine(variance_of(self.targets[self.position]))
+            self._examine(signal_of(self.targets[self.position]))
         return Decision(layer=target, rule=rule, ratio=ratio)
 
     def _examine(self, variance: float) -> tuple[str, float] | None:
@@ -181,6 +191,9 @@ class AutoRule:
             return "mountain", self.settings.mt_thr
         return "slope", self.settings.slope_thr
 
+    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
+        return ()
+
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position, "peak": self.peak, "peak_updates": self.peak_updates}
 
@@ -188,12 +201,3 @@ class AutoRule:
         self.position = int(state["position"])
         self.peak = float(state["peak"])
         self.peak_updates = int(state["peak_updates"])
-
-
-def make_rule(settings: Settings, targets: Sequence[int], *, single_precision: bool = True) -> StopRule:
-    """The rule that the settings ask for; ``targets`` are the parameters that the auto rule may watch."""
-    if settings.stop_layer_num is not None and settings.stop_layer_itr is not None:
-        return ManualRule(settings.stop_layer_num, settings.stop_layer_itr, exact=settings.reference)
-    if settings.mode == "off":
-        return OffRule()
-    return AutoRule(settings, targets, single_precision=single_precision)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from trainables.gradskip.machine import SkipMachine, StepPlan, replay
-from trainables.gradskip.rules import AutoRule, ManualRule, make_rule
+from trainables.gradskip.choice import make_rule
+from trainables.gradskip.rules import AutoRule, ManualRule
 from trainables.gradskip.settings import Settings
 
 
@@ -91,8 +92,11 @@ def machine_steps(settings: Settings, steps: int, variance: Callable[[int], floa
 def test_braking_counts_down_and_stops_at_zero() -> None:
     plans = machine_steps(Settings(stop_layer_num=(2,), stop_layer_itr=(3,), braking_distance=4), 9)
     # (c / D)^2 with c = 3, 2, 1, 0 in the steps 3, 4, 5, 6; the layer is stopped after step 6.
-    assert [plan.factor for plan in plans[3:7]] == [9 / 16, 4 / 16, 1 / 16, 0.0]
-    assert [plan.braking for plan in plans[2:8]] == [None, range(3), range(3), range(3), range(3), None]
+    assert [plan.scaled for plan in plans[2:8]] == [
+        (),
+        *[((range(3), factor),) for factor in (9 / 16, 4 / 16, 1 / 16, 0.0)],
+        (),
+    ]
     assert [plan.stop_through for plan in plans] == [None] * 6 + [2] + [None] * 2
     assert [i for i, plan in enumerate(plans) if plan.decision is not None] == [3]
 
@@ -100,14 +104,14 @@ def test_braking_counts_down_and_stops_at_zero() -> None:
 def test_without_braking_a_layer_stops_in_the_step_of_the_decision() -> None:
     plans = machine_steps(Settings(stop_layer_num=(2, 5), stop_layer_itr=(0, 1)), 3)
     assert [plan.stop_through for plan in plans] == [2, 5, None]
-    assert all(plan.braking is None for plan in plans)
+    assert all(plan.scaled == () for plan in plans)
 
 
 def test_a_stop_due_while_braking_comes_after_it_and_is_missed_in_reference() -> None:
     lists = {"stop_layer_num": (1, 4), "stop_layer_itr": (2, 3), "braking_distance": 3}
     plans = machine_steps(Settings(**lists), 12)  # type: ignore[arg-type]
     assert [(i, p.stop_through) for i, p in enumerate(plans) if p.stop_through is not None] == [(4, 1), (7, 4)]
-    assert [p.braking for p in plans[5:8]] == [range(2, 5)] * 3  # only the layers after the last finished stop brake
+    assert [p.scaled[0][0] for p in plans[5:8]] == [range(2, 5)] * 3  # only the layers after the last finished stop brake
     published = machine_steps(Settings(**lists, reference=True), 12)  # type: ignore[arg-type]
     assert [(i, p.stop_through) for i, p in enumerate(published) if p.stop_through is not None] == [(4, 1)]
 

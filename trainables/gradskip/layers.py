@@ -1,0 +1,198 @@
+"""Layers: how an optimizer's parameters are numbered, which of them are watched, and which stop together.
+
+Two numberings. A *number* is a parameter's index in the model's order, as published; users, settings and events
+speak it. A *position* is its place in the order in which parameters stop: equal to the number, unless whole units
+stop in execution order. Rules and machine speak positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainables.errors import UserError, unknown_name
+from trainables.gradskip.trace import ModelTrace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A watched layer and where the stop that it brings ends."""
+
+    number: int
+    """The layer's number: of its (first) watched parameter."""
+    watched: tuple[int, ...]
+    """Numbers of the weights that the rule looks at: one, or a block's weights together."""
+    end: int
+    """Position of the last parameter that stops with it; everything before stops too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPlan:
+    """What stops with what."""
+
+    order: tuple[int, ...]
+    """Position to number; a permutation of 0..P-1."""
+    units: tuple[Unit, ...]
+    """Watched layers by ascending `Unit.end`."""
+    whole_units: bool = False
+    """Whether a manual stop takes the whole unit that its layer is in."""
+
+    def position_of_stop(self, number: int) -> int:
+        """Position through which a manual stop of this number reaches."""
+        position = self.order.index(number)
+        if not self.whole_units:
+            return position
+        return next((unit.end for unit in self.units if unit.end >= position), len(self.order) - 1)
+
+    def without_last(self, trains: Callable[[int], bool]) -> tuple[Unit, ...]:
+        """The units that a rule may stop: those that leave a parameter for which ``trains(number)`` holds."""
+        last = max((position for position, number in enumerate(self.order) if trains(number)), default=-1)
+        return tuple(unit for unit in self.units if unit.end < last)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside data-parallel and compiled wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def numbered(groups: Sequence[dict[str, Any]], model: nn.Module | None) -> tuple[list[Tensor], list[str] | None]:
+    """Parameters in the model's order, and their names where known.
+
+    Without a model the order is that of the groups. Parameters that the model does not own come last.
+
+    Raises:
+        UserError: no parameters, or one that is in two groups.
+    """
+    given = [(p, number) for number, group in enumerate(groups) for p in group["params"]]
+    if not given:
+        raise UserError("an optimizer must have at least one parameter to skip gradients of, got none")
+    owner: dict[int, int] = {}
+    for parameter, number in given:
+        if owner.setdefault(id(parameter), number) != number:
+            raise UserError(
+                "a parameter must be in one group only, got one of shape "
+                f"{tuple(parameter.shape)} in groups {owner[id(parameter)]} and {number}"
+            )
+    parameters = list({id(p): p for p, _ in given}.values())
+    if model is not None:
+        order = [(name, p) for name, p in unwrap(model).named_parameters() if id(p) in owner]
+        if not order:
+            raise UserError("model= must be the model whose parameters the optimizer has, got one that shares none")
+        known = {id(p) for _, p in order}
+        rest = [p for p in parameters if id(p) not in known]
+        extra = [f"outside the model, {number}" for number in range(len(rest))]
+        return [p for _, p in order] + rest, [name for name, _ in order] + extra
+    if all("param_names" in group for group in groups):
+        names = {id(p): n for group in groups for p, n in zip(group["params"], group["param_names"], strict=True)}
+        return parameters, [names[id(p)] for p in parameters]
+    return parameters, None
+
+
+def make_plan(
+    parameters: Sequence[Tensor],
+    watch: Sequence[str],
+    *,
+    model: nn.Module | None = None,
+    whole_units: bool = False,
+    trace: ModelTrace | None = None,
+) -> LayerPlan:
+    """The plan for numbered parameters.
+
+    Args:
+        parameters: in numbering order.
+        watch: ``conv`` (4-D weights, as published), ``linear`` (2-D weights; embeddings are left out where the model is
+            known), or class names of modules, each of which is a layer as a whole.
+        model: owner of the parameters; needed for class names and whole units.
+        whole_units: stop a layer with everything up to the next watched layer, in execution order.
+        trace: execution order; registration order where it is None.
+
+    Raises:
+        UserError: a class that the model does not have, or no model where one is needed.
+    """
+    layers = _watched_layers(parameters, watch, model)
+    if not whole_units:
+        units = [Unit(number=min(weights), watched=weights, end=max(members)) for weights, members in layers]
+        units.sort(key=lambda unit: unit.end)
+        return LayerPlan(order=tuple(range(len(parameters))), units=tuple(units))
+    if model is None:
+        raise UserError("CAC_WHOLE_UNITS=1 needs the model, to know what belongs together: give model=")
+    order = tuple(range(len(parameters)))
+    if trace is not None:
+        order = tuple(sorted(order, key=lambda number: (trace.ranks[number], number)))
+    position = {number: place for place, number in enumerate(order)}
+    starts = sorted((min(position[m] for m in members), weights) for weights, members in layers)
+    ends = [start - 1 for start, _ in starts[1:]] + [len(order) - 1]
+    return LayerPlan(
+        order=order,
+        units=tuple(
+            Unit(number=min(weights), watched=weights, end=end) for (_, weights), end in zip(starts, ends, strict=True)
+        ),
+        whole_units=True,
+    )
+
+
+def _watched_layers(
+    parameters: Sequence[Tensor], watch: Sequence[str], model: nn.Module | None
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(watched numbers, all numbers) of each layer, in numbering order."""
+    number_of = {id(p): number for number, p in enumerate(parameters)}
+    classes = [name for name in watch if name not in ("conv", "linear")]
+    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    taken: set[int] = set()
+    if classes:
+        for module in _outermost(classes, model):
+            members = tuple(sorted(number_of[id(p)] for p in module.parameters() if id(p) in number_of))
+            weights = tuple(m for m in members if parameters[m].dim() >= 2) or members
+            if members:
+                found.append((weights, members))
+                taken |= set(members)
+    embeddings = set()
+    if model is not None:
+        embeddings = {id(m.weight) for m in unwrap(model).modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
+    dims = {dim for name, dim in (("conv", 4), ("linear", 2)) if name in watch}
+    for number, parameter in enumerate(parameters):
+        if parameter.dim() in dims and number not in taken and id(parameter) not in embeddings:
+            found.append(((number,), (number,)))
+    return sorted(found)
+
+
+def _outermost(classes: Sequence[str], model: nn.Module | None) -> list[nn.Module]:
+    if model is None:
+        raise UserError(f"CAC_WATCH={','.join(classes)} names classes of modules and needs the model: give model=")
+    found: list[nn.Module] = []
+
+    def visit(module: nn.Module) -> None:
+        for child in module.children():
+            if type(child).__name__ in classes:
+                found.append(child)
+            else:
+                visit(child)
+
+    visit(unwrap(model))
+    there = {type(m).__name__ for m in unwrap(model).modules() if any(True for _ in m.parameters())}
+    for name in classes:
+        if name not in there:
+            raise unknown_name("module class", name, {*there, "conv", "linear"})
+    return found
+
+
+def unit_ends(model: nn.Module) -> tuple[int, ...]:
+    """Numbers of the last parameter of each whole unit in registration order, the last unit left out.
+
+    Units begin at convolutions, or at linear weights in a model without convolutions.
+    """
+    parameters = list(model.parameters())
+    for watch in ("conv", "linear"):
+        plan = make_plan(parameters, (watch,), model=model, whole_units=True)
+        if plan.units:
+            return tuple(unit.end for unit in plan.units if unit.end < len(parameters) - 1)
+    return ()

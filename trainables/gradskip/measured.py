@@ -1,0 +1,168 @@
+"""Stop rules that look at a measured signal other than weight variance: gradient norms and representations.
+
+Symbols: T number of a measurement; g_T(l) the signal of layer l at it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from trainables.gradskip.rules import NEVER, Decision, SignalOf
+from trainables.gradskip.settings import Settings
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The percentile with linear interpolation between order statistics; ``values`` must not be empty.
+
+    >>> percentile([3.0, 1.0, 2.0], 50)
+    2.0
+    """
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+class _Timed:
+    """Measurements at ``start`` and every ``interval`` after it, while there are targets left."""
+
+    def __init__(self, settings: Settings, targets: Sequence[int]) -> None:
+        self.targets = tuple(targets)
+        self.start = settings.rule_start_itr
+        self.interval = settings.rule_interval
+        self.position = 0
+
+    def next_due(self, iteration: int) -> int:
+        if self.position == len(self.targets):
+            return NEVER
+        missed = max(0, iteration - self.start)
+        return self.start + -(-missed // self.interval) * self.interval
+
+    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
+        return ()
+
+
+class GradientNormRule(_Timed):
+    """The front layers whose accumulated gradients change least from one interval to the next stop.
+
+    g_T(l) is the norm of the sum of layer l's gradients over interval T; its change is
+    |g_{T-1}(l) - g_T(l)| / g_{T-1}(l). The foremost layers stop as long as each one's change is at or below the given
+    percentile of the changes of all layers that still train.
+
+    Source: Liu, Agarwal, Venkataraman, "AutoFreeze: Automatically Freezing Model Blocks to Accelerate Fine-tuning",
+    2021, section 4 (gradient norm test; the paper's percentile is the median).
+
+    Args:
+        settings: timing and percentile.
+        targets: positions of the layers that may stop.
+        compared: positions of layers that never stop but count in the percentile.
+    """
+
+    def __init__(self, settings: Settings, targets: Sequence[int], compared: Sequence[int] = ()) -> None:
+        super().__init__(settings, targets)
+        self.percent = settings.rule_percentile
+        self.compared = tuple(compared)
+        self.before: dict[int, float] = {}
+
+    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
+        if self.next_due(iteration) != iteration:
+            return None
+        norms = {layer: signal_of(layer) for layer in (*self.targets[self.position :], *self.compared)}
+        before, self.before = self.before, norms
+        changes = {
+            layer: abs(before[layer] - norm) / before[layer] if before[layer] else math.nan
+            for layer, norm in norms.items()
+            if layer in before
+        }
+        finite = [change for change in changes.values() if math.isfinite(change)]
+        if not finite:
+            return None
+        limit = percentile(finite, self.percent)
+        found = None
+        while self.position < len(self.targets) and changes[self.targets[self.position]] <= limit:
+            layer = self.targets[self.position]
+            found = Decision(layer=layer, rule="gradient_norm", ratio=changes[layer])
+            self.position += 1
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position, "before": dict(self.before)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = int(state["position"])
+        self.before = {int(layer): float(norm) for layer, norm in state["before"].items()}
+
+
+class PlasticityRule(_Timed):
+    """The front layer stops when its plasticity has become stationary.
+
+    Plasticity is how far the layer's representation of a batch has moved from that of a lagged copy of the model
+    (`signals.PlasticitySignal`). It is averaged over a window W; the front layer stops when the slope of a
+    least-squares line through the last W averages is, in size, below a tolerance times the steepest slope that this
+    layer has shown.
+
+    Source: Wang et al., "Egeria: Efficient DNN Training with Knowledge-Guided Layer Freezing", EuroSys 2023, section 4.
+    There the reference is quantised and runs on the CPU; here it is a copy one interval old.
+    """
+
+    def __init__(self, settings: Settings, targets: Sequence[int]) -> None:
+        super().__init__(settings, targets)
+        self.tolerance = settings.rule_tolerance
+        self.window = settings.rule_window
+        self.has_reference = False
+        self.values: list[float] = []
+        self.averages: list[float] = []
+        self.steepest = 0.0
+
+    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
+        if self.next_due(iteration) != iteration:
+            return None
+        layer = self.targets[self.position]
+        value = signal_of(layer)
+        if not self.has_reference:  # the first measurement only leaves a copy to compare with
+            self.has_reference = True
+            return None
+        if not math.isfinite(value):
+            return None
+        self.values = [*self.values, value][-self.window :]
+        self.averages = [*self.averages, sum(self.values) / len(self.values)][-self.window :]
+        if len(self.averages) < self.window:
+            return None
+        steepness = abs(slope(self.averages))
+        self.steepest = max(self.steepest, steepness)
+        if steepness >= self.tolerance * self.steepest:
+            return None
+        ratio = steepness / self.steepest
+        self.position += 1
+        self.values, self.averages, self.steepest = [], [], 0.0
+        return Decision(layer=layer, rule="plasticity", ratio=ratio)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "position": self.position,
+            "has_reference": self.has_reference,
+            "values": list(self.values),
+            "averages": list(self.averages),
+            "steepest": self.steepest,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = int(state["position"])
+        self.has_reference = bool(state["has_reference"])
+        self.values = [float(v) for v in state["values"]]
+        self.averages = [float(v) for v in state["averages"]]
+        self.steepest = float(state["steepest"])
+
+
+def slope(values: Sequence[float]) -> float:
+    """Slope of the least-squares line through ``values`` at 0, 1, 2, ...; at least two of them.
+
+    >>> slope([1.0, 3.0, 5.0])
+    2.0
+    """
+    count = len(values)
+    middle = (count - 1) / 2
+    return sum((x - middle) * y for x, y in enumerate(values)) / sum((x - middle) ** 2 for x in range(count))

@@ -1,0 +1,222 @@
+"""torch's optimizers with Gradient-Skip, and Gradient-Skip for any other one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainables.errors import UserError
+from trainables.gradskip.controller import STATE_KEY, GradientSkip
+from trainables.gradskip.settings import Settings
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+
+
+def wrap(
+    optimizer: AnyOptimizer,
+    settings: Settings | None = None,
+    *,
+    model: nn.Module | None = None,
+    example_inputs: Any = None,
+    total_steps: int | None = None,
+) -> AnyOptimizer:
+    """Give an optimizer Gradient-Skip, in place; the same object is returned.
+
+    Args:
+        optimizer: any `torch.optim.Optimizer` that leaves parameters without a gradient alone, of torch or not.
+        settings: None reads the ``CAC_*`` variables now.
+        model, example_inputs, total_steps: see `GradientSkip`. Give ``model`` with several parameter groups.
+
+    Returns:
+        The optimizer, with the attribute ``gradskip``. Its ``state_dict()`` carries the rule.
+
+    Raises:
+        UserError: see `GradientSkip`.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2, 2, 3, 3))
+    >>> optimizer = wrap(torch.optim.RMSprop([weight]), Settings(start_thr=-1))
+    >>> optimizer.gradskip.stopped_through
+    -1
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise UserError(f"wrap takes a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    optimizer.gradskip = GradientSkip(  # type: ignore[attr-defined]
+        optimizer, settings, model=model, example_inputs=example_inputs, total_steps=total_steps
+    )
+    return optimizer
+
+
+class _WithGradientSkip(Optimizer):
+    """What the classes below share; comes before torch's class in the order of bases."""
+
+    gradskip: GradientSkip
+
+    def _attach(self, settings: Settings | None, model: nn.Module | None, example_inputs: Any, steps: Any) -> None:
+        self.gradskip = GradientSkip(self, settings, model=model, example_inputs=example_inputs, total_steps=steps)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; only before the first step, for they change the numbering."""
+        started = getattr(self, "gradskip", None)
+        if started is not None and started.iteration > 0:
+            raise RuntimeError(
+                "a parameter group must be added before the first step of a gradient-skip optimizer, got one at "
+                f"iteration {started.iteration}: build a new optimizer"
+            )
+        super().add_param_group(param_group)
+        if started is not None:
+            started.bind()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's own drops everything but these three, hooks included; copy and pickle rebuild ours from the rest.
+        state: dict[str, Any] = super().__getstate__()
+        ours = self.gradskip
+        return {**state, STATE_KEY: (ours.settings, ours._model, ours.state_dict())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        ours = state.pop(STATE_KEY, None)
+        super().__setstate__(state)
+        if ours is not None:
+            settings, model, rule_state = ours
+            self.gradskip = GradientSkip(self, settings, model=model)
+            self.gradskip.load_state_dict(rule_state)
+
+
+def _checked(params: Any) -> Any:
+    """The parameters, with torch's two complaints in our words; iterators are read once."""
+    given = params if isinstance(params, Tensor) else list(params)
+    if isinstance(given, list) and not given:
+        raise UserError("an optimizer must have at least one parameter to skip gradients of, got none")
+    if isinstance(given, list) and isinstance(given[0], dict):
+        groups = [{**group, "params": _as_list(group["params"])} for group in given]
+        owner: dict[int, int] = {}
+        for number, group in enumerate(groups):
+            for entry in group["params"]:
+                tensor = entry[1] if isinstance(entry, tuple) else entry
+                if owner.setdefault(id(tensor), number) != number:
+                    raise UserError(
+                        f"a parameter must be in one group only, got one of shape {tuple(tensor.shape)} in groups "
+                        f"{owner[id(tensor)]} and {number}"
+                    )
+        return groups
+    return given
+
+
+def _as_list(params: Any) -> list[Any]:
+    return [params] if isinstance(params, Tensor) or not isinstance(params, Iterable) else list(params)
+
+
+class SGD(_WithGradientSkip, torch.optim.SGD):
+    """Drop-in for `torch.optim.SGD` that stops layers which have converged.
+
+    The update is torch's own (foreach, fused or single-tensor); until the first stop it equals `torch.optim.SGD`
+    bit for bit. A stopped layer needs no gradient from the next backward pass on and does not move by one bit.
+
+    Args:
+        params: parameters, parameter groups, or named parameters (``model.named_parameters()``, which gives names to
+            `GradientSkip.events`); any iterable, a generator included. Parameter N is layer number N.
+        lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused: as in
+            `torch.optim.SGD`.
+        settings: `Settings`, or None to read the ``CAC_*`` variables (nothing set: auto mode, published defaults).
+        model, example_inputs, total_steps: see `GradientSkip`. Give ``model`` with several parameter groups.
+
+    Attributes:
+        gradskip: `GradientSkip`, with ``stopped_through``, ``events``, ``iteration`` and ``settings``.
+
+    Raises:
+        UserError: see `GradientSkip`.
+
+    >>> optimizer = SGD([torch.zeros(3, requires_grad=True)], lr=0.1, settings=Settings(start_thr=-1))
+    >>> optimizer.gradskip.stopped_through
+    -1
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float | Tensor = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        settings: Settings | None = None,
+        model: nn.Module | None = None,
+        example_inputs: Any = None,
+        total_steps: int | None = None,
+    ) -> None:
+        super().__init__(
+            _checked(params),
+            lr,
+            momentum,
+            dampening,
+            weight_decay,
+            nesterov,
+            maximize=maximize,
+            foreach=foreach,
+            differentiable=differentiable,
+            fused=fused,
+        )
+        self._attach(settings, model, example_inputs, total_steps)
+
+
+class Adam(_WithGradientSkip, torch.optim.Adam):
+    """Drop-in for `torch.optim.Adam` that stops layers which have converged; see `SGD`.
+
+    Args:
+        params: as in `SGD`.
+        lr, betas, eps, weight_decay, amsgrad, options: as in `torch.optim.Adam` (``foreach``, ``maximize``,
+            ``capturable``, ``differentiable``, ``fused``, ...).
+        settings, model, example_inputs, total_steps: as in `SGD`.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        settings: Settings | None = None,
+        model: nn.Module | None = None,
+        example_inputs: Any = None,
+        total_steps: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(_checked(params), lr, betas, eps, weight_decay, amsgrad, **options)
+        self._attach(settings, model, example_inputs, total_steps)
+
+
+class AdamW(_WithGradientSkip, torch.optim.AdamW):
+    """Drop-in for `torch.optim.AdamW` that stops layers which have converged; see `SGD` and `Adam`.
+
+    While a layer brakes its whole update is scaled, decoupled weight decay included.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        settings: Settings | None = None,
+        model: nn.Module | None = None,
+        example_inputs: Any = None,
+        total_steps: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(_checked(params), lr, betas, eps, weight_decay, amsgrad, **options)
+        self._attach(settings, model, example_inputs, total_steps)

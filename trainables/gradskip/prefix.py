@@ -1,0 +1,63 @@
+"""What stops beside the weights: running statistics of norms, and the record of a stopped prefix for autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from trainables.gradskip.settings import Settings
+
+
+def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
+    """Forward hook: nothing behind this module's output is kept for a backward pass."""
+    if isinstance(output, Tensor):
+        return output.detach()
+    if isinstance(output, (tuple, list)):
+        return type(output)(detach_output(_module, _args, part) for part in output)
+    return output
+
+
+class PrefixModules:
+    """The modules whose parameters have all stopped, treated as the settings say.
+
+    - ``norm_statistics="hold"``: a stopped norm's momentum becomes 0, so that its running statistics hold still while
+      it goes on normalising by the batch, as it did when its neighbours were trained.
+    - ``prefix_autograd=False``: outputs are detached, so that no activation before them is kept.
+    """
+
+    def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
+        number_of = {id(p): number for number, p in enumerate(parameters)}
+        self._hold = settings.norm_statistics == "hold"
+        self._detach = not settings.prefix_autograd
+        self._members: list[tuple[nn.Module, frozenset[int]]] = []
+        if model is not None and (self._hold or self._detach):
+            for module in model.modules():
+                own = [p for p in module._parameters.values() if p is not None]
+                if own and all(id(p) in number_of for p in own):
+                    self._members.append((module, frozenset(number_of[id(p)] for p in own)))
+        self._momentum: dict[nn.Module, float | None] = {}
+        self._hooks: dict[nn.Module, RemovableHandle] = {}
+
+    def stop(self, stopped: set[int]) -> None:
+        """Treat the modules that these parameters make whole."""
+        for module, members in self._members:
+            if not members <= stopped:
+                continue
+            if self._hold and module not in self._momentum and getattr(module, "running_mean", None) is not None:
+                self._momentum[module] = module.momentum  # type: ignore[assignment]
+                module.momentum = 0.0  # type: ignore[assignment]
+            if self._detach and module not in self._hooks:
+                self._hooks[module] = module.register_forward_hook(detach_output)
+
+    def release(self, stopped: set[int]) -> None:
+        """Undo it for modules that train again."""
+        for module, members in self._members:
+            if members <= stopped:
+                continue
+            if module in self._momentum:
+                module.momentum = self._momentum.pop(module)  # type: ignore[assignment]
+            if module in self._hooks:
+                self._hooks.pop(module).remove()

@@ -1,0 +1,116 @@
+"""The variance trace of a run: how each watched layer's weight variance went, as a small Parquet file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from trainables.errors import UserError
+from trainables.gradskip.controller import GradientSkip
+from trainables.gradskip.signals import variance
+
+#: Rows that are kept on the device before they are read and written.
+ROWS_BETWEEN_WRITES = 5_000
+
+
+class Recorder:
+    """Writes (iteration, layer, name, variance) at the beginning of every ``every``-th step; see `record`."""
+
+    def __init__(self, optimizer: Optimizer, path: str | os.PathLike[str], *, every: int) -> None:
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise UserError(f"every must be an integer >= 1, got {every!r}")
+        gradskip = getattr(optimizer, "gradskip", None)
+        if not isinstance(gradskip, GradientSkip):
+            raise UserError(
+                f"record follows an optimizer with Gradient-Skip, got {type(optimizer).__name__} without: "
+                "use gradskip.SGD, Adam, AdamW or gradskip.wrap(optimizer) first"
+            )
+        self.path = Path(path)
+        self.every = every
+        self._gradskip = gradskip
+        self._pending: list[tuple[int, list[int], Tensor]] = []
+        self._rows: dict[str, list[Any]] = {"iteration": [], "layer": [], "name": [], "variance": []}
+        self._calls = gradskip.iteration
+        self._hook = optimizer.register_step_pre_hook(self._before_step)
+
+    def _before_step(self, *_: Any) -> None:
+        # This hook runs after the optimizer's own, which has counted the step already; of steps that GradScaler let a
+        # fused optimizer skip, both counts know only at the next decision.
+        iteration = self._gradskip.machine.iteration - 1
+        if iteration % self.every == 0 and (not self._pending or self._pending[-1][0] != iteration):
+            units = self._gradskip.plan.units
+            if units:
+                values = [variance([self._gradskip.parameters[n] for n in unit.watched]) for unit in units]
+                # Stays on the device until enough has come together: recording waits for nothing.
+                self._pending.append((iteration, [unit.number for unit in units], torch.stack(values)))
+                if len(self._pending) * len(units) >= ROWS_BETWEEN_WRITES:
+                    self.write()
+
+    def write(self) -> None:
+        """Write everything so far; a reader never sees half a file."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        for iteration, layers, values in self._pending:
+            names = self._gradskip.names
+            self._rows["iteration"] += [iteration] * len(layers)
+            self._rows["layer"] += layers
+            self._rows["name"] += [None if names is None else names[layer] for layer in layers]
+            self._rows["variance"] += values.double().tolist()
+        self._pending.clear()
+        table = pa.table(
+            {
+                "iteration": pa.array(self._rows["iteration"], pa.int64()),
+                "layer": pa.array(self._rows["layer"], pa.int64()),
+                "name": pa.array(self._rows["name"], pa.string()).dictionary_encode(),
+                "variance": pa.array(self._rows["variance"], pa.float64()),
+            }
+        )
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+        os.close(handle)
+        try:
+            pq.write_table(table, temporary, compression="zstd")
+            os.replace(temporary, self.path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    def close(self) -> None:
+        """Stop recording and write the rest."""
+        self._hook.remove()
+        self.write()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def record(optimizer: Optimizer, path: str | os.PathLike[str] = "variances.parquet", *, every: int = 100) -> Recorder:
+    """Record the weight variances of the watched layers from now on.
+
+        with gradskip.record(optimizer, "variances.parquet", every=100):
+            train(...)
+
+    Args:
+        optimizer: with Gradient-Skip.
+        path: the Parquet file: iteration (int64), layer (int64, its number), name, variance (float64). Layers that
+            have stopped are recorded on, with the variance that they stopped at.
+        every: iterations from one measurement to the next, >= 1. One measurement of ResNet-50 costs about as much as
+            one optimizer step on a CPU, so that 100 keeps recording below 1 % of it.
+
+    Returns:
+        The recorder; it writes when it is closed, and every few thousand rows.
+
+    Raises:
+        UserError: an optimizer without Gradient-Skip, or ``every`` out of range.
+    """
+    return Recorder(optimizer, path, every=every)

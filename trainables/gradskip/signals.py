@@ -1,0 +1,214 @@
+"""What a rule looks at, measured on the real model: one number a layer.
+
+Shapes: P parameters; a layer's weights w_1..w_n of any shape; B samples of a batch; F features of a sample.
+Symbols: A (B, F) a layer's output on a batch; G = A A^T with rows of unit norm (B, B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from trainables.gradskip.layers import Unit
+
+#: 8 or 11 bits of mantissa cannot tell a ratio of 0.98 from 1.
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Signal(Protocol):
+    """Measures layers. Nothing here waits for the device; the caller reads the number."""
+
+    #: Whether `observe` must see every step.
+    every_step: bool
+
+    def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        """See the gradients of a step of the layers that still train."""
+
+    def measure(self, unit: Unit) -> Tensor:
+        """The layer's signal, a scalar on the device."""
+
+    def measured(self) -> None:
+        """The rule has taken what it wanted of this step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain numbers."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+
+
+def variance(weights: Sequence[Tensor], *, reference: bool = False) -> Tensor:
+    """Unbiased variance of all numbers of the weights together, a scalar; of the whole tensor where it is sharded.
+
+    Half precision is judged in float32, except as the published code would (``reference``).
+    """
+    parts = [w.detach() for w in weights]
+    if not reference:
+        parts = [w.float() if w.dtype in _HALF else w for w in parts]
+    joint = parts[0] if len(parts) == 1 else torch.cat([w.flatten() for w in parts])
+    return whole(torch.var(joint))
+
+
+def whole(value: Tensor) -> Tensor:
+    """The value itself, gathered where it is a distributed tensor."""
+    gather = getattr(value, "full_tensor", None)
+    return value if gather is None else gather()
+
+
+class VarianceSignal:
+    """Weight variance, as published."""
+
+    every_step = False
+
+    def __init__(self, parameters: Sequence[Tensor], *, reference: bool) -> None:
+        self._parameters = parameters
+        self._reference = reference
+
+    def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        pass
+
+    def measure(self, unit: Unit) -> Tensor:
+        return variance([self._parameters[n] for n in unit.watched], reference=self._reference)
+
+    def measured(self) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class GradientNormSignal:
+    """Norm of the sum of a layer's gradients since the last measurement. Costs a copy of the watched gradients."""
+
+    every_step = True
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        self._sums: dict[int, Tensor] = {}
+
+    def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        numbers = [n for unit in units for n in unit.watched if self._parameters[n].grad is not None]
+        gradients = [g for n in numbers if (g := self._parameters[n].grad) is not None]
+        if grad_scale is not None:
+            # A fused optimizer unscales by itself, and skips the step where a gradient is not finite.
+            kept = 1.0 if found_inf is None else 1.0 - found_inf
+            gradients = [torch.nan_to_num(g / grad_scale, nan=0.0, posinf=0.0, neginf=0.0) * kept for g in gradients]
+        for number in numbers:
+            if number not in self._sums:
+                self._sums[number] = torch.zeros_like(self._parameters[number].detach())
+        if numbers:
+            torch._foreach_add_([self._sums[n] for n in numbers], gradients)
+
+    def measure(self, unit: Unit) -> Tensor:
+        norms = [whole(torch.linalg.vector_norm(self._sums[n])) for n in unit.watched if n in self._sums]
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+
+    def measured(self) -> None:
+        self._sums.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": {number: total.clone() for number, total in self._sums.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sums = {int(n): total.clone().to(self._parameters[int(n)].device) for n, total in state["sums"].items()}
+
+
+def similarity_distance(a: Tensor, b: Tensor) -> Tensor:
+    """Similarity-preserving distance of two representations (B, ...) of one batch: ||G_a - G_b||_F^2 / B^2.
+
+    Source: Tung and Mori, "Similarity-Preserving Knowledge Distillation", 2019, equation 4; Egeria's plasticity.
+    """
+
+    def gram(value: Tensor) -> Tensor:
+        flat = value.flatten(1).float()
+        return nn.functional.normalize(flat @ flat.T, dim=1)
+
+    return (gram(a) - gram(b)).square().sum() / len(a) ** 2
+
+
+class _Reached(Exception):
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+
+class PlasticitySignal:
+    """Distance of a layer's representation from that of a copy of the model, one measurement old.
+
+    Both copies run the batch of the step in eval mode without gradients, up to the layer: two partial forward passes
+    a measurement, and a copy of the model in memory.
+
+    Raises (in `measure`):
+        RuntimeError: no training step's inputs were seen, as under a compiled model that was not the one given.
+    """
+
+    every_step = False
+
+    def __init__(self, parameters: Sequence[Tensor], model: nn.Module) -> None:
+        self._parameters = parameters
+        self._model = model
+        self._reference: dict[str, Tensor] | None = None
+        self.inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        """The step's inputs, set by the hook that watches the model while a measurement is due."""
+
+    def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        pass
+
+    def measure(self, unit: Unit) -> Tensor:
+        if self._reference is None:
+            return torch.full((), torch.nan)
+        module = self._owner(self._parameters[unit.watched[0]])
+        return similarity_distance(self._output(module, None), self._output(module, self._reference))
+
+    def measured(self) -> None:
+        state = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        self._reference = {name: value.detach().clone() for name, value in state.items()}
+        self.inputs = None
+
+    def _owner(self, parameter: Tensor) -> nn.Module:
+        return next(m for m in self._model.modules() if any(p is parameter for p in m._parameters.values()))
+
+    def _output(self, module: nn.Module, state: dict[str, Tensor] | None) -> Tensor:
+        if self.inputs is None:
+            raise RuntimeError(
+                "CAC_RULE=plasticity saw no inputs of a training step: give the model that is called, compiled or "
+                "wrapped as it is, as model="
+            )
+        args, kwargs = self.inputs
+
+        def stop_here(_module: nn.Module, _args: Any, output: Any) -> None:
+            raise _Reached(output)
+
+        training = [(m, m.training) for m in self._model.modules()]
+        handle = module.register_forward_hook(stop_here)
+        try:
+            self._model.eval()
+            with torch.no_grad():
+                if state is None:
+                    self._model(*args, **kwargs)
+                else:
+                    torch.func.functional_call(self._model, state, args, kwargs)
+        except _Reached as reached:
+            output = reached.output
+            return output if isinstance(output, Tensor) else next(o for o in output if isinstance(o, Tensor))
+        finally:
+            handle.remove()
+            for each, mode in training:
+                each.training = mode
+        raise RuntimeError("CAC_RULE=plasticity: the layer to measure was not called in the forward pass")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reference": self._reference}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        reference = state["reference"]
+        if reference is not None:
+            devices = {n: t.device for n, t in (*self._model.named_parameters(), *self._model.named_buffers())}
+            reference = {name: value.clone().to(devices[name]) for name, value in reference.items()}
+        self._reference = reference

@@ -1,0 +1,171 @@
+"""One forward pass watched: in which order layers execute, and which parameters lie upstream of which.
+
+The order in which a model registers its layers need not be that in which they run, and what a stop saves depends on
+what still trains before it. Both are read off the autograd graph of a single training batch.
+
+Sets of parameters are bit masks: bit n stands for parameter n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTrace:
+    """What one forward pass showed, by parameter number."""
+
+    ranks: tuple[int, ...]
+    """When the module that owns the parameter was called first, from 0; ascending in execution order."""
+    upstream: tuple[int, ...]
+    """Mask of the parameters that the owner's input depends on: their gradients come through the owner."""
+
+    def left_upstream(self, stopped: set[int]) -> set[int]:
+        """Numbers of parameters outside ``stopped`` whose gradients pass through a stopped layer."""
+        mask = 0
+        for number in stopped:
+            mask |= self.upstream[number]
+        return {n for n in range(len(self.upstream)) if mask >> n & 1 and n not in stopped}
+
+
+def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callable[[nn.Module], Any]) -> ModelTrace:
+    """Run ``forward(model)`` once and watch; weights, buffers, gradients, flags and generators stay as they are.
+
+    A layer whose parent uses its weights without calling it (attention's output projection) has its parent's place.
+    """
+    number_of = {id(p): number for number, p in enumerate(parameters)}
+    masks = _GraphMasks(number_of)
+    calls: dict[int, tuple[int, int]] = {}
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        mask = masks.of((args, kwargs))
+        rank, known = calls.get(id(module), (len(calls), 0))
+        calls[id(module)] = (rank, known | mask)
+
+    handles = [m.register_forward_pre_hook(before, with_kwargs=True) for m in model.modules()]
+    try:
+        with _untouched(model, parameters), torch.enable_grad():
+            forward(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    ranks = [len(calls)] * len(parameters)  # a parameter that no module owns stops last
+    upstream = [0] * len(parameters)
+    for module, place in _with_callers(model, calls):
+        for parameter in module._parameters.values():
+            number = None if parameter is None else number_of.get(id(parameter))
+            if number is not None:
+                ranks[number] = min(ranks[number], place[0])
+                upstream[number] |= place[1] & ~(1 << number)
+    return ModelTrace(ranks=tuple(ranks), upstream=tuple(upstream))
+
+
+def _with_callers(
+    module: nn.Module, calls: dict[int, tuple[int, int]], above: tuple[int, int] = (0, 0)
+) -> Iterator[tuple[nn.Module, tuple[int, int]]]:
+    place = calls.get(id(module), above)
+    yield module, place
+    for child in module.children():
+        yield from _with_callers(child, calls, place)
+
+
+class _GraphMasks:
+    """Which parameters a tensor's graph reaches, remembered node by node."""
+
+    def __init__(self, number_of: dict[int, int]) -> None:
+        self._number_of = number_of
+        self._masks: dict[Any, int] = {}
+
+    def of(self, value: Any) -> int:
+        if isinstance(value, Tensor):
+            if value.grad_fn is not None:
+                return self._of_node(value.grad_fn)
+            return self._of_leaf(value)
+        if isinstance(value, dict):
+            value = list(value.values())
+        mask = 0
+        if isinstance(value, (tuple, list)):
+            for part in value:
+                mask |= self.of(part)
+        return mask
+
+    def _of_leaf(self, leaf: Any) -> int:
+        number = self._number_of.get(id(leaf))
+        return 0 if number is None else 1 << number
+
+    def _of_node(self, root: Any) -> int:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if node in self._masks:
+                stack.pop()
+                continue
+            before = [n for n, _ in node.next_functions if n is not None]
+            pending = [n for n in before if n not in self._masks]
+            if pending:
+                stack.extend(pending)
+                continue
+            mask = self._of_leaf(getattr(node, "variable", None))
+            for earlier in before:
+                mask |= self._masks[earlier]
+            self._masks[node] = mask
+            stack.pop()
+        return self._masks[root]
+
+
+@contextmanager
+def _untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
+    """All parameters need a gradient inside; flags, buffers and random generators are put back."""
+    flags = [p.requires_grad for p in parameters]
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    devices = sorted({p.device.index or 0 for p in parameters if p.device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(devices=devices):
+            for parameter in parameters:
+                if parameter.is_floating_point():
+                    parameter.requires_grad_(True)
+            yield
+    finally:
+        for parameter, flag in zip(parameters, flags, strict=True):
+            parameter.requires_grad_(flag)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+class ForwardHook:
+    """A forward pre-hook that hands a training step's inputs on. Copies of the model carry an inert one."""
+
+    def __init__(self, seen: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None) -> None:
+        self._seen = seen
+        self._handles: list[RemovableHandle] = []
+
+    def watch(self, *modules: nn.Module) -> None:
+        """Hook these modules; the first of them to be called hands its inputs on."""
+        self._handles += [m.register_forward_pre_hook(self, with_kwargs=True) for m in modules]
+
+    def remove(self) -> None:
+        """Unhook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._seen = None
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Under torch.compile this is traced as nothing at all.
+        if torch.compiler.is_compiling() or self._seen is None or not torch.is_grad_enabled():
+            return
+        self._seen(args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ForwardHook:
+        return ForwardHook()
+
+    def __reduce__(self) -> tuple[type[ForwardHook], tuple[()]]:
+        return ForwardHook, ()
