@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import Any
 
 import pandas as pd
 
 from analysis.layout import StudyInfo
-from trainables.config import TrialConfig, field_names
-from trainables.gradskip.settings import Settings
-
-#: Variables that would win over an auto-mode answer if they were still set in the user's shell.
-_MANUAL = ("CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR")
-
-#: Endings of the variables that are no integers.
-_REAL = ("_START_THR", "_MT_THR", "_SLOPE_THR")
+from trainables.config import TrialConfig, field_kinds
+from trainables.gradskip.settings import BY_NAME, Settings
 
 
 def percent(fraction: float) -> str:
@@ -38,18 +33,19 @@ def points(fraction: float) -> str:
 
 def config_of(row: pd.Series) -> TrialConfig:
     """The configuration of a row of `analysis.load`."""
-    values: dict[str, Any] = {}
-    for name in field_names():
-        value = row[name]
-        if pd.isna(value):
+    return TrialConfig(**_hyperparameters(row))
+
+
+def _hyperparameters(row: pd.Series) -> dict[str, Any]:
+    """The fields that are set in a row, each in its own type."""
+    values = {}
+    for name, kind in field_kinds().items():
+        value = row.get(name)  # a study of an earlier version may lack a column
+        if value is None or pd.isna(value):
             continue
-        value = value.item() if hasattr(value, "item") else value
-        if name in _MANUAL:
-            value = json.loads(value)
-        elif isinstance(value, float) and not name.endswith(_REAL):
-            value = int(value)  # pandas holds integers beside missing values as floats
-        values[name] = value
-    return TrialConfig(**values)
+        # By the field's type, not the column's: pandas holds integers beside missing values as floats.
+        values[name] = tuple(json.loads(value)) if kind is tuple else kind(value)
+    return values
 
 
 def headline(ranking: pd.DataFrame, best: pd.Series | None, allowed_drop: float) -> str:
@@ -86,9 +82,13 @@ def best_env(info: StudyInfo, best: pd.Series | None, allowed_drop: float) -> st
         )
         lines.append("# One seed, not confirmed. Iterations are those of a run of this length.")
     environment = settings.to_environment()
-    unset = [name for name in _MANUAL if name not in environment]
-    if unset:
-        lines.append(f"unset {' '.join(unset)}")
+    ours = [name for name in environment if not BY_NAME[name].published]
+    if ours:
+        lines.append("# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:")
+        lines += textwrap.wrap(", ".join(ours), width=110, initial_indent="#   ", subsequent_indent="#   ")
+    # One left over in the shell could win over the answer, or be refused beside it.
+    unset = [name for name in BY_NAME if name not in environment]
+    lines += textwrap.wrap(" ".join(unset), width=110, initial_indent="unset ", subsequent_indent="unset ")
     lines += [f"export {name}={value}" for name, value in environment.items()]
     return "\n".join(lines) + "\n"
 
@@ -96,17 +96,23 @@ def best_env(info: StudyInfo, best: pd.Series | None, allowed_drop: float) -> st
 def settings_text(row: pd.Series) -> str:
     """The method's variables of a row in short: ``START_THR=0.97 SAMPLES=5 ...``; ``-`` for the baseline.
 
-    The prefix common to all of them is left out.
+    The prefix common to all of them is left out. Lists and flags are written as the variables take them.
     """
     if row["method"] == "none":
         return "-"
-    parts = []
-    for name in field_names():
-        if name.startswith("CAC_") and not pd.isna(row[name]):
-            value = row[name]
-            text = f"{value:.4g}" if isinstance(value, float) else str(value)
-            parts.append(f"{name.removeprefix('CAC_').removeprefix('VAR_')}={text}")
-    return " ".join(parts)
+    return " ".join(
+        f"{name.removeprefix('CAC_').removeprefix('VAR_')}={_short(value)}"
+        for name, value in _hyperparameters(row).items()
+        if name in BY_NAME
+    )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def ranked_table(ranking: pd.DataFrame, *, top: int | None = None, test: bool = False) -> list[list[str]]:
@@ -151,6 +157,9 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
     lines.append(
         f"{info.epochs} epochs, seed {info.seed}; trials: " + ", ".join(f"{n} {s}" for s, n in counts.items()) + "."
     )
+    if info.hold:
+        held = " ".join(f"{name}={_short(value)}" for name, value in info.hold.items())
+        lines.append(f"Held in every trial but the baseline: {held}.")
     if best is not None and best["compute_saved"] > 0:
         lines += ["", "## Best settings", "", "```sh", best_env(info, best, allowed_drop).rstrip(), "```"]
         baseline = ranking[ranking["role"] == "baseline"].iloc[0]

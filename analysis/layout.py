@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class StudyInfo:
     """Accuracy that may be lost, as a fraction."""
     versions: dict[str, str]
     """Versions of the packages that ran it."""
+    hold: dict[str, Any] = field(default_factory=dict)
+    """Fields of the config with one value in every trial but the baseline, in plain types."""
     format: int = FORMAT
     """Version of this file."""
 

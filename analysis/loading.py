@@ -11,14 +11,14 @@ import pandas as pd
 
 from analysis.baseline import relative_to_baseline
 from analysis.layout import STUDY_NAME, Layout
-from trainables.config import field_names
+from trainables.config import field_kinds
 from trainables.errors import UserError
 from trainables.metrics import METRICS, RELATIVE, ROW
 
 #: Columns that say which trial a row is.
 IDENTITY = {"trial": "int64", "role": "string", "status": "string", "error": "string"}
-#: pandas dtypes of hyperparameters that are not numbers.
-_TEXT_FIELDS = {"workload", "method", "device", "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR"}
+#: pandas dtypes of hyperparameters by their plain type, all of which hold a missing value. Lists are JSON.
+_DTYPES = {str: "string", tuple: "string", bool: "boolean", int: "float64", float: "float64"}
 
 
 def load(path: str | Path) -> pd.DataFrame:
@@ -97,10 +97,11 @@ def to_frame(records: list[dict[str, Any]]) -> pd.DataFrame:
     for record in records:
         config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in record["config"].items()}
         rows.append({**{k: record[k] for k in IDENTITY}, **record["row"], **config})
-    columns = [*dtypes, *field_names()]
+    kinds = field_kinds()
+    columns = [*dtypes, *kinds]
     frame = pd.DataFrame(rows).reindex(columns=columns) if rows else pd.DataFrame(columns=columns)
     for name in columns:
-        dtype = dtypes.get(name) or ("string" if name in _TEXT_FIELDS else "float64")
+        dtype = dtypes.get(name) or _DTYPES[kinds[name]]
         if dtype == "int64" and frame[name].isna().any():
             dtype = "Int64"
         if name in ("epochs", "seed", "threads") and not frame[name].isna().any():

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import optuna
 import pandas as pd
 import pytest
 
 import analysis
-from analysis.answer import best_env, config_of, headline, ranked_table, report_markdown
+import search_spaces
+from analysis.answer import best_env, config_of, headline, ranked_table, report_markdown, settings_text
 from analysis.layout import StudyInfo
 from analysis.loading import to_frame
+from search_spaces import SpaceContext
 from trainables.config import TrialConfig
-from trainables.gradskip import Settings
+from trainables.gradskip.settings import BY_NAME, RULES, Settings
 from trainables.metrics import METHOD_DEFAULTS, ROW
 
 INFO = StudyInfo(
@@ -22,6 +27,10 @@ INFO = StudyInfo(
     versions={"torch": "2"},
 )  # fmt: skip
 VARIABLES = {"CAC_VAR_START_ITR": 66, "CAC_VAR_START_THR": 0.97, "CAC_VAR_SAMPLES": 5, "CAC_BRAKING_DISTANCE": 6}
+LINEAR = {
+    "CAC_RULE": "linear", "CAC_RULE_START_ITR": 20, "CAC_RULE_END_ITR": 300, "CAC_RULE_DEPTH": 0.5,
+    "CAC_WHOLE_UNITS": True, "CAC_BRAKING_DISTANCE": 6,
+}  # fmt: skip
 
 
 def record(number: int, accuracy: float, saved: float, role: str = "search", **config: Any) -> dict[str, Any]:
@@ -85,6 +94,102 @@ def test_best_env_overrules_manual_lists_left_in_the_shell() -> None:
     text = best_env(INFO, analysis.best(ranking), 0.005)
     left = {"CAC_STOP_LAYER_NUM": "3", "CAC_STOP_LAYER_ITR": "1"}
     assert Settings.from_environment(source(text, **left)).mode == "auto"
+
+
+#: A shell in which every variable is left over: some would win, some be ignored, some be refused.
+LEFT_OVER = {
+    "CAC_STOP_LAYER_NUM": "3", "CAC_STOP_LAYER_ITR": "1", "CAC_RULE": "plasticity", "CAC_RULE_START_ITR": "900",
+    "CAC_RULE_END_ITR": "9", "CAC_RULE_DEPTH": "0.3", "CAC_RULE_CUBIC": "1", "CAC_RULE_SCALED": "1",
+    "CAC_RULE_INTERVAL": "7", "CAC_RULE_PERCENTILE": "3", "CAC_RULE_TOLERANCE": "0.7", "CAC_RULE_WINDOW": "x",
+    "CAC_WATCH": "linear,Bottleneck", "CAC_WHOLE_UNITS": "1", "CAC_NORM_STATISTICS": "hold",
+    "CAC_PREFIX_AUTOGRAD": "0", "CAC_VAR_START_ITR": "1", "CAC_VAR_START_THR": "-1", "CAC_VAR_MT_COUNT_THR": "1",
+    "CAC_VAR_MT_THR": "7", "CAC_VAR_SLOPE_THR": "0.1", "CAC_VAR_SAMPLES": "3", "CAC_BRAKING_DISTANCE": "99",
+}  # fmt: skip
+
+
+def samples() -> list[dict[str, Any]]:
+    """Configurations of every space, and some that no space suggests."""
+    found: list[dict[str, Any]] = [
+        {"CAC_VAR_SAMPLES": 3, "CAC_WATCH": ("conv", "linear"), "CAC_NORM_STATISTICS": "hold"},
+        {"CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (5, 6), "CAC_PREFIX_AUTOGRAD": False},
+        {"CAC_VAR_SAMPLES": 123_456_789, "CAC_VAR_START_THR": 0.1 + 0.2},
+    ]
+    for name in search_spaces.SPACES:
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+        for steps in (7, 300, 450_450):
+            context = SpaceContext(total_steps=steps, layer_names=tuple("abcdefghi"), unit_ends=(2, 4, 6))
+            found += [search_spaces.load(name).suggest(study.ask(), context) for _ in range(6)]
+            study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    return found
+
+
+def test_every_variable_is_left_over_in_the_polluted_shell() -> None:
+    assert set(LEFT_OVER) == set(BY_NAME)
+
+
+def test_answers_of_every_space_survive_frame_file_and_polluted_shell(tmp_path: Path) -> None:
+    configs = samples()
+    assert {config.get("CAC_RULE") for config in configs} == {None, *RULES}
+    study(*(record(n, 0.97, 0.1, **config) for n, config in enumerate(configs, 1))).to_parquet(tmp_path / "t.parquet")
+    trials = pd.read_parquet(tmp_path / "t.parquet")
+    for (_, row), config in zip(trials.iloc[1:].iterrows(), configs, strict=True):
+        wanted = TrialConfig(**config)
+        assert config_of(row) == wanted
+        text = best_env(INFO, row, 0.005)
+        assert Settings.from_environment(source(text, **LEFT_OVER)) == wanted.gradskip_settings(), text
+        assert max(map(len, text.splitlines())) <= 120
+
+
+def test_off_survives_a_polluted_shell() -> None:
+    found = Settings.from_environment(source(best_env(INFO, None, 0.005), **LEFT_OVER))
+    assert found == Settings(start_thr=-1, samples=200)
+
+
+def test_best_env_says_what_the_published_library_does_not_know() -> None:
+    ranking = analysis.rank(study(record(1, 0.97, 0.3, **LINEAR)))
+    text = best_env(INFO, analysis.best(ranking), 0.005)
+    assert (
+        "# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:\n"
+        "#   CAC_RULE, CAC_RULE_START_ITR, CAC_RULE_END_ITR, CAC_WHOLE_UNITS\n"
+    ) in text
+    published = best_env(INFO, study(record(1, 0.97, 0.3, **VARIABLES)).iloc[1], 0.005)
+    assert "published library" not in published
+
+
+def test_settings_in_short_are_written_as_the_variables_take_them() -> None:
+    trials = study(
+        record(1, 0.97, 0.3, **LINEAR),
+        record(2, 0.97, 0.3, CAC_STOP_LAYER_NUM=(3, 9), CAC_STOP_LAYER_ITR=(5, 123_456), CAC_PREFIX_AUTOGRAD=False),
+        record(3, 0.97, 0.3, CAC_VAR_START_ITR=123_456, CAC_VAR_START_THR=0.97123, CAC_WATCH=("conv", "linear")),
+    )
+    assert [settings_text(row) for _, row in trials.iterrows()] == [
+        "-",
+        "BRAKING_DISTANCE=6 RULE=linear RULE_START_ITR=20 RULE_END_ITR=300 RULE_DEPTH=0.5 WHOLE_UNITS=1",
+        "STOP_LAYER_NUM=3,9 STOP_LAYER_ITR=5,123456 PREFIX_AUTOGRAD=0",
+        "START_ITR=123456 START_THR=0.9712 WATCH=conv,linear",
+    ]
+
+
+def test_flags_are_flags_in_the_frame() -> None:
+    trials = study(record(1, 0.97, 0.3, **LINEAR), record(2, 0.97, 0.3, CAC_WHOLE_UNITS=False))
+    assert trials["CAC_WHOLE_UNITS"].tolist() == [pd.NA, True, False]
+    assert str(trials["CAC_WHOLE_UNITS"].dtype) == "boolean"
+    assert trials["CAC_RULE"].tolist() == [pd.NA, "linear", pd.NA]
+
+
+def test_a_row_of_an_earlier_version_has_its_configuration() -> None:
+    row = study(record(1, 0.97, 0.3, **VARIABLES)).iloc[1].drop(["CAC_RULE", "CAC_WHOLE_UNITS", "forward_cache_mb"])
+    assert config_of(row) == TrialConfig(**VARIABLES)
+    assert settings_text(row).startswith("START_ITR=66")
+
+
+def test_the_report_says_what_was_held() -> None:
+    trials = study(record(1, 0.967, 0.31, **VARIABLES))
+    ranking = analysis.rank(trials)
+    info = replace(INFO, hold={"CAC_WATCH": ["conv", "linear"], "CAC_WHOLE_UNITS": True})
+    text = report_markdown(info, trials, ranking, analysis.best(ranking), 0.005)
+    assert "Held in every trial but the baseline: CAC_WATCH=conv,linear CAC_WHOLE_UNITS=1." in text
+    assert "Held" not in report_markdown(INFO, trials, ranking, analysis.best(ranking), 0.005)
 
 
 def test_best_env_is_off_when_nothing_saves() -> None:
