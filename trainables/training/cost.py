@@ -10,11 +10,12 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from trainables.gradskip.prefix_pass import PassReport
 from trainables.workloads.base import Batch, Workload
 
 
@@ -39,6 +40,8 @@ class StepCost:
 
 #: Counts of this process, by workload, trainable parameters and batch shapes: facts, not state, so trials share them.
 _COUNTED: dict[Hashable, StepCost] = {}
+#: Forward FLOPs of a prefix for a batch, by workload, the prefix's modules and batch shapes.
+_COUNTED_PREFIXES: dict[Hashable, int] = {}
 
 
 class CostTable:
@@ -54,19 +57,27 @@ class CostTable:
         self.counting_time_s = 0.0
         """Time spent counting, which is no part of the training time."""
 
-    def step(self, stop_key: Hashable, batch: Batch) -> StepCost:
-        """Cost of a step on this batch with the parameters that need a gradient now; equal keys, equal parameters."""
+    def step(self, stop_key: Hashable, batch: Batch, prefix: PassReport | None = None) -> StepCost:
+        """Cost of a step on this batch with the parameters that need a gradient now; equal keys, equal parameters.
+
+        With a forward cache, ``prefix`` says on how many rows the prefix was really computed.
+        """
         mask = self._masks.get(stop_key)
         if mask is None:
             mask = self._masks[stop_key] = tuple(p.requires_grad for p in self._model.parameters())
-        return self._cost(mask, batch)
+        cost = self._cost(mask, batch)
+        if prefix is None:
+            return cost
+        # FLOPs are proportional to the rows. What the prefix's parameters would have cost backward is already gone.
+        spared = self._prefix_flops(prefix.modules, batch) * (prefix.rows - prefix.computed) // prefix.rows
+        return replace(cost, forward_flops=cost.forward_flops - spared)
 
     def dense_step(self, batch: Batch) -> StepCost:
         """Cost of a step on this batch as the model was built."""
         return self._cost(self._dense, batch)
 
     def _cost(self, mask: tuple[bool, ...], batch: Batch) -> StepCost:
-        key = (self._workload.name, mask, tuple((t.shape, t.dtype) for t in batch))
+        key = (self._workload.name, mask, _shapes(batch))
         cost = _COUNTED.get(key)
         if cost is None:
             begun = time.perf_counter()
@@ -94,6 +105,32 @@ class CostTable:
             optimizer_bytes=sum(self._visited_bytes[i] for i in live),
         )
 
+    def _prefix_flops(self, names: tuple[str, ...], batch: Batch) -> int:
+        key = (self._workload.name, names, _shapes(batch))
+        flops = _COUNTED_PREFIXES.get(key)
+        if flops is None:
+            begun = time.perf_counter()
+            flops = _COUNTED_PREFIXES[key] = self._count_prefix(names, batch)
+            self.counting_time_s += time.perf_counter() - begun
+        return flops
+
+    def _count_prefix(self, names: tuple[str, ...], batch: Batch) -> int:
+        """Forward FLOPs up to the return of the prefix's last module."""
+        model = self._meta_model(batch)
+        counter = FlopCounterMode(display=False)
+        counts: list[int] = []  # after each module call; a shared module is called more than once
+        handles = [
+            module.register_forward_hook(lambda *_: counts.append(int(counter.get_total_flops())))
+            for module in {model.get_submodule(name) for name in names}
+        ]
+        try:
+            with counter:
+                self._workload.loss(model, _to_meta(batch))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return counts[len(names) - 1]
+
     def _meta_model(self, batch: Batch) -> nn.Module:
         if self._meta is None:
             model = copy.deepcopy(self._model).to("meta")
@@ -113,6 +150,10 @@ class CostTable:
 
 def _nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _shapes(batch: Batch) -> Hashable:
+    return tuple((t.shape, t.dtype) for t in batch)
 
 
 def _to_meta(batch: Batch) -> Batch:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
+from trainables.gradskip.forward_cache import ForwardCache
 from trainables.metrics import METHOD_DEFAULTS
 from trainables.registry import METHODS, RunFacts
 from trainables.training.cost import CostTable
@@ -20,6 +22,7 @@ from trainables.training.isolation import isolated
 from trainables.training.memory import peak_bytes, reset_peak
 from trainables.training.warm_up import warm_up
 from trainables.workloads import build
+from trainables.workloads.base import Batch
 
 #: The one file of a checkpoint folder.
 CHECKPOINT_FILE = "run.pt"
@@ -35,7 +38,8 @@ class TrainingRun:
     A run that is saved after an epoch and loaded into a new `TrainingRun` of the same config continues bit for bit.
 
     Raises:
-        UserError: a CUDA device asked for and not there, or a layer number past the model's last parameter.
+        UserError: a CUDA device asked for and not there, a layer number past the model's last parameter, or a
+            forward cache for a workload whose inputs do not repeat.
     """
 
     def __init__(self, config: TrialConfig) -> None:
@@ -62,6 +66,7 @@ class TrainingRun:
         facts = RunFacts(model=self.model, forward=self._example_forward, total_steps=self.total_steps)
         self.method = METHODS[config.method].attach(self.optimizer, config, facts)
         self._cost = CostTable(self.workload, self.model)
+        self.forward_cache = self._make_forward_cache()
         warm_up(self.workload, self.model, self.device, config.seed)
         reset_peak(self.device)
         self.epoch = 0
@@ -77,6 +82,22 @@ class TrainingRun:
     def _example_forward(self, model: nn.Module) -> torch.Tensor:
         batch = next(iter(self.workload.train_batches(0, self.config.seed)))
         return self.workload.loss(model, tuple(t.to(self.device) for t in batch))
+
+    def _make_forward_cache(self) -> ForwardCache | None:
+        megabytes, workload = self.config.forward_cache_mb, self.workload
+        if megabytes == 0:
+            return None
+        if workload.train_samples is None or workload.train_sample_indices(0, self.config.seed) is None:
+            raise UserError(
+                f"forward_cache_mb must be 0 for workload {workload.name}, whose inputs do not repeat, got {megabytes}"
+            )
+        cache = ForwardCache(
+            self.model,
+            samples=workload.train_samples,
+            budget_bytes=megabytes * 10**6,
+            chain=workload.forward_chain(self.model),
+        )
+        return self._stack.enter_context(cache)
 
     def __enter__(self) -> TrainingRun:
         return self
@@ -104,8 +125,8 @@ class TrainingRun:
         self.model.train()
         loss_sum = torch.zeros((), device=self.device)
         samples = 0
-        for batch in self.workload.train_batches(self.epoch, self.config.seed):
-            loss_sum += self._step(tuple(t.to(self.device, non_blocking=True) for t in batch)) * len(batch[0])
+        for batch, indices in self._batches():
+            loss_sum += self._step(tuple(t.to(self.device, non_blocking=True) for t in batch), indices) * len(batch[0])
             samples += len(batch[0])
         train_loss = float(loss_sum) / samples  # the epoch's only host-device synchronization
         counting_time_s = self._cost.counting_time_s - counted_before_s
@@ -118,10 +139,20 @@ class TrainingRun:
             raise TrainingDiverged(f"the accuracy is {self.row['accuracy']} in epoch {self.epoch}")
         return self.row
 
-    def _step(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        cost = self._cost.step(self.method.stop_key(), batch)
+    def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
+        """The epoch's batches, with the sample numbers where the forward cache needs them."""
+        batches = self.workload.train_batches(self.epoch, self.config.seed)
+        indices = self.workload.train_sample_indices(self.epoch, self.config.seed) if self.forward_cache else None
+        if indices is None:
+            return ((batch, None) for batch in batches)
+        return zip(batches, indices, strict=True)
+
+    def _step(self, batch: Batch, indices: Tensor | None = None) -> Tensor:
         dense = self._cost.dense_step(batch)
-        loss = self.workload.loss(self.model, batch)
+        cache = self.forward_cache
+        with cache.batch(indices) if cache is not None and indices is not None else nullcontext():
+            loss = self.workload.loss(self.model, batch)
+        cost = self._cost.step(self.method.stop_key(), batch, None if cache is None else cache.last)
         self.optimizer.zero_grad(set_to_none=True)
         if loss.requires_grad:
             loss.backward()

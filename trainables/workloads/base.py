@@ -44,6 +44,23 @@ class Workload(ABC):
     def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
         """The epoch's batches on the CPU: a function of the arguments alone, so that a run can resume anywhere."""
 
+    @property
+    def train_samples(self) -> int | None:
+        """Samples of the training set, for a workload that has `train_sample_indices`."""
+        return None
+
+    def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor] | None:
+        """For each batch of `train_batches` the number of each row's sample: (B,) int64 in 0..train_samples-1.
+
+        A workload that has them promises that a sample's input is the same in every epoch. None: inputs do not
+        repeat (augmentation), or nobody says so.
+        """
+        return None
+
+    def forward_chain(self, model: nn.Module) -> list[str] | None:
+        """Names of modules that run one after the other from the input on; None: those of an nn.Sequential."""
+        return None
+
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean loss of a batch, a scalar."""

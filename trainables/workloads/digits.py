@@ -75,10 +75,17 @@ class Digits(Workload):
 
     def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
         images, labels = _splits()["train"]
+        for part in self.train_sample_indices(epoch, seed):
+            yield images[part], labels[part]
+
+    @property
+    def train_samples(self) -> int:
+        return len(_splits()["train"][1])
+
+    def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor]:
         # One generator an epoch: the order of epoch k needs no replay of the epochs before it.
         generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        for part in torch.randperm(len(labels), generator=generator).split(BATCH_SIZE):
-            yield images[part], labels[part]
+        yield from torch.randperm(self.train_samples, generator=generator).split(BATCH_SIZE)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         images, labels = batch

@@ -1,0 +1,98 @@
+"""The chain of modules that a forward cache may cut: which modules run one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from trainables.errors import UserError, unknown_name
+
+#: Modules without parameters that compute each sample by itself, the same each time, and never enlarge it.
+_ENDS = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid,
+    nn.Tanh, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Tanhshrink,
+    nn.Softshrink, nn.Hardshrink, nn.Threshold, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d,
+    nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
+)  # fmt: skip
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def may_end_prefix(module: nn.Module) -> bool:
+    """Whether a stopped prefix may run on over this module, which has no parameters.
+
+    Dropout only where it does nothing: drawing once and keeping the draw would be another regularization. Classes
+    are compared exactly, for a subclass may do anything.
+    """
+    kind = type(module)
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return kind in _DROPOUTS and (not module.training or module.p == 0)
+    if isinstance(module, nn.Flatten):
+        return kind is nn.Flatten and module.start_dim >= 1
+    return kind in _ENDS and not getattr(module, "return_indices", False)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own model inside DistributedDataParallel and torch.compile.
+
+    Raises:
+        UserError: DataParallel, which runs copies of the model.
+    """
+    while True:
+        if isinstance(model, nn.DataParallel):
+            raise UserError(
+                "forward cache: the model must not be in DataParallel, which runs copies of it: "
+                "use DistributedDataParallel"
+            )
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def resolve_chain(
+    model: nn.Module, chain: Sequence[nn.Module] | Sequence[str] | None
+) -> tuple[list[nn.Module], list[str]]:
+    """The chain's modules and their names in the model.
+
+    Raises:
+        UserError: no chain for a model that is no nn.Sequential, an empty one, or one with modules of another model.
+    """
+    if chain is None:
+        if not _is_sequential(model):
+            raise UserError(
+                f"forward cache: chain must be given for a model that is no nn.Sequential, got {type(model).__name__}: "
+                "list the modules (or their names) that run one after the other from the input on"
+            )
+        modules = list(_flattened(model))
+    else:
+        by_name = dict(model.named_modules())
+        modules = []
+        for entry in chain:
+            if isinstance(entry, str) and entry not in by_name:
+                raise unknown_name("module of the forward cache's chain", entry, [name for name in by_name if name])
+            modules.append(by_name[entry] if isinstance(entry, str) else entry)
+    if not modules:
+        raise UserError("forward cache: chain must have at least one module, got none")
+    names = {id(module): name for name, module in model.named_modules()}
+    for module in modules:
+        if id(module) not in names:
+            raise UserError(f"forward cache: chain must hold modules of the model, got another {type(module).__name__}")
+    return modules, [names[id(module)] for module in modules]
+
+
+def _is_sequential(module: nn.Module) -> bool:
+    # A subclass with a forward of its own may run its children in any way.
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _flattened(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module._modules.values():  # children() would leave out a module that is there twice
+        assert child is not None
+        if _is_sequential(child):
+            yield from _flattened(child)
+        else:
+            yield child
