@@ -95,6 +95,21 @@ def test_bytes_are_those_of_the_live_parameters() -> None:
     assert row["optimizer_bytes"] == 3 * gradients  # parameter, gradient and momentum
 
 
+@pytest.mark.parametrize("computed", [0, 2, 63, 64, 96, 160])
+def test_a_prefix_on_some_rows_costs_those_rows_forward(computed: int) -> None:
+    """What a forward cache reports: rows read cost nothing before the cut; checks may compute more than the batch."""
+    from trainables.gradskip.prefix_pass import PassReport
+
+    convolutions = [flops for flops, _ in convolution_flops()]
+    with TrainingRun(TrialConfig(method="none", epochs=1)) as run:
+        batch = next(iter(run.workload.train_batches(0, 0)))
+        names = tuple(name for name, _ in run.model.named_children())[:9]  # three convolutions, norms and ReLUs
+        whole = run._cost.step((), batch)
+        cost = run._cost.step((), batch, PassReport(modules=names, rows=64, computed=computed))
+    assert whole.forward_flops - cost.forward_flops == (64 - computed) * sum(convolutions[:3])
+    assert cost.backward_flops == whole.backward_flops
+
+
 def test_counting_leaves_the_run_alone() -> None:
     from trainables.training import cost
 
