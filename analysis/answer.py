@@ -75,12 +75,15 @@ def best_env(info: StudyInfo, best: pd.Series | None, allowed_drop: float) -> st
         lines.append(f"# Nothing tried saves compute within the allowed drop of {points(allowed_drop)}: off.")
         settings = Settings(start_thr=-1)
     else:
-        settings = config_of(best).gradskip_settings()
+        config = config_of(best)
+        settings = config.gradskip_settings()
         lines.append(
             f"# trial {best['trial']}: compute saved {percent(best['compute_saved'])}, validation accuracy "
             f"{best['accuracy']:.4f}, drop {points(best['accuracy_drop'])} (allowed {points(allowed_drop)})"
         )
         lines.append("# One seed, not confirmed. Iterations are those of a run of this length.")
+        if config.forward_cache_mb:
+            lines.append(f"# The trial had forward_cache_mb={config.forward_cache_mb}, which no variable sets.")
     environment = settings.to_environment()
     ours = [name for name in environment if not BY_NAME[name].published]
     if ours:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from trainables.errors import UserError
 
 #: Options of ``search`` that say what is searched; a resumed study has its own.
-_STUDY_FLAGS = ("space", "workload", "trials", "epochs", "seed", "allowed_drop", "name")
+_STUDY_FLAGS = ("space", "workload", "trials", "epochs", "seed", "allowed_drop", "name", "set")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,8 +30,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     search = commands.add_parser(
         "search", parents=[debug], help="search a space on a workload", description="Search a space on a workload with "
-        "Ray and Optuna. The first trial is the baseline (method off), the second the published defaults scaled to the "
-        "run's length. Accuracies and drops are fractions: 0.005 is half a point.",
+        "Ray and Optuna. The first trial is the baseline (method off), the second the space's starting point, as a "
+        "rule the published defaults scaled to the run's length. Accuracies and drops are fractions: 0.005 is half a "
+        "point.",
     )  # fmt: skip
     # Defaults are None so that --resume can tell what was given; SearchOptions holds the real ones.
     search.add_argument("--space", help="search space (default: auto_thresholds); see the command spaces")
@@ -39,6 +40,10 @@ def build_parser() -> argparse.ArgumentParser:
     search.add_argument("--trials", type=int, help="trials, the baseline among them (default: 24)")
     search.add_argument("--epochs", type=int, help="epochs a trial (default: the workload's)")
     search.add_argument("--seed", type=int, help="seed of the trials and of the sampler (default: 0)")
+    search.add_argument(
+        "--set", action="append", metavar="VARIABLE=VALUE", help="hold a variable that the space does not search, "
+        "such as CAC_VAR_START_THR=0.97, in every trial but the baseline; may be repeated",
+    )  # fmt: skip
     search.add_argument("--allowed-drop", type=float, help="accuracy that may be lost, as a fraction (default: 0.005)")
     search.add_argument("--concurrency", type=int, help="trials at a time (default: what the processors allow)")
     search.add_argument("--cpus-per-trial", type=int, default=1, help="processors a trial (default: 1)")

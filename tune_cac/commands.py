@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 import search_spaces
-from search_spaces.space import describe
+from search_spaces.space import Range, Space, describe
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
-from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings, variable_named
+from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
 from trainables.registry import METHODS
 from trainables.workloads import WORKLOADS
+from tune_cac.held import read_assignments
 
 
 def search(arguments: argparse.Namespace) -> int:
@@ -37,6 +39,8 @@ def search(arguments: argparse.Namespace) -> int:
         for name in ("space", "workload", "trials", "epochs", "seed", "allowed_drop", "name")
         if getattr(arguments, name) is not None
     }
+    if arguments.set is not None:
+        given["hold"] = read_assignments(arguments.set)
     SearchOptions(**how, **given)  # wrong arguments end here, before torch or ray is loaded
     from tune_cac.search import resume as resume_study
     from tune_cac.search import search as search_study
@@ -73,9 +77,9 @@ def trial(arguments: argparse.Namespace) -> int:
     """Train one configuration in this process and print a row an epoch."""
     values: dict[str, Any] = {}
     if arguments.method == "gradskip":
-        assignments: dict[str, Any] = dict(_assignment(text) for text in arguments.assignments)
-        settings = Settings.from_environment(**assignments)
-        values = {v.name: getattr(settings, v.field) for v in VARIABLES}
+        values = read_assignments(arguments.assignments)
+        settings = Settings.from_environment(**{name: value for name, value in values.items() if name in BY_NAME})
+        values |= {v.name: getattr(settings, v.field) for v in VARIABLES}
     elif arguments.assignments:
         raise UserError(f"--set needs --method gradskip, got --method {arguments.method}")
     if arguments.workload in WORKLOADS and arguments.epochs is None:
@@ -117,14 +121,6 @@ def trial(arguments: argparse.Namespace) -> int:
         where = f"stopped through {event['layer']} ({event['name']})"
         print(f"iteration {event['iteration']}: {where}, {event['rule']}{ratio}")
     return 0
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise UserError(f"--set takes VARIABLE=VALUE, such as CAC_VAR_START_THR=0.97, got {text!r}")
-    variable_named(name.strip())
-    return name.strip(), value.strip()
 
 
 def _warn_if_never_due(settings: Settings, total_steps: int) -> None:
@@ -187,21 +183,32 @@ def spaces(arguments: argparse.Namespace) -> int:
     print(f"{space.name}: {search_spaces.SPACES[space.name]}")
     print(f"method {space.method}: {METHODS[space.method].description}")
     print(f"on {config.workload} for {config.epochs} epochs, {context.total_steps} steps\n")
-    start = space.start(context)
-    table = [["variable", "searched", "published default", "starts at", "meaning"]]
-    for found in describe(space, context):
-        variable = BY_NAME.get(found.name)
+    notes = space.notes(context)
+    if notes:
+        print("\n".join(notes) + "\n")
+    start, ranges = space.start(context), describe(space, context)
+    if ranges:
+        _print_table(_ranges_table(space, ranges, start))
+    return 0
+
+
+def _ranges_table(space: Space, ranges: list[Range], start: Mapping[str, Any]) -> list[list[str]]:
+    """One row a parameter; the column "when" only where some are asked for under a condition."""
+    conditional = any(found.condition for found in ranges)
+    table = [["variable", "searched", *(["when"] if conditional else []), "default", "starts at", "meaning"]]
+    for found in ranges:
+        variable = BY_NAME.get(found.base_name)
         table.append(
             [
                 found.name,
                 str(found),
+                *([found.condition or "always"] if conditional else []),
                 variable.default if variable else "",
                 str(start.get(found.name, "")),
-                variable.meaning if variable else "",
+                variable.meaning if variable else space.meanings.get(found.base_name, ""),
             ]
         )
-    _print_table(table)
-    return 0
+    return table
 
 
 def workloads(arguments: argparse.Namespace) -> int:

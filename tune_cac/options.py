@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import search_spaces
 from analysis.ranking import check_allowed_drop
 from trainables.errors import UserError, unknown_name
 from trainables.workloads import WORKLOADS
+from tune_cac.held import check_hold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,7 @@ class SearchOptions:
     """The options of a search.
 
     Raises:
-        UserError: an unknown space or workload, or a number out of range.
+        UserError: an unknown space or workload, a number out of range, or something that cannot be held.
     """
 
     space: str = "auto_thresholds"
@@ -46,6 +49,8 @@ class SearchOptions:
     """Name of the study's folder; None makes one from workload, space and time."""
     checkpoint_every_s: float = 60.0
     """Seconds from one checkpoint of a running trial to the next, >= 0 (0: every epoch)."""
+    hold: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the config that have one value in every trial but the baseline, by name."""
 
     def __post_init__(self) -> None:
         if self.space not in search_spaces.SPACES:
@@ -69,6 +74,7 @@ class SearchOptions:
                 raise UserError(f"{flag} must be a number >= 0, got {number!r}")
         check_allowed_drop(self.allowed_drop)
         object.__setattr__(self, "results", Path(self.results))
+        object.__setattr__(self, "hold", check_hold(self.space, self.hold))
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise UserError(
                 f"--name must be letters, digits, '.', '_' and '-', beginning with a letter or digit, got {self.name!r}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.answering import SearchResult, answer, write_answer
+from tune_cac.held import check_hold_on_run, shown_hold
 from tune_cac.options import SearchOptions
 from tune_cac.study import check_writable, find_study, locked, open_study
 
@@ -33,11 +35,13 @@ def search(
     results: str | Path = "results",
     name: str | None = None,
     checkpoint_every_s: float = 60.0,
+    hold: Mapping[str, Any] | None = None,
 ) -> SearchResult:
     """Search a space on a workload.
 
-    The first trial is the baseline (method off), the second the published defaults scaled to the run's length; both
-    count among ``trials``. A study of that ``name``, space, workload, length and seed gets ``trials`` more.
+    The first trial is the baseline (method off), the second the space's starting point, as a rule the published
+    defaults scaled to the run's length; both count among ``trials``. A study of that ``name``, space, workload,
+    length, seed and ``hold`` gets ``trials`` more.
 
     Args:
         space: search space, see ``python -m tune_cac spaces``.
@@ -52,6 +56,8 @@ def search(
         results: folder that holds the studies.
         name: of the study's folder; None makes one from workload, space and time.
         checkpoint_every_s: seconds between checkpoints of a running trial, at epoch ends.
+        hold: values that every trial but the baseline has, such as ``{"CAC_VAR_START_THR": 0.97}``; they win over what
+            the space fixes, and may not be what it searches.
 
     Returns:
         Trials, ranking and best as pandas; the same is written into the study's folder.
@@ -62,9 +68,11 @@ def search(
     options = SearchOptions(
         space=space, workload=workload, trials=trials, epochs=epochs, seed=seed, allowed_drop=allowed_drop,
         concurrency=concurrency, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial, results=Path(results),
-        name=name, checkpoint_every_s=checkpoint_every_s,
+        name=name, checkpoint_every_s=checkpoint_every_s, hold=hold or {},
     )  # fmt: skip
     _check_gpus(options)
+    if options.hold:
+        check_hold_on_run(options.space, options.hold, run_context(_baseline(options, device="cpu")))
     layout = open_study(options)
     with locked(layout):
         info = layout.read_info()
@@ -81,7 +89,7 @@ def resume(
     gpus_per_trial: float = 0.0,
     checkpoint_every_s: float = 60.0,
 ) -> SearchResult:
-    """Finish the remaining trials of a study; space, workload, length, seed and allowed drop are the study's own.
+    """Finish the remaining trials of a study; space, workload, length, seed, allowed drop and held values are its own.
 
     Args:
         name: the study's name under ``results``, or its path.
@@ -97,7 +105,7 @@ def resume(
         options = SearchOptions(
             space=info.space, workload=info.workload, trials=max(1, info.trials), epochs=info.epochs, seed=info.seed,
             allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=cpus_per_trial,
-            gpus_per_trial=gpus_per_trial, results=Path(results), checkpoint_every_s=checkpoint_every_s,
+            gpus_per_trial=gpus_per_trial, results=Path(results), checkpoint_every_s=checkpoint_every_s, hold=info.hold,
         )  # fmt: skip
         _check_gpus(options)
         return _run(layout, options)
@@ -105,27 +113,35 @@ def resume(
 
 def run_context(config: TrialConfig) -> SpaceContext:
     """What a space may ask about a run: its steps and layers. Builds the model once."""
+    from trainables.gradskip.layers import unit_ends
     from trainables.training.run import TrainingRun
 
     with TrainingRun(config) as run:
         names = tuple(name for name, _ in run.model.named_parameters())
-        return SpaceContext(total_steps=run.total_steps, layer_names=names)
+        return SpaceContext(total_steps=run.total_steps, layer_names=names, unit_ends=unit_ends(run.model))
+
+
+def _baseline(options: SearchOptions, *, device: str) -> TrialConfig:
+    """The run without the method; nothing is held in it."""
+    return TrialConfig(
+        workload=options.workload,
+        epochs=options.trial_epochs,
+        seed=options.seed,
+        method="none",
+        device=device,
+        threads=options.cpus_per_trial,
+    )
 
 
 def _run(layout: Layout, options: SearchOptions) -> SearchResult:
     """Run what the study still lacks. The study is locked by this process."""
     size = f"{layout.read_info().trials} trials of {options.trial_epochs} epochs, {options.trials_at_a_time} at a time"
+    if options.hold:
+        size += f", {shown_hold(options.hold)} held"
     # Said before torch and Ray load, which takes seconds.
     print(f"{layout.root}: {options.space} on {options.workload}, {size}", file=sys.stderr, flush=True)
     space = search_spaces.load(options.space)
-    base = TrialConfig(
-        workload=options.workload,
-        epochs=options.trial_epochs,
-        seed=options.seed,
-        method="none",
-        device="cuda" if options.gpus_per_trial > 0 else "cpu",
-        threads=options.cpus_per_trial,
-    )
+    base = _baseline(options, device="cuda" if options.gpus_per_trial > 0 else "cpu")
     context = run_context(replace(base, device="cpu"))
     searcher, run_name = _searcher(layout, options, space, context, base)
     to_run = layout.read_info().trials - searcher.finished_count()
@@ -158,6 +174,7 @@ def _searcher(
         seed=options.seed + 7919 * earlier,
         run_folder=f"{layout.ray.name}/{run_name}",
         checkpoint_every_s=options.checkpoint_every_s,
+        hold=options.hold,
     )
     if len(searcher.study.get_trials(deepcopy=False)) == 0:
         searcher.begin()

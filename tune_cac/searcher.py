@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class StudySearch(OptunaSearch):
         seed: of the sampler.
         run_folder: folder of the Ray experiment, relative to the study, for the record.
         checkpoint_every_s: handed to the trials.
+        hold: fields of the config that have this value in every trial but the baseline, whatever the space returns.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class StudySearch(OptunaSearch):
         seed: int,
         run_folder: str,
         checkpoint_every_s: float,
+        hold: Mapping[str, Any] | None = None,
     ) -> None:
         self._search_space = space
         self._context = context
@@ -57,6 +60,7 @@ class StudySearch(OptunaSearch):
         self._allowed_drop = allowed_drop
         self._run_folder = run_folder
         self._checkpoint_every_s = checkpoint_every_s
+        self._hold = dict(hold or {})
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
         with warnings.catch_warnings():
@@ -80,7 +84,9 @@ class StudySearch(OptunaSearch):
     def begin(self) -> None:
         """Queue the baseline and the space's starting point; only for a study without trials."""
         self.study.enqueue_trial({}, user_attrs={"role": "baseline"})
-        self.study.enqueue_trial(dict(self._search_space.start(self._context)), user_attrs={"role": "published"})
+        # Called published only where it is: with other values held, nobody published it.
+        role = "published" if self._search_space.start_is_published and not self._hold else "search"
+        self.study.enqueue_trial(dict(self._search_space.start(self._context)), user_attrs={"role": role})
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
         """The next trial's config, in the form of `trainables.trial.Trial`."""
@@ -90,7 +96,8 @@ class StudySearch(OptunaSearch):
         if attrs.get("role") == "baseline":
             values: dict[str, Any] = {"method": "none"}
         else:
-            values = {"method": self._search_space.method, **self._search_space.suggest(trial, self._context)}
+            suggested = self._search_space.suggest(trial, self._context)
+            values = {"method": self._search_space.method, **plain(suggested), **self._hold}
         config = {**self._base.to_dict(), **values}
         trial.set_user_attr("config", config)
         trial.set_user_attr("folder", f"{self._run_folder}/{trial_folder_name(trial.number)}")
@@ -202,6 +209,11 @@ def tell_complete(
         excess = baseline["accuracy"] - row["accuracy"] - allowed_drop
         trial.set_constraint("accuracy_drop", excess if excess > 1e-9 else min(excess, 0.0))
     study.tell(trial, [row[name] for name in OBJECTIVES])
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values in types that JSON gives back, so that a config is the same to Ray, the journal and a resumed search."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def trial_folder_name(number: int) -> str:

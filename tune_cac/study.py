@@ -13,6 +13,7 @@ from pathlib import Path
 
 from analysis.layout import Layout, StudyInfo
 from trainables.errors import UserError
+from tune_cac.held import shown_hold
 from tune_cac.options import SearchOptions
 
 #: Packages whose versions a study records.
@@ -47,6 +48,7 @@ def open_study(options: SearchOptions) -> Layout:
         trials=options.trials,
         allowed_drop=options.allowed_drop,
         versions=package_versions(),
+        hold=dict(options.hold),
     )
     if layout.info.exists():
         held = layout.read_info()
@@ -56,6 +58,11 @@ def open_study(options: SearchOptions) -> Layout:
                     f"{layout.root} holds a study with {field} {getattr(held, field)!r}, "
                     f"not {getattr(wanted, field)!r}: choose another --name, or the same settings to add trials to it"
                 )
+        if held.hold != wanted.hold:
+            raise UserError(
+                f"{layout.root} holds a study with {shown_hold(held.hold)} held, not {shown_hold(wanted.hold)}: choose "
+                "another --name, or the same --set to add trials to it"
+            )
         check_writable(layout.root)
         return layout
     if layout.root.exists() and any(layout.root.iterdir()):

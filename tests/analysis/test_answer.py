@@ -156,6 +156,11 @@ def test_best_env_says_what_the_published_library_does_not_know() -> None:
     assert "published library" not in published
 
 
+def test_best_env_says_what_no_variable_can() -> None:
+    trials = study(record(1, 0.97, 0.3, forward_cache_mb=64, **VARIABLES))
+    assert "# The trial had forward_cache_mb=64, which no variable sets.\n" in best_env(INFO, trials.iloc[1], 0.005)
+
+
 def test_settings_in_short_are_written_as_the_variables_take_them() -> None:
     trials = study(
         record(1, 0.97, 0.3, **LINEAR),

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands_run import Run
 
 from analysis.layout import Layout, StudyInfo
+from search_spaces import SPACES
+from trainables.gradskip.settings import BY_NAME
 from tune_cac.cli import main
 
-VALID_VARIABLES = (
-    "Valid: CAC_BRAKING_DISTANCE, CAC_STOP_LAYER_ITR, CAC_STOP_LAYER_NUM, CAC_VAR_MT_COUNT_THR, CAC_VAR_MT_THR, "
-    "CAC_VAR_SAMPLES, CAC_VAR_SLOPE_THR, CAC_VAR_START_ITR, CAC_VAR_START_THR"
-)
+VALID_VARIABLES = "Valid: " + ", ".join(sorted(BY_NAME))
+VALID_SPACES = "Valid: auto_thresholds, braking_distance, manual_layers, stop_rules"
 LIST = "must be a comma list of integers >= 0 in strictly ascending order, such as 10,20, got"
 
 
@@ -40,7 +41,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     [
         (
             "search --space auto_treshold",
-            "unknown space 'auto_treshold': did you mean 'auto_thresholds'? Valid: auto_thresholds",
+            f"unknown space 'auto_treshold': did you mean 'auto_thresholds'? {VALID_SPACES}",
         ),
         ("search --workload digit", "unknown workload 'digit': did you mean 'digits'? Valid: digits"),
         ("search --trials 0", "--trials must be an integer >= 1, got 0"),
@@ -63,6 +64,60 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             "search --resume x --trials 3 --space y",
             "--resume finishes a study as it was begun, so it takes no --space, --trials: leave that out, "
             "or use --name without --resume to add trials",
+        ),
+        (
+            "search --resume x --set CAC_VAR_START_THR=0.9",
+            "--resume finishes a study as it was begun, so it takes no --set: leave that out, "
+            "or use --name without --resume to add trials",
+        ),
+        (
+            "search --set CAC_VAR_START_THR",
+            "--set takes VARIABLE=VALUE, such as CAC_VAR_START_THR=0.97, got 'CAC_VAR_START_THR'",
+        ),
+        (
+            "search --space braking_distance --set CAC_VAR_STRT_THR=0.9",
+            f"unknown variable 'CAC_VAR_STRT_THR': did you mean 'CAC_VAR_START_THR'? {VALID_VARIABLES}",
+        ),
+        (
+            "search --set forward_cache=1",
+            f"unknown setting 'forward_cache': did you mean 'forward_cache_mb'? {VALID_VARIABLES}, forward_cache_mb",
+        ),
+        ("search --set forward_cache_mb=lots", "forward_cache_mb must be an integer >= 0, got 'lots'"),
+        ("search --set CAC_WHOLE_UNITS=maybe", "CAC_WHOLE_UNITS must be 0 or 1, got 'maybe'"),
+        (
+            "search --space braking_distance --set CAC_BRAKING_DISTANCE=3",
+            "CAC_BRAKING_DISTANCE is searched by space braking_distance, so it can't be held, got "
+            "CAC_BRAKING_DISTANCE=3: leave it out, or take another space",
+        ),
+        (
+            "search --space manual_layers --set CAC_STOP_LAYER_NUM=3,9",
+            "CAC_STOP_LAYER_NUM is searched by space manual_layers, so it can't be held, got CAC_STOP_LAYER_NUM=3,9: "
+            "leave it out, or take another space",
+        ),
+        (
+            "search --space stop_rules --set CAC_RULE_DEPTH=0.3",
+            "CAC_RULE_DEPTH is searched by space stop_rules, so it can't be held, got CAC_RULE_DEPTH=0.3: leave it "
+            "out, or take another space",
+        ),
+        ("search --set epochs=3", "epochs has an option of its own, so it can't be set by name: use --epochs"),
+        (
+            "search --set method=none",
+            "method has an option of its own, so it can't be set by name: use --method of a trial; in a search the "
+            "space says it",
+        ),
+        (
+            "search --set CAC_STOP_LAYER_NUM=3",
+            "CAC_STOP_LAYER_NUM=3 can't be held in space auto_thresholds: CAC_STOP_LAYER_NUM and CAC_STOP_LAYER_ITR "
+            "must have one entry for each stop, got 1 layers ('3') and 0 iterations ('')",
+        ),
+        (
+            "search --space stop_rules --epochs 10 --set CAC_RULE_END_ITR=40",
+            "CAC_RULE_END_ITR=40 can't be held in space stop_rules: CAC_RULE_END_ITR must be after CAC_RULE_START_ITR "
+            "(50), got 40",
+        ),
+        (
+            "trial --set seed=3",
+            "seed has an option of its own, so it can't be set by name: use --seed",
         ),
         (
             "trial --set CAC_VAR_STRT_THR=1",
@@ -90,7 +145,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ("trial --method none --set CAC_VAR_SAMPLES=2", "--set needs --method gradskip, got --method none"),
         ("trial --epochs 0", "epochs must be an integer >= 1, got 0"),
         ("trial --workload x", "unknown workload 'x': Valid: digits"),
-        ("spaces agp", "unknown space 'agp': Valid: auto_thresholds"),
+        ("spaces agp", f"unknown space 'agp': {VALID_SPACES}"),
         ("spaces auto_thresholds --epochs 0", "--epochs must be an integer >= 1, got 0"),
         ("rank nothing", "no study 'nothing' in results: there is no study there yet"),
         ("report nothing --results elsewhere", "no study 'nothing' in elsewhere: there is no study there yet"),
@@ -110,6 +165,29 @@ def test_a_study_of_another_space_under_the_same_name(tmp_path: Path, capsys: py
     assert capsys.readouterr().err == (
         "tune_cac: error: results/mine holds a study with space 'other_space', not 'auto_thresholds': choose another "
         "--name, or the same settings to add trials to it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "given", "message"),
+    [
+        ({}, ["--set", "CAC_WATCH=linear"], "nothing held, not CAC_WATCH=linear"),
+        ({"CAC_WATCH": ["linear"]}, [], "CAC_WATCH=linear held, not nothing"),
+        (
+            {"CAC_WATCH": ["linear"], "CAC_WHOLE_UNITS": True},
+            ["--set", "CAC_WATCH=conv,linear"],
+            "CAC_WATCH=linear CAC_WHOLE_UNITS=1 held, not CAC_WATCH=conv,linear",
+        ),
+    ],
+)
+def test_a_study_that_holds_other_values(
+    held: dict[str, Any], given: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_study(tmp_path / "results" / "mine", hold=held)
+    assert main(["search", "--name", "mine", *given]) == 2
+    assert capsys.readouterr().err == (
+        f"tune_cac: error: results/mine holds a study with {message}: choose another --name, or the same --set to add "
+        "trials to it\n"
     )
 
 
@@ -190,13 +268,41 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_spaces_lists_and_shows_ranges_and_meanings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["spaces"]) == 0
-    assert capsys.readouterr().out.startswith("auto_thresholds  Gradient-Skip in auto mode")
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed[: len(SPACES)]] == list(SPACES)
+    assert listed[0].endswith(SPACES["auto_thresholds"])
     assert main(["spaces", "auto_thresholds", "--epochs", "10"]) == 0
     out = capsys.readouterr().out
     assert "10 epochs, 100 steps" in out
     line = next(line for line in out.splitlines() if line.startswith("CAC_VAR_START_ITR"))
     assert "0 .. 50" in line
     assert "first iteration at which a layer may be stopped" in line
+
+
+def test_spaces_shows_conditions_and_meanings_of_branches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["spaces", "stop_rules"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert "CAC_RULE=linear" in lines["linear.CAC_RULE_DEPTH"]
+    assert "0.1 .. 1.0" in lines["linear.CAC_RULE_DEPTH"]
+    assert "the share of the layers that is stopped at the schedule's end" in lines["linear.CAC_RULE_DEPTH"]
+    assert " 0.5 " in lines["linear.CAC_RULE_DEPTH"]  # the default
+    assert "always" in lines["CAC_RULE"]
+    assert list(lines).index("freezeout.CAC_RULE_CUBIC") < list(lines).index("plasticity.CAC_RULE_WINDOW")
+
+
+def test_spaces_names_the_layers_of_the_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["spaces", "manual_layers"]) == 0
+    out = capsys.readouterr().out
+    assert "  0: norm1.bias (CAC_STOP_LAYER_NUM=2)\n  1: norm2.bias (CAC_STOP_LAYER_NUM=5)\n" in out
+    assert "stops=2 or 3" in out
+    assert "depth of the layer that the stop reaches through" in out
+
+
+def test_spaces_says_what_braking_distance_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["spaces", "braking_distance"]) == 0
+    out = capsys.readouterr().out
+    assert "held, unless search --set holds other values: CAC_VAR_START_ITR=3 CAC_VAR_START_THR=0.95" in out
+    assert "when" not in out.splitlines()[5].split()
 
 
 def test_workloads(capsys: pytest.CaptureFixture[str]) -> None:

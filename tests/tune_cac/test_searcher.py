@@ -20,16 +20,24 @@ from tune_cac.searcher import StudySearch, last_checkpoint
 CONTEXT = SpaceContext(total_steps=300)
 
 
-def searcher(folder: Path, seed: int = 0, begin: bool = True) -> StudySearch:
+def searcher(
+    folder: Path,
+    seed: int = 0,
+    begin: bool = True,
+    space: str = "auto_thresholds",
+    hold: dict[str, Any] | None = None,
+    context: SpaceContext = CONTEXT,
+) -> StudySearch:
     made = StudySearch(
-        space=search_spaces.load("auto_thresholds"),
-        context=CONTEXT,
+        space=search_spaces.load(space),
+        context=context,
         base=TrialConfig(method="none"),
         journal=folder / "optuna.journal",
         allowed_drop=0.01,
         seed=seed,
         run_folder="ray/run-000",
         checkpoint_every_s=60,
+        hold=hold,
     )
     if begin:
         made.begin()
@@ -55,6 +63,58 @@ def test_trial_0_is_the_baseline_and_trial_1_the_scaled_defaults(tmp_path: Path)
     assert {k: v for k, v in published["config"].items() if k.startswith("CAC_")} == start
     assert third["config"]["method"] == "gradskip"
     assert [t.user_attrs.get("role", "search") for t in told(tmp_path)] == ["baseline", "published", "search"]
+
+
+def test_held_values_win_over_what_the_space_fixes_and_spare_the_baseline(tmp_path: Path) -> None:
+    search = searcher(tmp_path, space="braking_distance", hold={"CAC_VAR_START_THR": 0.97, "CAC_WATCH": ["linear"]})
+    baseline, first, *others = (search.suggest(name)["config"] for name in "abcdef")
+    assert baseline == TrialConfig(method="none").to_dict()
+    fixed = search_spaces.load("auto_thresholds").start(CONTEXT)
+    for config in (first, *others):
+        given = {k: v for k, v in config.items() if k.startswith("CAC_") and k != "CAC_BRAKING_DISTANCE"}
+        wanted = {**fixed, "CAC_VAR_START_THR": 0.97, "CAC_WATCH": ["linear"]}
+        del wanted["CAC_BRAKING_DISTANCE"]
+        assert given == wanted
+        TrialConfig.from_mapping(config)
+    assert first["CAC_BRAKING_DISTANCE"] == 0
+    assert len({config["CAC_BRAKING_DISTANCE"] for config in others}) > 1
+
+
+@pytest.mark.parametrize(
+    ("space", "hold", "role"),
+    [
+        ("auto_thresholds", {}, "published"),
+        ("braking_distance", {}, "published"),
+        ("braking_distance", {"CAC_VAR_START_THR": 0.97}, "search"),
+        ("stop_rules", {}, "search"),
+        ("manual_layers", {}, "search"),
+    ],
+)
+def test_the_first_trial_is_called_published_only_where_it_is(
+    space: str, hold: dict[str, Any], role: str, tmp_path: Path
+) -> None:
+    search = searcher(tmp_path, space=space, hold=hold)
+    search.suggest("a")
+    search.suggest("b")
+    assert told(tmp_path)[1].user_attrs["role"] == role
+
+
+def test_configs_are_the_same_to_ray_and_to_the_journal(tmp_path: Path) -> None:
+    context = SpaceContext(total_steps=300, layer_names=tuple("abcdefgh"), unit_ends=(1, 3, 5))
+    search = searcher(tmp_path, space="manual_layers", context=context)
+    for name in "abcdef":
+        suggested = search.suggest(name)
+        assert told(tmp_path)[suggested["trial"]].user_attrs["config"] == suggested["config"]
+        TrialConfig.from_mapping(suggested["config"])
+
+
+def test_a_conditional_trial_that_was_cut_short_is_queued_again_with_its_branch(tmp_path: Path) -> None:
+    first = searcher(tmp_path, space="stop_rules")
+    configs = [first.suggest(name)["config"] for name in "abcdefgh"]
+    assert len({config.get("CAC_RULE") for config in configs}) > 2
+    second = searcher(tmp_path, seed=5, begin=False, space="stop_rules")
+    second.adopt_unfinished(tmp_path)
+    assert [second.suggest(name)["config"] for name in "ijklmnop"] == configs
 
 
 def test_asking_again_for_a_trial_gives_the_same(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""The conditional spaces and held values on real Ray, as a user runs them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import optuna
+import pytest
+from commands_run import Run
+from optuna.storages.journal import JournalFileBackend
+
+import analysis
+from analysis.answer import best_env, config_of
+from analysis.layout import STUDY_NAME, Layout
+from trainables.config import TrialConfig
+from trainables.gradskip.settings import RULES
+
+pytestmark = pytest.mark.slow
+
+
+def searched(done: subprocess.CompletedProcess[str], folder: Path) -> list[TrialConfig]:
+    """The configurations of a study's trials, all of which completed."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    trials = analysis.load(folder)
+    assert set(trials["status"]) == {"completed"}
+    return [config_of(row) for _, row in trials.iterrows()]
+
+
+def test_every_rule_trains_and_its_answer_can_be_written(tune_cac_command: Run, tmp_path: Path) -> None:
+    done = tune_cac_command(
+        "search", "--space", "stop_rules", "--trials", "16", "--epochs", "4", "--name", "s", "--concurrency", "2"
+    )
+    study = tmp_path / "results" / "s"
+    baseline, first, *others = searched(done, study)
+    assert baseline.method == "none"
+    assert (first.CAC_RULE, first.CAC_WHOLE_UNITS) == ("variance", True)
+    assert {config.CAC_RULE for config in others} == set(RULES)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(Layout(study).journal)))
+    for trial in optuna.load_study(study_name=STUDY_NAME, storage=storage).trials[1:]:
+        branch = trial.params["CAC_RULE"] + "."
+        assert all(name.startswith(branch) for name in trial.params if name != "CAC_RULE")
+    info = Layout(study).read_info()
+    for _, row in analysis.rank(analysis.load(study)).iterrows():
+        assert best_env(info, row, 0.005).startswith("# tune_cac: digits, 4 epochs, space stop_rules")
+    assert "RULE=linear" in (done.stdout + (study / "report.md").read_text())
+
+
+def test_manual_layers_stop_where_they_say(tune_cac_command: Run, tmp_path: Path) -> None:
+    done = tune_cac_command("search", "--space", "manual_layers", "--trials", "6", "--epochs", "3", "--name", "s")
+    _, *others = searched(done, tmp_path / "results" / "s")
+    for config in others:
+        assert config.CAC_STOP_LAYER_NUM is not None
+        assert set(config.CAC_STOP_LAYER_NUM) <= {2, 5, 8, 11, 14}  # the ends of the units of digits
+    trials = analysis.load(tmp_path / "results" / "s")
+    assert (trials["compute_saved"] > 0).any()
+
+
+def test_held_values_are_part_of_the_study(tune_cac_command: Run, tmp_path: Path) -> None:
+    study = tmp_path / "results" / "s"
+    arguments = ("search", "--space", "braking_distance", "--epochs", "2", "--name", "s", "--concurrency", "1")
+    held = ("--set", "CAC_VAR_START_THR=0.99", "--set", "CAC_WATCH=conv,linear")
+    done = tune_cac_command(*arguments, "--trials", "3", *held)
+    first_line = done.stderr.splitlines()[0]
+    assert first_line.endswith("1 at a time, CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear held")
+    baseline, *others = searched(done, study)
+    assert baseline == TrialConfig(epochs=2, method="none")
+    assert all((config.CAC_VAR_START_THR, config.CAC_WATCH) == (0.99, ("conv", "linear")) for config in others)
+    refused = tune_cac_command(*arguments, "--trials", "1", "--set", "CAC_VAR_START_THR=0.98")
+    assert refused.returncode == 2
+    assert "CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear held, not CAC_VAR_START_THR=0.98" in refused.stderr
+    added = searched(tune_cac_command(*arguments, "--trials", "1", *held), study)
+    assert len(added) == 4
+    # A study whose search was cut short: what is left is trained with the study's own held values.
+    layout = Layout(study)
+    text = layout.info.read_text()
+    layout.info.write_text(text.replace('"trials": 4', '"trials": 5'))
+    resumed = searched(tune_cac_command("search", "--resume", "s"), study)
+    assert len(resumed) == 5
+    assert (resumed[-1].CAC_VAR_START_THR, resumed[-1].CAC_WATCH) == (0.99, ("conv", "linear"))
+    assert "Held in every trial but the baseline: CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear." in (
+        (study / "report.md").read_text()
+    )

@@ -1,0 +1,105 @@
+"""Values given by name: ``--set NAME=VALUE`` of a trial, and what a search holds for all of its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import search_spaces
+from search_spaces import SpaceContext
+from search_spaces.space import corners, searched_fields
+from trainables.config import TrialConfig, field_kinds, field_names
+from trainables.errors import UserError, unknown_name
+from trainables.gradskip.settings import BY_NAME, variable_named
+
+#: Fields that have options of their own.
+_OPTIONS = {
+    "workload": "--workload",
+    "epochs": "--epochs",
+    "seed": "--seed",
+    "method": "--method of a trial; in a search the space says it",
+    "device": "--device of a trial, --gpus-per-trial of a search",
+    "threads": "--threads of a trial, --cpus-per-trial of a search",
+}
+#: A run on which no range of a space has only one value.
+_ANY_RUN = SpaceContext(total_steps=300, layer_names=tuple(f"layer{n}" for n in range(12)), unit_ends=(2, 5, 8))
+
+
+def read_assignments(texts: Iterable[str]) -> dict[str, Any]:
+    """Fields of `TrialConfig` from texts such as ``CAC_VAR_START_THR=0.97``; the last of a name counts.
+
+    Raises:
+        UserError: no ``=``, an unknown name, or a value that is not valid.
+    """
+    values = {}
+    for text in texts:
+        name, separator, value = (part.strip() for part in text.partition("="))
+        if not separator:
+            raise UserError(f"--set takes VARIABLE=VALUE, such as CAC_VAR_START_THR=0.97, got {text!r}")
+        values[name] = read_value(name, value)
+    return values
+
+
+def read_value(name: str, value: Any) -> Any:
+    """The value of a variable or field given by name, as text or as itself; UserError if it is not valid."""
+    if name in _OPTIONS:
+        raise UserError(f"{name} has an option of its own, so it can't be set by name: use {_OPTIONS[name]}")
+    if name in BY_NAME or name.startswith("CAC"):
+        variable = variable_named(name)
+        if isinstance(value, str):
+            return variable.read(value)
+        value = tuple(value) if isinstance(value, list) else value
+        variable.check(value)
+        return value
+    if name not in field_names():
+        raise unknown_name("setting", name, [field for field in field_names() if field not in _OPTIONS])
+    if isinstance(value, str):
+        with suppress(ValueError):  # the config says what it must be
+            value = field_kinds()[name](value)
+    TrialConfig(**{name: value})
+    return value
+
+
+def check_hold(space: str, hold: Mapping[str, Any]) -> dict[str, Any]:
+    """What a search of that space is to hold, in plain types (JSON, Ray).
+
+    Raises:
+        UserError: an unknown name, a value that is not valid, or a field that the space searches.
+    """
+    values = {name: read_value(name, value) for name, value in hold.items()}
+    if values:
+        searched = searched_fields(search_spaces.load(space), _ANY_RUN)
+        for name in values:
+            if name in searched:
+                raise UserError(
+                    f"{name} is searched by space {space}, so it can't be held, got {name}={shown(values[name])}: "
+                    "leave it out, or take another space"
+                )
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def check_hold_on_run(space: str, hold: Mapping[str, Any], context: SpaceContext) -> None:
+    """Raise UserError if what is held goes badly with the ends of the space's ranges on this run."""
+    found = search_spaces.load(space)
+    for values in corners(found, context):
+        try:
+            TrialConfig(method=found.method, **{**values, **hold})
+        except UserError as error:
+            raise UserError(f"{shown_hold(hold)} can't be held in space {space}: {error}") from None
+
+
+def shown_hold(hold: Mapping[str, Any]) -> str:
+    """What is held, as one would give it to ``--set``; ``nothing`` if nothing is."""
+    return " ".join(f"{name}={shown(value)}" for name, value in hold.items()) or "nothing"
+
+
+def shown(value: Any) -> str:
+    """A value as ``--set`` takes it.
+
+    >>> shown((3, 9)), shown(True), shown(0.97)
+    ('3,9', '1', '0.97')
+    """
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return str(int(value)) if isinstance(value, bool) else str(value)
