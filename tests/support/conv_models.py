@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def conv_model() -> nn.Module:
-    """Three convolutions with batch norm and a linear layer: 12 parameters, 4-D at 0, 4 and 7."""
+    """Three convolutions with batch norm and a linear layer: 11 parameters, 4-D at 0, 4 and 7."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 3, 3),

@@ -121,6 +121,7 @@ class GradientSkip:
             self._input_hook = ForwardHook(self._take_inputs)
             self._input_hook.watch(*_wrappers(model))
         self._warn_if_never_fires()
+        self._warn_of_recompilations(model)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         optimizer.register_state_dict_post_hook(lambda _, state: {**state, STATE_KEY: self.state_dict()})
@@ -227,6 +228,19 @@ class GradientSkip:
         )
         if reason is not None:
             self._warn_once("never", f"Gradient-Skip will stop nothing: {reason}")
+
+    def _warn_of_recompilations(self, model: nn.Module | None) -> None:
+        stops = self._stoppable if self.settings.mode != "manual" else len(self.settings.stop_layer_num or ())
+        if model is None or getattr(model, "_orig_mod", None) is None or self.settings.mode == "off":
+            return
+        limit = int(torch._dynamo.config.recompile_limit)
+        if stops >= limit:
+            self._warn_once(
+                "recompile",
+                f"{stops} layers may stop one by one and each stop recompiles the model once, but "
+                f"torch._dynamo.config.recompile_limit is {limit}, after which it runs uncompiled: raise that limit, "
+                "or watch coarser layers (CAC_WATCH)",
+            )
 
     def _warn_once(self, key: str, message: str) -> None:
         if key not in self._warned:

@@ -130,7 +130,7 @@ def make_plan(
         order = tuple(sorted(order, key=lambda number: (trace.ranks[number], number)))
     position = {number: place for place, number in enumerate(order)}
     starts = sorted((min(position[m] for m in members), weights) for weights, members in layers)
-    ends = [start - 1 for start, _ in starts[1:]] + [len(order) - 1]
+    ends = [*[start - 1 for start, _ in starts[1:]], len(order) - 1][: len(starts)]
     return LayerPlan(
         order=order,
         units=tuple(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from trainables.gradskip.machine import SkipMachine, StepPlan, replay
 from trainables.gradskip.choice import make_rule
+from trainables.gradskip.machine import SkipMachine, StepPlan, replay
 from trainables.gradskip.rules import AutoRule, ManualRule
 from trainables.gradskip.settings import Settings
 
@@ -111,7 +111,9 @@ def test_a_stop_due_while_braking_comes_after_it_and_is_missed_in_reference() ->
     lists = {"stop_layer_num": (1, 4), "stop_layer_itr": (2, 3), "braking_distance": 3}
     plans = machine_steps(Settings(**lists), 12)  # type: ignore[arg-type]
     assert [(i, p.stop_through) for i, p in enumerate(plans) if p.stop_through is not None] == [(4, 1), (7, 4)]
-    assert [p.scaled[0][0] for p in plans[5:8]] == [range(2, 5)] * 3  # only the layers after the last finished stop brake
+    assert [p.scaled[0][0] for p in plans[5:8]] == [
+        range(2, 5)
+    ] * 3  # only the layers after the last finished stop brake
     published = machine_steps(Settings(**lists, reference=True), 12)  # type: ignore[arg-type]
     assert [(i, p.stop_through) for i, p in enumerate(published) if p.stop_through is not None] == [(4, 1)]
 

@@ -1,0 +1,65 @@
+"""A training loop and its small data, shared by the tests of optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from conv_models import conv_batches
+from torch import Tensor, nn
+
+
+def train(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    *,
+    start: int = 0,
+    each: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Steps ``start`` .. ``start + steps - 1`` of the same sequence of batches."""
+    for step, (x, y) in enumerate(conv_batches(start + steps)):
+        if step >= start:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            each(step)
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    """Copies of the parameters."""
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    """Bit for bit."""
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+class DecayInside(torch.optim.Optimizer):
+    """An optimizer that torch does not have: momentum that holds lr * gradient, a counter in its groups.
+
+    m <- b m + lr_k g with lr_k = lr / sqrt(k + 1), p <- p - m; k is kept in the group.
+    """
+
+    def __init__(self, params: Any, lr: float = 0.05, beta: float = 0.5) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        """One step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            rate = group["lr"] / (group["k"] + 1) ** 0.5
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                buffer = self.state[p].setdefault("m", torch.zeros_like(p))
+                buffer.mul_(group["beta"]).add_(p.grad, alpha=rate)
+                p.sub_(buffer)
+            group["k"] += 1
+        return loss

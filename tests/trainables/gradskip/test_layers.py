@@ -1,0 +1,358 @@
+"""Numbering, units and execution order; what is left training before stopped layers."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from conv_models import conv_model
+from loops import equal, train, weights
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainables.errors import UserError
+from trainables.gradskip import SGD, AdamW, Settings
+from trainables.gradskip.layers import make_plan, unit_ends, unwrap
+from trainables.gradskip.trace import trace_model
+
+
+class Shuffled(nn.Module):
+    """Registers its norms first, then the convolutions in reverse; runs conv0 norm0 conv1 norm1 conv2 norm2 head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
+        self.conv2 = nn.Conv2d(4, 4, 3, padding=1)
+        self.conv1 = nn.Conv2d(4, 4, 3, padding=1)
+        self.conv0 = nn.Conv2d(1, 4, 3, padding=1)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv, norm in zip((self.conv0, self.conv1, self.conv2), self.norms, strict=True):
+            x = torch.relu(norm(conv(x)))
+        return self.head(x.mean((2, 3)))
+
+
+EXECUTION = [
+    *["conv0.weight", "conv0.bias", "norms.0.weight", "norms.0.bias"],
+    *["conv1.weight", "conv1.bias", "norms.1.weight", "norms.1.bias"],
+    *["conv2.weight", "conv2.bias", "norms.2.weight", "norms.2.bias"],
+    *["head.weight", "head.bias"],
+]
+
+
+def split_by_decay(model: nn.Module) -> list[dict[str, Any]]:
+    """The usual two groups: matrices with weight decay, vectors without."""
+    return [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+class TestGroups:
+    @pytest.mark.parametrize("cls", [SGD, AdamW])
+    def test_layer_order_is_the_models_not_the_groups(self, cls: Any) -> None:
+        model = conv_model()
+        settings = Settings(stop_layer_num=(4,), stop_layer_itr=(2,))
+        optimizer = cls(split_by_decay(model), lr=0.01, settings=settings, model=model)
+        train(model, optimizer, 4)
+        assert [p.requires_grad for p in model.parameters()] == [False] * 5 + [True] * 6
+        assert optimizer.gradskip.events[0].name == "3.weight"
+        assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
+
+    def test_without_the_model_it_is_the_groups_and_says_so(self) -> None:
+        model = conv_model()
+        with pytest.warns(UserWarning, match="came in 2 groups and no model: layers are numbered through the groups"):
+            optimizer = SGD(split_by_decay(model), lr=0.01, settings=Settings())
+        assert [p.dim() for p in optimizer.gradskip.parameters] == [4, 4, 4, 2] + [1] * 7
+
+    def test_groups_step_as_torchs_do_until_a_stop_and_brake_apart(self) -> None:
+        ours, theirs = conv_model(), conv_model()
+        settings = Settings(stop_layer_num=(4,), stop_layer_itr=(3,), braking_distance=4)
+        optimizer = SGD(split_by_decay(ours), lr=0.05, momentum=0.9, settings=settings, model=ours)
+        plain = torch.optim.SGD(split_by_decay(theirs), lr=0.05, momentum=0.9)
+        train(ours, optimizer, 3)
+        train(theirs, plain, 3)
+        assert equal(weights(ours), weights(theirs))
+        before, momentum = weights(ours), copy.deepcopy(plain.state_dict())
+        train(ours, optimizer, 1, start=3)
+        train(theirs, plain, 1, start=3)
+        assert momentum["param_groups"][0]["lr"] == 0.05
+        for number, (start, mine, other) in enumerate(zip(before, weights(ours), weights(theirs), strict=True)):
+            factor = 9 / 16 if number <= 4 else 1.0
+            torch.testing.assert_close(mine - start, factor * (other - start), rtol=1e-4, atol=1e-7)
+
+    def test_parameters_outside_the_model_come_last(self) -> None:
+        model = conv_model()
+        center = nn.Parameter(torch.zeros(3))
+        optimizer = SGD(
+            [{"params": [center]}, {"params": model.parameters()}], lr=0.1, settings=Settings(), model=model
+        )
+        assert optimizer.gradskip.parameters[-1] is center
+        assert optimizer.gradskip.names is not None
+        assert optimizer.gradskip.names[-1] == "outside the model, 0"
+
+    def test_wrappers_are_looked_through(self) -> None:
+        model = conv_model()
+        assert unwrap(torch.compile(nn.DataParallel(model), backend="eager")) is model  # type: ignore[arg-type]
+
+
+class TestWatch:
+    def test_convolutions_as_published(self) -> None:
+        plan = make_plan(list(conv_model().parameters()), ("conv",))
+        assert [(u.number, u.watched, u.end) for u in plan.units] == [(0, (0,), 0), (4, (4,), 4), (7, (7,), 7)]
+        assert plan.order == tuple(range(11))
+
+    def test_linear_weights_and_no_embedding(self) -> None:
+        model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        parameters = list(model.parameters())
+        assert [u.number for u in make_plan(parameters, ("linear",), model=model).units] == [1, 5]
+        assert [u.number for u in make_plan(parameters, ("linear",)).units] == [0, 1, 5]  # who could know
+        assert make_plan(parameters, ("conv",), model=model).units == ()
+
+    def transformer(self) -> nn.Module:
+        torch.manual_seed(0)
+
+        class Small(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.embed = nn.Embedding(11, 8)
+                layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+                self.blocks = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+                self.head = nn.Linear(8, 11)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.head(self.blocks(self.embed(x)))
+
+        return Small()
+
+    def test_a_transformer_block_counts_as_a_layer_when_asked_for(self) -> None:
+        model = self.transformer()
+        settings = Settings(
+            watch=("TransformerEncoderLayer",), start_itr=0, samples=1, start_thr=1.0, slope_thr=1.0, mt_thr=1.0
+        )
+        optimizer = AdamW(model.parameters(), lr=1e-4, weight_decay=50.0, settings=settings, model=model)
+        units = optimizer.gradskip.plan.units
+        names = [name for name, _ in model.named_parameters()]
+        assert [names[u.end].split(".")[:3] for u in units] == [["blocks", "layers", str(n)] for n in range(3)]
+        # The signal is the variance of all of a block's matrices together.
+        block = model.blocks.layers[1]  # type: ignore[union-attr,index]
+        joint = torch.cat([p.detach().flatten() for p in block.parameters() if p.dim() >= 2])
+        measured = optimizer.gradskip._signal.measure(units[1])
+        assert float(measured) == pytest.approx(float(joint.double().var()), rel=1e-5)
+        tokens = torch.arange(20).reshape(4, 5) % 11
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(tokens).square().mean().backward()
+            optimizer.step()
+        stopped = {n for n, p in model.named_parameters() if not p.requires_grad}
+        expected = {n for n in names if n.startswith(("embed.", "blocks."))}
+        assert [e.layer for e in optimizer.gradskip.events] == [u.number for u in units]
+        assert stopped == expected
+
+    def test_an_unknown_class_prints_the_nearest(self) -> None:
+        model = self.transformer()
+        with pytest.raises(UserError, match="unknown module class 'TransformerEncoderLayr': did you mean 'Transf"):
+            AdamW(model.parameters(), settings=Settings(watch=("TransformerEncoderLayr",)), model=model)
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            (Settings(watch=("Block",)), "CAC_WATCH=Block names classes of modules and needs the model: give model="),
+            (Settings(whole_units=True), "CAC_WHOLE_UNITS=1 needs the model"),
+            (Settings(norm_statistics="hold"), "CAC_NORM_STATISTICS=hold looks into the model: give model="),
+            (Settings(prefix_autograd=False), "CAC_PREFIX_AUTOGRAD=0 looks into the model: give model="),
+            (Settings(rule="plasticity"), "CAC_RULE=plasticity looks into the model: give model="),
+        ],
+    )
+    def test_settings_that_need_the_model_say_so(self, settings: Settings, message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            SGD(conv_model().parameters(), lr=0.1, settings=settings)
+
+
+class TestTrace:
+    def test_execution_order_and_what_is_upstream(self) -> None:
+        model = Shuffled()
+        names = [name for name, _ in model.named_parameters()]
+        trace = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8)))
+        ordered = sorted(range(len(names)), key=lambda n: (trace.ranks[n], n))
+        assert [names[n] for n in ordered] == EXECUTION
+        for number, name in enumerate(names):
+            module = name.rsplit(".", 1)[0]
+            before = EXECUTION[: next(i for i, n in enumerate(EXECUTION) if n.rsplit(".", 1)[0] == module)]
+            assert {names[n] for n in range(len(names)) if trace.upstream[number] >> n & 1} == set(before), name
+
+    def test_parallel_branches_are_not_upstream_of_each_other(self) -> None:
+        class Branches(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.stem = nn.Linear(3, 3, bias=False)
+                self.left = nn.Linear(3, 3, bias=False)
+                self.right = nn.Linear(3, 3, bias=False)
+                self.head = nn.Linear(3, 1, bias=False)
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = self.stem(x)
+                return self.head(self.left(x) + self.right(x))
+
+        model = Branches()
+        trace = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 3)))
+        assert trace.ranks == tuple(sorted(trace.ranks))
+        assert list(trace.upstream) == [0b0000, 0b0001, 0b0001, 0b0111]
+        assert trace.left_upstream({2}) == {0}
+
+    def test_leaves_no_mark(self) -> None:
+        model = nn.Sequential(conv_model(), nn.Dropout(0.5))
+        model[0][0].weight.requires_grad_(False)  # type: ignore[index,union-attr]
+        state = {k: v.clone() for k, v in model.state_dict().items()}
+        flags = [p.requires_grad for p in model.parameters()]
+        generator = torch.get_rng_state()
+        trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8)))
+        assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+        assert [p.requires_grad for p in model.parameters()] == flags
+        assert all(p.grad is None for p in model.parameters())
+        assert torch.equal(torch.get_rng_state(), generator)
+        assert not any(m._forward_pre_hooks for m in model.modules())
+
+    def test_a_projection_that_is_used_but_never_called_has_its_parents_place(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 1, 8, batch_first=True), nn.Linear(4, 2))
+        names = [name for name, _ in model.named_parameters()]
+        trace = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 3, 4)))
+        rank = dict(zip(names, trace.ranks, strict=True))
+        assert rank["1.self_attn.in_proj_weight"] == rank["1.self_attn.out_proj.weight"] < rank["1.linear1.weight"]
+        assert rank["0.weight"] < rank["1.self_attn.in_proj_weight"]
+
+    def test_the_first_training_step_shows_it_at_no_one_elses_cost(self) -> None:
+        """Weights after training with the model given equal those without, and copies of the model carry no hook."""
+        plain, watched = conv_model(), conv_model()
+        settings = Settings(stop_layer_num=(6,), stop_layer_itr=(2,))
+        theirs = SGD(plain.parameters(), lr=0.1, settings=settings)
+        ours = SGD(watched.parameters(), lr=0.1, settings=settings, model=watched)
+        copied = copy.deepcopy(watched)
+        train(plain, theirs, 4)
+        train(watched, ours, 4)
+        assert equal(weights(plain), weights(watched))
+        assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), watched.buffers(), strict=True))
+        assert ours.gradskip._trace is not None
+        assert not any(m._forward_pre_hooks for m in watched.modules())
+        copied(torch.ones(2, 1, 8, 8))
+        assert ours.gradskip.left_upstream() == []
+
+    def test_a_model_that_cannot_be_watched_trains_anyway(self) -> None:
+        model = conv_model()
+        with pytest.warns(UserWarning, match="the execution order of the layers could not be seen"):
+            optimizer = SGD(
+                model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(6,), stop_layer_itr=(2,)), model=model,
+                example_inputs=torch.ones(3),
+            )  # fmt: skip
+        train(model, optimizer, 4)
+        assert optimizer.gradskip.stopped_through == 6
+
+
+def backward_flops(model: nn.Module) -> int:
+    with FlopCounterMode(display=False) as counter:
+        loss = model(torch.randn(4, 1, 8, 8)).square().sum()
+    with FlopCounterMode(display=False) as counter:
+        loss.backward()
+    return int(counter.get_total_flops())
+
+
+class TestWholeUnits:
+    def test_units_in_execution_order(self) -> None:
+        model = Shuffled()
+        optimizer = SGD(
+            model.parameters(), lr=0.1, settings=Settings(whole_units=True), model=model,
+            example_inputs=torch.randn(2, 1, 8, 8),
+        )  # fmt: skip
+        skip = optimizer.gradskip
+        assert skip.names is not None
+        assert [skip.names[n] for n in skip.plan.order] == EXECUTION
+        assert [skip.names[u.number] for u in skip.plan.units] == ["conv0.weight", "conv1.weight", "conv2.weight"]
+        assert [u.end for u in skip.plan.units] == [3, 7, 13]
+
+    def test_auto_stops_a_layer_with_bias_and_norm_and_nothing_is_left(self) -> None:
+        model = Shuffled()
+        settings = Settings(start_itr=0, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0, whole_units=True)
+        optimizer = SGD(model.parameters(), lr=0.01, weight_decay=3.0, settings=settings, model=model)
+        stopped: list[set[str]] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train(
+                model, optimizer, 10,
+                each=lambda _: stopped.append({n for n, p in model.named_parameters() if not p.requires_grad}),
+            )  # fmt: skip
+        assert [e.name for e in optimizer.gradskip.events] == ["conv0.weight", "conv1.weight"]
+        assert {frozenset(s) for s in stopped} == {frozenset(EXECUTION[:n]) for n in (0, 4, 8)}
+        assert optimizer.gradskip.left_upstream() == []
+
+    def test_a_manual_stop_takes_the_unit_of_its_number(self) -> None:
+        model = Shuffled()
+        names = [name for name, _ in model.named_parameters()]
+        number = names.index("norms.1.bias")
+        settings = Settings(stop_layer_num=(number,), stop_layer_itr=(1,), whole_units=True)
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        train(model, optimizer, 3)
+        assert {n for n, p in model.named_parameters() if not p.requires_grad} == set(EXECUTION[:8])
+        assert optimizer.gradskip.events[0].name == "norms.1.bias"
+
+    @pytest.mark.parametrize("before_forward", [True, False])
+    def test_resumes_with_its_order(self, before_forward: bool) -> None:
+        settings = Settings(start_itr=0, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0, whole_units=True)
+
+        def build() -> tuple[nn.Module, SGD]:
+            model = Shuffled()
+            return model, SGD(model.parameters(), lr=0.01, weight_decay=3.0, settings=settings, model=model)
+
+        whole, whole_optimizer = build()
+        train(whole, whole_optimizer, 10)
+        for cut in (1, 3, 6):
+            model, optimizer = build()
+            train(model, optimizer, cut)
+            resumed, resumed_optimizer = build()
+            if not before_forward:
+                resumed(torch.ones(2, 1, 8, 8))
+            resumed.load_state_dict(model.state_dict())
+            resumed_optimizer.load_state_dict(optimizer.state_dict())
+            train(resumed, resumed_optimizer, 10 - cut, start=cut)
+            assert equal(weights(resumed), weights(whole))
+            assert resumed_optimizer.gradskip.events == whole_optimizer.gradskip.events
+
+    def test_unit_ends_of_a_model(self) -> None:
+        assert unit_ends(conv_model()) == (3, 6)
+        assert unit_ends(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))) == (3,)
+        assert unit_ends(nn.BatchNorm1d(3)) == ()
+
+
+class TestWhatIsLeft:
+    """Published numbering on a model that registers in another order than it runs."""
+
+    def test_names_the_parameters_left_upstream(self) -> None:
+        model = Shuffled()
+        names = [name for name, _ in model.named_parameters()]
+        number = names.index("conv2.bias")  # stops the norms and the LAST convolution, not the first two
+        optimizer = SGD(
+            model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(number,), stop_layer_itr=(1,)), model=model
+        )
+        with pytest.warns(UserWarning, match="conv1.weight, conv1.bias, conv0.weight, conv0.bias still train before"):
+            train(model, optimizer, 3)
+        assert set(optimizer.gradskip.left_upstream()) == {f"conv{n}.{k}" for n in (0, 1) for k in ("weight", "bias")}
+
+    def test_one_leftover_norm_costs_most_of_the_saving(self) -> None:
+        """Why it is worth a warning: counted on the real backward pass."""
+
+        def trained(number: int) -> nn.Module:
+            model = Shuffled()
+            settings = Settings(stop_layer_num=(number,), stop_layer_itr=(0,), whole_units=True)
+            train(model, SGD(model.parameters(), lr=0.1, settings=settings, model=model), 2)
+            return model
+
+        names = [name for name, _ in Shuffled().named_parameters()]
+        whole = trained(names.index("conv1.weight"))
+        dense = backward_flops(Shuffled())
+        clean = 1 - backward_flops(whole) / dense
+        whole.norms[0].weight.requires_grad_(True)  # type: ignore[union-attr,index]
+        assert 1 - backward_flops(whole) / dense < 0.6 * clean

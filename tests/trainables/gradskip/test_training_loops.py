@@ -1,0 +1,392 @@
+"""What training loops do around an optimizer: accumulation, scaling, clipping, compiling, checkpointing, averages."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from conv_models import conv_batches, conv_model
+from loops import equal, train, weights
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.amp import GradScaler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from trainables.gradskip import SGD, AdamW, Settings, wrap
+
+MANUAL = Settings(stop_layer_num=(3, 6), stop_layer_itr=(3, 8))
+#: Strong weight decay shrinks weights from the first step on, so that each target stops one interval after its peak.
+AUTO = Settings(start_itr=2, samples=3, start_thr=1.0, slope_thr=1.0, mt_thr=1.0, braking_distance=2)
+SHRINKING = {"lr": 0.02, "weight_decay": 2.0}
+
+
+class TestAccumulation:
+    @pytest.mark.parametrize("cls", [SGD, AdamW])
+    def test_parts_of_a_batch_equal_the_whole_and_iterations_are_steps(self, cls: Any) -> None:
+        """No batch norm, so that a batch is the sum of its parts."""
+
+        def model() -> nn.Module:
+            torch.manual_seed(0)
+            return nn.Sequential(
+                nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)
+            ).double()
+
+        whole, parts = model(), model()
+        one = cls(whole.parameters(), **SHRINKING, settings=AUTO)
+        many = cls(parts.parameters(), **SHRINKING, settings=AUTO)
+        for x, y in conv_batches(12):
+            one.zero_grad()
+            nn.functional.cross_entropy(whole(x.double()), y).backward()
+            one.step()
+            many.zero_grad()
+            for xs, ys in zip(x.double().chunk(3), y.chunk(3), strict=True):
+                (nn.functional.cross_entropy(parts(xs), ys) / 3).backward()
+            many.step()
+        assert many.gradskip.iteration == one.gradskip.iteration == 12
+        assert [(e.iteration, e.layer) for e in many.gradskip.events] == [(6, 0), (9, 2)]
+        assert [(e.iteration, e.layer) for e in one.gradskip.events] == [(6, 0), (9, 2)]
+        for a, b in zip(weights(whole), weights(parts), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+class TestClosures:
+    @pytest.mark.parametrize("cls", [SGD, AdamW])
+    def test_a_closure_does_what_the_plain_loop_does(self, cls: Any) -> None:
+        plain, closed = conv_model(), conv_model()
+        one = cls(plain.parameters(), **SHRINKING, settings=AUTO)
+        other = cls(closed.parameters(), **SHRINKING, settings=AUTO)
+        train(plain, one, 12)
+        for x, y in conv_batches(12):
+
+            def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+                other.zero_grad()
+                loss = nn.functional.cross_entropy(closed(x), y)
+                loss.backward()
+                return loss
+
+            assert isinstance(other.step(closure), Tensor)
+        assert equal(weights(plain), weights(closed))
+        assert one.gradskip.events == other.gradskip.events
+        assert len(one.gradskip.events) == 2
+
+
+class Overflows:
+    """Multiplies the loss by infinity at given steps, as half precision may."""
+
+    def __init__(self, at: set[int]) -> None:
+        self.at = at
+
+    def __call__(self, step: int, loss: Tensor) -> Tensor:
+        return loss * torch.inf if step in self.at else loss
+
+
+class TestGradScaler:
+    @pytest.mark.parametrize("fused", [False, True])
+    @pytest.mark.parametrize("cls", [SGD, AdamW])
+    def test_a_step_skipped_for_infinities_is_no_iteration(self, cls: Any, fused: bool) -> None:
+        """Equal, bit for bit, to a run without the scaler that never saw the skipped batches."""
+        overflows = Overflows({0, 4, 5, 9, 11})
+        scaled, plain = conv_model(), conv_model()
+        options = {**SHRINKING, "fused": fused, "settings": AUTO}
+        one, other = cls(scaled.parameters(), **options), cls(plain.parameters(), **options)
+        scaler = GradScaler("cpu", init_scale=4.0, growth_interval=10**6, backoff_factor=0.5)
+        for step, (x, y) in enumerate(conv_batches(18)):
+            # Batch norm's running statistics see a skipped batch; they do not enter training.
+            one.zero_grad()
+            scaler.scale(overflows(step, nn.functional.cross_entropy(scaled(x), y))).backward()
+            scaler.step(one)
+            scaler.update()
+            if step not in overflows.at:
+                other.zero_grad()
+                nn.functional.cross_entropy(plain(x), y).backward()
+                other.step()
+        assert one.gradskip.iteration == other.gradskip.iteration == 13
+        assert [(e.iteration, e.layer, e.rule) for e in one.gradskip.events] == [
+            (e.iteration, e.layer, e.rule) for e in other.gradskip.events
+        ]
+        assert len(one.gradskip.events) == 3
+        for a, b in zip(weights(scaled), weights(plain), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+    def test_resume_counts_the_steps_really_taken(self) -> None:
+        model = conv_model()
+        optimizer = SGD(model.parameters(), **SHRINKING, fused=True, settings=Settings(start_itr=100))
+        scaler = GradScaler("cpu", init_scale=4.0)
+        for step, (x, y) in enumerate(conv_batches(6)):
+            optimizer.zero_grad()
+            scaler.scale(Overflows({1, 2})(step, nn.functional.cross_entropy(model(x), y))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert optimizer.state_dict()["gradskip"]["machine"]["iteration"] == 4
+
+    @pytest.mark.parametrize("fused", [False, True])
+    def test_nothing_left_to_train_does_not_upset_the_scaler(self, fused: bool) -> None:
+        model = conv_model()
+        settings = Settings(stop_layer_num=(10,), stop_layer_itr=(1,))
+        optimizer = SGD(model.parameters(), lr=0.1, fused=fused, settings=settings)
+        scaler = GradScaler("cpu", init_scale=4.0)
+        for x, y in conv_batches(4):
+            optimizer.zero_grad()
+            scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        assert optimizer.gradskip.stopped_through == 10
+
+    def test_away_from_decisions_nothing_is_read_from_the_device(self) -> None:
+        model = conv_model()
+        optimizer = SGD(model.parameters(), lr=0.1, fused=True, settings=Settings(start_itr=10**6))
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.zeros(())  # as GradScaler hands them over
+        optimizer.step()
+        with OpCounter() as counter:
+            optimizer.step()
+        assert counter.reads == 0
+
+
+def test_stopped_layers_do_not_enter_the_clipping_norm() -> None:
+    model = conv_model()
+    optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL)
+    for step, (x, y) in enumerate(conv_batches(6)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        live = list(model.parameters())[4 if step > 3 else 0 :]
+        expected = torch.stack([p.grad.double().norm() for p in live if p.grad is not None]).norm()
+        assert all(p.grad is not None for p in live)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        assert float(norm) == pytest.approx(float(expected), rel=1e-5)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("cls", [SGD, AdamW])
+def test_schedulers_see_whole_groups_and_braking_follows_them(cls: Any) -> None:
+    model = conv_model()
+    optimizer = cls(
+        model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(4,), stop_layer_itr=(2,), braking_distance=6)
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=14)
+    expected = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+    reference = torch.optim.lr_scheduler.OneCycleLR(expected, max_lr=0.1, total_steps=14)
+
+    def each(_: int) -> None:
+        schedule.step()
+        expected.step()
+        reference.step()
+        assert optimizer.param_groups[0]["lr"] == expected.param_groups[0]["lr"]
+        assert len(optimizer.param_groups) == 1
+
+    train(model, optimizer, 12, each=each)
+    assert optimizer.gradskip.stopped_through == 4
+
+
+class Checkpointed(nn.Module):
+    """Two checkpointed halves."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        layers = list(conv_model())
+        self.first, self.second = nn.Sequential(*layers[:5]), nn.Sequential(*layers[5:])
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.first, x, use_reentrant=self.use_reentrant)
+        return checkpoint(self.second, x, use_reentrant=self.use_reentrant)
+
+
+class TestActivationCheckpointing:
+    def test_does_what_the_plain_model_does(self) -> None:
+        plain, checkpointed = conv_model(), Checkpointed(use_reentrant=False)
+        settings = Settings(stop_layer_num=(1, 6), stop_layer_itr=(2, 5), braking_distance=2)
+        train(plain, SGD(plain.parameters(), lr=0.1, momentum=0.9, settings=settings), 10)
+        optimizer = SGD(checkpointed.parameters(), lr=0.1, momentum=0.9, settings=settings, model=checkpointed)
+        train(checkpointed, optimizer, 10)
+        assert equal(weights(plain), weights(checkpointed))
+
+    @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+    def test_the_reentrant_one_loses_gradients_and_is_named(self) -> None:
+        model = Checkpointed(use_reentrant=True)
+        settings = Settings(stop_layer_num=(6,), stop_layer_itr=(2,))
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings)
+        x = torch.randn(4, 1, 8, 8, requires_grad=True)  # what people do to make the first segment train
+
+        def run() -> None:
+            for step in range(5):
+                optimizer.zero_grad()
+                inputs = x if step < 3 else x.detach()
+                (model(inputs).square().sum() + 0 * x.sum()).backward()
+                optimizer.step()
+
+        with pytest.warns(UserWarning, match="Reentrant activation checkpointing does that"):
+            run()
+
+    def test_a_run_that_loses_nothing_is_not_warned(self, recwarn: pytest.WarningsRecorder) -> None:
+        model = conv_model()
+        train(model, SGD(model.parameters(), lr=0.1, settings=MANUAL), 12)
+        assert not [w for w in recwarn if "gradient" in str(w.message)]
+
+
+class TestCompile:
+    def test_each_new_set_of_stopped_layers_costs_one_recompilation(self) -> None:
+        """Compilations counted by the backend; the same weights as without, to the last bit (one kernel an op)."""
+        graphs: list[int] = []
+
+        def count(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+            graphs.append(1)
+            return make_boxed_func(graph.forward)
+
+        torch._dynamo.reset()
+        plain, compiled_inner = conv_model(), conv_model()
+        settings = Settings(stop_layer_num=(1, 4, 7), stop_layer_itr=(2, 4, 9), braking_distance=2)
+        theirs = SGD(plain.parameters(), lr=0.05, momentum=0.9, settings=settings)
+        compiled: Any = torch.compile(compiled_inner, backend=aot_autograd(fw_compiler=count))
+        ours = SGD(compiled_inner.parameters(), lr=0.05, momentum=0.9, settings=settings, model=compiled)
+        train(plain, theirs, 14)
+        seen: list[int] = []
+        train(compiled, ours, 14, each=lambda _: seen.append(len(graphs)))
+        per_compilation = seen[0]  # forward and backward graph
+        # Stops take effect after steps 3, 5 and 10 (braking 2); the step after each compiles once more.
+        assert [s // per_compilation for s in seen] == [1] * 4 + [2] * 2 + [3] * 5 + [4] * 3
+        assert [(e.iteration, e.layer) for e in ours.gradskip.events] == [(2, 1), (4, 4), (9, 7)]
+        for a, b in zip(weights(plain), weights(compiled_inner), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+    def test_more_stops_than_recompilations_are_told(self) -> None:
+        model = nn.Sequential(*[nn.Conv2d(1, 1, 1) for _ in range(12)])
+        compiled = torch.compile(model, backend="eager")
+        with pytest.warns(UserWarning, match=r"12 layers may stop one by one.*recompile_limit is 8"):
+            SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=Settings(), model=compiled)  # type: ignore[arg-type]
+
+
+def test_an_exponential_moving_average_follows_live_layers_and_reaches_stopped_ones() -> None:
+    model = conv_model()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, settings=MANUAL, model=model)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8))
+    expected = [w.double() for w in weights(model)]
+
+    def each(step: int) -> None:
+        average.update_parameters(model)
+        for number, w in enumerate(weights(model)):
+            # torch's first update copies.
+            expected[number] = w.double() if step == 0 else 0.8 * expected[number] + 0.2 * w.double()
+
+    train(model, optimizer, 30, each=each)
+    for want, got in zip(expected, weights(average.module), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-6)
+    assert optimizer.gradskip.stopped_through == 6
+    torch.testing.assert_close(weights(average.module)[0], weights(model)[0], rtol=1e-2, atol=1e-3)
+
+
+class OpCounter(TorchDispatchMode):
+    """Counts operators, and reads of a number from a tensor among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def reads(self) -> int:
+        return sum("_local_scalar_dense" in op for op in self.ops)
+
+
+@pytest.mark.parametrize("make", [
+    lambda p, s: SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3, foreach=True, settings=s),
+    lambda p, s: AdamW(p, lr=0.1, fused=True, settings=s),
+    lambda p, s: wrap(torch.optim.RMSprop(p, lr=0.1, foreach=True), s),
+])  # fmt: skip
+def test_a_decision_step_is_one_kernel_and_one_read_more_than_a_plain_one(make: Any) -> None:
+    model = conv_model()
+    optimizer = make(model.parameters(), Settings(start_itr=2, samples=4, start_thr=1e-6))
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 1e-3)
+    counts = []
+    for _ in range(8):
+        with OpCounter() as counter:
+            optimizer.step()
+        counts.append((list(counter.ops), counter.reads))
+    plain_ops, plain_reads = counts[3]
+    for step in (2, 5, 7):
+        assert len(counts[step][0]) == len(plain_ops), step
+    decision_ops, decision_reads = counts[4]
+    extra = list(decision_ops)
+    for op in plain_ops:
+        extra.remove(op)
+    kernels = [op for op in extra if not any(view in op for view in ("detach", "_local_scalar_dense"))]
+    assert kernels == ["aten.var.correction"]
+    assert decision_reads - plain_reads == 1
+
+
+def test_off_adds_no_operator() -> None:
+    ours, theirs = conv_model(), conv_model()
+    ops = []
+    for model, optimizer in (
+        (ours, SGD(ours.parameters(), lr=0.1, foreach=True, settings=Settings(start_thr=-1))),
+        (theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, foreach=True)),
+    ):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        with OpCounter() as counter:
+            optimizer.step()
+        ops.append(counter.ops)
+    assert ops[0] == ops[1]
+
+
+def test_nan_weights_stop_nothing_and_warn_once() -> None:
+    model = conv_model()
+    settings = Settings(start_itr=0, samples=1, start_thr=1.0)
+    optimizer = SGD(model.named_parameters(), lr=0.1, weight_decay=0.1, settings=settings)
+    with torch.no_grad():
+        next(model.parameters())[0] = torch.nan
+    with pytest.warns(UserWarning, match=r"the weights of 0.weight hold a NaN: their variance is NaN") as told:
+        train(model, optimizer, 6)
+    assert sum("NaN" in str(w.message) for w in told) == 1
+    assert optimizer.gradskip.stopped_through == -1
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "steps", "message"),
+    [
+        (Settings(), {"lr": 0.1}, None, "weight decay is 0 for every watched layer"),
+        (Settings(start_itr=50), {"lr": 0.1, "weight_decay": 0.1}, 50, "CAC_VAR_START_ITR allows is at iteration 50"),
+        (Settings(stop_layer_num=(1,), stop_layer_itr=(9,)), {}, 9, "CAC_STOP_LAYER_ITR allows is at iteration 9"),
+        (Settings(rule="linear", rule_start_itr=60, rule_end_itr=99), {}, 50, "CAC_RULE_START_ITR allows"),
+        (
+            Settings(rule="gradient_norm", rule_start_itr=30, rule_interval=20),
+            {},
+            50,
+            "is at iteration 50, and the run",
+        ),
+    ],
+)
+def test_settings_that_never_can_fire_say_why(
+    settings: Settings, options: dict[str, Any], steps: int | None, message: str
+) -> None:
+    with pytest.warns(UserWarning, match=f"Gradient-Skip will stop nothing: .*{message}"):
+        SGD(conv_model().parameters(), **options, settings=settings, total_steps=steps)
+
+
+def test_a_model_with_nothing_to_watch_says_so() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with pytest.warns(UserWarning, match="CAC_WATCH=conv finds no layer to watch"):
+        SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=Settings())
+    only = nn.Conv2d(1, 1, 3, bias=False)
+    with pytest.warns(UserWarning, match="the only watched layer is the last thing that trains"):
+        SGD(only.parameters(), lr=0.1, weight_decay=0.1, settings=Settings())
+
+
+def test_settings_that_can_fire_are_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    SGD(conv_model().parameters(), lr=0.1, weight_decay=0.1, settings=Settings(start_itr=49), total_steps=50)
+    SGD(conv_model().parameters(), lr=0.1, settings=Settings(start_thr=-1))
+    copy.deepcopy(SGD(conv_model().parameters(), lr=0.1, weight_decay=1.0, settings=Settings()))
+    assert len(recwarn) == 0
