@@ -24,10 +24,17 @@ def loaded_by(statement: str) -> set[str]:
     ("statement", "banned"),
     [
         ("import analysis", {"torch", "ray", "tune_cac"}),
-        ("import search_spaces; search_spaces.load('auto_thresholds')", {"torch", "ray", "tune_cac", "analysis"}),
+        (
+            "import search_spaces; [search_spaces.load(name) for name in search_spaces.SPACES]",
+            {"torch", "ray", "optuna", "tune_cac", "analysis"},
+        ),
+        ("import tune_cac.held, tune_cac.options", {"torch", "ray", "optuna"}),
         ("import trainables.config, trainables.metrics", {"torch", "ray", "pandas", "tune_cac", "analysis"}),
         ("from trainables.gradskip import Settings; import trainables.gradskip.machine", {"torch", "ray"}),
-        ("import trainables.training.run; import trainables.gradskip.optimizers", {"ray", "pandas", "tune_cac", "analysis"}),
+        (
+            "import trainables.training.run; import trainables.gradskip.optimizers",
+            {"ray", "pandas", "tune_cac", "analysis"},
+        ),
         ("import tune_cac; dir(tune_cac)", {"torch", "ray", "pandas", "optuna"}),
         ("import tune_cac as cac; cac.gradskip.SGD", {"ray", "pandas", "optuna"}),
         (

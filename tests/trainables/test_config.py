@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from trainables.config import TrialConfig, field_names
+from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip import VARIABLES
 from trainables.metrics import METRICS, OBJECTIVES, RELATIVE, ROW
@@ -70,3 +70,12 @@ def test_every_column_has_meaning_type_and_direction() -> None:
             if metric.name.endswith(ending):
                 assert metric.unit == unit
     assert all(METRICS[name].direction == "max" for name in OBJECTIVES)
+
+
+def test_every_field_has_a_plain_type() -> None:
+    kinds = field_kinds()
+    assert tuple(kinds) == field_names()
+    assert set(kinds.values()) == {str, int, float, bool, tuple}
+    assert (kinds["CAC_WATCH"], kinds["CAC_WHOLE_UNITS"], kinds["CAC_VAR_SAMPLES"]) == (tuple, bool, int)
+    for name, value in TrialConfig(CAC_VAR_START_THR=0.9, CAC_RULE="variance", CAC_WATCH=("conv",)).to_dict().items():
+        assert kinds[name](value) == (tuple(value) if isinstance(value, list) else value)
