@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from conv_models import conv_batches
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def train(
@@ -63,3 +64,20 @@ class DecayInside(torch.optim.Optimizer):
                 p.sub_(buffer)
             group["k"] += 1
         return loss
+
+
+class OpCounter(TorchDispatchMode):
+    """Counts operators, and reads of a number from a tensor among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def reads(self) -> int:
+        """Reads so far."""
+        return sum("_local_scalar_dense" in op for op in self.ops)

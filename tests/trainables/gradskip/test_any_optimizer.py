@@ -6,6 +6,7 @@ import copy
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -179,7 +180,7 @@ def test_muon_on_matrices() -> None:
         model(torch.ones(4, 6)).square().sum().backward()
         optimizer.step()
         history.append(weights(model))
-    moved = [not torch.equal(a[0], b[0]) for a, b in zip(history[:-1], history[1:], strict=True)]
+    moved = [not torch.equal(a[0], b[0]) for a, b in pairwise(history)]
     assert moved == [True, True, True, False, False, False]
     quarter = (history[3][0] - history[2][0]).norm() / (history[2][0] - history[1][0]).norm()
     assert float(quarter) == pytest.approx(0.25, rel=0.1)  # an orthogonalised update has about the same norm each step

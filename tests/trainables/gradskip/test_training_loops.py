@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 from conv_models import conv_batches, conv_model
-from loops import equal, train, weights
 from functorch.compile import make_boxed_func
+from loops import OpCounter, equal, train, weights
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.amp import GradScaler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from trainables.gradskip import SGD, AdamW, Settings, wrap
@@ -281,22 +280,6 @@ def test_an_exponential_moving_average_follows_live_layers_and_reaches_stopped_o
         torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-6)
     assert optimizer.gradskip.stopped_through == 6
     torch.testing.assert_close(weights(average.module)[0], weights(model)[0], rtol=1e-2, atol=1e-3)
-
-
-class OpCounter(TorchDispatchMode):
-    """Counts operators, and reads of a number from a tensor among them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-    @property
-    def reads(self) -> int:
-        return sum("_local_scalar_dense" in op for op in self.ops)
 
 
 @pytest.mark.parametrize("make", [

@@ -1,0 +1,90 @@
+"""Two gloo processes: they stop as one, equal one process on the joint batch, and send what is left alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import parallel_worker
+import pytest
+import torch
+from torch import nn
+
+from trainables.errors import UserError
+from trainables.gradskip import SGD, DistributedDataParallel, Settings
+
+WORKER = Path(parallel_worker.__file__)
+
+
+def run(case: str, folder: Path, processes: int = 2) -> tuple[list[dict[str, Any]], str]:
+    """The results of all processes, and what they printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    done = subprocess.run([*command, str(WORKER), case, str(folder)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(processes)], done.stderr
+
+
+def one_process(case: str) -> dict[str, Any]:
+    """The same training in this process, on the joint batch, and torch knows of no other."""
+    kind, settings = parallel_worker.CASES[case]
+    model = parallel_worker.make_model()
+    optimizer: Any = parallel_worker.make_optimizer(kind, model, settings)
+    for x, y in parallel_worker.joint_batches():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return {
+        "weights": [p.detach() for p in model.parameters()],
+        "events": [(e.iteration, e.layer, e.name) for e in optimizer.gradskip.events],
+        "requires_grad": [p.requires_grad for p in model.parameters()],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["auto", "braking", "whole", "accumulating", "sharded-auto", "sharded-braking"])
+def test_processes_agree_and_equal_one_on_the_joint_batch(case: str, tmp_path: Path) -> None:
+    (first, second), printed = run(case, tmp_path)
+    alone = one_process(case)
+    assert first["error"] is None
+    assert "Warning: " not in printed.replace("FutureWarning", ""), printed
+    assert len(alone["events"]) == {"auto": 3, "sharded-auto": 3}.get(case, 2)
+    assert first["events"] == second["events"] == alone["events"]
+    assert first["requires_grad"] == second["requires_grad"] == alone["requires_grad"]
+    assert not all(first["requires_grad"])
+    for a, b, c in zip(first["weights"], second["weights"], alone["weights"], strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, c, rtol=1e-9, atol=1e-12)
+    if not case.startswith("sharded"):
+        # Bytes sent at a step are those of the parameters that train in it, before and after every stop.
+        assert first["sent"] == second["sent"] == [8 * numbers for numbers in first["live"]]
+        assert len(set(first["sent"])) == len(alone["events"]) + 1
+        assert all(key.startswith("module.") for key in first["keys"])
+
+
+@pytest.mark.slow
+def test_processes_whose_measurements_differ_decide_as_one(tmp_path: Path) -> None:
+    (first, second), _ = run("disagreeing", tmp_path)
+    assert first["events"] == second["events"]
+    assert len(first["events"]) >= 1
+    assert all(torch.equal(a, b) for a, b in zip(first["weights"], second["weights"], strict=True))
+
+
+@pytest.mark.slow
+def test_torchs_own_wrapper_is_warned_of_ours(tmp_path: Path) -> None:
+    (first, _), printed = run("plain", tmp_path)
+    assert "use tune_cac.gradskip.DistributedDataParallel(model, optimizer)" in printed
+    assert "Expected to have finished reduction" in first["error"]
+
+
+def test_an_optimizer_without_gradient_skip_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(UserError, match="follows an optimizer with Gradient-Skip, got SGD without: use"):
+        DistributedDataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_another_model_is_refused() -> None:
+    optimizer = SGD(nn.Linear(2, 2).parameters(), lr=0.1, settings=Settings(start_thr=-1))
+    with pytest.raises(UserError, match="must be the model whose parameters the optimizer has"):
+        DistributedDataParallel(nn.Linear(2, 2), optimizer)

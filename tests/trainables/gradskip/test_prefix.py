@@ -1,0 +1,174 @@
+"""What stops with a layer: running statistics of norms, and the record kept for the backward pass."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from conv_models import conv_batches, conv_model
+from loops import equal, train, weights
+from torch import Tensor, nn
+
+from trainables.gradskip import SGD, Settings
+
+#: Through the first norm (0..3), at the third step.
+STOP = {"stop_layer_num": (3,), "stop_layer_itr": (2,)}
+
+
+def statistics(model: nn.Module) -> list[Tensor]:
+    return [b.clone() for n, b in model.named_buffers() if "running" in n]
+
+
+class TestNormStatistics:
+    @pytest.mark.parametrize("setting", ["go_on", "hold"])
+    def test_go_on_or_hold_still(self, setting: str) -> None:
+        model = conv_model()
+        settings = Settings(**STOP, norm_statistics=setting)  # type: ignore[arg-type]
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        history: list[list[Tensor]] = []
+
+        def each(_: int) -> None:
+            history.append(statistics(model))
+            model.eval()  # what an evaluation between steps does
+            model(torch.ones(2, 1, 8, 8))
+            model.train()
+
+        train(model, optimizer, 8, each=each)
+        for before, after in pairwise(history[2:]):
+            assert torch.equal(before[0], after[0]) == (setting == "hold")  # of the stopped norm
+            assert not torch.equal(before[2], after[2])  # of the other one
+
+    def test_training_is_the_same_either_way(self) -> None:
+        trained = []
+        for setting in ("go_on", "hold"):
+            model = conv_model()
+            settings = Settings(**STOP, norm_statistics=setting)  # type: ignore[arg-type]
+            train(model, SGD(model.parameters(), lr=0.1, settings=settings, model=model), 8)
+            trained.append(weights(model))
+        assert equal(*trained)
+
+    def test_an_earlier_state_lets_them_go_on_again_and_a_later_one_holds(self) -> None:
+        def build() -> tuple[Any, SGD]:
+            model = conv_model()
+            settings = Settings(**STOP, norm_statistics="hold")  # type: ignore[arg-type]
+            return model, SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+
+        model, optimizer = build()
+        early = copy.deepcopy(optimizer.state_dict())
+        train(model, optimizer, 4)
+        assert model[1].momentum == 0.0
+        late = copy.deepcopy(optimizer.state_dict())
+        optimizer.load_state_dict(early)
+        assert model[1].momentum == 0.1
+        other, other_optimizer = build()
+        other_optimizer.load_state_dict(late)
+        assert other[1].momentum == 0.0
+        assert other[4].momentum == 0.1
+
+
+class SavedBytes:
+    """Bytes of activations kept for the backward pass; parameters are there anyway."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.storages: dict[int, int] = {}
+        self._own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._own:
+            self.storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    @property
+    def total(self) -> int:
+        return sum(self.storages.values())
+
+
+def saved_bytes(model: nn.Module, x: Tensor) -> int:
+    saved = SavedBytes(model)
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda t: t):
+        loss = model(x).square().sum()
+    total = saved.total
+    if loss.requires_grad:
+        loss.backward()
+    return total
+
+
+class TestAutogradOfThePrefix:
+    def trained(self, **settings: Any) -> tuple[nn.Module, SGD]:
+        """Stopped through the last convolution; the second norm is registered last, so that it is left training."""
+
+        class LateNorm(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                torch.manual_seed(0)
+                self.conv0, self.conv1 = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3)
+                self.norm0 = nn.BatchNorm2d(4)
+                self.head = nn.Linear(64, 5)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.head(torch.relu(self.conv1(torch.relu(self.norm0(self.conv0(x))))).flatten(1))
+
+        model = LateNorm()
+        optimizer = SGD(
+            model.parameters(), lr=0.1, model=model,
+            settings=Settings(stop_layer_num=(3,), stop_layer_itr=(1,), **settings),
+        )  # fmt: skip
+        return model, optimizer
+
+    def test_a_stopped_prefix_keeps_nothing(self) -> None:
+        x = torch.randn(6, 1, 8, 8)
+        dense = saved_bytes(conv_model(), x)
+        model = conv_model()
+        train(model, SGD(model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(8,), stop_layer_itr=(0,))), 2)
+        # What is left: the linear layer's input, 6 x 16 numbers, and the square's, 6 x 5.
+        assert saved_bytes(model, x) == 4 * 6 * (16 + 5) < dense / 10
+
+    def test_whatever_is_left_stops_with_it(self) -> None:
+        x = torch.randn(6, 1, 8, 8)
+        model, optimizer = self.trained()
+        with pytest.warns(UserWarning, match=r"norm0.weight, norm0.bias still train before stopped layers"):
+            train(model, optimizer, 4)
+        left = saved_bytes(model, x)
+        model, optimizer = self.trained(prefix_autograd=False)
+        train(model, optimizer, 4)
+        assert saved_bytes(model, x) == 4 * 6 * (64 + 5) < left / 3
+        assert [n for n, p in model.named_parameters() if p.requires_grad] == ["head.weight", "head.bias"]
+        before = weights(model)
+        train(model, optimizer, 3, start=4)
+        assert equal(before[:6], weights(model)[:6])
+        assert not torch.equal(before[6], weights(model)[6])
+
+    def test_inputs_that_need_a_gradient_are_cut_off_too(self) -> None:
+        model, optimizer = self.trained(prefix_autograd=False)
+        train(model, optimizer, 3)
+        x = torch.randn(6, 1, 8, 8, requires_grad=True)
+        model(x).square().sum().backward()
+        assert x.grad is None
+
+    def test_copies_and_resumed_runs(self) -> None:
+        model, optimizer = self.trained(prefix_autograd=False)
+        train(model, optimizer, 3)
+        copied = copy.deepcopy(model)
+        x = torch.randn(2, 1, 8, 8)
+        assert torch.equal(copied(x), model(x))
+        state, model_state = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+        train(model, optimizer, 4, start=3)
+        resumed, resumed_optimizer = self.trained(prefix_autograd=False)
+        resumed.load_state_dict(model_state)
+        resumed_optimizer.load_state_dict(state)
+        train(resumed, resumed_optimizer, 4, start=3)
+        assert equal(weights(model), weights(resumed))
+        assert [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in resumed.parameters()]
+
+    def test_an_earlier_state_opens_the_prefix_again(self) -> None:
+        model, optimizer = self.trained(prefix_autograd=False)
+        early = copy.deepcopy(optimizer.state_dict())
+        train(model, optimizer, 3)
+        optimizer.load_state_dict(early)
+        assert all(p.requires_grad for p in model.parameters())
+        nn.functional.cross_entropy(model(next(conv_batches(1))[0]), torch.zeros(6, dtype=torch.int64)).backward()
+        assert all(p.grad is not None for p in model.parameters())
