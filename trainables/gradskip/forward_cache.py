@@ -5,7 +5,8 @@ Shapes: S samples in the training set; B rows of a batch; indices (B,) int64, th
 A prefix is the first modules m_0..m_k of a chain, none of whose parameters needs a gradient. Its outputs depend on
 the input alone once its norms use their running statistics and its dropout is off, so both are in eval mode here,
 whether a row is computed or read: a sample's output never depends on its batch or on what the cache holds. This is
-another training than without the cache, where a stopped batch norm goes on with the batch's statistics.
+another training than without the cache, where a stopped batch norm goes on with the batch's statistics. Running
+statistics that lag behind the weights when a prefix stops, as they do early in a run, stay as they are.
 
 **Read equals computed, bit for bit**, wherever a kernel's result for a row does not depend on the number of rows. On
 the CPU (torch 2.13, oneDNN; convolutions of 8 to 128 channels, linear layers, 1 to 599 rows) it depended on it for

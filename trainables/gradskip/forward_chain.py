@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from trainables.errors import UserError, unknown_name
+from trainables.gradskip.layers import unwrap
 
 #: Modules without parameters that compute each sample by itself, the same each time, and never enlarge it.
 _ENDS = (
@@ -34,23 +35,16 @@ def may_end_prefix(module: nn.Module) -> bool:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own model inside DistributedDataParallel and torch.compile.
+    """The user's own model inside DistributedDataParallel (torch's or ours) and torch.compile.
 
     Raises:
         UserError: DataParallel, which runs copies of the model.
     """
-    while True:
-        if isinstance(model, nn.DataParallel):
-            raise UserError(
-                "forward cache: the model must not be in DataParallel, which runs copies of it: "
-                "use DistributedDataParallel"
-            )
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod  # type: ignore[assignment]
-        else:
-            return model
+    if any(isinstance(part, nn.DataParallel) for part in model.modules()):
+        raise UserError(
+            "forward cache: the model must not be in DataParallel, which runs copies of it: use DistributedDataParallel"
+        )
+    return unwrap(model)
 
 
 def resolve_chain(

@@ -26,7 +26,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainables.errors import UserError
+from trainables.gradskip.data_parallel import DistributedDataParallel
 from trainables.gradskip.forward_cache import ForwardCache
+from trainables.gradskip.optimizers import SGD
 from trainables.gradskip.row_file import RowFile, row_checksums
 
 SAMPLES = 40
@@ -542,11 +544,15 @@ def test_compiled_models_are_seen_through(model: nn.Module, images: Tensor, full
         assert cache.hits == theirs.hits > 0
 
 
-def test_data_parallel_processes_are_seen_through(model: nn.Module, images: Tensor) -> None:
+@pytest.mark.parametrize("whose", ["torch's", "ours"])
+def test_data_parallel_processes_are_seen_through(model: nn.Module, images: Tensor, whose: str) -> None:
     plain = copy.deepcopy(model)
     torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
     try:
-        wrapped = nn.parallel.DistributedDataParallel(model)
+        if whose == "ours":
+            wrapped: nn.Module = DistributedDataParallel(model, SGD(list(model.parameters()), lr=0.1))
+        else:
+            wrapped = nn.parallel.DistributedDataParallel(model)
         with cache_of(wrapped) as cache, cache_of(plain) as theirs:
             for _ in range(2):
                 for indices in batches(0):
