@@ -1,7 +1,8 @@
-"""Cost of a gradient-skip step with nothing stopped, over `torch.optim.SGD`'s: ratio in one run.
+"""Cost of a gradient-skip step with nothing stopped, over torch's own optimizer's: ratio in one run.
 
-    python benchmarks/step_overhead.py
+    python benchmarks/step_overhead.py [cpu|cuda]
 
+Also: a decision step (one variance) over a plain one, and recording variances every 100 steps over not recording.
 Both optimizers step the same parameters with the same gradients. Rounds alternate between them, in random order,
 and each round's ratio is that of the two medians of its steps, so that a machine that slows down slows both.
 """
@@ -9,6 +10,8 @@ and each round's ratio is that of the two medians of its steps, so that a machin
 from __future__ import annotations
 
 import random
+import sys
+import tempfile
 import time
 from statistics import median
 
@@ -16,7 +19,7 @@ import torch
 from machine import header, spread
 from torch import nn
 
-from trainables.gradskip import SGD, Settings
+from trainables.gradskip import SGD, Adam, AdamW, Settings, record
 from trainables.workloads.digits import Digits
 
 
@@ -34,27 +37,40 @@ def resnet50_shapes() -> list[tuple[int, ...]]:
     return [*shapes, (1000, 2048), (1000,)]
 
 
+DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+
+#: Ours, torch's own, and their options.
+KINDS = {
+    "SGD": (SGD, torch.optim.SGD, {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}),
+    "Adam": (Adam, torch.optim.Adam, {"lr": 1e-6}),
+    "AdamW": (AdamW, torch.optim.AdamW, {"lr": 1e-6, "weight_decay": 1e-2}),
+}
+
+
 def timed_step(optimizer: torch.optim.Optimizer) -> float:
-    """Seconds of one step."""
+    """Seconds of one step, finished on the device."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
     begun = time.perf_counter()
     optimizer.step()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - begun
 
 
-def ratios(shapes: list[tuple[int, ...]], *, rounds: int, steps: int, **options: object) -> tuple[list[float], float]:
-    """Ratio of each round, and the median step of torch's own in seconds."""
+def parameters(shapes: list[tuple[int, ...]]) -> list[nn.Parameter]:
+    """Random parameters with small random gradients."""
+    generator = torch.Generator().manual_seed(0)
+    made = [nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE)) for shape in shapes]
+    for parameter in made:
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(DEVICE) * 1e-3
+    return made
 
-    def parameters() -> list[nn.Parameter]:
-        generator = torch.Generator().manual_seed(0)
-        made = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-        for parameter in made:
-            parameter.grad = torch.randn(parameter.shape, generator=generator) * 1e-3
-        return made
 
-    common = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4, **options}
-    # Auto mode at work but not yet due, as in the first part of a run: what a user pays before anything is saved.
-    ours = SGD(parameters(), **common, settings=Settings(start_itr=10**9))  # type: ignore[arg-type]
-    theirs = torch.optim.SGD(parameters(), **common)  # type: ignore[arg-type]
+def ratios(
+    first: torch.optim.Optimizer, second: torch.optim.Optimizer, *, rounds: int, steps: int
+) -> tuple[list[float], float]:
+    """First over second, ratio of each round's medians; and the second's median step in seconds."""
     found, plain = [], []
     for round_number in range(rounds + 1):
         times: dict[int, list[float]] = {0: [], 1: []}
@@ -62,7 +78,7 @@ def ratios(shapes: list[tuple[int, ...]], *, rounds: int, steps: int, **options:
             order = [0, 1]
             random.shuffle(order)
             for which in order:
-                times[which].append(timed_step((ours, theirs)[which]))
+                times[which].append(timed_step((first, second)[which]))
         if round_number:  # the first warms up
             found.append(median(times[0]) / median(times[1]))
             plain.append(median(times[1]))
@@ -70,20 +86,38 @@ def ratios(shapes: list[tuple[int, ...]], *, rounds: int, steps: int, **options:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     random.seed(0)
     torch.set_num_threads(1)
-    print(header("benchmarks/step_overhead.py"), "| 1 thread")
+    name = torch.cuda.get_device_name() if DEVICE == "cuda" else "1 thread"
+    print(header("benchmarks/step_overhead.py"), "|", name)
     digits = [tuple(p.shape) for p in Digits().make_model().parameters()]
     resnet = resnet50_shapes()
     assert sum(torch.Size(s).numel() for s in resnet) == 25_557_032
-    for name, shapes, rounds, steps in (("digits", digits, 15, 400), ("ResNet-50", resnet, 9, 40)):
-        for path in ({"foreach": True}, {"fused": True}):
-            found, plain_s = ratios(shapes, rounds=rounds, steps=steps, **path)
-            print(
-                f"{name:<10} {next(iter(path)):<8} {len(shapes):>4} parameters: "
-                f"step over torch's {spread(found)}; torch's step {1e6 * plain_s:.0f} us"
-            )
+    # Auto mode at work but not yet due, as in the first part of a run: what a user pays before anything is saved.
+    waiting = Settings(start_itr=10**9)
+    for model, shapes, rounds, steps in (("digits", digits, 15, 400), ("ResNet-50", resnet, 9, 40)):
+        for kind, (ours, theirs, options) in KINDS.items():
+            for path in ({"foreach": True}, {"fused": True}):
+                first = ours(parameters(shapes), **options, **path, settings=waiting)
+                second = theirs(parameters(shapes), **options, **path)
+                found, plain_s = ratios(first, second, rounds=rounds, steps=steps)
+                print(
+                    f"{model:<10} {kind:<6} {next(iter(path)):<8} {len(shapes):>4} parameters: "
+                    f"step over torch's {spread(found)}; torch's step {1e6 * plain_s:.0f} us"
+                )
+    options = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4, "fused": True}
+    deciding = SGD(parameters(resnet), **options, settings=Settings(start_itr=0, samples=1, start_thr=1e-9))
+    found, plain_s = ratios(deciding, torch.optim.SGD(parameters(resnet), **options), rounds=9, steps=40)
+    print(f"ResNet-50  a decision step over a plain one, SGD fused: {spread(found)}")
+    with tempfile.TemporaryDirectory() as folder:
+        recording = SGD(parameters(resnet), **options, settings=waiting)
+        recorder = record(recording, f"{folder}/v.parquet", every=1)
+        plain = SGD(parameters(resnet), **options, settings=waiting)
+        found, plain_s = ratios(recording, plain, rounds=9, steps=20)
+        hundredth = [(ratio - 1) / 100 for ratio in found]
+        print(f"ResNet-50  recording every 100 steps, added share of a fused SGD step: {spread(hundredth)}")
+        recorder.close()
 
 
 if __name__ == "__main__":

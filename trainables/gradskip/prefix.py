@@ -20,11 +20,17 @@ def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
     return output
 
 
+def normalise_as_in_evaluation(module: nn.Module, _args: Any) -> None:
+    """Forward pre-hook: whatever ``model.train()`` has said since, this norm uses its running statistics."""
+    module.training = False
+
+
 class PrefixModules:
     """The modules whose parameters have all stopped, treated as the settings say.
 
-    - ``norm_statistics="hold"``: a stopped norm's momentum becomes 0, so that its running statistics hold still while
-      it goes on normalising by the batch, as it did when its neighbours were trained.
+    - ``norm_statistics="hold"``: a stopped norm's running statistics hold still, and it normalises by them in training
+      too. (Holding them while training goes on with the batch's own statistics would leave evaluation with statistics
+      from before the stop for ever.)
     - ``prefix_autograd=False``: outputs are detached, so that no activation before them is kept.
     """
 
@@ -38,26 +44,26 @@ class PrefixModules:
                 own = [p for p in module._parameters.values() if p is not None]
                 if own and all(id(p) in number_of for p in own):
                     self._members.append((module, frozenset(number_of[id(p)] for p in own)))
-        self._momentum: dict[nn.Module, float | None] = {}
-        self._hooks: dict[nn.Module, RemovableHandle] = {}
+        self._held: dict[nn.Module, RemovableHandle] = {}
+        self._cut: dict[nn.Module, RemovableHandle] = {}
 
     def stop(self, stopped: set[int]) -> None:
         """Treat the modules that these parameters make whole."""
         for module, members in self._members:
             if not members <= stopped:
                 continue
-            if self._hold and module not in self._momentum and getattr(module, "running_mean", None) is not None:
-                self._momentum[module] = module.momentum  # type: ignore[assignment]
-                module.momentum = 0.0  # type: ignore[assignment]
-            if self._detach and module not in self._hooks:
-                self._hooks[module] = module.register_forward_hook(detach_output)
+            if self._hold and module not in self._held and getattr(module, "running_mean", None) is not None:
+                self._held[module] = module.register_forward_pre_hook(normalise_as_in_evaluation)
+            if self._detach and module not in self._cut:
+                self._cut[module] = module.register_forward_hook(detach_output)
 
     def release(self, stopped: set[int]) -> None:
         """Undo it for modules that train again."""
         for module, members in self._members:
             if members <= stopped:
                 continue
-            if module in self._momentum:
-                module.momentum = self._momentum.pop(module)  # type: ignore[assignment]
-            if module in self._hooks:
-                self._hooks.pop(module).remove()
+            if module in self._held:
+                self._held.pop(module).remove()
+                module.training = True
+            if module in self._cut:
+                self._cut.pop(module).remove()

@@ -238,8 +238,8 @@ VARIABLES: tuple[Variable, ...] = (
         name="CAC_NORM_STATISTICS", field="norm_statistics", parse=str.strip, kind=_is_text,
         valid=lambda v: v in NORM_STATISTICS,
         rule="go_on or hold", default="go_on", mode="both", published=False,
-        meaning="running statistics of batch norms in a stopped prefix go on as published, or hold still; "
-        "hold needs model=",
+        meaning="running statistics of stopped batch norms go on as published, or hold still and are what training "
+        "normalises by; hold needs model=",
     ),
     Variable(
         name="CAC_PREFIX_AUTOGRAD", field="prefix_autograd", parse=_parse_flag, kind=_is_bool, valid=_is_bool,

@@ -232,8 +232,13 @@ class TestActivationCheckpointing:
 
 
 class TestCompile:
-    def test_each_new_set_of_stopped_layers_costs_one_recompilation(self) -> None:
-        """Compilations counted by the backend; the same weights as without, to the last bit (one kernel an op)."""
+    @pytest.mark.parametrize(
+        "more",
+        [{}, {"whole_units": True}, {"norm_statistics": "hold"}, {"prefix_autograd": False}],
+        ids=lambda more: next(iter(more), "default"),
+    )
+    def test_each_new_set_of_stopped_layers_costs_one_recompilation(self, more: dict[str, Any]) -> None:
+        """Compilations counted by the backend; evaluation between steps; the same weights as uncompiled."""
         graphs: list[int] = []
 
         def count(graph: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -242,17 +247,23 @@ class TestCompile:
 
         torch._dynamo.reset()
         plain, compiled_inner = conv_model(), conv_model()
-        settings = Settings(stop_layer_num=(1, 4, 7), stop_layer_itr=(2, 4, 9), braking_distance=2)
-        theirs = SGD(plain.parameters(), lr=0.05, momentum=0.9, settings=settings)
+        settings = Settings(stop_layer_num=(3, 6, 8), stop_layer_itr=(2, 4, 9), braking_distance=2, **more)
+        theirs = SGD(plain.parameters(), lr=0.05, momentum=0.9, settings=settings, model=plain)
         compiled: Any = torch.compile(compiled_inner, backend=aot_autograd(fw_compiler=count))
         ours = SGD(compiled_inner.parameters(), lr=0.05, momentum=0.9, settings=settings, model=compiled)
-        train(plain, theirs, 14)
         seen: list[int] = []
-        train(compiled, ours, 14, each=lambda _: seen.append(len(graphs)))
+
+        def each(_: int) -> None:
+            seen.append(len(graphs))
+            compiled_inner.eval()
+            compiled_inner.train()
+
+        train(plain, theirs, 14)
+        train(compiled, ours, 14, each=each)
         per_compilation = seen[0]  # forward and backward graph
         # Stops take effect after steps 3, 5 and 10 (braking 2); the step after each compiles once more.
         assert [s // per_compilation for s in seen] == [1] * 4 + [2] * 2 + [3] * 5 + [4] * 3
-        assert [(e.iteration, e.layer) for e in ours.gradskip.events] == [(2, 1), (4, 4), (9, 7)]
+        assert [(e.iteration, e.layer) for e in ours.gradskip.events] == [(2, 3), (4, 6), (9, 8)]
         for a, b in zip(weights(plain), weights(compiled_inner), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
