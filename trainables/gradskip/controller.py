@@ -301,7 +301,7 @@ class GradientSkip:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         machine = self.machine
-        found_inf = getattr(optimizer, "found_inf", None)
+        found_inf = optimizer.__dict__.get("found_inf")  # a fused optimizer gets it from GradScaler for each step
         if found_inf is None and not self._busy and machine.iteration < self._due:  # count and go
             machine.iteration += 1
             return
