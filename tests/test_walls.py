@@ -84,3 +84,15 @@ def test_packages_import_in_one_direction(package: str, banned: set[str]) -> Non
 
 def test_no_file_of_leftovers() -> None:
     assert not [path for package in PACKAGES for path in files(package) if path.stem in ("utils", "helpers", "common")]
+
+
+@pytest.mark.parametrize("package", ["tune_cac", "trainables.gradskip", "analysis", "search_spaces"])
+def test_no_module_can_take_the_place_of_a_public_name(package: str) -> None:
+    """Importing a submodule sets its name on the package, whatever stood there."""
+    import importlib
+
+    module = importlib.import_module(package)
+    submodules = {path.stem for path in Path(str(module.__file__)).parent.glob("*.py")}
+    names = set(module.__all__)
+    assert names
+    assert names & submodules == set()

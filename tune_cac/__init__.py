@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainables import gradskip
     from tune_cac.answering import SearchResult
-    from tune_cac.search import search
+    from tune_cac.searching import search
 
 __version__ = "0.1.0"
 __all__ = ["gradskip", "search", "SearchResult", "__version__"]
 
-_HOMES = {"search": "tune_cac.search", "SearchResult": "tune_cac.answering"}
+_HOMES = {"search": "tune_cac.searching", "SearchResult": "tune_cac.answering"}
 
 
 def __getattr__(name: str) -> Any:
@@ -32,7 +32,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
-    # The function takes the place of the submodule of the same name, which the import has just put here.
     globals()[name] = value
     return value
 

@@ -42,8 +42,8 @@ def search(arguments: argparse.Namespace) -> int:
     if arguments.set is not None:
         given["hold"] = read_assignments(arguments.set)
     SearchOptions(**how, **given)  # wrong arguments end here, before torch or ray is loaded
-    from tune_cac.search import resume as resume_study
-    from tune_cac.search import search as search_study
+    from tune_cac.searching import resume as resume_study
+    from tune_cac.searching import search as search_study
 
     resuming = arguments.resume is not None
     found = resume_study(arguments.resume, **how) if resuming else search_study(**how, **given)
@@ -177,7 +177,7 @@ def spaces(arguments: argparse.Namespace) -> int:
     config = TrialConfig(workload=arguments.workload, epochs=arguments.epochs or 1, method="none")
     if arguments.epochs is not None and arguments.epochs < 1:
         raise UserError(f"--epochs must be an integer >= 1, got {arguments.epochs}")
-    from tune_cac.search import run_context
+    from tune_cac.searching import run_context
 
     context = run_context(config)
     print(f"{space.name}: {search_spaces.SPACES[space.name]}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainables.gradskip.data_parallel import DistributedDataParallel
     from trainables.gradskip.forward_cache import ForwardCache
     from trainables.gradskip.optimizers import SGD, Adam, AdamW, wrap
-    from trainables.gradskip.record import Recorder, record
+    from trainables.gradskip.recording import Recorder, record
 
 __all__ = [
     "SGD",
@@ -45,8 +45,8 @@ _HOMES = {
     "StopEvent": "controller",
     "DistributedDataParallel": "data_parallel",
     "ForwardCache": "forward_cache",
-    "Recorder": "record",
-    "record": "record",
+    "Recorder": "recording",
+    "record": "recording",
 }
 
 
@@ -56,7 +56,6 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    # The function takes the place of the submodule of the same name, which the import has just put here.
     globals()[name] = value
     return value
 

@@ -12,8 +12,7 @@ from conv_models import conv_model
 from loops import OpCounter, equal, train, weights
 
 from trainables.errors import UserError
-from trainables.gradskip import SGD, Settings, record, wrap
-from trainables.gradskip import record as front_door
+from trainables.gradskip import SGD, Settings, record, recording, wrap
 from trainables.gradskip.machine import replay
 
 SETTINGS = Settings(start_itr=4, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0)
@@ -82,10 +81,7 @@ def test_nothing_is_read_from_the_device_while_recording(tmp_path: Path) -> None
 
 
 def test_long_traces_are_written_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import trainables.gradskip.record  # noqa: F401 - the module, whose name the function has taken
-
-    module: Any = __import__("sys").modules["trainables.gradskip.record"]
-    monkeypatch.setattr(module, "ROWS_BETWEEN_WRITES", 6)
+    monkeypatch.setattr(recording, "ROWS_BETWEEN_WRITES", 6)
     model = conv_model()
     optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(start_itr=10**6))
     recorder = record(optimizer, tmp_path / "v.parquet", every=1)
@@ -104,4 +100,4 @@ def test_an_interval_that_is_none(every: Any, tmp_path: Path) -> None:
 
 def test_an_optimizer_without_gradient_skip(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="record follows an optimizer with Gradient-Skip, got Adam without"):
-        front_door(torch.optim.Adam(conv_model().parameters()), tmp_path / "v.parquet")
+        record(torch.optim.Adam(conv_model().parameters()), tmp_path / "v.parquet")
