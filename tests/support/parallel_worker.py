@@ -29,6 +29,9 @@ CASES: dict[str, tuple[str, Settings]] = {
     "plain": ("sgd", BRAKING),
     "sharded-auto": ("sgd", AUTO),
     "sharded-braking": ("adamw", BRAKING),
+    "sharded-norms": ("sgd", Settings(rule="gradient_norm", rule_start_itr=2, rule_interval=3, rule_percentile=60)),
+    "sharded-plasticity": ("sgd", Settings(rule="plasticity")),
+    "norms": ("sgd", Settings(rule="gradient_norm", rule_start_itr=2, rule_interval=3, rule_percentile=60)),
 }
 
 
@@ -92,7 +95,7 @@ def main(case: str, folder: Path) -> None:
     if case == "disagreeing":
         honest = skip._signal.measure
         noise = torch.Generator().manual_seed(rank)
-        skip._signal.measure = lambda unit: honest(unit) * torch.rand((), generator=noise).double()
+        skip._signal.measure = lambda units: honest(units) * torch.rand((), generator=noise).double()
     error = None
     live = []
     for x, y in joint_batches():

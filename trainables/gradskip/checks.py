@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainables.gradskip.rules import NEVER
 from trainables.gradskip.settings import Settings
+
+#: The variable that moves a mode's first stop.
+_TIMING = {"manual": "CAC_STOP_LAYER_ITR", "auto": "CAC_VAR_START_ITR or CAC_VAR_SAMPLES"}
 
 
 def never_fires(
@@ -12,49 +16,43 @@ def never_fires(
     *,
     units: int,
     stoppable: int,
+    first_stop: int,
     weight_decays: Sequence[float] | None = None,
     total_steps: int | None = None,
 ) -> str | None:
-    """Why these settings stop nothing, in words; None where they may stop something, or are off on purpose.
+    """Why these settings stop nothing, or most likely nothing, in words; None where they may stop something.
 
     Args:
-        settings: any.
+        settings: any; None is returned for those that are off on purpose.
         units: watched layers of the model.
         stoppable: those whose stop leaves something to train.
+        first_stop: earliest iteration at which the rule can decide a stop (`rules.StopRule.first_stop`).
         weight_decays: of the groups that hold watched weights; None where the optimizer has no such thing.
         total_steps: length of the run in optimizer steps, where known.
     """
-    if settings.mode == "off":
+    mode = settings.mode
+    if mode == "off":
         return None
-    if settings.mode == "manual":
-        assert settings.stop_layer_itr is not None
-        return _late("CAC_STOP_LAYER_ITR", settings.stop_layer_itr[0], total_steps)
-    if units == 0:
+    if mode != "manual" and units == 0:
         return (
-            f"CAC_WATCH={','.join(settings.watch)} finds no layer to watch (conv: 4-D weights, linear: 2-D weights): "
-            "choose another kind"
+            f"will stop nothing: CAC_WATCH={','.join(settings.watch)} finds no layer to watch (conv: 4-D weights, "
+            "linear: 2-D weights); choose another kind"
         )
-    if stoppable == 0:
-        return "the only watched layer is the last thing that trains, and the last one never stops"
-    if settings.mode == "auto":
-        if weight_decays is not None and all(decay == 0 for decay in weight_decays):
-            return (
-                "weight decay is 0 for every watched layer, so weight variance has nothing that makes it fall below "
-                "its peak: set a weight decay, or another CAC_RULE"
-            )
-        return _late("CAC_VAR_START_ITR", settings.start_itr, total_steps)
-    first = settings.rule_start_itr
-    if settings.mode == "gradient_norm":
-        first += settings.rule_interval  # a change needs two measurements
-    if settings.mode == "plasticity":
-        first += (settings.rule_window + 1) * settings.rule_interval
-    return _late("CAC_RULE_START_ITR", first, total_steps)
-
-
-def _late(name: str, first: int, total_steps: int | None) -> str | None:
-    if total_steps is None or first < total_steps:
-        return None
-    return (
-        f"the first stop that {name} allows is at iteration {first}, and the run ends after {total_steps}: "
-        f"make {name} smaller"
-    )
+    if mode != "manual" and stoppable == 0:
+        return "will stop nothing: the only watched layer is the last thing that trains, and the last one never stops"
+    if first_stop == NEVER:
+        return (
+            f"will stop nothing: CAC_RULE_DEPTH={settings.rule_depth:g} of {stoppable} layers is less than one layer; "
+            "make it larger"
+        )
+    if total_steps is not None and first_stop >= total_steps:
+        return (
+            f"will stop nothing: the first stop that it can decide is at iteration {first_stop}, and the run ends "
+            f"after {total_steps}; make {_TIMING.get(mode, 'CAC_RULE_START_ITR or CAC_RULE_INTERVAL')} smaller"
+        )
+    if mode == "auto" and weight_decays is not None and all(decay == 0 for decay in weight_decays):
+        return (
+            "may stop nothing: weight decay is 0 for every watched layer, so nothing drives weight variance below its "
+            "peak; set a weight decay, or another CAC_RULE"
+        )
+    return None

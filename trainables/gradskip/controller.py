@@ -24,7 +24,7 @@ from trainables.gradskip.layers import LayerPlan, Unit, make_plan, numbered, unw
 from trainables.gradskip.machine import SkipMachine, StepPlan
 from trainables.gradskip.prefix import PrefixModules
 from trainables.gradskip.scaling import MovedBack, is_linear_in_lr, split_groups
-from trainables.gradskip.settings import Settings
+from trainables.gradskip.settings import RULES, Settings
 from trainables.gradskip.signals import GradientNormSignal, PlasticitySignal, Signal, VarianceSignal
 from trainables.gradskip.trace import ForwardHook, ModelTrace, trace_model
 
@@ -108,10 +108,11 @@ class GradientSkip:
         self._decision_lrs: list[Any] = []
         self._skipped_on_device: Tensor | None = None
         self._expected: set[int] = set()
+        self._measured: dict[int, float] = {}  # this step's, by position
         self._warned: set[str] = set()
         self._pending: dict[str, Any] | None = None
         self.bind()
-        if self._model is not None and self._wants_trace():
+        if self._wants_trace():
             if example_inputs is not None:
                 self._see_execution(_as_forward(example_inputs))
             else:
@@ -190,9 +191,20 @@ class GradientSkip:
                 value = getattr(settings, field)
                 text = int(value) if isinstance(value, bool) else value
                 raise UserError(f"CAC_{field.upper()}={text} looks into the model: give model=")
+        if settings.mode == "plasticity" and any(
+            hasattr(p, "full_tensor") for group in self.optimizer.param_groups for p in group["params"]
+        ):
+            raise UserError(
+                "CAC_RULE must not be plasticity for a sharded model (fully_shard), whose weights no copy can stand in "
+                f"for: use one of {', '.join(rule for rule in RULES if rule != 'plasticity')}"
+            )
 
     def _wants_trace(self) -> bool:
-        return self.settings.mode != "off" and not any(hasattr(p, "full_tensor") for p in self.parameters)
+        return self._model is not None and self.settings.mode != "off" and not self._sharded
+
+    @property
+    def _sharded(self) -> bool:
+        return any(hasattr(p, "full_tensor") for p in self.parameters)  # FSDP2's shards
 
     def _first_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._forward_hook.remove()
@@ -223,23 +235,24 @@ class GradientSkip:
             self.settings,
             units=len(self.plan.units),
             stoppable=self._stoppable,
+            first_stop=self.machine.rule.first_stop(),
             weight_decays=decays or None,
             total_steps=self._total_steps,
         )
         if reason is not None:
-            self._warn_once("never", f"Gradient-Skip will stop nothing: {reason}")
+            self._warn_once("never", f"Gradient-Skip {reason}")
 
     def _warn_of_recompilations(self, model: nn.Module | None) -> None:
         stops = self._stoppable if self.settings.mode != "manual" else len(self.settings.stop_layer_num or ())
         if model is None or getattr(model, "_orig_mod", None) is None or self.settings.mode == "off":
             return
         limit = int(torch._dynamo.config.recompile_limit)
-        if stops >= limit:
+        if 2 * stops + 2 > limit:
             self._warn_once(
                 "recompile",
-                f"{stops} layers may stop one by one and each stop recompiles the model once, but "
-                f"torch._dynamo.config.recompile_limit is {limit}, after which it runs uncompiled: raise that limit, "
-                "or watch coarser layers (CAC_WATCH)",
+                f"{stops} layers may stop one by one, and each stop recompiles the model's training graph once and, "
+                f"if it is evaluated compiled, that of evaluation; torch._dynamo.config.recompile_limit is {limit}, "
+                "after which it runs uncompiled: raise that limit, or watch coarser layers (CAC_WATCH)",
             )
 
     def _warn_once(self, key: str, message: str) -> None:
@@ -333,6 +346,7 @@ class GradientSkip:
         machine = self.machine
         iteration = machine.iteration
         looks = machine.braking_through < 0 and machine.rule.next_due(iteration) == iteration
+        self._measured = {}
         plan = self._step_plan = machine.step(self._signal_of)
         if looks:
             self._signal.measured()
@@ -364,17 +378,29 @@ class GradientSkip:
         return self._unit_at[position].number
 
     def _signal_of(self, position: int) -> float:
-        value = self._signal.measure(self._unit_at[position])
+        if position not in self._measured:
+            asked = [self._unit_at[position]]
+            if self._signal.together:
+                asked = [unit for unit in self.plan.units if unit.end > self.stopped_through]
+            self._measured.update(zip([unit.end for unit in asked], self._measure(asked), strict=True))
+        return self._measured[position]
+
+    def _measure(self, units: Sequence[Unit]) -> list[float]:
+        values = self._signal.measure(units)
         if self.process_group is not None:
-            # One process measures for all: a last bit that differs must not stop a layer on some of them.
-            value = value.detach().clone()
+            # The first process's numbers are everybody's: a last bit must not stop a layer on some of them alone.
+            values = values.detach().clone()
             source = torch.distributed.get_global_rank(self.process_group, 0)
-            torch.distributed.broadcast(value, source, group=self.process_group)
-        number = float(value)  # the step's one host-device synchronization
-        if math.isnan(number) and self.settings.mode != "plasticity":
-            name = self._name(self._unit_at[position].number)
-            self._warn_once("nan", f"the weights of {name} hold a NaN: their variance is NaN and stops nothing")
-        return number
+            torch.distributed.broadcast(values, source, group=self.process_group)
+        numbers: list[float] = [float(values)] if len(values) == 1 else values.tolist()  # waits for the device
+        if isinstance(self._signal, VarianceSignal):
+            for unit, number in zip(units, numbers, strict=True):
+                if math.isnan(number):
+                    self._warn_once(
+                        "nan",
+                        f"the weights of {self._name(unit.number)} hold a NaN: their variance is NaN and stops nothing",
+                    )
+        return numbers
 
     def _skipped(self, found_inf: Tensor) -> bool:
         """Whether GradScaler lets this fused step do nothing, which is then no iteration.
@@ -385,11 +411,15 @@ class GradientSkip:
             total = self._skipped_on_device
             self._skipped_on_device = found_inf.detach().clone() if total is None else total.add_(found_inf)
             return False
-        self._settle()
+        total = self._skipped_on_device
+        now = found_inf.detach().reshape(())
+        before, skips = torch.stack([now.new_zeros(()) if total is None else total.reshape(()), now]).tolist()
+        self._skipped_on_device = None
+        self.machine.iteration -= round(before)
         if self.machine.iteration < self._due:
             self._skipped_on_device = found_inf.detach().clone()
             return False
-        return bool(found_inf)
+        return bool(skips)
 
     def _settle(self) -> None:
         """Take the skipped steps that the device knows of out of the count."""
@@ -457,7 +487,8 @@ class GradientSkip:
             if not self.settings.reference:
                 parameter.grad = None
                 self.optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
-        self._prefix.stop(stopped)
+        still = stopped | {number for number, trains in enumerate(self._trains) if not trains}
+        self._prefix.stop(still, self._trace, cut=keep is None)
         for told in self.on_stop:
             told()
 
@@ -474,7 +505,14 @@ class GradientSkip:
                 "on through them: CAC_WHOLE_UNITS=1 stops layers with their norms in execution order, "
                 "CAC_PREFIX_AUTOGRAD=0 stops whatever is left",
             )
-        if self.process_group is None and _several_processes() and not hasattr(self.parameters[0], "full_tensor"):
+        if self._wants_trace() and self._trace is None:
+            self._warn_once(
+                "unseen",
+                "the execution order of the layers was never seen, so they stop in the order of registration and what "
+                "is left before them is not known: the model is called in a way that hides it, as under torch.compile. "
+                "Give the compiled module as model=, or example_inputs=",
+            )
+        if self.process_group is None and _several_processes() and not self._sharded:
             self._warn_once(
                 "processes",
                 "a layer stopped in one of several processes, which torch's DistributedDataParallel does not expect: "
@@ -554,7 +592,7 @@ class GradientSkip:
                 parameter.requires_grad_(True)
         self._ours &= stopped
         self._held = None
-        self._prefix.release(stopped)
+        self._prefix.release()
         self._stop(self.stopped_through)
         self._refresh()
 

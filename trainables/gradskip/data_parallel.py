@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 from torch.optim import Optimizer
@@ -23,13 +22,12 @@ from trainables.gradskip.controller import GradientSkip
 class DistributedDataParallel(nn.Module):
     """Drop-in for `torch.nn.parallel.DistributedDataParallel` with a gradient-skip optimizer.
 
-    A stop is decided in the first process of the group from its own weights and told to all, one number a decision
-    step, so that it reaches every process at the same iteration.
+    At a decision the numbers that the first process of the group has measured are sent to all, so that a stop reaches
+    every process at the same iteration.
 
     Args:
         module: the model. Its parameters must be those of the optimizer.
-        optimizer: with Gradient-Skip (`SGD`, `Adam`, `AdamW`, or any after `wrap`), built before or after... the
-            model's parameters were moved to their device.
+        optimizer: with Gradient-Skip (`SGD`, `Adam`, `AdamW`, or any after `wrap`).
         options: of torch's class (``device_ids``, ``process_group``, ``gradient_as_bucket_view``, ...).
 
     Attributes:
@@ -99,8 +97,3 @@ class DistributedDataParallel(nn.Module):
         """As torch's; registered again after every stop. A hook's state must not depend on the buckets' shapes."""
         self.parallel.register_comm_hook(state, hook)
         self._comm_hooks.append((state, hook))
-
-
-def is_sharded(parameter: torch.Tensor) -> bool:
-    """Whether FSDP2 (`fully_shard`) holds the parameter as a shard."""
-    return hasattr(parameter, "full_tensor")

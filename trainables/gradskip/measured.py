@@ -67,6 +67,9 @@ class GradientNormRule(_Timed):
         self.compared = tuple(compared)
         self.before: dict[int, float] = {}
 
+    def first_stop(self) -> int:
+        return self.start + self.interval if self.targets else NEVER  # a change needs two measurements
+
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if self.next_due(iteration) != iteration:
             return None
@@ -116,6 +119,10 @@ class PlasticityRule(_Timed):
         self.values: list[float] = []
         self.averages: list[float] = []
         self.steepest = 0.0
+
+    def first_stop(self) -> int:
+        # One measurement for the reference, a window for a slope, one more for a slope below the steepest.
+        return self.start + (self.window + 1) * self.interval if self.targets else NEVER
 
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if self.next_due(iteration) != iteration:

@@ -38,7 +38,7 @@ def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Attached
     """Attach with the config's settings; the environment is not read."""
     with warnings.catch_warnings():
         # A search may try settings that stop nothing; its table shows that they did.
-        warnings.filterwarnings("ignore", message="Gradient-Skip will stop nothing")
+        warnings.filterwarnings("ignore", message="Gradient-Skip (will|may) stop nothing")
         return AttachedGradientSkip(
             GradientSkip(
                 optimizer,

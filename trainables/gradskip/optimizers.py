@@ -32,7 +32,8 @@ def wrap(
         model, example_inputs, total_steps: see `GradientSkip`. Give ``model`` with several parameter groups.
 
     Returns:
-        The optimizer, with the attribute ``gradskip``. Its ``state_dict()`` carries the rule.
+        The optimizer, with the attribute ``gradskip``. Its ``state_dict()`` carries the rule. Copies and pickles of the
+        optimizer itself do not, as torch's carry no hooks: wrap the copy and load the state.
 
     Raises:
         UserError: see `GradientSkip`.
@@ -44,10 +45,25 @@ def wrap(
     """
     if not isinstance(optimizer, Optimizer):
         raise UserError(f"wrap takes a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    optimizer.gradskip = GradientSkip(  # type: ignore[attr-defined]
-        optimizer, settings, model=model, example_inputs=example_inputs, total_steps=total_steps
-    )
+    gradskip = GradientSkip(optimizer, settings, model=model, example_inputs=example_inputs, total_steps=total_steps)
+    optimizer.gradskip = gradskip  # type: ignore[attr-defined]
+    add_to_optimizer = optimizer.add_param_group
+
+    def add_param_group(param_group: dict[str, Any]) -> None:
+        _refuse_late_group(gradskip)
+        add_to_optimizer(param_group)
+        gradskip.bind()
+
+    optimizer.add_param_group = add_param_group  # type: ignore[method-assign]
     return optimizer
+
+
+def _refuse_late_group(gradskip: GradientSkip) -> None:
+    if gradskip.iteration > 0:
+        raise RuntimeError(
+            "a parameter group must be added before the first step of a gradient-skip optimizer, got one at "
+            f"iteration {gradskip.iteration}: build a new optimizer"
+        )
 
 
 class _WithGradientSkip(Optimizer):
@@ -61,11 +77,8 @@ class _WithGradientSkip(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; only before the first step, for they change the numbering."""
         started = getattr(self, "gradskip", None)
-        if started is not None and started.iteration > 0:
-            raise RuntimeError(
-                "a parameter group must be added before the first step of a gradient-skip optimizer, got one at "
-                f"iteration {started.iteration}: build a new optimizer"
-            )
+        if started is not None:
+            _refuse_late_group(started)
         super().add_param_group(param_group)
         if started is not None:
             started.bind()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainables.gradskip.settings import Settings
+from trainables.gradskip.trace import ModelTrace, numbers_of
 
 
 def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
@@ -26,44 +27,61 @@ def normalise_as_in_evaluation(module: nn.Module, _args: Any) -> None:
 
 
 class PrefixModules:
-    """The modules whose parameters have all stopped, treated as the settings say.
+    """The modules of a stopped prefix, treated as the settings say.
 
-    - ``norm_statistics="hold"``: a stopped norm's running statistics hold still, and it normalises by them in training
-      too. (Holding them while training goes on with the batch's own statistics would leave evaluation with statistics
-      from before the stop for ever.)
+    - ``norm_statistics="hold"``: running statistics of a norm before and in which nothing trains hold still, and it
+      normalises by them in training too. (Holding them while training goes on with the batch's own statistics would
+      leave evaluation with statistics from before the stop for ever.)
     - ``prefix_autograd=False``: outputs are detached, so that no activation before them is kept.
     """
 
     def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
         number_of = {id(p): number for number, p in enumerate(parameters)}
+        self._model = model
         self._hold = settings.norm_statistics == "hold"
         self._detach = not settings.prefix_autograd
+        #: Modules to treat, with the numbers of the parameters that they own themselves.
         self._members: list[tuple[nn.Module, frozenset[int]]] = []
         if model is not None and (self._hold or self._detach):
             for module in model.modules():
                 own = [p for p in module._parameters.values() if p is not None]
-                if own and all(id(p) in number_of for p in own):
+                if (own or _is_norm(module)) and all(id(p) in number_of for p in own):
                     self._members.append((module, frozenset(number_of[id(p)] for p in own)))
         self._held: dict[nn.Module, RemovableHandle] = {}
         self._cut: dict[nn.Module, RemovableHandle] = {}
 
-    def stop(self, stopped: set[int]) -> None:
-        """Treat the modules that these parameters make whole."""
-        for module, members in self._members:
-            if not members <= stopped:
-                continue
-            if self._hold and module not in self._held and getattr(module, "running_mean", None) is not None:
-                self._held[module] = module.register_forward_pre_hook(normalise_as_in_evaluation)
-            if self._detach and module not in self._cut:
-                self._cut[module] = module.register_forward_hook(detach_output)
+    def stop(self, still: set[int], trace: ModelTrace | None, *, cut: bool = True) -> None:
+        """Treat the modules of the prefix.
 
-    def release(self, stopped: set[int]) -> None:
-        """Undo it for modules that train again."""
-        for module, members in self._members:
-            if members <= stopped:
+        Args:
+            still: numbers of the parameters that do not train.
+            trace: what lies before a module; None: its own parameters decide.
+            cut: whether outputs may be detached; not where a gradient must reach the last parameter still.
+        """
+        for module, own in self._members:
+            before = set() if trace is None else numbers_of(trace.before.get(module, 0))
+            if not own <= still or not (own or before):
                 continue
-            if module in self._held:
-                self._held.pop(module).remove()
-                module.training = True
-            if module in self._cut:
-                self._cut.pop(module).remove()
+            if self._hold and _is_norm(module) and module not in self._held and before <= still:
+                self._held[module] = module.register_forward_pre_hook(normalise_as_in_evaluation)
+            if self._detach and cut and own and module not in self._cut:
+                self._cut[module] = module.register_forward_hook(detach_output)
+        if not cut:
+            self._uncut()
+
+    def _uncut(self) -> None:
+        for handle in self._cut.values():
+            handle.remove()
+        self._cut.clear()
+
+    def release(self) -> None:
+        """Undo everything, before another state is taken."""
+        for module, handle in self._held.items():
+            handle.remove()
+            module.training = self._model is None or self._model.training
+        self._held.clear()
+        self._uncut()
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return getattr(module, "running_mean", None) is not None

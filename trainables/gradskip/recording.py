@@ -15,7 +15,8 @@ from trainables.errors import UserError
 from trainables.gradskip.controller import GradientSkip
 from trainables.gradskip.signals import variance
 
-#: Rows that are kept on the device before they are read and written.
+#: Measurements are kept on the device until there are this many rows, or a tenth of those written, whichever is more:
+#: the whole file is written each time, and this keeps the sum of all writes in proportion to the trace.
 ROWS_BETWEEN_WRITES = 5_000
 
 
@@ -35,8 +36,7 @@ class Recorder:
         self.every = every
         self._gradskip = gradskip
         self._pending: list[tuple[int, list[int], Tensor]] = []
-        self._rows: dict[str, list[Any]] = {"iteration": [], "layer": [], "name": [], "variance": []}
-        self._calls = gradskip.iteration
+        self._written: Any = None  # the table so far
         self._hook = optimizer.register_step_pre_hook(self._before_step)
 
     def _before_step(self, *_: Any) -> None:
@@ -49,7 +49,8 @@ class Recorder:
                 values = [variance([self._gradskip.parameters[n] for n in unit.watched]) for unit in units]
                 # Stays on the device until enough has come together: recording waits for nothing.
                 self._pending.append((iteration, [unit.number for unit in units], torch.stack(values)))
-                if len(self._pending) * len(units) >= ROWS_BETWEEN_WRITES:
+                written = 0 if self._written is None else self._written.num_rows
+                if len(self._pending) * len(units) >= max(ROWS_BETWEEN_WRITES, written // 10):
                     self.write()
 
     def write(self) -> None:
@@ -57,21 +58,17 @@ class Recorder:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        columns: dict[str, list[Any]] = {"iteration": [], "layer": [], "name": [], "variance": []}
+        names = self._gradskip.names
         for iteration, layers, values in self._pending:
-            names = self._gradskip.names
-            self._rows["iteration"] += [iteration] * len(layers)
-            self._rows["layer"] += layers
-            self._rows["name"] += [None if names is None else names[layer] for layer in layers]
-            self._rows["variance"] += values.double().tolist()
+            columns["iteration"] += [iteration] * len(layers)
+            columns["layer"] += layers
+            columns["name"] += [None if names is None else names[layer] for layer in layers]
+            columns["variance"] += values.double().tolist()
         self._pending.clear()
-        table = pa.table(
-            {
-                "iteration": pa.array(self._rows["iteration"], pa.int64()),
-                "layer": pa.array(self._rows["layer"], pa.int64()),
-                "name": pa.array(self._rows["name"], pa.string()).dictionary_encode(),
-                "variance": pa.array(self._rows["variance"], pa.float64()),
-            }
-        )
+        kinds = {"iteration": pa.int64(), "layer": pa.int64(), "name": pa.string(), "variance": pa.float64()}
+        new = pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
+        table = self._written = new if self._written is None else pa.concat_tables([self._written, new])
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
         os.close(handle)
@@ -105,7 +102,7 @@ def record(optimizer: Optimizer, path: str | os.PathLike[str] = "variances.parqu
         path: the Parquet file: iteration (int64), layer (int64, its number), name, variance (float64). Layers that
             have stopped are recorded on, with the variance that they stopped at.
         every: iterations from one measurement to the next, >= 1. One measurement of ResNet-50's 53 convolutions costs
-            about two of its fused optimizer steps on a CPU, so that 200 stays below 1 % even of these.
+            about as much as two of its fused optimizer steps on a CPU (`benchmarks/step_overhead.py`).
 
     Returns:
         The recorder; it writes when it is closed, and every few thousand rows.

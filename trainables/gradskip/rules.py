@@ -50,6 +50,9 @@ class StopRule(Protocol):
     def next_due(self, iteration: int) -> int:
         """The first iteration from this one on at which `decide` may do anything; `NEVER` if none."""
 
+    def first_stop(self) -> int:
+        """The earliest iteration at which this rule, before its first step, can decide a stop; `NEVER` if none."""
+
     def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
         """(position through which, factor on the learning rate) of layers that still train, ascending; mostly none."""
 
@@ -62,6 +65,9 @@ class StopRule(Protocol):
 
 class OffRule:
     """Stops nothing."""
+
+    def first_stop(self) -> int:
+        return NEVER
 
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         return None
@@ -91,6 +97,9 @@ class ManualRule:
         self.iterations = tuple(iterations)
         self.exact = exact
         self.done = 0
+
+    def first_stop(self) -> int:
+        return self.iterations[0]
 
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if self.done == len(self.layers):
@@ -144,6 +153,10 @@ class AutoRule:
         self.position = 0
         self.peak = 0.0
         self.peak_updates = 0
+
+    def first_stop(self) -> int:
+        # The first examination sets the peak.
+        return self.next_due(0) + self._interval if self.targets else NEVER
 
     def due(self, iteration: int) -> bool:
         """Whether this iteration examines a target at all."""

@@ -32,6 +32,9 @@ class LinearRule:
         ]
         self.position = 0
 
+    def first_stop(self) -> int:
+        return self._dues[0] if self._dues else NEVER
+
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         due = self.position
         while due < len(self._dues) and self._dues[due] <= iteration:
@@ -82,6 +85,9 @@ class FreezeOutRule:
         self.ends = [share * self.last for share in shares]
         self._scaled = settings.rule_scaled
         self.position = 0
+
+    def first_stop(self) -> int:
+        return math.ceil(self.ends[0]) if self.stoppable else NEVER
 
     def factor(self, layer: int, iteration: int) -> float:
         """The learning rate's factor of a layer at an iteration; may be above 1 where scaled."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainables.gradskip.layers import Unit
 
-#: 8 or 11 bits of mantissa cannot tell a ratio of 0.98 from 1.
+#: A variance in half precision is rounded by up to 0.4 %, where thresholds lie 1 or 2 % below 1.
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -23,12 +23,14 @@ class Signal(Protocol):
 
     #: Whether `observe` must see every step.
     every_step: bool
+    #: Whether a decision looks at all layers that still train, so that they are measured together.
+    together: bool
 
     def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
         """See the gradients of a step of the layers that still train."""
 
-    def measure(self, unit: Unit) -> Tensor:
-        """The layer's signal, a scalar on the device."""
+    def measure(self, units: Sequence[Unit]) -> Tensor:
+        """The layers' signals, (len(units),), on the device."""
 
     def measured(self) -> None:
         """The rule has taken what it wanted of this step."""
@@ -62,6 +64,7 @@ class VarianceSignal:
     """Weight variance, as published."""
 
     every_step = False
+    together = False
 
     def __init__(self, parameters: Sequence[Tensor], *, reference: bool) -> None:
         self._parameters = parameters
@@ -70,8 +73,9 @@ class VarianceSignal:
     def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
         pass
 
-    def measure(self, unit: Unit) -> Tensor:
-        return variance([self._parameters[n] for n in unit.watched], reference=self._reference)
+    def measure(self, units: Sequence[Unit]) -> Tensor:
+        found = [variance([self._parameters[n] for n in u.watched], reference=self._reference) for u in units]
+        return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
 
     def measured(self) -> None:
         pass
@@ -87,6 +91,7 @@ class GradientNormSignal:
     """Norm of the sum of a layer's gradients since the last measurement. Costs a copy of the watched gradients."""
 
     every_step = True
+    together = True
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
@@ -95,19 +100,25 @@ class GradientNormSignal:
     def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
         numbers = [n for unit in units for n in unit.watched if self._parameters[n].grad is not None]
         gradients = [g for n in numbers if (g := self._parameters[n].grad) is not None]
-        if grad_scale is not None:
-            # A fused optimizer unscales by itself, and skips the step where a gradient is not finite.
-            kept = 1.0 if found_inf is None else 1.0 - found_inf
-            gradients = [torch.nan_to_num(g / grad_scale, nan=0.0, posinf=0.0, neginf=0.0) * kept for g in gradients]
+        if found_inf is not None:
+            # A fused optimizer unscales by itself, unless `unscale_` has, and skips a step with infinities by itself.
+            scale = 1.0 if grad_scale is None else grad_scale
+            kept = 1.0 - found_inf
+            gradients = [torch.nan_to_num(g / scale, nan=0.0, posinf=0.0, neginf=0.0) * kept for g in gradients]
         for number in numbers:
             if number not in self._sums:
                 self._sums[number] = torch.zeros_like(self._parameters[number].detach())
         if numbers:
             torch._foreach_add_([self._sums[n] for n in numbers], gradients)
 
-    def measure(self, unit: Unit) -> Tensor:
-        norms = [whole(torch.linalg.vector_norm(self._sums[n])) for n in unit.watched if n in self._sums]
-        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    def measure(self, units: Sequence[Unit]) -> Tensor:
+        numbers = [n for unit in units for n in unit.watched if n in self._sums]
+        squares = dict.fromkeys(numbers, torch.zeros(()))
+        if numbers:
+            norms = torch._foreach_norm([self._sums[n] for n in numbers])
+            squares = {n: whole(norm).square() for n, norm in zip(numbers, norms, strict=True)}
+        zero = torch.zeros((), device=self._parameters[0].device)
+        return torch.stack([sum((squares[n] for n in u.watched if n in squares), zero).sqrt() for u in units])
 
     def measured(self) -> None:
         self._sums.clear()
@@ -149,6 +160,7 @@ class PlasticitySignal:
     """
 
     every_step = False
+    together = False
 
     def __init__(self, parameters: Sequence[Tensor], model: nn.Module) -> None:
         self._parameters = parameters
@@ -160,11 +172,13 @@ class PlasticitySignal:
     def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
         pass
 
-    def measure(self, unit: Unit) -> Tensor:
+    def measure(self, units: Sequence[Unit]) -> Tensor:
         if self._reference is None:
-            return torch.full((), torch.nan)
-        module = self._owner(self._parameters[unit.watched[0]])
-        return similarity_distance(self._output(module, None), self._output(module, self._reference))
+            return torch.full((len(units),), torch.nan, device=self._parameters[0].device)
+        modules = [self._owner(self._parameters[unit.watched[0]]) for unit in units]
+        return torch.stack(
+            [similarity_distance(self._output(m, None), self._output(m, self._reference)) for m in modules]
+        )
 
     def measured(self) -> None:
         state = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}

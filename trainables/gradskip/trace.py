@@ -8,9 +8,9 @@ Sets of parameters are bit masks: bit n stands for parameter n.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,13 +26,24 @@ class ModelTrace:
     """When the module that owns the parameter was called first, from 0; ascending in execution order."""
     upstream: tuple[int, ...]
     """Mask of the parameters that the owner's input depends on: their gradients come through the owner."""
+    before: Mapping[nn.Module, int] = field(default_factory=dict)
+    """The same mask by module, for every module that was called."""
 
     def left_upstream(self, stopped: set[int]) -> set[int]:
         """Numbers of parameters outside ``stopped`` whose gradients pass through a stopped layer."""
         mask = 0
         for number in stopped:
             mask |= self.upstream[number]
-        return {n for n in range(len(self.upstream)) if mask >> n & 1 and n not in stopped}
+        return numbers_of(mask) - stopped
+
+
+def numbers_of(mask: int) -> set[int]:
+    """The numbers in a mask.
+
+    >>> sorted(numbers_of(0b1010))
+    [1, 3]
+    """
+    return {n for n in range(mask.bit_length()) if mask >> n & 1}
 
 
 def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callable[[nn.Module], Any]) -> ModelTrace:
@@ -64,7 +75,8 @@ def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callabl
             if number is not None:
                 ranks[number] = min(ranks[number], place[0])
                 upstream[number] |= place[1] & ~(1 << number)
-    return ModelTrace(ranks=tuple(ranks), upstream=tuple(upstream))
+    before_modules = {m: calls[id(m)][1] for m in model.modules() if id(m) in calls}
+    return ModelTrace(ranks=tuple(ranks), upstream=tuple(upstream), before=before_modules)
 
 
 def _with_callers(

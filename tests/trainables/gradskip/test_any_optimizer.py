@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, Adam, AdamW, Settings, wrap
-from trainables.gradskip.scaling import is_linear_in_lr
+from trainables.gradskip.scaling import is_linear_in_lr, split_groups
 
 OFF = Settings(start_thr=-1)
 MANUAL = Settings(stop_layer_num=(3, 6), stop_layer_itr=(3, 8))
@@ -153,6 +153,17 @@ def test_adamw_braking_in_closed_form() -> None:
     assert not parameter.requires_grad
 
 
+def test_split_groups_keep_what_capturable_steps_need() -> None:
+    """Stepping with capturable=True needs an accelerator; what it is handed there is looked at here."""
+    a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([a, b], lr=torch.tensor(0.5), capturable=True, foreach=True)
+    groups = split_groups(optimizer.param_groups, lambda p: 0.25 if p is a else None, [torch.tensor(0.5)])
+    assert [g["params"] for g in groups] == [[a], [b]]
+    assert all(g["capturable"] and g["foreach"] for g in groups)
+    assert all(isinstance(g["lr"], torch.Tensor) for g in groups)
+    assert [float(g["lr"]) for g in groups] == [0.125, 0.5]
+
+
 def test_linear_ones_are_told_from_the_rest() -> None:
     weight = [nn.Parameter(torch.zeros(2, 2))]
     for name in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Muon"):
@@ -252,6 +263,18 @@ class TestBadInput:
         with pytest.raises(UserError, match="wrap it once"):
             wrap(SGD(conv_model().parameters(), lr=0.1, settings=OFF))
 
+    def test_groups_are_added_to_a_wrapped_one_before_the_first_step_only(self) -> None:
+        a, b, c = (nn.Parameter(torch.ones(2)) for _ in range(3))
+        optimizer: Any = wrap(torch.optim.Adam([a]), Settings(stop_layer_num=(0,), stop_layer_itr=(0,)))
+        optimizer.add_param_group({"params": [b]})
+        assert len(optimizer.gradskip.parameters) == 2
+        for p in (a, b):
+            p.grad = torch.ones(2)
+        optimizer.step()
+        assert (a.requires_grad, b.requires_grad) == (False, True)
+        with pytest.raises(RuntimeError, match="must be added before the first step of a gradient-skip optimizer"):
+            optimizer.add_param_group({"params": [c]})
+
     def test_not_an_optimizer(self) -> None:
         with pytest.raises(UserError, match=r"wrap takes a torch.optim.Optimizer, got Sequential"):
             wrap(conv_model())  # type: ignore[type-var]
@@ -289,11 +312,15 @@ class TestNothingLeft:
     """All layers stopped: training goes on with nothing to do and says so once."""
 
     @pytest.mark.parametrize("braking", [0, 2])
-    @pytest.mark.parametrize("name", ["SGD", "AdamW", "not in torch"])
+    @pytest.mark.parametrize("name", ["SGD", "AdamW", "not in torch", "without autograd"])
     def test_goes_on_and_says_so_once(self, name: str, braking: int) -> None:
         model = conv_model()
         settings = Settings(stop_layer_num=(10,), stop_layer_itr=(2,), braking_distance=braking)
-        optimizer = every_optimizer(name, model, settings, {})
+        if name == "without autograd":
+            settings = replace(settings, prefix_autograd=False)
+            optimizer: Optimizer = SGD(model.parameters(), lr=0.05, settings=settings, model=model)
+        else:
+            optimizer = every_optimizer(name, model, settings, {})
         history: list[Any] = []
         with pytest.warns(UserWarning, match="every parameter of this optimizer is stopped") as told:
             train(model, optimizer, 8, each=lambda _: history.append(weights(model)))
@@ -318,6 +345,16 @@ class TestNothingLeft:
         for _ in range(3):
             optimizer.step(closure)
         assert equal(before, weights(model))
+
+    def test_what_the_user_has_frozen_does_not_count_as_left(self) -> None:
+        """With the head frozen the last convolution is the last thing that trains."""
+        model = conv_model()
+        for p in list(model.parameters())[8:]:
+            p.requires_grad_(False)
+        settings = Settings(start_itr=0, samples=1, start_thr=1.0, slope_thr=1.0, mt_thr=1.0)
+        optimizer = SGD(model.parameters(), lr=0.01, weight_decay=5.0, settings=settings)
+        train(model, optimizer, 10)
+        assert [event.layer for event in optimizer.gradskip.events] == [0, 4]
 
     def test_the_auto_rule_never_takes_the_last_unit(self) -> None:
         torch.manual_seed(0)

@@ -18,6 +18,13 @@ from trainables.gradskip import SGD, DistributedDataParallel, Settings
 WORKER = Path(parallel_worker.__file__)
 
 
+#: Stops that each case comes to.
+CASES = {
+    "auto": 3, "braking": 2, "whole": 2, "accumulating": 2, "norms": None, "sharded-auto": 3, "sharded-braking": 2,
+    "sharded-norms": None,
+}  # fmt: skip
+
+
 def run(case: str, folder: Path, processes: int = 2) -> tuple[list[dict[str, Any]], str]:
     """The results of all processes, and what they printed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
@@ -43,13 +50,13 @@ def one_process(case: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["auto", "braking", "whole", "accumulating", "sharded-auto", "sharded-braking"])
+@pytest.mark.parametrize("case", CASES)
 def test_processes_agree_and_equal_one_on_the_joint_batch(case: str, tmp_path: Path) -> None:
     (first, second), printed = run(case, tmp_path)
     alone = one_process(case)
     assert first["error"] is None
     assert "Warning: " not in printed.replace("FutureWarning", ""), printed
-    assert len(alone["events"]) == {"auto": 3, "sharded-auto": 3}.get(case, 2)
+    assert len(alone["events"]) == CASES[case] or (CASES[case] is None and alone["events"])
     assert first["events"] == second["events"] == alone["events"]
     assert first["requires_grad"] == second["requires_grad"] == alone["requires_grad"]
     assert not all(first["requires_grad"])
@@ -76,6 +83,12 @@ def test_torchs_own_wrapper_is_warned_of_ours(tmp_path: Path) -> None:
     (first, _), printed = run("plain", tmp_path)
     assert "use tune_cac.gradskip.DistributedDataParallel(model, optimizer)" in printed
     assert "Expected to have finished reduction" in first["error"]
+
+
+@pytest.mark.slow
+def test_plasticity_of_shards_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"UserError: CAC_RULE must not be plasticity for a sharded model"):
+        run("sharded-plasticity", tmp_path)
 
 
 def test_an_optimizer_without_gradient_skip_is_refused() -> None:

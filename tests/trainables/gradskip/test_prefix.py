@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from itertools import pairwise
 from typing import Any
 
@@ -79,6 +80,44 @@ class TestNormStatistics:
         other, other_optimizer = build()
         other_optimizer.load_state_dict(late)
         assert (moves(other, 1), moves(other, 4)) == (False, True)
+
+
+class TestWhichNormsHold:
+    def model(self) -> Any:
+        """Norms registered first; the second has no parameters of its own."""
+
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                torch.manual_seed(0)
+                self.norm0, self.norm1 = nn.BatchNorm2d(3), nn.BatchNorm2d(3, affine=False)
+                self.conv0, self.conv1 = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 3, 3)
+                self.head = nn.Linear(48, 5)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.head(self.norm1(self.conv1(self.norm0(self.conv0(x)))).flatten(1))
+
+        return Model()
+
+    @pytest.mark.parametrize(
+        ("number", "held"),
+        [
+            (1, (False, False)),  # norm0 alone has stopped: the convolution before it goes on
+            (3, (True, False)),  # norm0 and conv0
+            (5, (True, True)),  # and conv1: norm1, which has nothing to stop, is in the prefix now
+        ],
+    )
+    def test_those_before_which_nothing_trains(self, number: int, held: tuple[bool, bool]) -> None:
+        model = self.model()
+        settings = Settings(stop_layer_num=(number,), stop_layer_itr=(1,), norm_statistics="hold")
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            train(model, optimizer, 3)
+        before = [model.norm0.running_mean.clone(), model.norm1.running_mean.clone()]
+        train(model, optimizer, 2, start=3)
+        after = [model.norm0.running_mean, model.norm1.running_mean]
+        assert tuple(torch.equal(a, b) for a, b in zip(before, after, strict=True)) == held
 
 
 class SavedBytes:

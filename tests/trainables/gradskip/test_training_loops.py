@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from trainables.gradskip import SGD, AdamW, Settings, wrap
+from trainables.gradskip.choice import make_rule
 
 MANUAL = Settings(stop_layer_num=(3, 6), stop_layer_itr=(3, 8))
 #: Strong weight decay shrinks weights from the first step on, so that each target stops one interval after its peak.
@@ -88,7 +91,7 @@ class TestGradScaler:
     @pytest.mark.parametrize("fused", [False, True])
     @pytest.mark.parametrize("cls", [SGD, AdamW])
     def test_a_step_skipped_for_infinities_is_no_iteration(self, cls: Any, fused: bool) -> None:
-        """Equal, bit for bit, to a run without the scaler that never saw the skipped batches."""
+        """Equal to a run without the scaler that never saw the skipped batches."""
         overflows = Overflows({0, 4, 5, 9, 11})
         scaled, plain = conv_model(), conv_model()
         options = {**SHRINKING, "fused": fused, "settings": AUTO}
@@ -164,38 +167,46 @@ def test_stopped_layers_do_not_enter_the_clipping_norm() -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("cls", [SGD, AdamW])
-def test_schedulers_see_whole_groups_and_braking_follows_them(cls: Any) -> None:
+def test_schedulers_see_whole_groups_and_braking_follows_them() -> None:
+    """Plain SGD: every update is the scheduled learning rate, times the factor while braking, times the gradient."""
     model = conv_model()
-    optimizer = cls(
-        model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(4,), stop_layer_itr=(2,), braking_distance=6)
-    )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=14)
-    expected = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
-    reference = torch.optim.lr_scheduler.OneCycleLR(expected, max_lr=0.1, total_steps=14)
-
-    def each(_: int) -> None:
+    settings = Settings(stop_layer_num=(4,), stop_layer_itr=(2,), braking_distance=6)
+    optimizer = SGD(model.parameters(), lr=0.1, settings=settings)
+    options = {"max_lr": 0.1, "total_steps": 14, "cycle_momentum": False}
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, **options)  # type: ignore[arg-type]
+    plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    reference = torch.optim.lr_scheduler.OneCycleLR(plain, **options)  # type: ignore[arg-type]
+    for step, (x, y) in enumerate(conv_batches(12)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        before = weights(model)
+        gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        lr = plain.param_groups[0]["lr"]
+        factor = ((7 - step) / 6) ** 2 if 2 <= step <= 7 else 1.0
+        for number, (old, new, gradient) in enumerate(zip(before, weights(model), gradients, strict=True)):
+            assert (gradient is None) == (number <= 4 and step > 7)
+            if gradient is not None:
+                expected = old - lr * (factor if number <= 4 else 1.0) * gradient
+                torch.testing.assert_close(new, expected, rtol=1e-6, atol=1e-8)
         schedule.step()
-        expected.step()
+        plain.step()
         reference.step()
-        assert optimizer.param_groups[0]["lr"] == expected.param_groups[0]["lr"]
+        assert optimizer.param_groups[0]["lr"] == plain.param_groups[0]["lr"]
         assert len(optimizer.param_groups) == 1
-
-    train(model, optimizer, 12, each=each)
-    assert optimizer.gradskip.stopped_through == 4
 
 
 class Checkpointed(nn.Module):
-    """Two checkpointed halves."""
+    """A plain stem, two checkpointed parts."""
 
     def __init__(self, use_reentrant: bool) -> None:
         super().__init__()
         layers = list(conv_model())
-        self.first, self.second = nn.Sequential(*layers[:5]), nn.Sequential(*layers[5:])
+        self.stem, self.first, self.second = layers[0], nn.Sequential(*layers[1:5]), nn.Sequential(*layers[5:])
         self.use_reentrant = use_reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        x = checkpoint(self.first, x, use_reentrant=self.use_reentrant)
+        x = checkpoint(self.first, self.stem(x), use_reentrant=self.use_reentrant)
         return checkpoint(self.second, x, use_reentrant=self.use_reentrant)
 
 
@@ -211,19 +222,11 @@ class TestActivationCheckpointing:
     @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
     def test_the_reentrant_one_loses_gradients_and_is_named(self) -> None:
         model = Checkpointed(use_reentrant=True)
-        settings = Settings(stop_layer_num=(6,), stop_layer_itr=(2,))
-        optimizer = SGD(model.parameters(), lr=0.1, settings=settings)
-        x = torch.randn(4, 1, 8, 8, requires_grad=True)  # what people do to make the first segment train
-
-        def run() -> None:
-            for step in range(5):
-                optimizer.zero_grad()
-                inputs = x if step < 3 else x.detach()
-                (model(inputs).square().sum() + 0 * x.sum()).backward()
-                optimizer.step()
-
-        with pytest.warns(UserWarning, match="Reentrant activation checkpointing does that"):
-            run()
+        settings = Settings(stop_layer_num=(1,), stop_layer_itr=(2,))  # the stem, so that nothing before the first
+        optimizer = SGD(model.named_parameters(), lr=0.1, settings=settings)  # checkpoint needs a gradient any more
+        train(model, optimizer, 3)
+        with pytest.warns(UserWarning, match=r"first.0.weight and 4 more had a gradient .* Reentrant activation"):
+            train(model, optimizer, 1, start=3)
 
     def test_a_run_that_loses_nothing_is_not_warned(self, recwarn: pytest.WarningsRecorder) -> None:
         model = conv_model()
@@ -232,14 +235,16 @@ class TestActivationCheckpointing:
 
 
 class TestCompile:
+    @pytest.mark.parametrize("evaluate", [False, True])
     @pytest.mark.parametrize(
         "more",
         [{}, {"whole_units": True}, {"norm_statistics": "hold"}, {"prefix_autograd": False}],
         ids=lambda more: next(iter(more), "default"),
     )
-    def test_each_new_set_of_stopped_layers_costs_one_recompilation(self, more: dict[str, Any]) -> None:
+    def test_each_new_set_of_stopped_layers_costs_one_recompilation(self, more: dict[str, Any], evaluate: bool) -> None:
         """Compilations counted by the backend; evaluation between steps; the same weights as uncompiled."""
         graphs: list[int] = []
+        evaluations: list[int] = []
 
         def count(graph: torch.fx.GraphModule, inputs: Any) -> Any:
             graphs.append(1)
@@ -255,23 +260,47 @@ class TestCompile:
 
         def each(_: int) -> None:
             seen.append(len(graphs))
-            compiled_inner.eval()
-            compiled_inner.train()
+            if evaluate:
+                compiled_inner.eval()
+                with torch.no_grad():
+                    compiled(torch.ones(2, 1, 8, 8))
+                compiled_inner.train()
+                evaluations.append(len(graphs) - seen[-1])
 
         train(plain, theirs, 14)
         train(compiled, ours, 14, each=each)
-        per_compilation = seen[0]  # forward and backward graph
-        # Stops take effect after steps 3, 5 and 10 (braking 2); the step after each compiles once more.
-        assert [s // per_compilation for s in seen] == [1] * 4 + [2] * 2 + [3] * 5 + [4] * 3
+        # Stops take effect after steps 3, 5 and 10 (braking 2); the step after each compiles forward and backward anew,
+        # and so does the next evaluation, one graph.
+        news = [later - earlier for earlier, later in pairwise([0, *seen])]
+        trainings = [new - (evaluations[step - 1] if step and evaluate else 0) for step, new in enumerate(news)]
+        assert trainings == [2 if step in (0, 4, 6, 11) else 0 for step in range(14)]
+        if evaluate:
+            assert [step for step, new in enumerate(evaluations) if new] == [0, 3, 5, 10]
+            assert max(evaluations) == 1
         assert [(e.iteration, e.layer) for e in ours.gradskip.events] == [(2, 3), (4, 6), (9, 8)]
         for a, b in zip(weights(plain), weights(compiled_inner), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
     def test_more_stops_than_recompilations_are_told(self) -> None:
-        model = nn.Sequential(*[nn.Conv2d(1, 1, 1) for _ in range(12)])
+        model = nn.Sequential(*[nn.Conv2d(1, 1, 1) for _ in range(5)])
         compiled = torch.compile(model, backend="eager")
-        with pytest.warns(UserWarning, match=r"12 layers may stop one by one.*recompile_limit is 8"):
+        with pytest.warns(UserWarning, match=r"5 layers may stop one by one.*recompile_limit is 8"):
             SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=Settings(), model=compiled)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("how", ["inner given", "compiled in place"])
+    def test_a_model_whose_forward_is_hidden_is_named_at_the_first_stop(self, how: str) -> None:
+        torch._dynamo.reset()
+        model = conv_model()
+        called: Any = model
+        if how == "compiled in place":
+            model.compile(backend="eager")
+        else:
+            called = torch.compile(model, backend="eager")
+        settings = Settings(stop_layer_num=(3,), stop_layer_itr=(2,), whole_units=True)
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        with pytest.warns(UserWarning, match="the execution order of the layers was never seen"):
+            train(called, optimizer, 4)
+        assert optimizer.gradskip.left_upstream() == []
 
 
 def test_an_exponential_moving_average_follows_live_layers_and_reaches_stopped_ones() -> None:
@@ -315,7 +344,7 @@ def test_a_decision_step_is_one_kernel_and_one_read_more_than_a_plain_one(make: 
     extra = list(decision_ops)
     for op in plain_ops:
         extra.remove(op)
-    kernels = [op for op in extra if not any(view in op for view in ("detach", "_local_scalar_dense"))]
+    kernels = [op for op in extra if not any(view in op for view in ("detach", "unsqueeze", "_local_scalar_dense"))]
     assert kernels == ["aten.var.correction"]
     assert decision_reads - plain_reads == 1
 
@@ -349,25 +378,64 @@ def test_nan_weights_stop_nothing_and_warn_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "options", "steps", "message"),
+    ("settings", "first"),
     [
-        (Settings(), {"lr": 0.1}, None, "weight decay is 0 for every watched layer"),
-        (Settings(start_itr=50), {"lr": 0.1, "weight_decay": 0.1}, 50, "CAC_VAR_START_ITR allows is at iteration 50"),
-        (Settings(stop_layer_num=(1,), stop_layer_itr=(9,)), {}, 9, "CAC_STOP_LAYER_ITR allows is at iteration 9"),
-        (Settings(rule="linear", rule_start_itr=60, rule_end_itr=99), {}, 50, "CAC_RULE_START_ITR allows"),
+        (Settings(start_itr=49, samples=50), 100),  # the first examination, at 50, sets the peak
+        (Settings(start_itr=0, samples=200), 200),
+        (Settings(start_itr=100, samples=1), 101),
+        (Settings(), 5200),
+        (Settings(stop_layer_num=(1,), stop_layer_itr=(9,)), 9),
+        (Settings(rule="linear", rule_start_itr=60, rule_end_itr=99, rule_depth=1.0), 73),
+        (Settings(rule="freezeout", rule_start_itr=60, rule_end_itr=200), 60),
+        (Settings(rule="freezeout", rule_start_itr=60, rule_end_itr=200, rule_cubic=True), 6),
+        (Settings(rule="gradient_norm", rule_start_itr=30, rule_interval=20), 50),
+        (Settings(rule="plasticity", rule_start_itr=30, rule_interval=20, rule_window=3), 110),
+    ],
+)
+def test_settings_that_never_can_fire_say_why(settings: Settings, first: int) -> None:
+    """Told in a run that ends one step too early, and not in one that is just long enough."""
+
+    def build(steps: int) -> None:
+        model = conv_model()
+        SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=settings, model=model, total_steps=steps)
+
+    with pytest.warns(UserWarning, match=f"will stop nothing: the first stop .* is at iteration {first}, and the run"):
+        build(first)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(first + 1)
+
+
+def test_the_first_stop_that_is_told_can_happen() -> None:
+    """Against the machine itself, with signals made for stopping."""
+    for settings in (
+        Settings(start_itr=3, samples=4, start_thr=1.0),
+        Settings(rule="linear", rule_start_itr=3, rule_end_itr=20, rule_depth=1.0),
+        Settings(rule="freezeout", rule_start_itr=7, rule_end_itr=20),
+        Settings(rule="gradient_norm", rule_start_itr=3, rule_interval=4, rule_percentile=100),
+        Settings(rule="plasticity", rule_start_itr=3, rule_interval=2, rule_window=3, rule_tolerance=0.9),
+    ):
+        rule = make_rule(settings, [0, 4, 9], stoppable=2)
+        told = rule.first_stop()
+        falling = [2.0**-n for n in range(40)]
+        signal = iter(falling)
+        fired = [t for t in range(told + 1) if rule.decide(t, lambda _, s=signal: next(s)) is not None]  # type: ignore[misc]
+        assert fired == [told], settings.rule
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Settings(), "may stop nothing: weight decay is 0 for every watched layer"),
         (
-            Settings(rule="gradient_norm", rule_start_itr=30, rule_interval=20),
-            {},
-            50,
-            "is at iteration 50, and the run",
+            Settings(rule="linear", rule_end_itr=9, rule_depth=0.1),
+            "will stop nothing: CAC_RULE_DEPTH=0.1 of 3 layers is less than one layer",
         ),
     ],
 )
-def test_settings_that_never_can_fire_say_why(
-    settings: Settings, options: dict[str, Any], steps: int | None, message: str
-) -> None:
-    with pytest.warns(UserWarning, match=f"Gradient-Skip will stop nothing: .*{message}"):
-        SGD(conv_model().parameters(), **options, settings=settings, total_steps=steps)
+def test_settings_that_hardly_fire_say_why(settings: Settings, message: str) -> None:
+    with pytest.warns(UserWarning, match=message):
+        SGD(conv_model().parameters(), lr=0.1, settings=settings)
 
 
 def test_a_model_with_nothing_to_watch_says_so() -> None:
@@ -380,7 +448,7 @@ def test_a_model_with_nothing_to_watch_says_so() -> None:
 
 
 def test_settings_that_can_fire_are_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
-    SGD(conv_model().parameters(), lr=0.1, weight_decay=0.1, settings=Settings(start_itr=49), total_steps=50)
+    SGD(conv_model().parameters(), lr=0.1, weight_decay=0.1, settings=Settings(start_itr=49, samples=1), total_steps=51)
     SGD(conv_model().parameters(), lr=0.1, settings=Settings(start_thr=-1))
     copy.deepcopy(SGD(conv_model().parameters(), lr=0.1, weight_decay=1.0, settings=Settings()))
     assert len(recwarn) == 0
