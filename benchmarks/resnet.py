@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-#: Stem and two convolution layers a block: what "layers stopped" counts, in execution order.
-UNITS = 9
+from trainables.gradskip import Settings
+
+#: Convolutions: the stem's, two in each of eight blocks, three in shortcuts. What "layers" counts.
+LAYERS = 20
 
 
 class Block(nn.Module):
@@ -31,7 +33,7 @@ class Block(nn.Module):
 
 
 def resnet18(width: int = 64) -> nn.Sequential:
-    """Stem, eight blocks, head: 10 children that stop one after the other."""
+    """Stem, eight blocks, head."""
     torch.manual_seed(0)
     stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
     blocks, inside = [], width
@@ -44,6 +46,11 @@ def resnet18(width: int = 64) -> nn.Sequential:
     return nn.Sequential(stem, *blocks, head)
 
 
-def stop_first(model: nn.Sequential, count: int) -> int:
-    """The number through which a manual stop ends the first ``count`` of stem and blocks, norms included."""
-    return sum(len(list(child.parameters())) for child in list(model)[:count]) - 1
+def stop_share(model: nn.Module, share: float) -> Settings:
+    """Settings that stop this share of the layers in the first step: in execution order, with their norms."""
+    if share == 0:
+        return Settings(start_thr=-1)
+    convolutions = [n for n, p in enumerate(model.parameters()) if p.dim() == 4]
+    assert len(convolutions) == LAYERS
+    last = convolutions[round(share * LAYERS) - 1]
+    return Settings(stop_layer_num=(last,), stop_layer_itr=(0,), whole_units=True)

@@ -2,7 +2,8 @@
 
     python benchmarks/step_overhead.py [cpu|cuda]
 
-Also: a decision step (one variance) over a plain one, and recording variances every 200 steps over not recording.
+Also: a decision step (one variance) over a plain one.
+
 Both optimizers step the same parameters with the same gradients. Rounds alternate between them, in random order,
 and each round's ratio is that of the two medians of its steps, so that a machine that slows down slows both.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import random
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -21,7 +21,7 @@ import torch
 from machine import header, spread
 from torch import nn
 
-from trainables.gradskip import SGD, Adam, AdamW, Settings, record
+from trainables.gradskip import SGD, Adam, AdamW, Settings
 from trainables.workloads.digits import Digits
 
 
@@ -133,17 +133,6 @@ def main() -> None:
         steps=16,
     )
     print(f"ResNet-50  a decision step over a plain one, SGD fused: {spread(found)}")
-    with tempfile.TemporaryDirectory() as folder:
-        recorders = []
-
-        def recording() -> torch.optim.Optimizer:
-            optimizer = SGD(parameters(resnet), **options, settings=waiting)
-            recorders.append(record(optimizer, f"{folder}/v.parquet", every=1))
-            return optimizer
-
-        found, _ = ratios(recording, lambda: SGD(parameters(resnet), **options, settings=waiting), rounds=8, steps=16)
-        shares = [(ratio - 1) / 200 for ratio in found]
-        print(f"ResNet-50  recording every 200 steps, added share of a fused SGD step: {spread(shares)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Memory of a training step with nothing, a half and three quarters of ResNet-18 stopped.
+"""Memory of a training step with nothing, a half and three quarters of ResNet-18's convolutions stopped.
 
     python benchmarks/stopped_memory.py [cpu|cuda]
 
@@ -21,18 +21,15 @@ REPEATS = 5
 def measure(share: float, device: str) -> dict[str, float]:
     """In this process."""
     import torch
-    from resnet import UNITS, resnet18, stop_first
+    from resnet import resnet18, stop_share
     from torch import nn
 
-    from trainables.gradskip import SGD, Settings
+    from trainables.gradskip import SGD
 
     torch.set_num_threads(2)
     model = resnet18(64).to(device)
-    count = round(share * UNITS)
-    settings = Settings(start_thr=-1)
-    if count:
-        settings = Settings(stop_layer_num=(stop_first(model, count),), stop_layer_itr=(0,))
-    optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9, settings=settings)
+    settings = stop_share(model, share)
+    optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9, model=model, settings=settings)
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     storages: dict[int, int] = {}
 

@@ -2,8 +2,8 @@
 
     python benchmarks/stopped_steps.py [cpu|cuda]
 
-32x32 images. A share of the layers (stem and eight blocks, in execution order, with their norms) is stopped by
-`gradskip.SGD`; rounds alternate between the shares in random order. FLOPs are torch's FlopCounterMode.
+32x32 images. A share of the 20 convolutions, in execution order and with their norms, is stopped by `gradskip.SGD`;
+rounds alternate between the shares in random order. FLOPs are torch's FlopCounterMode.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from statistics import median
 
 import torch
 from machine import header, spread
-from resnet import UNITS, resnet18, stop_first
+from resnet import LAYERS, resnet18, stop_share
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainables.gradskip import SGD, Settings
+from trainables.gradskip import SGD
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
 
@@ -29,10 +29,8 @@ class Run:
 
     def __init__(self, share: float, device: str, width: int, batch: int) -> None:
         self.device = device
-        self.count = round(share * UNITS)
         self.model = resnet18(width).to(device)
-        stop = {"stop_layer_num": (stop_first(self.model, self.count),), "stop_layer_itr": (0,)} if share else {}
-        settings = Settings(**stop) if stop else Settings(start_thr=-1)  # type: ignore[arg-type]
+        settings = stop_share(self.model, share)
         self.optimizer = SGD(
             self.model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, model=self.model, settings=settings
         )
@@ -93,7 +91,7 @@ def main() -> None:
                 ratios[share][part].append(time_saved / flops_saved(runs[share], runs[0.0], part))
     for share in ratios:
         run = runs[share]
-        print(f"{share:.0%} of the layers ({run.count} of {UNITS}) stopped:")
+        print(f"{share:.0%} of the layers ({round(share * LAYERS)} of {LAYERS}) stopped:")
         for part in ("backward", "step"):
             print(
                 f"  {part:<9} FLOPs saved {flops_saved(run, runs[0.0], part):.3f}, time saved "
