@@ -136,7 +136,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         name="CAC_VAR_START_ITR", field="start_itr", parse=int, kind=_is_int, valid=lambda v: v >= 0,
         rule="an integer >= 0", default="5000", mode="auto",
-        meaning="first iteration at which a layer may be stopped",
+        meaning="first iteration of an examination; the first stop comes one interval later at the earliest",
     ),
     Variable(
         name="CAC_VAR_START_THR", field="start_thr", parse=float, kind=_is_number,

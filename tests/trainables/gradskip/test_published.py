@@ -37,9 +37,10 @@ def published() -> ModuleType:
 def train(model: nn.Module, optimizer: Any, *, steps: int, decay: float, set_to_none: bool) -> list[Any]:
     """Weights and requires_grad after every step, under a decaying learning rate."""
     history = []
+    dtype = next(model.parameters()).dtype
     for x, y in conv_batches(steps):
         optimizer.zero_grad(set_to_none=set_to_none)
-        nn.functional.cross_entropy(model(x), y).backward()
+        nn.functional.cross_entropy(model(x.to(dtype)), y).backward()
         optimizer.step()
         for group in optimizer.param_groups:
             group["lr"] *= decay
@@ -73,12 +74,16 @@ def random_case(seed: int) -> tuple[dict[str, str], dict[str, Any], bool]:
     return variables, options, draw.random() < 0.5
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_reference_takes_the_published_steps(published: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "dtype"), [(s, torch.float32) for s in range(60)] + [(s, torch.float64) for s in range(30)]
+)
+def test_reference_takes_the_published_steps(
+    published: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int, dtype: torch.dtype
+) -> None:
     variables, options, set_to_none = random_case(seed)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    theirs, ours = conv_model(), conv_model()
+    theirs, ours = conv_model().to(dtype), conv_model().to(dtype)
     how = {"steps": 40, "decay": 0.97, "set_to_none": set_to_none}
     expected = train(theirs, published.SGD(list(theirs.parameters()), **options), **how)
     settings = Settings.from_environment(reference=True)
