@@ -112,7 +112,8 @@ def make_plan(
         watch: ``conv`` (4-D weights, as published), ``linear`` (2-D weights; embeddings are left out where the model is
             known), or class names of modules, each of which is a layer as a whole.
         model: owner of the parameters; needed for class names and whole units.
-        whole_units: stop a layer with everything up to the next watched layer, in execution order.
+        whole_units: stop a layer with everything up to the next watched layer, in execution order; the last one with
+            its bias and norm.
         trace: execution order; registration order where it is None.
 
     Raises:
@@ -130,7 +131,10 @@ def make_plan(
         order = tuple(sorted(order, key=lambda number: (trace.ranks[number], number)))
     position = {number: place for place, number in enumerate(order)}
     starts = sorted((min(position[m] for m in members), weights) for weights, members in layers)
-    ends = [*[start - 1 for start, _ in starts[1:]], len(order) - 1][: len(starts)]
+    ends = [start - 1 for start, _ in starts[1:]]
+    if starts:
+        members = next(members for weights, members in layers if weights == starts[-1][1])
+        ends.append(_end_of_last_unit(parameters, order, max(position[m] for m in members)))
     return LayerPlan(
         order=order,
         units=tuple(
@@ -138,6 +142,14 @@ def make_plan(
         ),
         whole_units=True,
     )
+
+
+def _end_of_last_unit(parameters: Sequence[Tensor], order: Sequence[int], own: int) -> int:
+    """The last unit has its bias and norm; a matrix after it, such as the classifier's, is no part of it."""
+    for place in range(own + 1, len(order)):
+        if parameters[order[place]].dim() >= 2:
+            return place - 1
+    return len(order) - 1
 
 
 def _watched_layers(
@@ -186,7 +198,7 @@ def _outermost(classes: Sequence[str], model: nn.Module | None) -> list[nn.Modul
 
 
 def unit_ends(model: nn.Module) -> tuple[int, ...]:
-    """Numbers of the last parameter of each whole unit in registration order, the last unit left out.
+    """Numbers of the last parameter of each whole unit in registration order, without one that leaves nothing.
 
     Units begin at convolutions, or at linear weights in a model without convolutions.
     """

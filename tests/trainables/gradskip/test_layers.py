@@ -272,7 +272,7 @@ class TestWholeUnits:
         assert skip.names is not None
         assert [skip.names[n] for n in skip.plan.order] == EXECUTION
         assert [skip.names[u.number] for u in skip.plan.units] == ["conv0.weight", "conv1.weight", "conv2.weight"]
-        assert [u.end for u in skip.plan.units] == [3, 7, 13]
+        assert [u.end for u in skip.plan.units] == [3, 7, 11]  # the head is no part of the last one
 
     def test_auto_stops_a_layer_with_bias_and_norm_and_nothing_is_left(self) -> None:
         model = Shuffled()
@@ -285,8 +285,8 @@ class TestWholeUnits:
                 model, optimizer, 10,
                 each=lambda _: stopped.append({n for n, p in model.named_parameters() if not p.requires_grad}),
             )  # fmt: skip
-        assert [e.name for e in optimizer.gradskip.events] == ["conv0.weight", "conv1.weight"]
-        assert {frozenset(s) for s in stopped} == {frozenset(EXECUTION[:n]) for n in (0, 4, 8)}
+        assert [e.name for e in optimizer.gradskip.events] == ["conv0.weight", "conv1.weight", "conv2.weight"]
+        assert {frozenset(s) for s in stopped} == {frozenset(EXECUTION[:n]) for n in (0, 4, 8, 12)}
         assert optimizer.gradskip.left_upstream() == []
 
     def test_a_manual_stop_takes_the_unit_of_its_number(self) -> None:
@@ -322,7 +322,7 @@ class TestWholeUnits:
             assert resumed_optimizer.gradskip.events == whole_optimizer.gradskip.events
 
     def test_unit_ends_of_a_model(self) -> None:
-        assert unit_ends(conv_model()) == (3, 6)
+        assert unit_ends(conv_model()) == (3, 6, 8)
         assert unit_ends(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))) == (3,)
         assert unit_ends(nn.BatchNorm1d(3)) == ()
 
