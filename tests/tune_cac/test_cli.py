@@ -276,7 +276,7 @@ def test_spaces_lists_and_shows_ranges_and_meanings(capsys: pytest.CaptureFixtur
     assert "10 epochs, 100 steps" in out
     line = next(line for line in out.splitlines() if line.startswith("CAC_VAR_START_ITR"))
     assert "0 .. 50" in line
-    assert "first iteration at which a layer may be stopped" in line
+    assert "first iteration of an examination" in line
 
 
 def test_spaces_shows_conditions_and_meanings_of_branches(capsys: pytest.CaptureFixture[str]) -> None:

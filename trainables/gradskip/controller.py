@@ -8,9 +8,10 @@ parameters go. With nothing to do the two hooks are a counter and three comparis
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from trainables.gradskip.prefix import PrefixModules
 from trainables.gradskip.scaling import MovedBack, is_linear_in_lr, split_groups
 from trainables.gradskip.settings import RULES, Settings
 from trainables.gradskip.signals import GradientNormSignal, PlasticitySignal, Signal, VarianceSignal
-from trainables.gradskip.trace import ForwardHook, ModelTrace, trace_model
+from trainables.gradskip.trace import ForwardHook, ModelTrace, copied, trace_model
 
 #: The key under which an optimizer's ``state_dict()`` carries the rule's state.
 STATE_KEY = "gradskip"
@@ -99,32 +100,29 @@ class GradientSkip:
         self._model = None if model is None else unwrap(model)
         self._check_needs_model()
         self._total_steps = total_steps
-        self._trace: ModelTrace | None = None
         self._forward_hook = ForwardHook()
         self._input_hook = ForwardHook()
         self._step_plan: StepPlan | None = None
         self._whole_groups: list[dict[str, Any]] | None = None
         self._moved_back: MovedBack | None = None
+        self._inside = False  # a step has begun and not ended
         self._decision_lrs: list[Any] = []
         self._skipped_on_device: Tensor | None = None
         self._expected: set[int] = set()
         self._measured: dict[int, float] = {}  # this step's, by position
         self._warned: set[str] = set()
         self._pending: dict[str, Any] | None = None
+        self._given_model = model
+        self._example = None if example_inputs is None else _as_forward(example_inputs)
         self.bind()
-        if self._wants_trace():
-            if example_inputs is not None:
-                self._see_execution(_as_forward(example_inputs))
-            else:
-                self._forward_hook = ForwardHook(self._first_forward)
-                self._forward_hook.watch(*_wrappers(model))
         if isinstance(self._signal, PlasticitySignal):
             self._input_hook = ForwardHook(self._take_inputs)
             self._input_hook.watch(*_wrappers(model))
         self._warn_if_never_fires()
         self._warn_of_recompilations(model)
         optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
+        optimizer.register_step_post_hook(self._after_torchs_step)
+        optimizer.register_state_dict_pre_hook(lambda _: self._make_whole())  # after a step that raised
         optimizer.register_state_dict_post_hook(lambda _, state: {**state, STATE_KEY: self.state_dict()})
         optimizer.register_load_state_dict_post_hook(lambda _: self._load_pending())
         optimizer.register_load_state_dict_pre_hook(lambda _, state: self._remember(state))
@@ -142,19 +140,33 @@ class GradientSkip:
                 "give model= to number them in the model's order",
             )
         self.settings.check_layers(len(self.parameters))
-        self._trains = [p.requires_grad for p in self.parameters]  # as the user wants it, without stops
+        self._off_at_first = {n for n, p in enumerate(self.parameters) if not p.requires_grad}
         self._ours: set[int] = set()  # numbers whose requires_grad we switched off
+        self._left: set[int] = set()  # numbers that stopped because they were left before stopped ones
+        self._trace: ModelTrace | None = None
         self._held: int | None = None  # the one parameter kept in the graph when everything is stopped
         self._prefix = PrefixModules(self._model, self.parameters, self.settings)
         self._set_plan(
             make_plan(self.parameters, self.settings.watch, model=self._model, whole_units=self.settings.whole_units)
         )
+        self._arrange_trace()
+
+    def _trains(self, number: int) -> bool:
+        """Whether the user trains the parameter, stopped or not."""
+        return self.parameters[number].requires_grad or number in self._ours
+
+    def _can_stop(self, number: int) -> bool:
+        return self._trains(number) and (self.settings.mode != "auto" or self.parameters[number].numel() > 1)
 
     def _set_plan(self, plan: LayerPlan) -> None:
         """Take a plan, and a machine that has not begun."""
-        self.plan = plan
         settings = self.settings
-        stoppable = plan.units if settings.reference else plan.without_last(lambda n: self._trains[n])
+        if not settings.reference:
+            # A layer that the user has frozen would never let a rule go on, nor would one number, without variance.
+            alive = [unit for unit in plan.units if any(self._can_stop(n) for n in unit.watched)]
+            plan = replace(plan, units=tuple(alive))
+        self.plan = plan
+        stoppable = plan.units if settings.reference else plan.without_last(self._trains)
         self._stoppable = len(stoppable)
         self._unit_at: dict[int, Unit] = {unit.end: unit for unit in plan.units}
         manual = None
@@ -206,9 +218,19 @@ class GradientSkip:
     def _sharded(self) -> bool:
         return any(hasattr(p, "full_tensor") for p in self.parameters)  # FSDP2's shards
 
+    def _arrange_trace(self) -> None:
+        self._forward_hook.remove()
+        if not self._wants_trace():
+            return
+        if self._example is not None:
+            self._see_execution(self._example)
+        else:
+            self._forward_hook = ForwardHook(self._first_forward)
+            self._forward_hook.watch(*_wrappers(self._given_model))
+
     def _first_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._forward_hook.remove()
-        self._see_execution(lambda model: model(*args, **kwargs))
+        self._see_execution(lambda model: model(*copied(args), **copied(kwargs)))
 
     def _see_execution(self, forward: Callable[[nn.Module], Any]) -> None:
         assert self._model is not None
@@ -217,12 +239,14 @@ class GradientSkip:
         except Exception as error:  # noqa: BLE001 - any model may raise anything; training itself will say what
             warnings.warn(f"the execution order of the layers could not be seen: {error}", stacklevel=3)
             return
-        if self.settings.whole_units and self.machine.iteration == 0:
+        if self.machine.iteration == 0:
+            self._plan_by_trace()
+
+    def _plan_by_trace(self) -> None:
+        if self.settings.whole_units:
             self._set_plan(
                 make_plan(self.parameters, self.settings.watch, model=self._model, whole_units=True, trace=self._trace)
             )
-        if self.stopped_through >= 0:  # resumed before the first forward pass
-            self._stop(self.stopped_through)
 
     def _warn_if_never_fires(self) -> None:
         watched = {id(self.parameters[n]) for unit in self.plan.units for n in unit.watched}
@@ -294,9 +318,7 @@ class GradientSkip:
 
     def _stopped_numbers(self, through: int) -> set[int]:
         numbers = set(self.plan.order[: through + 1])
-        if numbers and not self.settings.prefix_autograd and self._trace is not None:
-            numbers |= self._trace.left_upstream(numbers)
-        return numbers
+        return numbers | self._left if numbers else numbers
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -314,6 +336,9 @@ class GradientSkip:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         machine = self.machine
+        if self._inside and _is_nested(optimizer):
+            return  # a step that calls its base class's step, which torch hooks as well
+        self._inside = True
         found_inf = optimizer.__dict__.get("found_inf")  # a fused optimizer gets it from GradScaler for each step
         if found_inf is None and not self._busy and machine.iteration < self._due:  # count and go
             machine.iteration += 1
@@ -328,6 +353,11 @@ class GradientSkip:
             if self._expected and not _has_closure(args, kwargs):
                 self._tell_lost_gradients()
         if self._signal.every_step:
+            if _has_closure(args, kwargs):
+                raise RuntimeError(
+                    f"CAC_RULE={self.settings.mode} looks at gradients before the step and a closure makes them in it: "
+                    "call backward() before step(), without a closure"
+                )
             units = [unit for unit in self.plan.units if unit.end > self.stopped_through]
             self._signal.observe(units, getattr(self.optimizer, "grad_scale", None), found_inf)
         if found_inf is not None and self._skipped(found_inf):
@@ -450,13 +480,24 @@ class GradientSkip:
         self._busy = True
         self.optimizer.param_groups = split_groups(groups, lambda p: factor_at.get(id(p)), bases)
 
-    def _after_step(self, *_: Any) -> None:
+    def _make_whole(self) -> None:
+        """Put split groups together."""
+        if self._whole_groups is not None:
+            self.optimizer.param_groups, self._whole_groups = self._whole_groups, None
+
+    def _after_torchs_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._step_plan is None:
+            self._inside = False
+        elif not _is_nested(optimizer):
+            self._inside = False
+            self._after_step()
+
+    def _after_step(self) -> None:
         plan = self._step_plan
         if plan is None:
             return
         self._step_plan = None
-        if self._whole_groups is not None:
-            self.optimizer.param_groups, self._whole_groups = self._whole_groups, None
+        self._make_whole()
         if self._moved_back is not None:
             self._moved_back.scale()
             self._moved_back = None
@@ -471,12 +512,13 @@ class GradientSkip:
 
     def _stop(self, through: int) -> None:
         stopped = self._stopped_numbers(through)
+        if stopped and not self.settings.prefix_autograd and self._trace is not None:
+            self._left |= self._trace.left_upstream(stopped)
+            stopped |= self._left
         keep = None
-        if not self.settings.reference and not any(
-            trains for number, trains in enumerate(self._trains) if number not in stopped
-        ):
+        if not self.settings.reference and not self._trains_beside(stopped):
             # A loss that needs no gradient at all raises in backward(), and GradScaler wants to see one.
-            keep = max((n for n in stopped if self._trains[n]), key=self.plan.order.index, default=None)
+            keep = max((n for n in stopped if self._trains(n)), key=self.plan.order.index, default=None)
         for number in sorted(stopped):
             parameter = self.parameters[number]
             if number == keep:
@@ -487,14 +529,16 @@ class GradientSkip:
             if not self.settings.reference:
                 parameter.grad = None
                 self.optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
-        still = stopped | {number for number, trains in enumerate(self._trains) if not trains}
-        self._prefix.stop(still, self._trace, cut=keep is None)
+        frozen = {n for n in range(len(self.parameters)) if n not in stopped and not self._trains(n)}
+        self._prefix.stop(stopped, frozen, self._trace, cut=keep is None)
         for told in self.on_stop:
             told()
 
+    def _trains_beside(self, stopped: set[int]) -> bool:
+        return any(self._trains(n) for n in range(len(self.parameters)) if n not in stopped)
+
     def _tell_what_is_left(self) -> None:
-        stopped = set(self.stopped)
-        if not any(trains for number, trains in enumerate(self._trains) if number not in stopped):
+        if not self._trains_beside(set(self.stopped)):
             self._warn_once("all", "every parameter of this optimizer is stopped: training goes on with nothing to do")
         left = self.left_upstream()
         if left:
@@ -539,6 +583,14 @@ class GradientSkip:
             parameter = self.parameters[number]
             if parameter.grad is not None:
                 parameter.grad = None
+            if parameter.requires_grad and number in self._ours:
+                parameter.requires_grad_(False)
+                self._warn_once(
+                    "woken",
+                    f"requires_grad of {self._name(number)}, which has stopped, was switched on again: it is stopped "
+                    "in every step anew, but its gradient is computed in between. Switch only what trains "
+                    "(optimizer.gradskip.stopped)",
+                )
 
     # --- inputs for plasticity --------------------------------------------------------------------------------------
 
@@ -556,7 +608,10 @@ class GradientSkip:
             "events": [asdict(event) for event in self.events],
             "decision_lrs": list(self._decision_lrs),
             "signal": self._signal.state_dict(),
-            "trains": list(self._trains),
+            "mode": self.settings.mode,
+            "trains": [self._trains(number) for number in range(len(self.parameters))],
+            "left": sorted(self._left),
+            "trace": None if self._trace is None else self._trace.state_dict(),
             "order": list(self.plan.order),
             "units": [[unit.number, list(unit.watched), unit.end] for unit in self.plan.units],
         }
@@ -572,8 +627,19 @@ class GradientSkip:
                 f"the state to load is of {len(state['order'])} parameters, but this optimizer has "
                 f"{len(self.parameters)}: load it into the model that it was saved from"
             )
+        self._forget_step()
         self._skipped_on_device = None
-        self._trains = [bool(trains) for trains in state["trains"]]
+        if state["trace"] is not None:
+            self._trace = ModelTrace.from_state(state["trace"])
+            self._forward_hook.remove()  # a run that is resumed has been seen
+        for number, parameter in enumerate(self.parameters):
+            # Also into a model that is partly stopped: what the saved run trained trains again, and what the user has
+            # frozen since this optimizer was built stays frozen.
+            ours = number in self._ours or (number in self._off_at_first and state["trains"][number])
+            if ours and not parameter.requires_grad:
+                parameter.requires_grad_(True)
+        self._ours, self._held = set(), None
+        self._left = set(state["left"])
         self._set_plan(
             LayerPlan(
                 order=tuple(state["order"]),
@@ -581,22 +647,33 @@ class GradientSkip:
                 whole_units=self.settings.whole_units,
             )
         )
-        self.machine.load_state_dict(state["machine"])
-        self._signal.load_state_dict(state["signal"])
+        if state["machine"]["iteration"] == 0 and self._trace is not None:
+            self._plan_by_trace()  # the state is older than the trace
+        same = state["mode"] == self.settings.mode
+        fresh_rule = self.machine.rule.state_dict()
+        self.machine.load_state_dict({**state["machine"], "rule": state["machine"]["rule"] if same else fresh_rule})
+        if same:
+            self._signal.load_state_dict(state["signal"])
+        elif state["mode"] != "off":
+            self._warn_once(
+                "mode",
+                f"the state is of rule {state['mode']} and the settings ask for {self.settings.mode}: iterations and "
+                "stops go on, the rule begins anew",
+            )
         self.events = [StopEvent(**event) for event in state["events"]]
         self._decision_lrs = list(state["decision_lrs"])
-        stopped = set(self.stopped)
-        for number, parameter in enumerate(self.parameters):
-            # Also into a model that is partly stopped: what the saved run trained at this point trains again.
-            if number not in stopped and self._trains[number] and not parameter.requires_grad:
-                parameter.requires_grad_(True)
-        self._ours &= stopped
-        self._held = None
         self._prefix.release()
         self._stop(self.stopped_through)
         self._refresh()
 
+    def _forget_step(self) -> None:
+        """Of a step that raised half-way nothing is left to do."""
+        self._make_whole()
+        self._step_plan, self._moved_back, self._inside = None, None, False
+        self._expected = set()
+
     def _remember(self, state: dict[str, Any]) -> None:
+        self._forget_step()
         self._pending = state.get(STATE_KEY)
 
     def _load_pending(self) -> None:
@@ -604,6 +681,17 @@ class GradientSkip:
         if self._pending is not None:
             self.load_state_dict(self._pending)
         self._pending = None
+
+
+def _is_nested(optimizer: Optimizer) -> bool:
+    """Whether more than one of torch's wrappers of `step` is at work on this optimizer, one inside the other."""
+    frame: Any = sys._getframe(1)
+    wrappers = 0
+    while frame is not None and wrappers < 2:
+        if frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer:
+            wrappers += 1
+        frame = frame.f_back
+    return wrappers > 1
 
 
 def _plain(lr: Any) -> Any:

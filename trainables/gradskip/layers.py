@@ -162,7 +162,8 @@ def _watched_layers(
     taken: set[int] = set()
     if classes:
         for module in _outermost(classes, model):
-            members = tuple(sorted(number_of[id(p)] for p in module.parameters() if id(p) in number_of))
+            numbers = {number_of[id(p)] for p in module.parameters() if id(p) in number_of}
+            members = tuple(sorted(numbers - taken))  # a shared parameter belongs to the first that has it
             weights = tuple(m for m in members if parameters[m].dim() >= 2) or members
             if members:
                 found.append((weights, members))
@@ -185,7 +186,8 @@ def _outermost(classes: Sequence[str], model: nn.Module | None) -> list[nn.Modul
     def visit(module: nn.Module) -> None:
         for child in module.children():
             if type(child).__name__ in classes:
-                found.append(child)
+                if not any(child is other for other in found):
+                    found.append(child)
             else:
                 visit(child)
 

@@ -16,8 +16,13 @@ def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
     """Forward hook: nothing behind this module's output is kept for a backward pass."""
     if isinstance(output, Tensor):
         return output.detach()
+    if isinstance(output, nn.utils.rnn.PackedSequence):
+        return output._replace(data=output.data.detach())
+    if isinstance(output, dict):
+        return type(output)({key: detach_output(_module, _args, part) for key, part in output.items()})
     if isinstance(output, (tuple, list)):
-        return type(output)(detach_output(_module, _args, part) for part in output)
+        parts = [detach_output(_module, _args, part) for part in output]
+        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
     return output
 
 
@@ -37,34 +42,36 @@ class PrefixModules:
 
     def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
         number_of = {id(p): number for number, p in enumerate(parameters)}
-        self._model = model
         self._hold = settings.norm_statistics == "hold"
         self._detach = not settings.prefix_autograd
         #: Modules to treat, with the numbers of the parameters that they own themselves.
-        self._members: list[tuple[nn.Module, frozenset[int]]] = []
+        self._members: list[tuple[str, nn.Module, frozenset[int]]] = []
         if model is not None and (self._hold or self._detach):
-            for module in model.modules():
-                own = [p for p in module._parameters.values() if p is not None]
+            for name, module in model.named_modules():
+                # All parameters below it: a module that owns one and has children is stopped when these are, too.
+                own = list(module.parameters())
                 if (own or _is_norm(module)) and all(id(p) in number_of for p in own):
-                    self._members.append((module, frozenset(number_of[id(p)] for p in own)))
-        self._held: dict[nn.Module, RemovableHandle] = {}
+                    self._members.append((name, module, frozenset(number_of[id(p)] for p in own)))
+        self._held: dict[nn.Module, tuple[RemovableHandle, bool]] = {}
         self._cut: dict[nn.Module, RemovableHandle] = {}
 
-    def stop(self, still: set[int], trace: ModelTrace | None, *, cut: bool = True) -> None:
+    def stop(self, stopped: set[int], frozen: set[int], trace: ModelTrace | None, *, cut: bool = True) -> None:
         """Treat the modules of the prefix.
 
         Args:
-            still: numbers of the parameters that do not train.
+            stopped: numbers of the stopped parameters.
+            frozen: of those that the user does not train; a gradient may have to pass through them.
             trace: what lies before a module; None: its own parameters decide.
             cut: whether outputs may be detached; not where a gradient must reach the last parameter still.
         """
-        for module, own in self._members:
-            before = set() if trace is None else numbers_of(trace.before.get(module, 0))
-            if not own <= still or not (own or before):
-                continue
-            if self._hold and _is_norm(module) and module not in self._held and before <= still:
-                self._held[module] = module.register_forward_pre_hook(normalise_as_in_evaluation)
-            if self._detach and cut and own and module not in self._cut:
+        still = stopped | frozen
+        for name, module, own in self._members:
+            before = set() if trace is None else numbers_of(trace.before.get(name, 0))
+            quiet = own | before <= still and bool((own | before) & stopped)
+            if self._hold and quiet and _is_norm(module) and module not in self._held:
+                hook = module.register_forward_pre_hook(normalise_as_in_evaluation)
+                self._held[module] = (hook, module.training)
+            if self._detach and cut and own and own <= stopped and module not in self._cut:
                 self._cut[module] = module.register_forward_hook(detach_output)
         if not cut:
             self._uncut()
@@ -76,9 +83,9 @@ class PrefixModules:
 
     def release(self) -> None:
         """Undo everything, before another state is taken."""
-        for module, handle in self._held.items():
+        for module, (handle, training) in self._held.items():
             handle.remove()
-            module.training = self._model is None or self._model.training
+            module.training = training
         self._held.clear()
         self._uncut()
 

@@ -36,14 +36,16 @@ class Recorder:
         self.every = every
         self._gradskip = gradskip
         self._pending: list[tuple[int, list[int], Tensor]] = []
-        self._written: Any = None  # the table so far
+        self._last = -1
+        self._written: Any = self._earlier()  # the table so far
         self._hook = optimizer.register_step_pre_hook(self._before_step)
 
     def _before_step(self, *_: Any) -> None:
         # This hook runs after the optimizer's own, which has counted the step already; of steps that GradScaler let a
         # fused optimizer skip, both counts know only at the next decision.
         iteration = self._gradskip.machine.iteration - 1
-        if iteration % self.every == 0 and (not self._pending or self._pending[-1][0] != iteration):
+        if iteration % self.every == 0 and iteration > self._last:
+            self._last = iteration
             units = self._gradskip.plan.units
             if units:
                 values = [variance([self._gradskip.parameters[n] for n in unit.watched]) for unit in units]
@@ -52,6 +54,18 @@ class Recorder:
                 written = 0 if self._written is None else self._written.num_rows
                 if len(self._pending) * len(units) >= max(ROWS_BETWEEN_WRITES, written // 10):
                     self.write()
+
+    def _earlier(self) -> Any:
+        """What a run that is now resumed has recorded up to here."""
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        begun = self._gradskip.iteration
+        if begun == 0 or not self.path.exists():
+            return None
+        table = pq.read_table(self.path)
+        table = table.set_column(2, "name", table["name"].cast("string"))
+        return table.filter(pc.less(table["iteration"], begun))
 
     def write(self) -> None:
         """Write everything so far; a reader never sees half a file."""
@@ -100,7 +114,8 @@ def record(optimizer: Optimizer, path: str | os.PathLike[str] = "variances.parqu
     Args:
         optimizer: with Gradient-Skip.
         path: the Parquet file: iteration (int64), layer (int64, its number), name, variance (float64). Layers that
-            have stopped are recorded on, with the variance that they stopped at.
+            have stopped are recorded on, with the variance that they stopped at. A file that is there is continued by
+            a resumed run, up to whose iteration its rows are kept, and replaced by a new one.
         every: iterations from one measurement to the next, >= 1. One measurement of ResNet-50's 53 convolutions costs
             about as much as two of its fused optimizer steps on a CPU (`benchmarks/step_overhead.py`).
 

@@ -175,20 +175,28 @@ class PlasticitySignal:
     def measure(self, units: Sequence[Unit]) -> Tensor:
         if self._reference is None:
             return torch.full((len(units),), torch.nan, device=self._parameters[0].device)
-        modules = [self._owner(self._parameters[unit.watched[0]]) for unit in units]
-        return torch.stack(
-            [similarity_distance(self._output(m, None), self._output(m, self._reference)) for m in modules]
-        )
+        return torch.stack([self._moved(self._parameters[unit.watched[0]]) for unit in units])
+
+    def _moved(self, weight: Tensor) -> Tensor:
+        # A layer whose parent uses its weights without calling it (attention) is judged by its parent's output.
+        modules = dict(self._model.named_modules())
+        owners = [n for n, m in modules.items() if any(p is weight for p in m._parameters.values())]
+        name = owners[0]
+        while True:
+            now = self._output(modules[name], None)
+            if now is not None:
+                before = self._output(modules[name], self._reference)
+                assert before is not None
+                return similarity_distance(now, before)
+            name = name.rpartition(".")[0]
 
     def measured(self) -> None:
         state = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         self._reference = {name: value.detach().clone() for name, value in state.items()}
         self.inputs = None
 
-    def _owner(self, parameter: Tensor) -> nn.Module:
-        return next(m for m in self._model.modules() if any(p is parameter for p in m._parameters.values()))
-
-    def _output(self, module: nn.Module, state: dict[str, Tensor] | None) -> Tensor:
+    def _output(self, module: nn.Module, state: dict[str, Tensor] | None) -> Tensor | None:
+        """The module's first output on the step's inputs; None if it is never called."""
         if self.inputs is None:
             raise RuntimeError(
                 "CAC_RULE=plasticity saw no inputs of a training step: give the model that is called, compiled or "
@@ -215,7 +223,7 @@ class PlasticitySignal:
             handle.remove()
             for each, mode in training:
                 each.training = mode
-        raise RuntimeError("CAC_RULE=plasticity: the layer to measure was not called in the forward pass")
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         return {"reference": self._reference}

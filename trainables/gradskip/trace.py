@@ -8,11 +8,13 @@ Sets of parameters are bit masks: bit n stands for parameter n.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -26,8 +28,25 @@ class ModelTrace:
     """When the module that owns the parameter was called first, from 0; ascending in execution order."""
     upstream: tuple[int, ...]
     """Mask of the parameters that the owner's input depends on: their gradients come through the owner."""
-    before: Mapping[nn.Module, int] = field(default_factory=dict)
-    """The same mask by module, for every module that was called."""
+    before: Mapping[str, int] = field(default_factory=dict)
+    """The same mask by the name of a module, for every module that was called."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain types; masks as hexadecimal text, for they have a bit a parameter."""
+        return {
+            "ranks": list(self.ranks),
+            "upstream": [hex(mask) for mask in self.upstream],
+            "before": {name: hex(mask) for name, mask in self.before.items()},
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> ModelTrace:
+        """The trace that `state_dict` gave."""
+        return cls(
+            ranks=tuple(state["ranks"]),
+            upstream=tuple(int(mask, 16) for mask in state["upstream"]),
+            before={name: int(mask, 16) for name, mask in state["before"].items()},
+        )
 
     def left_upstream(self, stopped: set[int]) -> set[int]:
         """Numbers of parameters outside ``stopped`` whose gradients pass through a stopped layer."""
@@ -75,7 +94,7 @@ def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callabl
             if number is not None:
                 ranks[number] = min(ranks[number], place[0])
                 upstream[number] |= place[1] & ~(1 << number)
-    before_modules = {m: calls[id(m)][1] for m in model.modules() if id(m) in calls}
+    before_modules = {name: calls[id(m)][1] for name, m in model.named_modules() if id(m) in calls}
     return ModelTrace(ranks=tuple(ranks), upstream=tuple(upstream), before=before_modules)
 
 
@@ -136,7 +155,10 @@ class _GraphMasks:
 def _untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
     """All parameters need a gradient inside; flags, buffers and random generators are put back."""
     flags = [p.requires_grad for p in parameters]
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    buffers = [
+        (m, name, b, b.detach().clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None
+    ]
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()
     devices = sorted({p.device.index or 0 for p in parameters if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices):
@@ -147,9 +169,24 @@ def _untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]
     finally:
         for parameter, flag in zip(parameters, flags, strict=True):
             parameter.requires_grad_(flag)
+        random.setstate(python_state)
+        numpy.random.set_state(numpy_state)
         with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer  # a forward pass may have put another one in its place
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+
+def copied(value: Any) -> Any:
+    """The value with its tensors cloned, so that a model that changes its inputs in place changes a copy."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: copied(part) for key, part in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(copied(part) for part in value)
+    return value
 
 
 class ForwardHook:

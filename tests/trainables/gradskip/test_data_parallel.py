@@ -20,7 +20,7 @@ WORKER = Path(parallel_worker.__file__)
 
 #: Stops that each case comes to.
 CASES = {
-    "auto": 3, "braking": 2, "whole": 2, "accumulating": 2, "norms": None, "sharded-auto": 3, "sharded-braking": 2,
+    "auto": 3, "braking": 2, "whole": 3, "accumulating": 2, "norms": None, "sharded-auto": 3, "sharded-braking": 2,
     "sharded-norms": None,
 }  # fmt: skip
 

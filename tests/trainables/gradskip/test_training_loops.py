@@ -282,7 +282,7 @@ class TestCompile:
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
     def test_more_stops_than_recompilations_are_told(self) -> None:
-        model = nn.Sequential(*[nn.Conv2d(1, 1, 1) for _ in range(5)])
+        model = nn.Sequential(*[nn.Conv2d(2, 2, 1) for _ in range(5)])
         compiled = torch.compile(model, backend="eager")
         with pytest.warns(UserWarning, match=r"5 layers may stop one by one.*recompile_limit is 8"):
             SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=Settings(), model=compiled)  # type: ignore[arg-type]

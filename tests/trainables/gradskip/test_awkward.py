@@ -1,0 +1,229 @@
+"""Models and loops off the beaten path: frozen layers, parameters of containers, toggles, steps that raise."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from conv_models import conv_batches, conv_model
+from loops import DecayInside, equal, train, weights
+from torch import Tensor, nn
+
+from trainables.gradskip import SGD, ForwardCache, Settings, record, wrap
+
+MANUAL = Settings(stop_layer_num=(3,), stop_layer_itr=(2,))
+EAGER = {"start_itr": 0, "samples": 2, "start_thr": 1.0, "slope_thr": 1.0, "mt_thr": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_a_gradient_passes_through_what_the_user_has_frozen() -> None:
+    """A stops, B trains, M is frozen, C trains: without autograd in the prefix B must get its gradient still."""
+    model = nn.Sequential(*[nn.Linear(3, 3, bias=False) for _ in range(4)])
+    model[2].weight.requires_grad_(False)
+    settings = Settings(stop_layer_num=(0,), stop_layer_itr=(0,), prefix_autograd=False, watch=("linear",))
+    optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    assert [p.grad is not None for p in model.parameters()] == [False, True, False, True]
+
+
+def test_a_container_with_a_parameter_of_its_own_is_not_cut_before_its_children_stop() -> None:
+    class WithToken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Parameter(torch.ones(3))
+            self.body, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x + self.token))
+
+    model = WithToken()
+    settings = Settings(stop_layer_num=(0,), stop_layer_itr=(0,), prefix_autograd=False, watch=("linear",))
+    optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    assert [p.grad is not None for p in model.parameters()] == [False] + [True] * 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(**EAGER),  # type: ignore[arg-type]
+        Settings(rule="gradient_norm", rule_interval=2, rule_percentile=80),
+        Settings(rule="plasticity", rule_interval=1, rule_window=2, rule_tolerance=0.9),
+    ],
+    ids=lambda settings: settings.mode,
+)
+def test_a_frozen_first_layer_does_not_hold_the_rule_up(settings: Settings) -> None:
+    model = conv_model()
+    model[0].weight.requires_grad_(False)  # type: ignore[index]
+    optimizer = SGD(model.parameters(), lr=0.02, weight_decay=2.0, settings=settings, model=model)
+    train(model, optimizer, 16)
+    assert optimizer.gradskip.events
+    assert 0 not in [event.layer for event in optimizer.gradskip.events]
+
+
+def test_what_the_user_freezes_later_stays_frozen_through_a_load() -> None:
+    model = conv_model()
+    optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL)
+    state = copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, 4)
+    list(model.parameters())[7].requires_grad_(False)
+    optimizer.load_state_dict(state)
+    assert [p.requires_grad for p in model.parameters()] == [n != 7 for n in range(11)]
+
+
+def test_a_step_that_calls_its_base_class_is_one_step() -> None:
+    torch.optim.AdamW([nn.Parameter(torch.zeros(1))])  # torch hooks a class's step when one is first built
+
+    class Own(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    for parent_first in (False, True):
+        model = conv_model()
+        settings = Settings(stop_layer_num=(3,), stop_layer_itr=(2,), braking_distance=3)
+        optimizer: Any = wrap(Own(model.parameters(), lr=0.01), settings)
+        history = [weights(model)[0]]
+        train(model, optimizer, 8, each=lambda _, m=model, h=history: h.append(weights(m)[0]))  # type: ignore[misc]
+        assert optimizer.gradskip.iteration == 8, parent_first
+        # Steps 2 and 3 brake, step 4 multiplies by 0.
+        assert [not torch.equal(a, b) for a, b in zip(history, history[1:], strict=False)] == [True] * 4 + [False] * 4
+
+
+@pytest.mark.parametrize("kind", ["linear in lr", "moved back"])
+def test_after_a_step_that_raised_while_braking_everything_is_whole(kind: str) -> None:
+    model = conv_model()
+    settings = Settings(stop_layer_num=(3,), stop_layer_itr=(1,), braking_distance=4)
+    optimizer: Any = (
+        SGD(model.parameters(), lr=0.1, settings=settings)
+        if kind == "linear in lr"
+        else wrap(DecayInside(model.parameters()), settings)
+    )
+    train(model, optimizer, 1)
+    early = copy.deepcopy(optimizer.state_dict())
+
+    def failing() -> Any:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step(failing)
+    assert len(optimizer.state_dict()["param_groups"]) == 1
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step(failing)
+    optimizer.load_state_dict(early)
+    assert (optimizer.gradskip.iteration, len(optimizer.param_groups)) == (1, 1)
+    optimizer.zero_grad()
+    before = weights(model)
+    optimizer.step()
+    assert equal(before, weights(model))
+
+
+def test_looking_at_the_model_changes_nothing_of_its_first_step() -> None:
+    class Mutating(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = conv_model()
+            self.register_buffer("average", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x.mul_(2)
+            self.average = 0.5 * self.average + 0.5 * x.detach().mean()  # another object
+            return self.inner(x + random.random())
+
+    results = []
+    for given in (False, True):
+        random.seed(0)
+        model = Mutating()
+        optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL, model=model if given else None)
+        train(model, optimizer, 1)
+        results.append([*weights(model), *(b.clone() for b in model.buffers()), torch.tensor(random.random())])
+    assert equal(*results)
+
+
+def test_a_toggle_of_requires_grad_does_not_move_a_stopped_layer() -> None:
+    model = conv_model()
+    optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL)
+    train(model, optimizer, 4)
+    before = weights(model)[:4]
+    with pytest.warns(UserWarning, match="requires_grad of parameter 0, which has stopped, was switched on again"):
+        train(model, optimizer, 1, start=4) if model.requires_grad_(True) else None
+    assert equal(before, weights(model)[:4])
+    assert not any(p.requires_grad for p in list(model.parameters())[:4])
+
+
+def test_gradient_norm_with_a_closure_is_refused() -> None:
+    model = conv_model()
+    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(rule="gradient_norm"))
+    with pytest.raises(RuntimeError, match="looks at gradients before the step and a closure makes them in it"):
+        optimizer.step(lambda: 0.0)
+
+
+def test_a_state_of_another_rule_keeps_its_stops_and_begins_the_rule_anew() -> None:
+    model = conv_model()
+    optimizer = SGD(model.parameters(), lr=0.1, settings=MANUAL)
+    train(model, optimizer, 4)
+    other = conv_model()
+    settings = Settings(**EAGER)  # type: ignore[arg-type]
+    resumed = SGD(other.parameters(), lr=0.02, weight_decay=2.0, settings=settings)
+    with pytest.warns(UserWarning, match="the state is of rule manual and the settings ask for auto"):
+        resumed.load_state_dict(optimizer.state_dict())
+    assert (resumed.gradskip.iteration, resumed.gradskip.stopped_through) == (4, 3)
+
+
+@pytest.mark.parametrize("hold", ["go_on", "hold"])
+@pytest.mark.parametrize("prefix_autograd", [True, False])
+def test_a_resumed_run_has_been_seen_already(hold: str, prefix_autograd: bool) -> None:
+    """Loaded before its first forward pass, also inside a forward cache, it is the run that went on."""
+    settings = Settings(stop_layer_num=(4,), stop_layer_itr=(2,), norm_statistics=hold, prefix_autograd=prefix_autograd)
+
+    def build() -> tuple[nn.Module, SGD]:
+        model = conv_model()
+        return model, SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+
+    whole, whole_optimizer = build()
+    train(whole, whole_optimizer, 4)
+    resumed, optimizer = build()
+    resumed.load_state_dict(whole.state_dict())
+    optimizer.load_state_dict(copy.deepcopy(whole_optimizer.state_dict()))
+    train(whole, whole_optimizer, 3, start=4)
+    with ForwardCache(resumed, samples=6, budget_bytes=0) as cache:
+        for x, y in list(conv_batches(7))[4:]:
+            optimizer.zero_grad()
+            with cache.batch(torch.arange(6)) if hold == "hold" else warnings.catch_warnings():
+                loss = nn.functional.cross_entropy(resumed(x), y)
+            loss.backward()
+            optimizer.step()
+    assert equal(weights(whole), weights(resumed))
+    assert all(torch.equal(a, b) for a, b in zip(whole.buffers(), resumed.buffers(), strict=True))
+
+
+def test_a_resumed_trace_is_continued(tmp_path: Path) -> None:
+    path = tmp_path / "v.parquet"
+    model = conv_model()
+    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(start_itr=10**6))
+    with record(optimizer, path, every=1):
+        train(model, optimizer, 3)
+        state = copy.deepcopy(optimizer.state_dict())
+        train(model, optimizer, 2, start=3)  # lost in the crash
+    resumed = SGD(conv_model().parameters(), lr=0.1, settings=Settings(start_itr=10**6))
+    resumed.load_state_dict(state)
+    with record(resumed, path, every=1):
+        resumed.step()
+    assert pd.read_parquet(path)["iteration"].tolist() == [i for i in range(4) for _ in range(3)]
