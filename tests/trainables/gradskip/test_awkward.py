@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def test_a_step_that_calls_its_base_class_is_one_step() -> None:
         train(model, optimizer, 8, each=lambda _, m=model, h=history: h.append(weights(m)[0]))  # type: ignore[misc]
         assert optimizer.gradskip.iteration == 8, parent_first
         # Steps 2 and 3 brake, step 4 multiplies by 0.
-        assert [not torch.equal(a, b) for a, b in zip(history, history[1:], strict=False)] == [True] * 4 + [False] * 4
+        assert [not torch.equal(a, b) for a, b in pairwise(history)] == [True] * 4 + [False] * 4
 
 
 @pytest.mark.parametrize("kind", ["linear in lr", "moved back"])
