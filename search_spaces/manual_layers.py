@@ -1,7 +1,7 @@
 """Gradient-Skip in manual mode: how many stops, through which layers, at which iterations.
 
-The layers are the workload's own: the ends of its units, without one that would leave nothing to train. Stops are asked for one by one and
-then brought in order, so that every answer is a valid pair of ascending lists.
+The layers are the workload's own: the ends of its units, without one that would leave nothing to train. Stops are
+asked for one by one and then brought in order, so that every answer is a valid pair of ascending lists.
 """
 
 from __future__ import annotations
