@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from trainables.gradskip.settings import RULES, VARIABLES, Settings
 
 if TYPE_CHECKING:
-    from trainables.gradskip.controller import GradientSkip, StopEvent
+    from trainables.gradskip.blueprint import StopEvent
+    from trainables.gradskip.controller import GradientSkip
     from trainables.gradskip.data_parallel import DistributedDataParallel
     from trainables.gradskip.forward_cache import ForwardCache
     from trainables.gradskip.optimizers import SGD, Adam, AdamW, wrap
@@ -42,7 +43,7 @@ _HOMES = {
     "AdamW": "optimizers",
     "wrap": "optimizers",
     "GradientSkip": "controller",
-    "StopEvent": "controller",
+    "StopEvent": "blueprint",
     "DistributedDataParallel": "data_parallel",
     "ForwardCache": "forward_cache",
     "Recorder": "recording",

@@ -11,7 +11,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainables.errors import UserError
+from trainables.gradskip.blueprint import Blueprint, LayerPlan, StopEvent, Unit
 from trainables.gradskip.checks import never_fires
-from trainables.gradskip.choice import make_rule
-from trainables.gradskip.layers import LayerPlan, Unit, make_plan, numbered, unwrap
-from trainables.gradskip.machine import SkipMachine, StepPlan
+from trainables.gradskip.layers import make_plan, numbered, unwrap
+from trainables.gradskip.machine import StepPlan
 from trainables.gradskip.prefix import PrefixModules
 from trainables.gradskip.scaling import MovedBack, is_linear_in_lr, split_groups
 from trainables.gradskip.settings import RULES, Settings
@@ -31,22 +31,6 @@ from trainables.gradskip.trace import ForwardHook, ModelTrace, copied, trace_mod
 
 #: The key under which an optimizer's ``state_dict()`` carries the rule's state.
 STATE_KEY = "gradskip"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopEvent:
-    """One stop decision."""
-
-    iteration: int
-    """Optimizer steps before the one that decided, from 0."""
-    layer: int
-    """The layer's number; it and everything before it stop."""
-    name: str | None
-    """The parameter's name, where a model or named parameters were given."""
-    ratio: float | None
-    """What the threshold was compared with, such as weight variance over its peak; None where nothing is measured."""
-    rule: str
-    """``start``, ``mountain``, ``slope``, ``manual``, or the name of another rule."""
 
 
 class GradientSkip:
@@ -169,18 +153,13 @@ class GradientSkip:
         stoppable = plan.units if settings.reference else plan.without_last(self._trains)
         self._stoppable = len(stoppable)
         self._unit_at: dict[int, Unit] = {unit.end: unit for unit in plan.units}
-        manual = None
-        if settings.stop_layer_num is not None:
-            manual = [plan.position_of_stop(number) for number in settings.stop_layer_num]
-        double = any(p.dtype == torch.float64 for p in self.parameters)
-        rule = make_rule(
-            settings,
-            [unit.end for unit in plan.units],
+        self.blueprint = Blueprint(
+            plan=plan,
             stoppable=len(stoppable),
-            manual=manual,
-            single_precision=not double,
+            names=None if self.names is None else tuple(self.names),
+            single_precision=not any(p.dtype == torch.float64 for p in self.parameters),
         )
-        self.machine = SkipMachine(settings, rule)
+        self.machine = self.blueprint.machine(settings)
         self._signal = self._make_signal()
         self._refresh()
 
@@ -388,24 +367,9 @@ class GradientSkip:
     def _record(self, iteration: int, plan: StepPlan) -> None:
         decision = plan.decision
         assert decision is not None
-        number = self._number_of_decision(decision.layer, decision.rule)
-        self.events.append(
-            StopEvent(
-                iteration=iteration,
-                layer=number,
-                name=None if self.names is None else self.names[number],
-                ratio=decision.ratio,
-                rule=decision.rule,
-            )
-        )
+        done = sum(event.rule == "manual" for event in self.events)
+        self.events.append(self.blueprint.event(iteration, decision, self.settings, done))
         self._decision_lrs = [_plain(group["lr"]) for group in self.optimizer.param_groups if "lr" in group]
-
-    def _number_of_decision(self, position: int, rule: str) -> int:
-        if rule == "manual":
-            assert self.settings.stop_layer_num is not None
-            done = sum(event.rule == "manual" for event in self.events)
-            return self.settings.stop_layer_num[done]
-        return self._unit_at[position].number
 
     def _signal_of(self, position: int) -> float:
         if position not in self._measured:

@@ -7,50 +7,14 @@ stop in execution order. Rules and machine speak positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from trainables.errors import UserError, unknown_name
+from trainables.gradskip.blueprint import LayerPlan, Unit
 from trainables.gradskip.trace import ModelTrace
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """A watched layer and where the stop that it brings ends."""
-
-    number: int
-    """The layer's number: of its (first) watched parameter."""
-    watched: tuple[int, ...]
-    """Numbers of the weights that the rule looks at: one, or a block's weights together."""
-    end: int
-    """Position of the last parameter that stops with it; everything before stops too."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerPlan:
-    """What stops with what."""
-
-    order: tuple[int, ...]
-    """Position to number; a permutation of 0..P-1."""
-    units: tuple[Unit, ...]
-    """Watched layers by ascending `Unit.end`."""
-    whole_units: bool = False
-    """Whether a manual stop takes the whole unit that its layer is in."""
-
-    def position_of_stop(self, number: int) -> int:
-        """Position through which a manual stop of this number reaches."""
-        position = self.order.index(number)
-        if not self.whole_units:
-            return position
-        return next((unit.end for unit in self.units if unit.end >= position), len(self.order) - 1)
-
-    def without_last(self, trains: Callable[[int], bool]) -> tuple[Unit, ...]:
-        """The units that a rule may stop: those that leave a parameter for which ``trains(number)`` holds."""
-        last = max((position for position, number in enumerate(self.order) if trains(number)), default=-1)
-        return tuple(unit for unit in self.units if unit.end < last)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

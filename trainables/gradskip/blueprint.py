@@ -1,0 +1,142 @@
+"""What is watched and what stops with it, and from that the machine that decides. Pure, without torch.
+
+A `Blueprint` is what a model contributes to a rule: with it any settings can be followed over a recorded run without
+building the model again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainables.gradskip.choice import make_rule
+from trainables.gradskip.machine import SkipMachine
+from trainables.gradskip.rules import Decision
+from trainables.gradskip.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A watched layer and where the stop that it brings ends."""
+
+    number: int
+    """The layer's number: of its (first) watched parameter."""
+    watched: tuple[int, ...]
+    """Numbers of the weights that the rule looks at: one, or a block's weights together."""
+    end: int
+    """Position of the last parameter that stops with it; everything before stops too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPlan:
+    """What stops with what."""
+
+    order: tuple[int, ...]
+    """Position to number; a permutation of 0..P-1."""
+    units: tuple[Unit, ...]
+    """Watched layers by ascending `Unit.end`."""
+    whole_units: bool = False
+    """Whether a manual stop takes the whole unit that its layer is in."""
+
+    def position_of_stop(self, number: int) -> int:
+        """Position through which a manual stop of this number reaches."""
+        position = self.order.index(number)
+        if not self.whole_units:
+            return position
+        return next((unit.end for unit in self.units if unit.end >= position), len(self.order) - 1)
+
+    def without_last(self, trains: Callable[[int], bool]) -> tuple[Unit, ...]:
+        """The units that a rule may stop: those that leave a parameter for which ``trains(number)`` holds."""
+        last = max((position for position, number in enumerate(self.order) if trains(number)), default=-1)
+        return tuple(unit for unit in self.units if unit.end < last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopEvent:
+    """One stop decision."""
+
+    iteration: int
+    """Optimizer steps before the one that decided, from 0."""
+    layer: int
+    """The layer's number; it and everything before it stop."""
+    name: str | None
+    """The parameter's name, where a model or named parameters were given."""
+    ratio: float | None
+    """What the threshold was compared with, such as weight variance over its peak; None where nothing is measured."""
+    rule: str
+    """``start``, ``mountain``, ``slope``, ``manual``, or the name of another rule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """What a rule needs to know of a model."""
+
+    plan: LayerPlan
+    """Its layers."""
+    stoppable: int
+    """How many of the plan's units, from the front, a rule may stop."""
+    names: tuple[str, ...] | None
+    """Names of the parameters by number, where known."""
+    single_precision: bool
+    """Whether ratios are compared in float32, as the published code does with float32 weights."""
+
+    def machine(self, settings: Settings) -> SkipMachine:
+        """A machine that has not begun."""
+        manual = None
+        if settings.stop_layer_num is not None:
+            manual = [self.plan.position_of_stop(number) for number in settings.stop_layer_num]
+        rule = make_rule(
+            settings,
+            [unit.end for unit in self.plan.units],
+            stoppable=self.stoppable,
+            manual=manual,
+            single_precision=self.single_precision,
+        )
+        return SkipMachine(settings, rule)
+
+    def event(self, iteration: int, decision: Decision, settings: Settings, manual_done: int) -> StopEvent:
+        """The event of a decision; ``manual_done`` stops of a manual list came before it."""
+        if decision.rule == "manual":
+            assert settings.stop_layer_num is not None
+            number = settings.stop_layer_num[manual_done]
+        else:
+            number = next(unit.number for unit in self.plan.units if unit.end == decision.layer)
+        return StopEvent(
+            iteration=iteration,
+            layer=number,
+            name=None if self.names is None else self.names[number],
+            ratio=decision.ratio,
+            rule=decision.rule,
+        )
+
+    def stopped_numbers(self, through: int) -> tuple[int, ...]:
+        """Numbers of the parameters up to a position, ascending."""
+        return tuple(sorted(self.plan.order[: through + 1]))
+
+    def order_digest(self) -> str:
+        """Empty where parameters stop in numbering order, else a digest of the order."""
+        order = self.plan.order
+        if order == tuple(range(len(order))):
+            return ""
+        return hashlib.sha256(repr(order).encode()).hexdigest()[:12]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Blueprint:
+        """What `to_dict` gave, also by way of JSON."""
+        plan = values["plan"]
+        return cls(
+            plan=LayerPlan(
+                order=tuple(plan["order"]),
+                units=tuple(Unit(number=u["number"], watched=tuple(u["watched"]), end=u["end"]) for u in plan["units"]),
+                whole_units=plan["whole_units"],
+            ),
+            stoppable=values["stoppable"],
+            names=None if values["names"] is None else tuple(values["names"]),
+            single_precision=values["single_precision"],
+        )
