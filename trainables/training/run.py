@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from trainables.gradskip.forward_cache import ForwardCache
 from trainables.metrics import METHOD_DEFAULTS
 from trainables.registry import METHODS, RunFacts
 from trainables.training.cost import CostTable
+from trainables.training.generators import generators_state, set_generators
 from trainables.training.isolation import isolated
 from trainables.training.memory import peak_bytes, reset_peak
+from trainables.training.stopwatch import Stopwatch
 from trainables.training.warm_up import warm_up
 from trainables.workloads import build
 from trainables.workloads.base import Batch
@@ -35,7 +38,8 @@ class TrainingRun:
             while not run.finished:
                 row = run.train_epoch()
 
-    A run that is saved after an epoch and loaded into a new `TrainingRun` of the same config continues bit for bit.
+    `train_epoch` is `begin_epoch`, `train_step` until `epoch_is_trained`, `end_epoch`. A run that is saved at any step
+    and loaded into a new `TrainingRun` of the same config continues bit for bit.
 
     Raises:
         UserError: a CUDA device asked for and not there, a layer number past the model's last parameter, or a
@@ -70,11 +74,16 @@ class TrainingRun:
         warm_up(self.workload, self.model, self.device, config.seed)
         reset_peak(self.device)
         self.epoch = 0
+        """Epochs trained and evaluated."""
+        self._in_epoch = 0  # steps into the epoch
+        self._samples = 0
+        self._loss_sum = torch.zeros((), device=self.device)
+        self._epoch_batches: Iterator[tuple[Batch, Tensor | None]] = iter(())
         self._counts = dict.fromkeys(
             ("step", "forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes",
              "dense_flops", "dense_backward_flops"), 0
         )  # fmt: skip
-        self._train_time_s = 0.0
+        self._train_time = Stopwatch(lambda: self._cost.counting_time_s)
         self._wall_time_before_s = 0.0
         self.row: dict[str, Any] | None = None
         """The last epoch's row; None before the first."""
@@ -114,24 +123,67 @@ class TrainingRun:
         """Whether all epochs are trained."""
         return self.epoch >= self.config.epochs
 
+    @property
+    def step(self) -> int:
+        """Optimizer steps executed, from the run's start."""
+        return self._counts["step"]
+
+    @property
+    def executed_flops(self) -> int:
+        """FLOPs of those steps."""
+        return self._counts["forward_flops"] + self._counts["backward_flops"]
+
     def train_epoch(self) -> dict[str, Any]:
-        """Train one epoch and evaluate; the row of result columns (`trainables.metrics.ROW`).
+        """Train one epoch (what is left of it) and evaluate; the row of result columns (`trainables.metrics.ROW`).
 
         Raises:
             TrainingDiverged: the loss or the accuracy is not finite.
         """
-        counted_before_s = self._cost.counting_time_s
-        begun = time.perf_counter()
+        self.begin_epoch()
+        while not self.epoch_is_trained:
+            self.train_step()
+        return self.end_epoch()
+
+    def begin_epoch(self) -> None:
+        """Make ready for the epoch's next step."""
         self.model.train()
-        loss_sum = torch.zeros((), device=self.device)
-        samples = 0
-        for batch, indices in self._batches():
-            loss_sum += self._step(tuple(t.to(self.device, non_blocking=True) for t in batch), indices) * len(batch[0])
-            samples += len(batch[0])
-        train_loss = float(loss_sum) / samples  # the epoch's only host-device synchronization
-        counting_time_s = self._cost.counting_time_s - counted_before_s
-        self._train_time_s += time.perf_counter() - begun - counting_time_s
+        self._epoch_batches = self._batches()
+        self._train_time.start()
+
+    @property
+    def epoch_is_trained(self) -> bool:
+        """Whether the epoch's last step is done."""
+        return self._in_epoch == self.workload.steps_per_epoch
+
+    def train_step(self) -> None:
+        """One optimizer step."""
+        batch, indices = next(self._epoch_batches)
+        self._loss_sum += self._step(tuple(t.to(self.device, non_blocking=True) for t in batch), indices) * len(
+            batch[0]
+        )
+        self._samples += len(batch[0])
+        self._in_epoch += 1
+
+    @contextmanager
+    def untimed(self) -> Iterator[None]:
+        """For work between steps that is no part of the training time."""
+        self._train_time.pause()
+        try:
+            yield
+        finally:
+            self._train_time.start()
+
+    def end_epoch(self) -> dict[str, Any]:
+        """Evaluate; the epoch's row.
+
+        Raises:
+            TrainingDiverged: the loss or the accuracy is not finite.
+        """
+        train_loss = float(self._loss_sum) / self._samples  # the epoch's only host-device synchronization
+        self._train_time.pause()
         self.epoch += 1
+        self._in_epoch, self._samples = 0, 0
+        self._loss_sum = torch.zeros((), device=self.device)
         if not math.isfinite(train_loss):
             raise TrainingDiverged(f"the training loss is {train_loss} in epoch {self.epoch}")
         self.row = self._row(train_loss)
@@ -140,12 +192,12 @@ class TrainingRun:
         return self.row
 
     def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
-        """The epoch's batches, with the sample numbers where the forward cache needs them."""
-        batches = self.workload.train_batches(self.epoch, self.config.seed)
+        """What is left of the epoch's batches, with the sample numbers where the forward cache needs them."""
+        batches = self.workload.train_batches_from(self.epoch, self.config.seed, self._in_epoch)
         indices = self.workload.train_sample_indices(self.epoch, self.config.seed) if self.forward_cache else None
         if indices is None:
             return ((batch, None) for batch in batches)
-        return zip(batches, indices, strict=True)
+        return zip(batches, islice(indices, self._in_epoch, None), strict=True)
 
     def _step(self, batch: Batch, indices: Tensor | None = None) -> Tensor:
         dense = self._cost.dense_step(batch)
@@ -194,7 +246,7 @@ class TrainingRun:
             "dense_flops": budget,
             "gradient_bytes": counts["gradient_bytes"],
             "optimizer_bytes": counts["optimizer_bytes"],
-            "train_time_s": self._train_time_s,
+            "train_time_s": self._train_time.elapsed_s,
             "wall_time_s": self._wall_time_s(),
             "peak_memory_bytes": peak_bytes(self.device),
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
@@ -210,22 +262,44 @@ class TrainingRun:
     def _wall_time_s(self) -> float:
         return self._wall_time_before_s + time.perf_counter() - self._started
 
-    def save(self, folder: str | Path) -> None:
-        """Write a checkpoint: weights, optimizer and rule, schedule, counts, random generators."""
-        state = {
+    def state_dict(self) -> dict[str, Any]:
+        """The run's whole state at a step's start: weights, optimizer and rule, schedule, counts, generators, place.
+
+        Tensors are the live ones: write or copy the state before the next step.
+        """
+        return {
             "config": self.config.to_dict(),
             "epoch": self.epoch,
+            "in_epoch": self._in_epoch,
+            "samples": self._samples,
+            "loss_sum": self._loss_sum,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "counts": self._counts,
             "row": self.row,
-            "train_time_s": self._train_time_s,
+            "train_time_s": self._train_time.elapsed_s,
             "wall_time_s": self._wall_time_s(),
-            "torch_rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "generators": generators_state(self.device),
         }
-        torch.save(state, Path(folder) / CHECKPOINT_FILE)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state of `state_dict`; which configuration it came from is the caller's to check."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.epoch, self._in_epoch = state["epoch"], state["in_epoch"]
+        self._samples = state["samples"]
+        self._loss_sum = state["loss_sum"].to(self.device)
+        self.row = state["row"]
+        self._counts = dict(state["counts"])
+        self._train_time.elapsed_s = state["train_time_s"]
+        self._wall_time_before_s = state["wall_time_s"]
+        set_generators(state["generators"], self.device)
+
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint."""
+        torch.save(self.state_dict(), Path(folder) / CHECKPOINT_FILE)
 
     def load(self, folder: str | Path) -> None:
         """Continue from a checkpoint of the same config.
@@ -236,14 +310,4 @@ class TrainingRun:
         state = torch.load(Path(folder) / CHECKPOINT_FILE, weights_only=True, map_location=self.device)
         if state["config"] != self.config.to_dict():
             raise UserError(f"the checkpoint in {folder} is of another configuration: {state['config']}")
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.epoch = state["epoch"]
-        self.row = state["row"]
-        self._counts = state["counts"]
-        self._train_time_s = state["train_time_s"]
-        self._wall_time_before_s = state["wall_time_s"]
-        torch.set_rng_state(state["torch_rng"].cpu())
-        if state["cuda_rng"] is not None:
-            torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self.device)
+        self.load_state_dict(state)

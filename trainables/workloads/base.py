@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
@@ -43,6 +46,19 @@ class Workload(ABC):
     @abstractmethod
     def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
         """The epoch's batches on the CPU: a function of the arguments alone, so that a run can resume anywhere."""
+
+    def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
+        """`train_batches` without the first ``start``; override it where batches are expensive to skip."""
+        return islice(self.train_batches(epoch, seed), start, None)
+
+    def fingerprint(self) -> str:
+        """Tells training data and code apart: equal text, equal training. By default the source of the class's module.
+
+        Override it where the data can change while the module stays the same.
+        """
+        module = inspect.getmodule(type(self))
+        source = inspect.getsource(module) if module is not None else type(self).__qualname__
+        return hashlib.sha256(source.encode()).hexdigest()
 
     @property
     def train_samples(self) -> int | None:

@@ -6,6 +6,7 @@ Shapes: N samples; images (N, 1, 16, 16) float32 in [0, 1], enlarged from 8x8; l
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -77,6 +78,13 @@ class Digits(Workload):
         images, labels = _splits()["train"]
         for part in self.train_sample_indices(epoch, seed):
             yield images[part], labels[part]
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(super().fingerprint().encode())
+        for images, labels in _splits().values():
+            digest.update(images.numpy().tobytes())
+            digest.update(labels.numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def train_samples(self) -> int:

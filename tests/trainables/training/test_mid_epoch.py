@@ -1,0 +1,78 @@
+"""A run saved in the middle of an epoch goes on bit for bit, random generators included."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trainables.config import TrialConfig
+from trainables.training.generators import generators_state, set_generators
+from trainables.training.run import CHECKPOINT_FILE, TrainingRun
+from trainables.training.stopwatch import Stopwatch
+
+STOPS: dict[str, Any] = {"CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (4, 13), "CAC_BRAKING_DISTANCE": 5}
+TIMES = ("train_time_s", "wall_time_s", "peak_memory_bytes")
+
+
+def finish(run: TrainingRun) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
+    rows = []
+    while not run.finished:
+        rows.append(run.train_epoch())
+    kept = [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+    return kept, [*run.model.state_dict().values()]
+
+
+@pytest.mark.parametrize("step", [1, 5, 7, 9, 10, 14, 16, 19])  # braking is 4..8 and 13..17; an epoch has 10 steps
+def test_a_run_saved_at_any_step_goes_on_bit_for_bit(step: int, tmp_path: Path) -> None:
+    config = TrialConfig(epochs=3, **STOPS)
+    with TrainingRun(config) as alone:
+        rows, weights = finish(alone)
+    with TrainingRun(config) as run:
+        while run.step < step:
+            run.begin_epoch()
+            while not run.epoch_is_trained and run.step < step:
+                run.train_step()
+            if run.epoch_is_trained:
+                run.end_epoch()
+        run.save(tmp_path)
+    with TrainingRun(config) as again:
+        again.load(tmp_path)
+        assert again.step == step
+        rows_after, weights_after = finish(again)
+    assert rows_after == rows[-len(rows_after) :]
+    assert all(torch.equal(a, b) for a, b in zip(weights, weights_after, strict=True))
+    assert torch.load(tmp_path / CHECKPOINT_FILE, weights_only=True)["config"] == config.to_dict()
+
+
+def test_all_generators_are_put_back(tmp_path: Path) -> None:
+    random.seed(3)
+    np.random.seed(4)
+    torch.manual_seed(5)
+    random.gauss(0, 1)
+    np.random.standard_normal()  # leaves a cached second value
+    cpu = torch.device("cpu")
+    torch.save(generators_state(cpu), tmp_path / "state.pt")
+    drawn = [random.gauss(0, 1), random.random(), *np.random.standard_normal(3), *torch.rand(3).tolist()]
+    set_generators(torch.load(tmp_path / "state.pt", weights_only=True), cpu)
+    assert [random.gauss(0, 1), random.random(), *np.random.standard_normal(3), *torch.rand(3).tolist()] == drawn
+
+
+def test_a_stopwatch_counts_only_while_it_runs() -> None:
+    excluded = [0.0]
+    watch = Stopwatch(lambda: excluded[0])
+    assert watch.elapsed_s == 0
+    watch.elapsed_s = 5.0
+    assert watch.elapsed_s == 5.0
+    watch.start()
+    excluded[0] = -10.0  # negative, so that the effect is larger than any real delay is small
+    assert watch.elapsed_s >= 15.0
+    watch.pause()
+    counted = watch.elapsed_s
+    excluded[0] = -20.0
+    watch.pause()
+    assert watch.elapsed_s == counted

@@ -1,0 +1,42 @@
+"""Adds up the time of what counts, with pauses for what does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Stopwatch:
+    """Elapsed seconds while running.
+
+    Args:
+        excluded: seconds of work that never counts (a running total), taken off wherever it falls.
+    """
+
+    def __init__(self, excluded: Callable[[], float] = lambda: 0.0) -> None:
+        self._excluded = excluded
+        self._before = 0.0
+        self._since: tuple[float, float] | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds so far."""
+        if self._since is None:
+            return self._before
+        begun, excluded = self._since
+        return self._before + time.perf_counter() - begun - (self._excluded() - excluded)
+
+    @elapsed_s.setter
+    def elapsed_s(self, value: float) -> None:
+        self._before = value
+        if self._since is not None:
+            self._since = (time.perf_counter(), self._excluded())
+
+    def start(self) -> None:
+        """Run on; nothing if it runs."""
+        if self._since is None:
+            self._since = (time.perf_counter(), self._excluded())
+
+    def pause(self) -> None:
+        """Stop; nothing if it is stopped."""
+        self._before, self._since = self.elapsed_s, None
