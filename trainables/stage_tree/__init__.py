@@ -1,0 +1,1 @@
+"""Training prefixes shared between trials: stages, their checkpoints, and who trains which."""

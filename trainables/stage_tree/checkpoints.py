@@ -1,0 +1,274 @@
+"""Checkpoints of stages under a budget of bytes, in a folder that several processes and nodes read and write.
+
+    objects/<first two digits>/<sha256>                            contents, each stored once
+    checkpoints/<stage>/<step>.<kind>.<bytes>.<sha256>             empty files: the index
+
+A content is written before the index names it and is checked against its name whenever it is read. So whatever a
+crash, a full disk or another process's thinning leaves behind, a checkpoint is served whole or not at all, and one that
+is not there costs only the training since the checkpoint before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from trainables.stage_tree.framed import TEMPORARY_SUFFIX, remove_what_was_read, write_atomically
+from trainables.stage_tree.thinning import Entry, StageWeight, to_drop
+
+__all__ = ["Checkpoints", "Entry", "StageWeight"]
+
+#: Thinning goes a tenth below the budget, so that it is not needed again at once.
+_SPARE_SHARE = 0.1
+
+#: The folder is measured again after this share of the budget has been written by this object. N writers together
+#: overshoot the budget by no more than N such shares, and one checkpoint each, before one of them sees it.
+_MEASURE_SHARE = 0.05
+
+#: A content that no index entry names is someone's put under way for so long; after that it is left from a crash.
+_UNNAMED_S = 60.0
+
+#: The same of a temporary file. Its time is that of the last write, which a slow file system may keep waiting.
+_TEMPORARY_S = 600.0
+
+_STAGE = re.compile(r"[0-9A-Za-z_-]+")
+_KIND = re.compile(r"[a-z0-9_-]+")
+_ENTRY = re.compile(r"(?P<step>[0-9]{9,})\.(?P<kind>[a-z0-9_-]+)\.(?P<bytes>[0-9]+)\.(?P<sha256>[0-9a-f]{64})")
+_FOLDER = re.compile(r"[0-9a-f]{2}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+_warned: set[str] = set()
+
+
+class Checkpoints:
+    """The checkpoints of all stages of one study.
+
+    Args:
+        root: folder of the store; made when something is put.
+        budget_bytes: most bytes of contents. More is thinned away by `thinning.to_drop`.
+        weights: how likely and how expensive a fork from a stage is. It is asked for every stage in the folder, those
+            of other searches too. None: all stages equal, from step 0 to the last checkpoint of any.
+    """
+
+    def __init__(self, root: Path, budget_bytes: int, weights: Callable[[str], StageWeight] | None = None) -> None:
+        assert budget_bytes >= 0
+        self._objects = root / "objects"
+        self._index = root / "checkpoints"
+        self._budget_bytes = budget_bytes
+        self._weights = weights
+        self._total_bytes = 0
+        # As if the whole budget had been put: the first put measures, and a process that only reads pays nothing.
+        self._put_since_measured_bytes = budget_bytes
+
+    def put(self, stage: str, step: int, data: bytes, *, kind: str = "any") -> bool:
+        """Keep a checkpoint, and thin if all of them are now over the budget.
+
+        Args:
+            stage: the stage's id: letters, digits, ``_`` and ``-``.
+            step: the iteration at whose start this is the complete state.
+            data: the state.
+            kind: which rule's own state is inside: small letters, digits, ``_`` and ``-``.
+
+        Returns:
+            Whether it was kept (or was there already). It may still be the one that thinning gives up. False, with one
+            warning a process, if it cannot be written or is larger than the whole budget: training goes on without it.
+        """
+        assert _STAGE.fullmatch(stage), stage
+        assert _KIND.fullmatch(kind), kind
+        assert step >= 0, step
+        if len(data) > self._budget_bytes:
+            if self._budget_bytes > 0:  # a budget of nothing is a wish
+                _warn_once("budget", f"it has {len(data)} bytes and the budget is {self._budget_bytes}")
+            return False
+        entry = Entry(step=step, kind=kind, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        named = self._index / stage / _file_name(entry)
+        try:
+            if self._is_whole(entry) and named.exists():
+                return True
+            self._store(entry, data)
+            named.parent.mkdir(parents=True, exist_ok=True)
+            named.touch()
+            # Another process may have removed the content as unneeded just before it was named.
+            self._store(entry, data)
+            self._keep_within_budget()
+        except OSError as error:
+            _warn_once("write", f"{error.strerror or error} ({error.filename or named})")
+            return False
+        return True
+
+    def entries(self, stage: str) -> list[Entry]:
+        """The checkpoints of a stage, ascending by step; none if there is no such stage."""
+        try:
+            with os.scandir(self._index / stage) as files:
+                found = [entry for file in files if (entry := _parse(file.name))]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(found, key=lambda entry: (entry.step, entry.kind, entry.sha256))
+
+    def read(self, stage: str, entry: Entry) -> bytes | None:
+        """The state of a checkpoint, exactly as it was put, or None.
+
+        A content that is missing, truncated or corrupt is removed, and the entry with it.
+        """
+        path = self._object(entry.sha256)
+        try:
+            with path.open("rb") as file:
+                data = file.read()
+                if hashlib.sha256(data).hexdigest() == entry.sha256:
+                    return data
+                remove_what_was_read(path, os.fstat(file.fileno()))
+        except FileNotFoundError:
+            pass
+        except OSError:  # a file system in trouble says nothing about the checkpoint
+            return None
+        _remove(self._index / stage / _file_name(entry))
+        self._put_since_measured_bytes = self._budget_bytes  # there is less now: measure at the next put
+        return None
+
+    def _object(self, sha256: str) -> Path:
+        return self._objects / sha256[:2] / sha256
+
+    def _is_whole(self, entry: Entry) -> bool:
+        """Whether the content is there in its full length; reading checks the rest."""
+        try:
+            return self._object(entry.sha256).stat().st_size == entry.bytes
+        except FileNotFoundError:
+            return False
+
+    def _store(self, entry: Entry, data: bytes) -> None:
+        """Write the content if it is not there, or make it young again, so that nobody collects it as unnamed."""
+        path = self._object(entry.sha256)
+        if self._is_whole(entry):
+            try:
+                os.utime(path)
+                return
+            except FileNotFoundError:
+                pass  # removed in between
+            except PermissionError:
+                return  # another user's
+        write_atomically(path, data)
+        self._total_bytes += entry.bytes
+        self._put_since_measured_bytes += entry.bytes
+
+    def _measure(self) -> None:
+        self._total_bytes = sum(size for size, _ in self._scan_objects()[0].values())
+        self._put_since_measured_bytes = 0
+
+    def _keep_within_budget(self) -> None:
+        if self._put_since_measured_bytes >= _MEASURE_SHARE * self._budget_bytes:
+            self._measure()
+        if self._total_bytes > self._budget_bytes:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Remove what nobody needs, then the checkpoints that are missed least."""
+        index, sizes = self._without_leftovers()
+        total = sum(sizes.values())
+        spare = int(_SPARE_SHARE * self._budget_bytes)
+        weights = self._weights or _all_equal(index)
+        contents: dict[str, list[tuple[str, Entry]]] = {}  # in the order in which their last names are given up
+        for stage, entry in to_drop(index, weights, total - (self._budget_bytes - spare)):
+            contents[entry.sha256] = [*contents.pop(entry.sha256, []), (stage, entry)]
+        for sha256, names in contents.items():
+            # The spare room is for many small checkpoints; a large one is not worth giving up for it.
+            if total <= self._budget_bytes and sizes[sha256] > spare:
+                break
+            for stage, entry in names:  # before the content, so that no name is left without one
+                _remove(self._index / stage / _file_name(entry))
+            _remove(self._object(sha256))
+            total -= sizes[sha256]
+        self._total_bytes, self._put_since_measured_bytes = total, 0
+
+    def _without_leftovers(self) -> tuple[dict[str, list[Entry]], dict[str, int]]:
+        """Entries by stage and sizes of contents in bytes, after removing what crashes have left."""
+        # The index first: a content is there before its name, so a name seen without content is a broken one.
+        index = self._scan_index()
+        objects, temporaries = self._scan_objects()
+        sizes = {sha256: size for sha256, (size, _) in objects.items()}
+        now = time.time()
+        for path, changed_s in temporaries:
+            if now - changed_s > _TEMPORARY_S:
+                _remove(path)
+        for stage, entries in index.items():
+            index[stage] = [entry for entry in entries if sizes.get(entry.sha256) == entry.bytes]
+            for entry in entries:
+                # Asked again: another node's listing of a folder may be a minute old.
+                if sizes.get(entry.sha256) != entry.bytes and not self._is_whole(entry):
+                    _remove(self._index / stage / _file_name(entry))
+        named = {entry.sha256 for entries in index.values() for entry in entries}
+        for sha256, (_, changed_s) in objects.items():
+            if sha256 not in named and now - changed_s > _UNNAMED_S:
+                _remove(self._object(sha256))
+                del sizes[sha256]
+        return index, sizes
+
+    def _scan_index(self) -> dict[str, list[Entry]]:
+        try:
+            with os.scandir(self._index) as folders:
+                stages = [folder.name for folder in folders if _STAGE.fullmatch(folder.name)]
+        except FileNotFoundError:
+            return {}
+        return {stage: self.entries(stage) for stage in stages}
+
+    def _scan_objects(self) -> tuple[dict[str, tuple[int, float]], list[tuple[Path, float]]]:
+        """Contents with their sizes in bytes and times of change in seconds, and temporary files with the latter."""
+        contents: dict[str, tuple[int, float]] = {}
+        temporaries: list[tuple[Path, float]] = []
+        try:
+            with os.scandir(self._objects) as found:
+                folders = [folder.path for folder in found if _FOLDER.fullmatch(folder.name) and folder.is_dir()]
+        except FileNotFoundError:
+            return contents, temporaries
+        for folder in folders:
+            with os.scandir(folder) as files:
+                for file in files:
+                    try:
+                        state = file.stat()
+                    except FileNotFoundError:  # removed by another process
+                        continue
+                    if _SHA256.fullmatch(file.name):
+                        contents[file.name] = (state.st_size, state.st_mtime)
+                    elif file.name.startswith(".") and file.name.endswith(TEMPORARY_SUFFIX):
+                        temporaries.append((Path(file.path), state.st_mtime))
+        return contents, temporaries
+
+
+def _file_name(entry: Entry) -> str:
+    return f"{entry.step:09d}.{entry.kind}.{entry.bytes}.{entry.sha256}"
+
+
+def _parse(name: str) -> Entry | None:
+    """The entry that a file of the index names, or None for a foreign file."""
+    match = _ENTRY.fullmatch(name)
+    if match is None:
+        return None
+    entry = Entry(step=int(match["step"]), kind=match["kind"], bytes=int(match["bytes"]), sha256=match["sha256"])
+    return entry if _file_name(entry) == name else None
+
+
+def _all_equal(index: dict[str, list[Entry]]) -> Callable[[str], StageWeight]:
+    end = 1 + max((entry.step for entries in index.values() for entry in entries), default=0)
+    weight = StageWeight(start=0, end=end, visits=1, step_cost=1.0)
+    return lambda stage: weight
+
+
+def _remove(path: Path) -> None:
+    """Remove a file that may be gone, or not ours to remove: then it is found again by the next scan."""
+    with suppress(OSError):
+        path.unlink()
+
+
+def _warn_once(key: str, reason: str) -> None:
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(
+            f"a checkpoint was not kept: {reason}; training goes on, and trials that would have continued from it "
+            "train from an earlier one",
+            stacklevel=3,
+        )

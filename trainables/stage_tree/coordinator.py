@@ -1,0 +1,109 @@
+"""One Ray actor that says who trains which stage, for all processes and nodes of a search.
+
+It only saves work. What it says decides no result: a stage trained twice is written twice, and equal. So a coordinator
+that is gone or does not answer grants everything: training twice is waste, waiting for ever is worse.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from trainables.stage_tree.claims import Claims
+
+#: How long a call waits for an answer. It bridges a restart of the actor, which takes a second or two.
+TIMEOUT_S = 10.0
+
+#: A coordinator that did not answer in time is left alone so many timeouts, or every call would wait.
+_TIMEOUTS_LEFT_ALONE = 6
+
+_warned = False
+
+
+def start_coordinator(name: str) -> Any:
+    """The actor of this name in the current Ray namespace, started if there is none. It ends with the driver.
+
+    When its process dies, Ray starts it anew, with no claims.
+    """
+    # Calls may be repeated after a restart: Claims allows it.
+    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=1)(Claims)
+    return actor.options(name=name, get_if_exists=True).remote()
+
+
+def find_coordinator(name: str) -> Any | None:
+    """The actor of this name in the current Ray namespace, or None if there is none or no Ray."""
+    if not ray.is_initialized():  # asking would start a Ray
+        return None
+    try:
+        return ray.get_actor(name)
+    except (ValueError, RayError):
+        return None
+
+
+class RayClaims:
+    """`Claims` of the coordinator of this name; what it cannot ask, it grants, with one warning a process.
+
+    Args:
+        name: the coordinator's.
+        timeout_s: how long a call waits for an answer.
+    """
+
+    def __init__(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._name = name
+        self._timeout_s = timeout_s
+        self._actor: Any | None = None
+        self._left_alone_until_s = float("-inf")
+
+    def claim(self, stage: str, holder: str, lease_s: float) -> bool:
+        """See `Claims.claim`; True without an answer."""
+        return bool(self._ask("claim", stage, holder, lease_s, otherwise=True))
+
+    def renew(self, holder: str, lease_s: float) -> None:
+        """See `Claims.renew`."""
+        self._ask("renew", holder, lease_s)
+
+    def release(self, stage: str, holder: str) -> None:
+        """See `Claims.release`."""
+        self._ask("release", stage, holder)
+
+    def release_all(self, holder: str) -> None:
+        """See `Claims.release_all`."""
+        self._ask("release_all", holder)
+
+    def holder_of(self, stage: str) -> str | None:
+        """See `Claims.holder_of`; None without an answer."""
+        holder = self._ask("holder_of", stage)
+        return None if holder is None else str(holder)
+
+    def _ask(self, method: str, *arguments: Any, otherwise: Any = None) -> Any:
+        if time.monotonic() < self._left_alone_until_s:
+            return otherwise
+        if self._actor is None or not ray.is_initialized():
+            self._actor = find_coordinator(self._name)
+        if self._actor is None:
+            _warn_once(f"there is no {self._name!r}")
+            return otherwise
+        try:
+            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=self._timeout_s)
+        except GetTimeoutError:
+            self._left_alone_until_s = time.monotonic() + _TIMEOUTS_LEFT_ALONE * self._timeout_s
+            _warn_once(f"{self._name!r} did not answer within {self._timeout_s:g} s")
+        except (RayError, ValueError) as error:  # ValueError: an actor of an earlier Ray
+            self._actor = None  # another may have been started under this name
+            _warn_once(f"{self._name!r} cannot be asked: {type(error).__name__}")
+        return otherwise
+
+
+def _warn_once(reason: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"trials cannot agree on who trains which stage, for the coordinator {reason}; training goes on, and some "
+            "stretches may be trained twice",
+            stacklevel=4,
+        )
