@@ -40,6 +40,8 @@ ROW: tuple[Metric, ...] = (
        "1 - executed / dense FLOPs over the full budget; steps not yet executed count as dense"),
     _m("backward_saved", "float64", "fraction", "max", "the same, of the backward FLOPs alone"),
     _m("executed_flops", "int64", "FLOPs", "min", "forward and backward FLOPs of the executed steps"),
+    _m("search_flops", "int64", "FLOPs", "min",
+       "FLOPs that the search executed for this trial; less than executed_flops where a stretch was known already"),
     _m("forward_flops", "int64", "FLOPs", "min", "forward FLOPs of the executed steps"),
     _m("backward_flops", "int64", "FLOPs", "min", "backward FLOPs of the executed steps"),
     _m("dense_flops", "int64", "FLOPs", "", "FLOPs of the full budget with nothing stopped"),
@@ -49,6 +51,7 @@ ROW: tuple[Metric, ...] = (
     _m("wall_time_s", "float64", "seconds", "min", "everything since the run was built"),
     _m("peak_memory_bytes", "int64", "bytes", "min", "peak resident memory of the process (CPU) or allocated (CUDA)"),
     _m("learning_rate", "float64", "", "", "scheduled learning rate after the epoch's last step"),
+    _m("stage", "string", "", "", "the trial's last stage in the stage tree: equal where the training was; empty without"),
     _m("stopped_through", "int64", "", "", "index of the last stopped parameter, -1 for none"),
     _m("stop_events", "string", "", "", "JSON list of the stops: iteration, layer, name, ratio, rule"),
 )  # fmt: skip

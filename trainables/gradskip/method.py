@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 
 from trainables.config import TrialConfig
 from trainables.gradskip.controller import GradientSkip
+from trainables.gradskip.following import columns
 from trainables.registry import Attached, RunFacts
 
 
@@ -25,10 +25,21 @@ class AttachedGradientSkip(Attached):
         return self.gradskip.stopped_through
 
     def columns(self) -> dict[str, Any]:
-        return {
-            "stopped_through": self.gradskip.stopped_through,
-            "stop_events": json.dumps(self.events()),
-        }
+        return columns(self.gradskip.stopped_through, self.gradskip.events)
+
+    def facts(self) -> dict[str, Any]:
+        return self.gradskip.blueprint.to_dict()
+
+    def carried(self) -> dict[str, Any]:
+        state = self.gradskip.state_dict()
+        return {"signal": state["signal"], "left": state["left"]}
+
+    def following(self) -> dict[str, Any]:
+        return {"machine": self.gradskip.machine.state_dict(), "events": self.events()}
+
+    def go_on(self, followed: Mapping[str, Any], carried: Mapping[str, Any]) -> None:
+        fresh = self.gradskip.state_dict()
+        self.gradskip.load_state_dict({**fresh, **{k: carried[k] for k in carried if k in fresh}, **followed})
 
     def events(self) -> list[dict[str, Any]]:
         return [asdict(event) for event in self.gradskip.events]

@@ -85,6 +85,7 @@ class TrainingRun:
         )  # fmt: skip
         self._train_time = Stopwatch(lambda: self._cost.counting_time_s)
         self._wall_time_before_s = 0.0
+        self._flops_before = 0  # executed by whoever saved what was loaded
         self.row: dict[str, Any] | None = None
         """The last epoch's row; None before the first."""
 
@@ -241,6 +242,7 @@ class TrainingRun:
                 else 0.0
             ),
             "executed_flops": executed,
+            "search_flops": executed - self._flops_before,
             "forward_flops": counts["forward_flops"],
             "backward_flops": counts["backward_flops"],
             "dense_flops": budget,
@@ -250,6 +252,7 @@ class TrainingRun:
             "wall_time_s": self._wall_time_s(),
             "peak_memory_bytes": peak_bytes(self.device),
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
+            "stage": "",
             **METHOD_DEFAULTS,
             **self.method.columns(),
         }
@@ -280,6 +283,7 @@ class TrainingRun:
             "row": self.row,
             "train_time_s": self._train_time.elapsed_s,
             "wall_time_s": self._wall_time_s(),
+            "search_flops": self.executed_flops - self._flops_before,
             "generators": generators_state(self.device),
         }
 
@@ -293,6 +297,7 @@ class TrainingRun:
         self._loss_sum = state["loss_sum"].to(self.device)
         self.row = state["row"]
         self._counts = dict(state["counts"])
+        self._flops_before = self.executed_flops - state.get("search_flops", 0)
         self._train_time.elapsed_s = state["train_time_s"]
         self._wall_time_before_s = state["wall_time_s"]
         set_generators(state["generators"], self.device)

@@ -1,0 +1,136 @@
+"""Gradient-Skip followed over recorded training: the same machine, its signals looked up. Without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainables.config import TrialConfig
+from trainables.gradskip.blueprint import Blueprint, StopEvent
+from trainables.gradskip.machine import SkipMachine
+from trainables.gradskip.rules import Decision
+from trainables.gradskip.settings import Settings
+from trainables.stage_tree.interventions import Intervention, MissingSignal, Recorded, action_text
+
+
+def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
+    """Configurations of one workload with equal keys have equal blueprints."""
+    settings = config.gradskip_settings()
+    return ("gradskip", settings.mode == "auto", settings.watch, settings.whole_units)
+
+
+def follow(config: TrialConfig, facts: Mapping[str, Any]) -> GradskipFollower:
+    """The follower of a configuration; ``facts`` is its blueprint's `to_dict`."""
+    return GradskipFollower(config, Blueprint.from_dict(facts))
+
+
+def signal_name(settings: Settings, watched: Sequence[int]) -> str:
+    """The name under which a rule's signal of a layer is recorded.
+
+    A variance depends on the weights alone; the other signals also on when they are measured.
+    """
+    layer = "+".join(map(str, watched))
+    if settings.mode == "auto":
+        return f"variance:{layer}"
+    return f"{settings.mode}/{settings.rule_start_itr}/{settings.rule_interval}:{layer}"
+
+
+def checkpoint_kind(settings: Settings) -> str:
+    """The kind of a checkpoint that holds the rule's own measurements (sums of gradients, a lagged copy)."""
+    if settings.mode in ("gradient_norm", "plasticity"):
+        return f"{settings.mode}-{settings.rule_start_itr}-{settings.rule_interval}"
+    return "any"
+
+
+def stop_action(config: TrialConfig, blueprint: Blueprint, through: int, braking: int) -> str:
+    """The action of a stop through a position after ``braking`` iterations."""
+    settings = config.gradskip_settings()
+    action: dict[str, Any] = {"stop": blueprint.stopped_numbers(through), "braking": braking}
+    if blueprint.order_digest():
+        action["order"] = blueprint.order_digest()
+    return action_text({**action, **_how(config, settings)})
+
+
+def _how(config: TrialConfig, settings: Settings) -> dict[str, Any]:
+    """What else a stop's effect depends on, where it is not the default."""
+    how: dict[str, Any] = {}
+    if settings.norm_statistics != "go_on":
+        how["norm_statistics"] = settings.norm_statistics
+    if not settings.prefix_autograd:
+        how["prefix_autograd"] = False
+    if config.forward_cache_mb:
+        how["forward_cache_mb"] = config.forward_cache_mb
+    return how
+
+
+class GradskipFollower:
+    """One configuration's machine over recorded signals.
+
+    Under ``freezeout`` every step's learning rates are the rule's, so the run is its own from step 0 on: one
+    intervention there holds all settings, and the stops that follow from it are none.
+    """
+
+    def __init__(self, config: TrialConfig, blueprint: Blueprint) -> None:
+        self.config = config
+        self.settings = config.gradskip_settings()
+        self.blueprint = blueprint
+        self.settings.check_layers(len(blueprint.plan.order))
+        self.machine: SkipMachine = blueprint.machine(self.settings)
+        self.events: list[StopEvent] = []
+        self.kind = checkpoint_kind(self.settings)
+        self.first_stage_only = config.forward_cache_mb > 0  # a cache's content is in no checkpoint
+        self._names = {unit.end: signal_name(self.settings, unit.watched) for unit in blueprint.plan.units}
+        self._acts_throughout = self.settings.mode == "freezeout"
+
+    @property
+    def iteration(self) -> int:
+        return self.machine.iteration
+
+    def advance(self, recorded: Recorded, until: int) -> Intervention | None:
+        machine = self.machine
+        if self._acts_throughout and machine.iteration == 0 < until:
+            self._step(recorded)
+            settings = {k: v for k, v in asdict(self.settings).items() if k.startswith(("rule", "watch", "whole"))}
+            return Intervention(iteration=0, action=action_text({**settings, **_how(self.config, self.settings)}))
+        while machine.iteration < until:
+            due = machine.quiet_until()
+            if due > machine.iteration:
+                machine.iteration = min(due, until)
+                continue
+            decision = self._step(recorded)
+            if decision is not None and not self._acts_throughout:
+                return Intervention(
+                    iteration=machine.iteration - 1,
+                    action=stop_action(self.config, self.blueprint, decision.layer, machine.distance),
+                )
+        return None
+
+    def _step(self, recorded: Recorded) -> Decision | None:
+        machine = self.machine
+        before = machine.state_dict()
+        try:
+            plan = machine.step(lambda position: recorded.at(self._names[position], before["iteration"]))
+        except MissingSignal:
+            machine.load_state_dict(before)
+            raise
+        if plan.decision is not None:
+            done = sum(event.rule == "manual" for event in self.events)
+            self.events.append(self.blueprint.event(before["iteration"], plan.decision, self.settings, done))
+        return plan.decision
+
+    def columns(self) -> dict[str, Any]:
+        return columns(self.machine.stopped_through, self.events)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"machine": self.machine.state_dict(), "events": [asdict(event) for event in self.events]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.machine.load_state_dict(state["machine"])
+        self.events = [StopEvent(**event) for event in state["events"]]
+
+
+def columns(stopped_through: int, events: Sequence[StopEvent]) -> dict[str, Any]:
+    """Gradient-Skip's result columns."""
+    return {"stopped_through": stopped_through, "stop_events": json.dumps([asdict(event) for event in events])}

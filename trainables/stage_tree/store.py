@@ -1,0 +1,264 @@
+"""Stages on disk: what was recorded of every stretch of training. Without torch; analysis reads it too.
+
+Layout under a study's ``tree`` folder, every file framed with its checksum and written atomically:
+
+    <root id>/root.json                        what the runs have in common
+    <root id>/facts-<digest>.json              what a method needs to know of the model (a blueprint)
+    <root id>/costs.json                       FLOPs of a step by stopped parameters
+    <root id>/stages/<stage id>/stage.json     parent, intervention
+    <root id>/stages/<stage id>/<from>-<to>-<digest>.chunk      signals and rows of steps from..to-1
+
+A chunk holds signals of iterations [from, to) and the rows of epochs that end at from+1..to steps. Chunks may overlap:
+what two processes trained twice is equal.
+
+Shapes: T steps of a chunk, K dense signals; values (T, K) float64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.stage_tree.framed import read_framed, write_framed
+from trainables.stage_tree.interventions import Intervention, MissingSignal, child_id
+
+_STAGE_FILE = "stage.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Part of a stage."""
+
+    begin: int
+    """First iteration."""
+    end: int
+    """Iteration after the last."""
+    names: tuple[str, ...]
+    """Names of the dense signals, recorded at every iteration."""
+    values: NDArray[np.float64]
+    """(end - begin, len(names))."""
+    sparse: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    """Signals measured now and then: (iteration, value) of each, by name."""
+    rows: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Rows of epochs by the number of steps at their end, without the method's own columns."""
+
+    def to_bytes(self) -> bytes:
+        """One line of JSON, then the values."""
+        head = {
+            "begin": self.begin,
+            "end": self.end,
+            "names": list(self.names),
+            "sparse": {name: [list(pair) for pair in pairs] for name, pairs in self.sparse.items()},
+            "rows": {str(step): dict(row) for step, row in self.rows.items()},
+        }
+        values = np.ascontiguousarray(self.values, dtype="<f8")
+        return json.dumps(head).encode() + b"\n" + values.tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Chunk:
+        """What `to_bytes` gave."""
+        line, _, rest = data.partition(b"\n")
+        head = json.loads(line)
+        shape = (head["end"] - head["begin"], len(head["names"]))
+        return cls(
+            begin=head["begin"],
+            end=head["end"],
+            names=tuple(head["names"]),
+            values=np.frombuffer(rest, dtype="<f8").reshape(shape),
+            sparse={name: tuple((int(i), float(v)) for i, v in pairs) for name, pairs in head["sparse"].items()},
+            rows={int(step): row for step, row in head["rows"].items()},
+        )
+
+    def file_name(self) -> str:
+        """Equal for chunks that hold the same steps and signals."""
+        digest = hashlib.sha256("\n".join((*self.names, *sorted(self.sparse))).encode()).hexdigest()[:8]
+        return f"{self.begin:09d}-{self.end:09d}-{digest}.chunk"
+
+
+class Stage:
+    """What is known of one stage. Grows when others publish; `refresh` looks."""
+
+    def __init__(self, folder: Path, stage: str, start: int) -> None:
+        self.id = stage
+        self.start = start
+        """Its first own iteration: 0 for the root, else the one after its intervention."""
+        self.known_until = start
+        """Every iteration from `start` to before this one was trained and recorded."""
+        self.rows: dict[int, Mapping[str, Any]] = {}
+        """Rows of epochs by the number of steps at their end."""
+        self._folder = folder
+        self._seen: set[str] = set()
+        self._spans: list[tuple[int, int]] = []
+        self._dense: dict[str, list[tuple[int, int, NDArray[np.float64]]]] = {}
+        self._sparse: dict[str, dict[int, float]] = {}
+
+    def refresh(self) -> bool:
+        """Read chunks that are new; whether there were any."""
+        new = False
+        try:
+            names = [entry.name for entry in os.scandir(self._folder) if entry.name.endswith(".chunk")]
+        except OSError:
+            return False
+        for name in sorted(set(names) - self._seen):
+            data = read_framed(self._folder / name)
+            if data is None:
+                continue  # corrupt and discarded, or gone
+            self._seen.add(name)
+            self.add(Chunk.from_bytes(data))
+            new = True
+        return new
+
+    def add(self, chunk: Chunk) -> None:
+        """Take a chunk in."""
+        self.rows.update(chunk.rows)
+        for column, name in enumerate(chunk.names):
+            self._dense.setdefault(name, []).append((chunk.begin, chunk.end, chunk.values[:, column]))
+        for name, pairs in chunk.sparse.items():
+            self._sparse.setdefault(name, {}).update(pairs)
+        self._spans.append((chunk.begin, chunk.end))
+        self.known_until = _covered(self.start, self._spans)
+
+    def at(self, name: str, iteration: int) -> float:
+        """The signal at an iteration; MissingSignal if it was not recorded."""
+        for begin, end, values in reversed(self._dense.get(name, ())):
+            if begin <= iteration < end:
+                return float(values[iteration - begin])
+        value = self._sparse.get(name, {}).get(iteration)
+        if value is None:
+            raise MissingSignal(name)
+        return value
+
+    def has(self, name: str, iteration: int) -> bool:
+        """Whether the signal was recorded there."""
+        try:
+            self.at(name, iteration)
+        except MissingSignal:
+            return False
+        return True
+
+    @property
+    def signal_names(self) -> tuple[str, ...]:
+        """Names of the signals recorded at every iteration."""
+        return tuple(self._dense)
+
+    def dense(self, name: str) -> NDArray[np.float64]:
+        """A dense signal over [start, known_until), NaN where it was not recorded."""
+        found = np.full(max(0, self.known_until - self.start), np.nan)
+        for begin, end, values in self._dense.get(name, ()):
+            low, high = max(begin, self.start), min(end, self.known_until)
+            if low < high:
+                found[low - self.start : high - self.start] = values[low - begin : high - begin]
+        return found
+
+
+def _covered(start: int, spans: Iterable[tuple[int, int]]) -> int:
+    until = start
+    for begin, end in sorted(spans):
+        if begin > until:
+            break
+        until = max(until, end)
+    return until
+
+
+class StageStore:
+    """The stages of one root.
+
+    Args:
+        tree: a study's ``tree`` folder.
+        root: the root's id, which is also the id of its first stage.
+    """
+
+    def __init__(self, tree: Path, root: str) -> None:
+        self.root = root
+        self.folder = tree / root
+        self._stages: dict[str, Stage] = {}
+        self._links: dict[str, tuple[str, Intervention] | None] = {}
+
+    def first(self) -> Stage:
+        """The root stage."""
+        return self._stage(self.root, 0)
+
+    def child(self, stage: Stage, intervention: Intervention) -> Stage:
+        """The stage that an intervention leads to, whether it was trained or not."""
+        return self._stage(child_id(stage.id, intervention), intervention.iteration + 1)
+
+    def _stage(self, stage: str, start: int) -> Stage:
+        if stage not in self._stages:
+            self._stages[stage] = Stage(self.folder / "stages" / stage, stage, start)
+        return self._stages[stage]
+
+    def publish(self, stage: Stage, chunk: Chunk, link: tuple[Stage, Intervention] | None) -> None:
+        """Write a chunk; ``link`` is the stage's parent and intervention, None for the root stage.
+
+        Raises:
+            OSError: it cannot be written. The stage then knows it in this process alone.
+        """
+        stage.add(chunk)
+        folder = self.folder / "stages" / stage.id
+        if stage.id not in self._links:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._write_link(folder / _STAGE_FILE, link)
+            self._links[stage.id] = None if link is None else (link[0].id, link[1])
+        write_framed(folder / chunk.file_name(), chunk.to_bytes())
+
+    def _write_link(self, path: Path, link: tuple[Stage, Intervention] | None) -> None:
+        if path.exists():
+            return
+        values: dict[str, Any] = {"parent": None}
+        if link is not None:
+            parent, intervention = link
+            values = {"parent": parent.id, "iteration": intervention.iteration, "action": intervention.action}
+        write_framed(path, json.dumps(values).encode())
+
+    def links(self) -> dict[str, tuple[str, Intervention] | None]:
+        """Parent and intervention of every stage that was published, None for the root stage."""
+        try:
+            names = [entry.name for entry in os.scandir(self.folder / "stages")]
+        except OSError:
+            return {}
+        for name in names:
+            if name not in self._links:
+                data = read_framed(self.folder / "stages" / name / _STAGE_FILE)
+                if data is None:
+                    continue
+                values = json.loads(data)
+                self._links[name] = None if values["parent"] is None else (
+                    values["parent"],
+                    Intervention(iteration=values["iteration"], action=values["action"]),
+                )  # fmt: skip
+        return {name: self._links[name] for name in names if name in self._links}
+
+    def stages(self) -> Iterator[tuple[Stage, tuple[str, Intervention] | None]]:
+        """Every published stage, read anew, with its parent's id and intervention."""
+        for name, link in self.links().items():
+            stage = self._stage(name, 0 if link is None else link[1].iteration + 1)
+            stage.refresh()
+            yield stage, link
+
+    # --- small files ------------------------------------------------------------------------------------------------
+
+    def read(self, name: str) -> Any:
+        """A small JSON file of the root; None if it is not there."""
+        data = read_framed(self.folder / name)
+        return None if data is None else json.loads(data)
+
+    def write(self, name: str, values: Any) -> None:
+        """Write one; OSError if it cannot be written."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_framed(self.folder / name, json.dumps(values).encode())
+
+
+def roots(tree: Path) -> list[str]:
+    """Ids of the roots under a study's ``tree`` folder."""
+    try:
+        return sorted(entry.name for entry in os.scandir(tree) if (tree / entry.name / "root.json").is_file())
+    except OSError:
+        return []
