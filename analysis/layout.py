@@ -67,6 +67,16 @@ class Layout:
         return self.root / "ray"
 
     @property
+    def tree(self) -> Path:
+        """Shared training: a folder a root, and checkpoints."""
+        return self.root / "tree"
+
+    @property
+    def tree_picture(self) -> Path:
+        """The stage tree, to look at."""
+        return self.root / "tree.svg"
+
+    @property
     def trials(self) -> Path:
         """One row a trial."""
         return self.root / "trials.parquet"

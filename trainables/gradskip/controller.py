@@ -81,6 +81,8 @@ class GradientSkip:
         """The processes that decide as one; set by `DistributedDataParallel`."""
         self.on_stop: list[Callable[[], None]] = []
         """Called after the set of stopped parameters has changed."""
+        self.on_measured: list[Callable[[Unit, float], None]] = []
+        """Called with every number that was measured for a decision."""
         self._model = None if model is None else unwrap(model)
         self._check_needs_model()
         self._total_steps = total_steps
@@ -387,6 +389,9 @@ class GradientSkip:
             source = torch.distributed.get_global_rank(self.process_group, 0)
             torch.distributed.broadcast(values, source, group=self.process_group)
         numbers: list[float] = [float(values)] if len(values) == 1 else values.tolist()  # waits for the device
+        for told in self.on_measured:
+            for unit, number in zip(units, numbers, strict=True):
+                told(unit, number)
         if isinstance(self._signal, VarianceSignal):
             for unit, number in zip(units, numbers, strict=True):
                 if math.isnan(number):
