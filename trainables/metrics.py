@@ -51,7 +51,7 @@ ROW: tuple[Metric, ...] = (
     _m("wall_time_s", "float64", "seconds", "min", "everything since the run was built"),
     _m("peak_memory_bytes", "int64", "bytes", "min", "peak resident memory of the process (CPU) or allocated (CUDA)"),
     _m("learning_rate", "float64", "", "", "scheduled learning rate after the epoch's last step"),
-    _m("stage", "string", "", "", "the trial's stage in the stage tree: equal where the training was; empty without a tree"),
+    _m("stage", "string", "", "", "the trial's stage in the tree: equal where the training was; empty without a tree"),
     _m("stopped_through", "int64", "", "", "index of the last stopped parameter, -1 for none"),
     _m("stop_events", "string", "", "", "JSON list of the stops: iteration, layer, name, ratio, rule"),
 )  # fmt: skip
