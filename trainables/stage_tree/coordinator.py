@@ -25,8 +25,9 @@ _warned = False
 
 
 def start_coordinator(name: str) -> Any:
-    """The actor of this name in the current Ray namespace, started if there is none. It ends with the driver.
+    """The actor of this name in the current Ray namespace, started if there is none.
 
+    The one started ends when the process that started it does, or drops the handle returned: keep it for the search.
     When its process dies, Ray starts it anew, with no claims.
     """
     # Calls may be repeated after a restart: Claims allows it.

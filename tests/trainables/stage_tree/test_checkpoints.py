@@ -1,0 +1,408 @@
+"""The checkpoint store: what it serves, what it keeps under a budget, and what crashes leave of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainables.stage_tree import checkpoints as module
+from trainables.stage_tree.checkpoints import Checkpoints, Entry, StageWeight
+from trainables.stage_tree.thinning import to_drop
+
+LARGE = 10**9
+
+
+@pytest.fixture(autouse=True)
+def _each_test_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the warnings that come once a process."""
+    monkeypatch.setattr(module, "_warned", set())
+
+
+def content(stage: str, step: int, size: int) -> bytes:
+    """The state of a stage at a step: the same in every process, so that any reader can check it."""
+    return random.Random(f"{stage} {step}").randbytes(size)
+
+
+def object_files(root: Path) -> list[Path]:
+    return sorted(path for path in (root / "objects").rglob("*") if path.is_file())
+
+
+def object_bytes(root: Path) -> int:
+    return sum(path.stat().st_size for path in object_files(root))
+
+
+def index_files(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "checkpoints").rglob("*") if path.is_file())
+
+
+def object_of(root: Path, data: bytes) -> Path:
+    digest = hashlib.sha256(data).hexdigest()
+    return root / "objects" / digest[:2] / digest
+
+
+def make_old(path: Path, age_s: float = 1000.0) -> None:
+    os.utime(path, (time.time() - age_s,) * 2)
+
+
+def test_what_is_put_is_read_and_listed_by_step(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, LARGE)
+    for step, kind in [(20, "any"), (3, "any"), (1_000_000_000, "any"), (3, "gradskip-auto")]:
+        assert store.put("stage", step, f"{kind} {step}".encode(), kind=kind)
+    assert store.put("other", 7, b"")
+    entries = Checkpoints(tmp_path, LARGE).entries("stage")  # as another process sees it
+    assert [(entry.step, entry.kind) for entry in entries] == [
+        (3, "any"),
+        (3, "gradskip-auto"),
+        (20, "any"),
+        (1_000_000_000, "any"),
+    ]
+    for entry in entries:
+        data = f"{entry.kind} {entry.step}".encode()
+        assert entry.bytes == len(data)
+        assert entry.sha256 == hashlib.sha256(data).hexdigest()
+        assert store.read("stage", entry) == data
+    assert store.read("other", store.entries("other")[0]) == b""
+    assert store.entries("unknown") == []
+
+
+def test_equal_content_is_stored_once_and_putting_again_changes_nothing(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, LARGE)
+    assert store.put("a", 5, b"state")
+    assert store.put("b", 5, b"state")
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert len(object_files(tmp_path)) == 1
+    assert store.put("a", 5, b"state")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
+
+
+def test_foreign_files_are_ignored(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, 100)
+    store.put("stage", 5, bytes(60))
+    (entry,) = store.entries("stage")
+    folder = tmp_path / "checkpoints" / "stage"
+    good = f"000000007.any.60.{entry.sha256}"
+    for name in (".nfs0001", good + ".tmp", "." + good, "7.any.60." + entry.sha256, good.upper(), good[:-1]):
+        (folder / name).touch()
+    (tmp_path / "checkpoints" / ".DS_Store").touch()
+    (tmp_path / "checkpoints" / "README").touch()
+    (tmp_path / "objects" / ".DS_Store").touch()
+    (tmp_path / "objects" / "ab").touch()
+    assert store.entries("stage") == [entry]
+    assert store.put("stage", 8, b"1" * 60)  # thins, and scans all of it
+    assert len(store.entries("stage")) == 1
+
+
+@pytest.mark.parametrize("fault", ["truncated", "empty", "corrupt", "longer", "missing"])
+def test_a_bad_content_is_never_served_and_can_be_put_again(tmp_path: Path, fault: str) -> None:
+    store = Checkpoints(tmp_path, LARGE)
+    bad, good = content("s", 1, 5000), content("s", 2, 5000)
+    store.put("s", 1, bad)
+    store.put("s", 2, good)
+    path = object_of(tmp_path, bad)
+    match fault:
+        case "truncated":
+            os.truncate(path, 4999)
+        case "empty":
+            os.truncate(path, 0)
+        case "corrupt":
+            path.write_bytes(bad[:2500] + bytes([bad[2500] ^ 1]) + bad[2501:])
+        case "longer":
+            path.write_bytes(bad + b"\0")
+        case "missing":
+            path.unlink()
+    first, second = store.entries("s")
+    assert store.read("s", first) is None
+    assert store.entries("s") == [second]
+    assert object_files(tmp_path) == [object_of(tmp_path, good)]
+    assert store.read("s", first) is None
+    assert store.read("s", second) == good
+    assert store.put("s", 1, bad)
+    assert store.read("s", store.entries("s")[0]) == bad
+
+
+def test_putting_repairs_a_truncated_or_missing_content(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, LARGE)
+    store.put("s", 1, b"state")
+    for break_it in (lambda path: os.truncate(path, 2), lambda path: path.unlink()):
+        break_it(object_of(tmp_path, b"state"))
+        assert store.put("s", 1, b"state")
+        assert store.read("s", store.entries("s")[0]) == b"state"
+
+
+def test_an_entry_of_a_wrong_size_does_not_cost_the_content_that_others_name(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, 200)
+    store.put("s", 1, bytes(90))
+    (entry,) = store.entries("s")
+    (tmp_path / "checkpoints" / "s" / f"000000002.any.91.{entry.sha256}").touch()
+    store.put("t", 1, b"t" * 90)
+    store.put("u", 1, b"u" * 90)  # thins
+    assert [found.bytes for stage in "stu" for found in store.entries(stage)] == [90, 90]
+
+
+@given(
+    budget=st.integers(0, 400),
+    puts=st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 30), st.integers(0, 120), st.integers(0, 3)), max_size=25
+    ),
+)
+def test_the_budget_holds_and_all_that_is_listed_is_served(
+    tmp_path_factory: pytest.TempPathFactory, budget: int, puts: list[tuple[str, int, int, int]]
+) -> None:
+    root = tmp_path_factory.mktemp("store")
+    store = Checkpoints(root, budget)
+    known: dict[tuple[str, int], set[bytes]] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of states larger than the budget
+        for stage, step, size, variant in puts:
+            data = bytes([variant]) * size
+            known.setdefault((stage, step), set()).add(data)
+            assert store.put(stage, step, data) is (size <= budget)
+            assert object_bytes(root) <= budget
+    named = set()
+    for stage in "abc":
+        for entry in store.entries(stage):
+            data = store.read(stage, entry)
+            assert data in known[stage, entry.step]
+            named.add(entry.sha256)
+    assert {path.name for path in object_files(root)} == named
+
+
+def test_a_budget_smaller_than_a_checkpoint_keeps_none_and_says_so_once(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    store = Checkpoints(tmp_path, 99)
+    assert not store.put("s", 1, bytes(100))
+    assert not store.put("s", 2, bytes(100))
+    (warning,) = recwarn.list
+    assert "a checkpoint was not kept: it has 100 bytes and the budget is 99; training goes on" in str(warning.message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_budget_of_nothing_is_a_wish(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not Checkpoints(tmp_path, 0).put("s", 1, b"state")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_thinning_frees_a_tenth_and_keeps_what_is_worth_most(tmp_path: Path) -> None:
+    weights = {
+        "often": StageWeight(start=0, end=200, visits=20, step_cost=1.0),
+        "rare": StageWeight(start=0, end=200, visits=1, step_cost=1.0),
+    }
+    store = Checkpoints(tmp_path, 2000, weights.__getitem__)
+    for step in range(10, 110, 10):
+        for stage in weights:
+            assert store.put(stage, step, content(stage, step, 100))
+    before = {stage: store.entries(stage) for stage in weights}
+    assert object_bytes(tmp_path) == 2000  # full, and nothing thinned
+    store.put("often", 110, content("often", 110, 100))
+    before["often"].append(
+        Entry(step=110, kind="any", bytes=100, sha256=object_of(tmp_path, content("often", 110, 100)).name)
+    )
+    dropped = to_drop(before, weights.__getitem__, 2100 - 1800)
+    assert len(dropped) == 3
+    assert {stage for stage, _ in dropped} == {"rare"}
+    assert object_bytes(tmp_path) == 1800
+    for stage, entries in before.items():
+        assert store.entries(stage) == [entry for entry in entries if (stage, entry) not in dropped]
+
+
+def test_two_large_checkpoints_leave_one(tmp_path: Path) -> None:
+    """Making spare room would cost the only one that fits."""
+    store = Checkpoints(tmp_path, 1000)
+    for step in (10, 20, 30):
+        assert store.put("s", step, content("s", step, 950))
+        assert len(store.entries("s")) == 1
+
+
+def test_without_weights_no_stage_is_starved(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, 3000)
+    for step in range(10, 410, 10):
+        for stage in ("a", "b"):
+            store.put(stage, step, content(stage, step, 100))
+    counts = [len(store.entries(stage)) for stage in ("a", "b")]
+    assert 27 <= sum(counts) <= 30
+    assert min(counts) >= 10
+
+
+def test_the_last_name_of_a_shared_content_frees_it(tmp_path: Path) -> None:
+    weights = {stage: StageWeight(start=0, end=100, visits=1, step_cost=1.0) for stage in "abcd"}
+    weights["d"] = StageWeight(start=0, end=100, visits=100, step_cost=1.0)
+    store = Checkpoints(tmp_path, 300, weights.__getitem__)
+    shared = b"s" * 100
+    for stage in "abd":
+        store.put(stage, 50, shared)
+    store.put("c", 50, b"c" * 100)
+    store.put("c", 60, b"e" * 100)
+    store.put("c", 70, b"f" * 100)  # thins: the shared one is worth most, for d
+    assert [len(store.entries(stage)) for stage in "abd"] == [1, 1, 1]
+    assert all(store.read(stage, store.entries(stage)[0]) == shared for stage in "abd")
+
+
+def test_leftovers_of_crashes_are_collected_when_thinning_and_only_the_old_ones(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, 1000)
+    store.put("s", 10, content("s", 10, 300))
+    left = {name: object_of(tmp_path, name.encode() * 100) for name in ("A", "B")}
+    for name, path in left.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(name.encode() * 100)
+    temporaries = {name: left["A"].with_name(f".{name}.1-2.tmp") for name in ("old", "young")}
+    for path in temporaries.values():
+        path.write_bytes(b"half")
+    make_old(left["A"])
+    make_old(temporaries["old"])
+    (tmp_path / "checkpoints" / "s" / f"000000020.any.5.{'0' * 64}").touch()  # named, with no content
+    store.put("s", 30, content("s", 30, 300))
+    assert left["A"].exists()  # within the budget: nothing is looked for
+    store.put("s", 40, content("s", 40, 400))
+    assert not left["A"].exists()
+    assert left["B"].exists()
+    assert not temporaries["old"].exists()
+    assert temporaries["young"].exists()
+    assert "000000020" not in " ".join(index_files(tmp_path))
+    assert object_bytes(tmp_path) <= 1000 + len(b"half")
+
+
+def test_an_old_unnamed_content_that_is_put_again_is_young(tmp_path: Path) -> None:
+    """Another process that collects leftovers between the two steps of a put must not take it."""
+    path = object_of(tmp_path, b"state")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"state")
+    make_old(path)
+    assert Checkpoints(tmp_path, LARGE).put("s", 1, b"state")
+    assert path.stat().st_mtime > time.time() - 500
+
+
+def test_what_others_write_counts(tmp_path: Path) -> None:
+    """Four writers that know of each other only by the folder."""
+    stores = [Checkpoints(tmp_path, 10_000) for _ in range(4)]
+    for step in range(1, 301):
+        stores[step % 4].put("s", step, content("s", step, 100))
+        assert object_bytes(tmp_path) <= 10_000 + 4 * (500 + 100)
+    assert object_bytes(tmp_path) > 8_000
+
+
+def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_training(tmp_path: Path) -> None:
+    """The size limit stands for it: the file system refuses in the middle of the file."""
+    code = """
+        import resource, sys
+        from pathlib import Path
+        from trainables.stage_tree.checkpoints import Checkpoints
+        store = Checkpoints(Path(sys.argv[1]), 10**9)
+        print(store.put("s", 1, b"a" * 1000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        print(store.put("s", 2, b"b" * 1_000_000), store.put("s", 3, b"c" * 1_000_000))
+        print(store.put("s", 4, b"d" * 1000))
+    """
+    done = run_python(code, tmp_path)
+    assert done.stdout.split() == ["True", "False", "False", "True"]
+    assert done.stderr.count("a checkpoint was not kept: File too large") == 1
+    assert "training goes on" in done.stderr
+    store = Checkpoints(tmp_path, LARGE)
+    assert [store.read("s", entry) for entry in store.entries("s")] == [b"a" * 1000, b"d" * 1000]
+    assert object_bytes(tmp_path) == 2000
+
+
+def test_a_folder_that_cannot_be_written_costs_checkpoints_and_not_the_training(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / "store").touch()  # a file in the way refuses root too
+    assert not Checkpoints(tmp_path / "store", LARGE).put("s", 1, b"state")
+    assert not Checkpoints(tmp_path / "store", LARGE).put("s", 2, b"state")
+    (warning,) = recwarn.list
+    assert "a checkpoint was not kept: Not a directory" in str(warning.message)
+
+
+#: Puts states that any reader can check, thinning all the time.
+WRITER = """
+import random, sys
+from pathlib import Path
+from trainables.stage_tree.checkpoints import Checkpoints
+root, size, budget, seed = Path(sys.argv[1]), *map(int, sys.argv[2:])
+store, order = Checkpoints(root, budget), random.Random(seed)
+print("ready", flush=True)
+while True:
+    step = order.randrange(200)
+    assert store.put("stage", step, random.Random(f"stage {step}").randbytes(size))
+"""
+
+
+def start_writer(root: Path, *, size: int, budget: int, seed: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "error", "-c", WRITER, *map(str, (root, size, budget, seed))]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "ready\n"
+    return writer
+
+
+def test_a_writer_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
+    size = 2_000_000
+    for attempt in range(6):
+        before = index_files(tmp_path)
+        writer = start_writer(tmp_path, size=size, budget=LARGE, seed=attempt)
+        while index_files(tmp_path) == before:
+            assert writer.poll() is None
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+        store = Checkpoints(tmp_path, LARGE)
+        entries = store.entries("stage")
+        assert len(entries) >= attempt
+        for entry in entries:
+            assert store.read("stage", entry) == content("stage", entry.step, size)
+    # A later thinning removes what the killed ones left.
+    for path in object_files(tmp_path):
+        make_old(path)
+    assert Checkpoints(tmp_path, 2 * size).put("stage", 1000, bytes(size))
+    assert len(object_files(tmp_path)) == len(store.entries("stage")) <= 2
+
+
+def test_several_processes_put_thin_and_read_at_once(tmp_path: Path) -> None:
+    size, budget = 10_000, 200_000
+    writers = [start_writer(tmp_path, size=size, budget=budget, seed=seed) for seed in range(2)]
+    store = Checkpoints(tmp_path, budget)
+    served = missed = 0
+    steps: set[int] = set()
+    try:
+        while served < 2000 or len(steps) < 100:
+            assert all(writer.poll() is None for writer in writers)
+            for entry in store.entries("stage"):
+                data = store.read("stage", entry)
+                if data is None:  # thinned since it was listed
+                    missed += 1
+                else:
+                    assert data == content("stage", entry.step, size)
+                    served += 1
+                    steps.add(entry.step)
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+    assert object_bytes(tmp_path) <= budget + 2 * (budget // 20 + size) + 2 * size
+    assert served > missed
+
+
+def test_the_store_needs_neither_torch_nor_ray() -> None:
+    code = """
+        import sys
+        import trainables.stage_tree.checkpoints, trainables.stage_tree.claims
+        print(sorted({"torch", "ray", "numpy"} & set(sys.modules)))
+    """
+    assert run_python(code).stdout == "[]\n"
