@@ -69,6 +69,11 @@ class TrainingRun:
         self.scheduler = self.workload.make_scheduler(self.optimizer, self.total_steps)
         facts = RunFacts(model=self.model, forward=self._example_forward, total_steps=self.total_steps)
         self.method = METHODS[config.method].attach(self.optimizer, config, facts)
+        self.trains_at_first = tuple(p.requires_grad for p in self.model.parameters())
+        """Whether each parameter trains at step 0, by number."""
+        self.epoch_shapes: list[tuple[int, Batch]] | None = None
+        """Run lengths of the batches of an epoch, on the meta device; None until one was trained from its start."""
+        self._shapes: list[tuple[int, Batch]] = []
         self._cost = CostTable(self.workload, self.model)
         self.forward_cache = self._make_forward_cache()
         warm_up(self.workload, self.model, self.device, config.seed)
@@ -159,11 +164,30 @@ class TrainingRun:
     def train_step(self) -> None:
         """One optimizer step."""
         batch, indices = next(self._epoch_batches)
+        if self.epoch_shapes is None:
+            self._see_shapes(batch)
         self._loss_sum += self._step(tuple(t.to(self.device, non_blocking=True) for t in batch), indices) * len(
             batch[0]
         )
         self._samples += len(batch[0])
         self._in_epoch += 1
+
+    def _see_shapes(self, batch: Batch) -> None:
+        if self._in_epoch == 0:
+            self._shapes = []
+        elif not self._shapes:
+            return  # begun in the middle of an epoch
+        count, last = self._shapes[-1] if self._shapes else (0, ())
+        if [(t.shape, t.dtype) for t in last] == [(t.shape, t.dtype) for t in batch]:
+            self._shapes[-1] = (count + 1, last)
+        else:
+            self._shapes.append((1, tuple(t.to("meta") for t in batch)))
+        if self._in_epoch == self.workload.steps_per_epoch - 1:
+            self.epoch_shapes = self._shapes
+
+    def pause(self) -> None:
+        """Training is interrupted until `begin_epoch`."""
+        self._train_time.pause()
 
     @contextmanager
     def untimed(self) -> Iterator[None]:
@@ -174,6 +198,16 @@ class TrainingRun:
         finally:
             self._train_time.start()
 
+    def skip_evaluation(self) -> None:
+        """End the epoch where its row is known."""
+        self._train_time.pause()
+        self._close_epoch()
+
+    def _close_epoch(self) -> None:
+        self.epoch += 1
+        self._in_epoch, self._samples = 0, 0
+        self._loss_sum = torch.zeros((), device=self.device)
+
     def end_epoch(self) -> dict[str, Any]:
         """Evaluate; the epoch's row.
 
@@ -182,9 +216,7 @@ class TrainingRun:
         """
         train_loss = float(self._loss_sum) / self._samples  # the epoch's only host-device synchronization
         self._train_time.pause()
-        self.epoch += 1
-        self._in_epoch, self._samples = 0, 0
-        self._loss_sum = torch.zeros((), device=self.device)
+        self._close_epoch()
         if not math.isfinite(train_loss):
             raise TrainingDiverged(f"the training loss is {train_loss} in epoch {self.epoch}")
         self.row = self._row(train_loss)

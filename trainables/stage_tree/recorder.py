@@ -1,0 +1,125 @@
+"""Signals of a run as it trains: weight variances at every step's start, and what a rule measured itself.
+
+Shapes: K layers; variances of a step (K,) on the device of the run, read by the host at decisions and for chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainables.gradskip.blueprint import Blueprint, Unit
+from trainables.gradskip.controller import GradientSkip
+from trainables.gradskip.following import signal_name
+from trainables.gradskip.layers import make_plan, numbered
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.signals import variance
+from trainables.stage_tree.interventions import MissingSignal
+from trainables.stage_tree.store import Chunk
+from trainables.training.run import TrainingRun
+
+_AUTO = Settings()
+
+
+class SignalRecorder:
+    """Records one run. Steps are told in ascending order.
+
+    Args:
+        run: a run that has not begun or was just loaded.
+        watches: values of ``CAC_WATCH`` whose layers are recorded besides all convolutions and linear weights.
+    """
+
+    def __init__(self, run: TrainingRun, watches: Iterable[Sequence[str]] = ()) -> None:
+        self._parameters, _ = numbered(run.optimizer.param_groups, run.model)
+        self._layers = _recorded_layers(self._parameters, run, watches)
+        self._run = run
+        self._rows: list[tuple[tuple[str, ...], Tensor]] = []
+        self._read: dict[int, dict[str, float]] = {}
+        self._sparse: dict[str, dict[int, float]] = {}
+        self._begin = run.step
+        gradskip = getattr(run.method, "gradskip", None)
+        if isinstance(gradskip, GradientSkip) and gradskip.settings.mode in ("gradient_norm", "plasticity"):
+            settings = gradskip.settings
+            gradskip.on_measured.append(
+                lambda unit, number: self._measured(signal_name(settings, unit.watched), number)
+            )
+
+    def _measured(self, name: str, number: float) -> None:
+        self._sparse.setdefault(name, {})[self._run.step] = number
+
+    def before_step(self) -> None:
+        """Record the step that is about to begin; nothing waits for the device."""
+        alive = [(name, w) for name, w in self._layers if any(p.requires_grad for p in w)]
+        values = [variance(weights) for _, weights in alive]
+        names = tuple(name for name, _ in alive)
+        self._rows.append((names, torch.stack(values) if values else torch.zeros(0)))
+
+    def at(self, name: str, iteration: int) -> float:
+        """A signal of a step since the last `cut`; waits for the device."""
+        sparse = self._sparse.get(name, {}).get(iteration)
+        if sparse is not None:
+            return sparse
+        place = iteration - self._begin
+        if not 0 <= place < len(self._rows):
+            raise MissingSignal(name)
+        if iteration not in self._read:
+            names, values = self._rows[place]
+            self._read[iteration] = dict(zip(names, values.tolist(), strict=True))
+        if name not in self._read[iteration]:
+            raise MissingSignal(name)
+        return self._read[iteration][name]
+
+    def cut(self, rows: dict[int, dict[str, Any]]) -> Chunk:
+        """What was recorded since the last cut, as a chunk with these rows; recording begins anew."""
+        begin, end = self._begin, self._begin + len(self._rows)
+        names = tuple(dict.fromkeys(name for step_names, _ in self._rows for name in step_names))
+        values = np.full((len(self._rows), len(names)), np.nan)
+        column = {name: place for place, name in enumerate(names)}
+        for step_names, group in _runs_of_equal_names(self._rows):
+            first, tensors = group
+            if step_names:
+                block = torch.stack(tensors).double().cpu().numpy()
+                values[first : first + len(tensors), [column[name] for name in step_names]] = block
+        chunk = Chunk(
+            begin=begin,
+            end=end,
+            names=names,
+            values=values,
+            sparse={name: tuple(sorted(found.items())) for name, found in self._sparse.items()},
+            rows=rows,
+        )
+        self._begin = end
+        self._rows.clear()
+        self._read.clear()
+        self._sparse.clear()
+        return chunk
+
+
+def _runs_of_equal_names(
+    rows: Sequence[tuple[tuple[str, ...], Tensor]],
+) -> Iterable[tuple[tuple[str, ...], tuple[int, list[Tensor]]]]:
+    first = 0
+    while first < len(rows):
+        last = first
+        while last < len(rows) and rows[last][0] == rows[first][0]:
+            last += 1
+        yield rows[first][0], (first, [values for _, values in rows[first:last]])
+        first = last
+
+
+def _recorded_layers(
+    parameters: Sequence[Tensor], run: TrainingRun, watches: Iterable[Sequence[str]]
+) -> list[tuple[str, list[Tensor]]]:
+    units: list[Unit] = list(make_plan(parameters, ("conv", "linear"), model=run.model).units)
+    gradskip = getattr(run.method, "gradskip", None)
+    if isinstance(gradskip, GradientSkip):
+        blueprint: Blueprint = gradskip.blueprint
+        units += blueprint.plan.units
+    for watch in watches:
+        units += make_plan(parameters, tuple(watch), model=run.model).units
+    found = {signal_name(_AUTO, unit.watched): [parameters[n] for n in unit.watched] for unit in units}
+    return list(found.items())

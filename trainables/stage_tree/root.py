@@ -1,0 +1,64 @@
+"""What runs must have in common to share training: everything but the interventions of their methods."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainables.config import TrialConfig
+from trainables.workloads.base import Workload
+
+#: Code that decides what a run computes, besides the workload's own.
+_CODE = ("training/*.py", "gradskip/*.py", "workloads/base.py", "stage_tree/shared_run.py")
+
+
+def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
+    """What the runs of one root agree in, in plain types. Runs of equal facts are equal until a method acts.
+
+    Fields of the configuration that matter only once a method acts are part of its actions, not of these.
+    """
+    return {
+        "workload": config.workload,
+        "fingerprint": workload.fingerprint(),
+        "code": code_fingerprint(),
+        "epochs": config.epochs,
+        "steps_per_epoch": workload.steps_per_epoch,
+        "total_steps": workload.steps_per_epoch * config.epochs,
+        "seed": config.seed,
+        "threads": config.threads,
+        "device": config.device,
+        "device_kind": device_kind(config.device),
+        "precision": "float32",
+        "torch": torch.__version__,
+    }
+
+
+def root_id(facts: dict[str, Any]) -> str:
+    """A digest of the facts."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@cache
+def device_kind(device: str) -> str:
+    """Kinds that may round differently have different names."""
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+@cache
+def code_fingerprint() -> str:
+    """A digest of the training code of this package."""
+    package = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for pattern in _CODE:
+        for path in sorted(package.glob(pattern)):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
