@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.accounting import SearchCost, search_cost, search_fraction
 from analysis.layout import StudyInfo
 from trainables.config import TrialConfig, field_kinds
 from trainables.gradskip.settings import BY_NAME, Settings
@@ -29,6 +30,34 @@ def points(fraction: float) -> str:
     '0.17 points'
     """
     return f"{100 * fraction:.2f} points"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "trial"), plural(0, "trial")
+    ('1 trial', '0 trials')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def trials_for_trainings(trials: int, trainings: float) -> str:
+    """So many trials for the compute of so many dense trainings.
+
+    >>> trials_for_trainings(100, 11.83)
+    '100 trials for 11.8 trainings'
+    """
+    said = f"{trainings:.1f}"
+    return f"{plural(trials, 'trial')} for {said} training{'' if said == '1.0' else 's'}"
+
+
+def search_cost_line(cost: SearchCost) -> str:
+    """One sentence: what the search executed, and what its trials would have alone where that is more."""
+    line = f"Search cost: {trials_for_trainings(cost.trials, cost.dense_equivalents)}"
+    alone, executed = f"{cost.own_equivalents:.1f}", f"{cost.dense_equivalents:.1f}"
+    if cost.own_equivalents > cost.dense_equivalents and alone != executed:
+        line += f"; alone, each from its start, they would have been {alone}"
+    return line + "."
 
 
 def config_of(row: pd.Series) -> TrialConfig:
@@ -121,16 +150,22 @@ def _short(value: Any) -> str:
 def ranked_table(ranking: pd.DataFrame, *, top: int | None = None, test: bool = False) -> list[list[str]]:
     """The ranked table as text cells, header first.
 
+    ``GFLOPs`` is the trial's own compute, as if it had been trained alone; ``search cost`` what the search executed for
+    it, as a fraction of a dense run.
+
     Args:
         ranking: from `analysis.rank`.
         top: rows to show; None for all. The baseline is always among them.
         test: add the test accuracy, which a search must not choose by.
     """
-    header = ["rank", "trial", "accuracy", "drop", "saved", "GFLOPs", "time s", "within", "front", "configuration"]
+    header = [
+        "rank", "trial", "accuracy", "drop", "saved", "GFLOPs", "search cost", "time s", "within", "front",
+        "configuration",
+    ]  # fmt: skip
     if test:
         header.insert(4, "test acc.")
     table = [header]
-    for position, row in ranking.iterrows():
+    for (position, row), fraction in zip(ranking.iterrows(), search_fraction(ranking), strict=True):
         baseline = row["role"] == "baseline"
         if top is not None and int(str(position)) >= top and not baseline:
             continue
@@ -141,6 +176,7 @@ def ranked_table(ranking: pd.DataFrame, *, top: int | None = None, test: bool = 
             "-" if pd.isna(row["accuracy_drop"]) else f"{row['accuracy_drop']:+.4f}",
             percent(row["compute_saved"]),
             f"{row['executed_flops'] / 1e9:.2f}",
+            "-" if pd.isna(fraction) else f"{fraction:.2f}",
             f"{row['train_time_s']:.2f}",
             "yes" if row["within_drop"] else "no",
             "yes" if row["on_front"] else "",
@@ -153,9 +189,20 @@ def ranked_table(ranking: pd.DataFrame, *, top: int | None = None, test: bool = 
 
 
 def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
-                    allowed_drop: float, *, top: int = 20) -> str:  # fmt: skip
-    """The report: headline, the best trial on the test split, settings, ranked table, failures, versions."""
+                    allowed_drop: float, *, top: int = 20, picture: str | None = None) -> str:  # fmt: skip
+    """The report: headline, the best trial on the test split, settings, ranked table, failures, versions.
+
+    Args:
+        info: what was searched.
+        trials: from `analysis.load`.
+        ranking: from `analysis.rank`.
+        best: from `analysis.best`.
+        allowed_drop: accuracy that may be lost, a fraction.
+        top: rows of the ranked table.
+        picture: file name of the stage tree's picture, beside the report; None without one.
+    """
     lines = [f"# {info.space} on {info.workload}", "", headline(ranking, best, allowed_drop), ""]
+    lines += [search_cost_line(search_cost(trials)), ""]
     counts = trials["status"].value_counts()
     lines.append(
         f"{info.epochs} epochs, seed {info.seed}; trials: " + ", ".join(f"{n} {s}" for s, n in counts.items()) + "."
@@ -184,6 +231,16 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
     table = ranked_table(ranking, top=top, test=True)
     lines += ["", "## Ranking", "", "| " + " | ".join(table[0]) + " |", "|" + "--|" * len(table[0])]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table[1:]]
+    if picture is not None:
+        lines += [
+            "",
+            "## Stage tree",
+            "",
+            "Every bar is a stretch of training that begins where its trials did something that the others did not; "
+            "what trials have in common was trained once and is drawn once.",
+            "",
+            f"![stage tree]({picture})",
+        ]
     failed = trials[trials["status"] == "failed"]
     if len(failed):
         lines += ["", "## Failed trials", ""]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from analysis.layout import STUDY_NAME, Layout
 from trainables.config import field_kinds
 from trainables.errors import UserError
 from trainables.metrics import METRICS, RELATIVE, ROW
+
+#: What is known of a trial without a result: what it executed until it failed or was interrupted.
+_SO_FAR = ("search_flops", "dense_flops")
 
 #: Columns that say which trial a row is.
 IDENTITY = {"trial": "int64", "role": "string", "status": "string", "error": "string"}
@@ -50,7 +54,11 @@ def _is_current(layout: Layout) -> bool:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """One record a trial: trial, role, status, error, row (result columns) and config."""
+    """One record a trial: trial, role, status, error, row (result columns) and config.
+
+    A trial that failed or was interrupted has no result; of its row only what it cost is filled in, where it is known.
+    Trials that the search never ran (attribute ``skipped``, with the reason) are left out.
+    """
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
@@ -69,7 +77,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     records = []
     for trial in trials:
         attrs = trial.user_attrs
-        if trial.state.name == "WAITING":
+        if trial.state.name == "WAITING" or "skipped" in attrs:
             continue
         if "row" in attrs:
             status = "completed"  # told or not: a search killed before its baseline ended leaves finished rows untold
@@ -83,11 +91,16 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
                 "role": attrs.get("role", "search"),
                 "status": status,
                 "error": attrs.get("error"),
-                "row": attrs.get("row", {}),
+                "row": attrs.get("row") or _cost_so_far(attrs),
                 "config": attrs.get("config", {}),
             }
         )
     return records
+
+
+def _cost_so_far(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    row = attrs.get("row_so_far") or {}
+    return {name: row[name] for name in _SO_FAR if row.get(name) is not None}
 
 
 def to_frame(records: list[dict[str, Any]]) -> pd.DataFrame:
