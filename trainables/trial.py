@@ -1,16 +1,19 @@
-"""The Ray trainable: config in, one row an epoch out. The only file here that imports ray."""
+"""The Ray trainable: config in, one row an epoch out. Imports ray, as only the coordinator does beside it here."""
 
 from __future__ import annotations
 
 import pickle
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 from ray import tune
 from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from trainables.config import TrialConfig
+from trainables.stage_tree.coordinator import RayClaims
+from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
 
 
@@ -28,23 +31,43 @@ def build_run(config: TrialConfig, resume_from: str | None) -> TrainingRun:
     return run
 
 
+def build_shared_run(config: TrialConfig, sharing: dict[str, Any]) -> SharedRun:
+    """A run over a study's stage tree."""
+    name = sharing["claims"]
+    how = Sharing(
+        tree=Path(sharing["tree"]),
+        budget_bytes=sharing["budget_bytes"],
+        trials=sharing["trials"],
+        watches=tuple(tuple(watch) for watch in sharing["watches"]),
+        checkpoint_every_s=sharing["checkpoint_every_s"],
+    )
+    claims = None if name is None else RayClaims(name)
+    return SharedRun(config, how, claims=claims, holder=sharing["holder"])
+
+
 class Trial(tune.Trainable):
     """One configuration trained. The process is reused for the next one (`TuneConfig(reuse_actors=True)`).
 
     Ray's config holds:
         config: the fields of `TrialConfig`.
         trial: the Optuna trial's number.
-        resume_from: folder of a checkpoint to continue from, or None.
+        resume_from: folder of a checkpoint to continue from, or None; not needed with a stage tree.
         checkpoint_every_s: seconds from one checkpoint to the next, at epoch ends.
+        sharing: fields of `Sharing`, the name of the coordinator (``claims``, None for none) and of this trial there
+            (``holder``); None trains alone.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         """Build the run; a wrong config raises here and fails the trial."""
-        self._run: TrainingRun | None = None
+        self._run: TrainingRun | SharedRun | None = None
         self._start(config)
 
     def _start(self, config: dict[str, Any]) -> None:
-        self._run = build_run(TrialConfig.from_mapping(config["config"]), config.get("resume_from"))
+        trial, sharing = TrialConfig.from_mapping(config["config"]), config.get("sharing")
+        if sharing is None:
+            self._run = build_run(trial, config.get("resume_from"))
+        else:
+            self._run = build_shared_run(trial, sharing)
         self._checkpoint_every_s = float(config.get("checkpoint_every_s", 60.0))
         self._checkpointed = time.monotonic()
 
@@ -53,18 +76,28 @@ class Trial(tune.Trainable):
         run = self._live()
         row = run.row if run.finished and run.row is not None else run.train_epoch()
         result = {**row, DONE: run.finished}
-        if not run.finished and time.monotonic() - self._checkpointed >= self._checkpoint_every_s:
+        if (
+            isinstance(run, TrainingRun)
+            and not run.finished
+            and time.monotonic() - self._checkpointed >= self._checkpoint_every_s
+        ):
             result[SHOULD_CHECKPOINT] = True
             self._checkpointed = time.monotonic()
         return result
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write the run's whole state."""
-        self._live().save(checkpoint_dir)
+        """Write the run's whole state. One over a stage tree has it there."""
+        run = self._live()
+        if isinstance(run, TrainingRun):
+            run.save(checkpoint_dir)
+        else:
+            (Path(checkpoint_dir) / "stage_tree").touch()
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Continue from it."""
-        self._live().load(checkpoint)
+        """Continue from it. A run over a stage tree walks to where it was."""
+        run = self._live()
+        if isinstance(run, TrainingRun):
+            run.load(checkpoint)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Start the next trial in this process, with the process state of a fresh one."""
@@ -78,6 +111,6 @@ class Trial(tune.Trainable):
             self._run.close()
             self._run = None
 
-    def _live(self) -> TrainingRun:
+    def _live(self) -> TrainingRun | SharedRun:
         assert self._run is not None
         return self._run

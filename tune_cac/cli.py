@@ -56,6 +56,13 @@ def build_parser() -> argparse.ArgumentParser:
     search.add_argument(
         "--checkpoint-every", type=float, default=60.0, metavar="SECONDS", help="seconds between a trial's checkpoints"
     )
+    search.add_argument(
+        "--no-sharing", action="store_true", help="train every trial alone instead of sharing training prefixes"
+    )
+    search.add_argument(
+        "--checkpoint-budget", default="20GB", metavar="BYTES",
+        help="most bytes of checkpoints that sharing keeps, such as 500MB (default: 20GB)",
+    )  # fmt: skip
     search.set_defaults(run="search")
 
     trial = commands.add_parser(

@@ -33,6 +33,8 @@ def search(arguments: argparse.Namespace) -> int:
         "cpus_per_trial": arguments.cpus_per_trial,
         "gpus_per_trial": arguments.gpus_per_trial,
         "checkpoint_every_s": arguments.checkpoint_every,
+        "sharing": not arguments.no_sharing,
+        "checkpoint_budget": arguments.checkpoint_budget,
     }
     given = {
         name: getattr(arguments, name)

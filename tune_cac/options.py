@@ -16,6 +16,28 @@ from trainables.errors import UserError, unknown_name
 from trainables.workloads import WORKLOADS
 from tune_cac.held import check_hold
 
+#: Bytes of checkpoints that sharing keeps.
+DEFAULT_BUDGET = "20GB"
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+
+
+def read_bytes(value: int | str) -> int:
+    """A number of bytes from a number, or from text with a unit.
+
+    >>> read_bytes("1.5MB")
+    1500000
+
+    Raises:
+        UserError: no such number, or a negative one.
+    """
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(value))
+    if isinstance(value, bool) or found is None or found[2].upper() not in _UNITS:
+        raise UserError(
+            f"--checkpoint-budget must be a number of bytes >= 0 with or without a unit, such as 20GB, got {value!r}"
+        )
+    return round(float(found[1]) * _UNITS[found[2].upper()])
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
@@ -49,6 +71,10 @@ class SearchOptions:
     """Name of the study's folder; None makes one from workload, space and time."""
     checkpoint_every_s: float = 60.0
     """Seconds from one checkpoint of a running trial to the next, >= 0 (0: every epoch)."""
+    sharing: bool = True
+    """Whether trials share training prefixes; the baseline's signals are recorded either way."""
+    checkpoint_budget: int | str = DEFAULT_BUDGET
+    """Bytes of checkpoints that sharing may keep: a number >= 0, or text such as ``20GB`` (10^9) or ``512MiB``."""
     hold: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the config that have one value in every trial but the baseline, by name."""
 
@@ -73,12 +99,18 @@ class SearchOptions:
             if not math.isfinite(number) or number < 0:
                 raise UserError(f"{flag} must be a number >= 0, got {number!r}")
         check_allowed_drop(self.allowed_drop)
+        object.__setattr__(self, "checkpoint_budget", read_bytes(self.checkpoint_budget))
         object.__setattr__(self, "results", Path(self.results))
         object.__setattr__(self, "hold", check_hold(self.space, self.hold))
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise UserError(
                 f"--name must be letters, digits, '.', '_' and '-', beginning with a letter or digit, got {self.name!r}"
             )
+
+    @property
+    def budget_bytes(self) -> int:
+        """`checkpoint_budget` as a number."""
+        return read_bytes(self.checkpoint_budget)
 
     @property
     def trial_epochs(self) -> int:

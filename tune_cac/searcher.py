@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,16 @@ from analysis.layout import STUDY_NAME
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.metrics import OBJECTIVES, ROW
+from trainables.stage_tree.coordinator import RayClaims, start_coordinator
+from tune_cac.learning import Learned, learn
 
 _ROW_NAMES = tuple(metric.name for metric in ROW)
+#: Columns that say what was spent on a trial that did not end well.
+_SPENT = ("search_flops", "dense_flops")
+#: Settings that do nothing are passed over so often in a row; then one is tried all the same.
+_MOST_SKIPPED = 50
+#: Most settings of a study's start that are chosen by replay; at most a third of its trials are.
+_MOST_SPREAD = 10
 
 
 class StudySearch(OptunaSearch):
@@ -39,6 +50,11 @@ class StudySearch(OptunaSearch):
         run_folder: folder of the Ray experiment, relative to the study, for the record.
         checkpoint_every_s: handed to the trials.
         hold: fields of the config that have this value in every trial but the baseline, whatever the space returns.
+        tree: the study's ``tree`` folder.
+        sharing: whether trials share training. The baseline's signals are recorded there either way, so that the
+            same settings are suggested with and without.
+        budget_bytes: most bytes of checkpoints.
+        trials: of the study, as planned.
     """
 
     def __init__(
@@ -53,6 +69,10 @@ class StudySearch(OptunaSearch):
         run_folder: str,
         checkpoint_every_s: float,
         hold: Mapping[str, Any] | None = None,
+        tree: Path,
+        sharing: bool = True,
+        budget_bytes: int,
+        trials: int,
     ) -> None:
         self._search_space = space
         self._context = context
@@ -61,6 +81,15 @@ class StudySearch(OptunaSearch):
         self._run_folder = run_folder
         self._checkpoint_every_s = checkpoint_every_s
         self._hold = dict(hold or {})
+        self._tree = tree
+        self._sharing = sharing
+        self._budget_bytes = budget_bytes
+        self._planned = trials
+        self._learned: Learned | None = None
+        self._claims_name: str | None = None
+        self._coordinator: Any = None
+        self._rows_so_far: dict[str, dict[str, Any]] = {}
+        self._seed = seed
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
         with warnings.catch_warnings():
@@ -88,25 +117,108 @@ class StudySearch(OptunaSearch):
         role = "published" if self._search_space.start_is_published and not self._hold else "search"
         self.study.enqueue_trial(dict(self._search_space.start(self._context)), user_attrs={"role": role})
 
-    def suggest(self, trial_id: str) -> dict[str, Any]:
-        """The next trial's config, in the form of `trainables.trial.Trial`."""
-        trial = self._ot_trials.get(trial_id) or self.study.ask()
+    @contextmanager
+    def coordinated(self) -> Iterator[None]:
+        """Within a Ray session: trials of this search agree on who trains what."""
+        if self._sharing:
+            self._claims_name = f"tune_cac-{hashlib.sha256(str(self._tree).encode()).hexdigest()[:12]}"
+            self._coordinator = start_coordinator(self._claims_name)  # it lives as long as this reference
+        try:
+            yield
+        finally:
+            self._claims_name, self._coordinator = None, None
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        """The next trial's config, in the form of `trainables.trial.Trial`; None while the baseline is trained."""
+        trial = self._ot_trials.get(trial_id) or self._ask()
+        if trial is None:
+            return None
         self._ot_trials[trial_id] = trial
         attrs = trial.user_attrs
-        if attrs.get("role") == "baseline":
-            values: dict[str, Any] = {"method": "none"}
-        else:
-            suggested = self._search_space.suggest(trial, self._context)
-            values = {"method": self._search_space.method, **plain(suggested), **self._hold}
-        config = {**self._base.to_dict(), **values}
+        baseline = attrs.get("role") == "baseline"
+        config = self._config(trial)
+        folder = f"{self._run_folder}/{trial_folder_name(trial.number)}"
         trial.set_user_attr("config", config)
-        trial.set_user_attr("folder", f"{self._run_folder}/{trial_folder_name(trial.number)}")
+        trial.set_user_attr("folder", folder)
         return {
             "config": config,
             "trial": trial.number,
             "resume_from": attrs.get("resume_from"),
             "checkpoint_every_s": self._checkpoint_every_s,
+            "sharing": self._sharing_of(folder) if self._sharing or baseline else None,
         }
+
+    def _sharing_of(self, folder: str) -> dict[str, Any]:
+        watch = self._hold.get("CAC_WATCH")
+        return {
+            "tree": str(self._tree),
+            "budget_bytes": self._budget_bytes,
+            "trials": self._planned if self._sharing else 1,
+            "watches": [] if watch is None else [list(watch)],
+            "checkpoint_every_s": self._checkpoint_every_s,
+            "claims": self._claims_name,
+            "holder": folder,
+        }
+
+    def _config(self, trial: optuna.Trial) -> dict[str, Any]:
+        if trial.user_attrs.get("role") == "baseline":
+            values: dict[str, Any] = {"method": "none"}
+        else:
+            with warnings.catch_warnings():
+                # The published defaults may lie where this run's thresholds make no difference.
+                warnings.filterwarnings("ignore", message="Fixed parameter .* is out of range")
+                suggested = self._search_space.suggest(trial, self._learn().context)
+            values = {"method": self._search_space.method, **plain(suggested), **self._hold}
+        return {**self._base.to_dict(), **values}
+
+    def _ask(self) -> optuna.Trial | None:
+        """The next trial that may do something; None as long as the baseline, which others learn from, is trained."""
+        if self._has_begun(role="baseline") and self._baseline_row() is None and not self._baseline_failed():
+            return None
+        if self._has_begun(role="baseline"):
+            self._enqueue_spread()
+        for _ in range(_MOST_SKIPPED):
+            trial = self.study.ask()
+            if trial.user_attrs.get("role", "search") != "search" or not self._does_nothing(trial):
+                return trial
+            row = self._baseline_row()
+            assert row is not None
+            trial.set_user_attr("skipped", "it stops nothing on this run, so its result is the baseline's")
+            tell_complete(self.study, trial, row, row, self._allowed_drop)
+        return self.study.ask()
+
+    def _has_begun(self, role: str) -> bool:
+        return any(
+            t.user_attrs.get("role") == role and t.state != TrialState.WAITING
+            for t in self.study.get_trials(deepcopy=False)
+        )
+
+    def _learn(self) -> Learned:
+        """What the baseline's run tells of this space; nothing where it failed."""
+        if self._learned is None:
+            row = self._baseline_row()
+            self._learned = learn(
+                self._search_space, self._context, self._tree, base=self._base, hold=self._hold, known=row is not None
+            )
+        return self._learned
+
+    def _enqueue_spread(self) -> None:
+        """Once a study: settings whose predicted outcomes differ, in place of the sampler's random start."""
+        if self.study.user_attrs.get("spread"):
+            return
+        count = max(1, min(_MOST_SPREAD, self._planned // 3))
+        for parameters in self._learn().spread(count, self._seed):
+            self.study.enqueue_trial(parameters, user_attrs={"role": "search"})
+        self.study.set_user_attr("spread", True)
+
+    def _does_nothing(self, trial: optuna.Trial) -> bool:
+        if self._baseline_row() is None:
+            return False
+        return self._learn().does_nothing(TrialConfig.from_mapping(self._config(trial)))
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Keep what a trial has executed, in case it fails."""
+        self._rows_so_far[trial_id] = {name: result[name] for name in _SPENT if name in result}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Tell Optuna how a trial ended. A failure is told by `tell_failure`, which knows its message."""
@@ -127,7 +239,11 @@ class StudySearch(OptunaSearch):
         """Tell Optuna that a trial raised."""
         if trial_id in self._ot_trials and trial_id not in self._completed_trials:
             self._completed_trials.add(trial_id)
-            self._tell_fail(self._ot_trials[trial_id], message)
+            trial = self._ot_trials[trial_id]
+            trial.set_user_attr("row_so_far", self._rows_so_far.get(trial_id, {}))
+            if self._claims_name is not None and "folder" in trial.user_attrs:
+                RayClaims(self._claims_name).release_all(trial.user_attrs["folder"])  # nobody has to wait for it
+            self._tell_fail(trial, message)
 
     def _tell_fail(self, trial: optuna.Trial, message: str) -> None:
         trial.set_user_attr("error", message)
@@ -172,6 +288,8 @@ class StudySearch(OptunaSearch):
             if checkpoint is not None:
                 again["resume_from"] = str(Path(checkpoint).resolve())
             self.study.enqueue_trial(frozen.params, user_attrs=again)
+            if "folder" in attrs:
+                trial.set_user_attr("row_so_far", last_row(root / attrs["folder"]))
             trial.set_user_attr("continued_by", "a later trial with the same parameters")
             trial.set_user_attr("error", "interrupted")
             self.study.tell(trial, state=TrialState.FAIL)
@@ -227,6 +345,19 @@ def last_checkpoint(trial_folder: Path) -> Path | None:
 
     found = [p for p in trial_folder.glob("checkpoint_*") if (p / CHECKPOINT_FILE).is_file()]
     return max(found, default=None)
+
+
+def last_row(trial_folder: Path) -> dict[str, Any]:
+    """What a trial that was cut off had executed by the last result that Ray wrote."""
+    try:
+        lines = (trial_folder / "result.json").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    for line in reversed(lines):
+        with suppress(ValueError):  # the last line may be torn
+            row = json.loads(line)
+            return {name: row[name] for name in _SPENT if name in row}
+    return {}
 
 
 def _finite(value: Any) -> bool:

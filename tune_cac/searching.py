@@ -17,7 +17,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.answering import SearchResult, answer, write_answer
 from tune_cac.held import check_hold_on_run, shown_hold
-from tune_cac.options import SearchOptions
+from tune_cac.options import DEFAULT_BUDGET, SearchOptions
 from tune_cac.study import check_writable, find_study, locked, open_study
 
 
@@ -36,6 +36,8 @@ def search(
     name: str | None = None,
     checkpoint_every_s: float = 60.0,
     hold: Mapping[str, Any] | None = None,
+    sharing: bool = True,
+    checkpoint_budget: int | str = DEFAULT_BUDGET,
 ) -> SearchResult:
     """Search a space on a workload.
 
@@ -58,6 +60,8 @@ def search(
         checkpoint_every_s: seconds between checkpoints of a running trial, at epoch ends.
         hold: values that every trial but the baseline has, such as ``{"CAC_VAR_START_THR": 0.97}``; they win over what
             the space fixes, and may not be what it searches.
+        sharing: share training prefixes between trials; False trains every trial alone, with equal results.
+        checkpoint_budget: most bytes of checkpoints that sharing keeps, a number or text such as ``"20GB"``.
 
     Returns:
         Trials, ranking and best as pandas; the same is written into the study's folder.
@@ -68,7 +72,8 @@ def search(
     options = SearchOptions(
         space=space, workload=workload, trials=trials, epochs=epochs, seed=seed, allowed_drop=allowed_drop,
         concurrency=concurrency, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial, results=Path(results),
-        name=name, checkpoint_every_s=checkpoint_every_s, hold=hold or {},
+        name=name, checkpoint_every_s=checkpoint_every_s, hold=hold or {}, sharing=sharing,
+        checkpoint_budget=checkpoint_budget,
     )  # fmt: skip
     _check_gpus(options)
     if options.hold:
@@ -88,12 +93,15 @@ def resume(
     cpus_per_trial: int = 1,
     gpus_per_trial: float = 0.0,
     checkpoint_every_s: float = 60.0,
+    sharing: bool = True,
+    checkpoint_budget: int | str = DEFAULT_BUDGET,
 ) -> SearchResult:
     """Finish the remaining trials of a study; space, workload, length, seed, allowed drop and held values are its own.
 
     Args:
         name: the study's name under ``results``, or its path.
-        results, concurrency, cpus_per_trial, gpus_per_trial, checkpoint_every_s: as in `search`.
+        results, concurrency, cpus_per_trial, gpus_per_trial, checkpoint_every_s, sharing, checkpoint_budget: as in
+            `search`.
 
     Raises:
         UserError: no such study, or one that another process is searching.
@@ -106,6 +114,7 @@ def resume(
             space=info.space, workload=info.workload, trials=max(1, info.trials), epochs=info.epochs, seed=info.seed,
             allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=cpus_per_trial,
             gpus_per_trial=gpus_per_trial, results=Path(results), checkpoint_every_s=checkpoint_every_s, hold=info.hold,
+            sharing=sharing, checkpoint_budget=checkpoint_budget,
         )  # fmt: skip
         _check_gpus(options)
         return _run(layout, options)
@@ -175,6 +184,10 @@ def _searcher(
         run_folder=f"{layout.ray.name}/{run_name}",
         checkpoint_every_s=options.checkpoint_every_s,
         hold=options.hold,
+        tree=layout.tree.resolve(),
+        sharing=options.sharing,
+        budget_bytes=options.budget_bytes,
+        trials=layout.read_info().trials,
     )
     if len(searcher.study.get_trials(deepcopy=False)) == 0:
         searcher.begin()
@@ -194,7 +207,7 @@ def _train(layout: Layout, options: SearchOptions, searcher: Any, run_name: str,
     progress = SearchProgress(searcher, finished_before=done, to_run=to_run, allowed_drop=options.allowed_drop)
     resources = {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial}
     at_a_time = options.trials_at_a_time
-    with progress, ray_session(cpus=at_a_time * options.cpus_per_trial):
+    with progress, ray_session(cpus=at_a_time * options.cpus_per_trial), searcher.coordinated():
         _check_resources(options)
         tune.Tuner(
             tune.with_resources(Trial, resources),

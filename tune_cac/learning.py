@@ -1,0 +1,113 @@
+"""What a search learns from its baseline before it asks for more: ranges, a start, and what does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from search_spaces import Space, SpaceContext
+from search_spaces.space import corners
+from trainables.config import TrialConfig
+from trainables.registry import METHODS
+from trainables.stage_tree.facts import costs_file, ensure_costs, facts_file
+from trainables.stage_tree.store import StageStore, roots
+from trainables.training.run import TrainingRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A space as the baseline's run shows it."""
+
+    space: Space
+    context: SpaceContext
+    """With ranges in which thresholds make a difference on this run, where that is known."""
+    base: TrialConfig
+    hold: Mapping[str, Any]
+    trace: Any
+    """The recorded runs; None where there are none."""
+
+    def spread(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """Parameters of ``count`` settings whose predicted outcomes differ; fewer or none where nothing is known."""
+        from tune_cac.informed import spread_starts
+
+        if self.trace is None:
+            return []
+        return spread_starts(self.space, self.context, self.trace, self.base, self.hold, count, seed)
+
+    def does_nothing(self, config: TrialConfig) -> bool:
+        """Whether the baseline's run proves that this configuration acts nowhere."""
+        from tune_cac.informed import never_acts
+
+        return self.trace is not None and never_acts(config, self.trace)
+
+
+def learn(
+    space: Space,
+    context: SpaceContext,
+    tree: Path,
+    *,
+    base: TrialConfig,
+    hold: Mapping[str, Any],
+    known: bool,
+) -> Learned:
+    """Read the baseline's recorded run. A function of that run alone, so that a resumed search learns the same.
+
+    Args:
+        space: what is searched.
+        context: as it is without having trained.
+        tree: the study's ``tree`` folder.
+        base: config of the baseline.
+        hold: fields with one value in every trial.
+        known: whether the baseline has completed.
+    """
+    from analysis.traces import load_trace
+    from trainables.errors import UserError
+    from tune_cac.informed import informed
+
+    nothing = Learned(space=space, context=context, base=base, hold=hold, trace=None)
+    if not known:
+        return nothing
+    configs = typical_configs(space, context, base, hold)
+    for root in roots(tree):
+        write_facts(StageStore(tree, root), configs)
+    try:
+        trace = load_trace(tree.parent)
+    except UserError:
+        return nothing  # its folder was emptied, or could not be written
+    return Learned(space=space, context=informed(context, trace, configs), base=base, hold=hold, trace=trace)
+
+
+def typical_configs(
+    space: Space, context: SpaceContext, base: TrialConfig, hold: Mapping[str, Any]
+) -> list[TrialConfig]:
+    """One configuration for each way in which the space looks at the model."""
+    found: dict[Any, TrialConfig] = {}
+    for values in corners(space, context):
+        config = replace(base, method=space.method, **{**values, **hold})
+        found.setdefault(METHODS[config.method].facts_key(config), config)
+    return list(found.values())
+
+
+def write_facts(store: StageStore, configs: list[TrialConfig]) -> None:
+    """What replay needs beside the recorded signals: blueprints, and costs of every set of stopped units."""
+    for given in configs:
+        config = replace(given, device="cpu")
+        key = METHODS[config.method].facts_key(config)
+        stored = store.read(facts_file(key))
+        if stored is None:
+            with TrainingRun(config) as run:
+                stored = {"key": key, "facts": run.method.facts()}
+            store.write(facts_file(key), stored)
+        described = store.read("root.json")
+        if described is None:
+            return
+        trains = described["trains"]
+        plan = stored["facts"]["plan"]
+        masks = [trains]
+        for unit in plan["units"]:
+            stopped = set(plan["order"][: unit["end"] + 1])
+            masks.append("".join("0" if n in stopped else digit for n, digit in enumerate(trains)))
+        if any(store.read(costs_file(mask)) is None for mask in masks):
+            ensure_costs(store, config, masks)
