@@ -7,10 +7,20 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.answer import best_env, headline, ranked_table, report_markdown
+from analysis.accounting import SearchCost, search_cost
+from analysis.answer import (
+    best_env,
+    headline,
+    ranked_table,
+    report_markdown,
+    search_cost_line,
+    trials_for_trainings,
+)
 from analysis.layout import Layout
 from analysis.loading import load
 from analysis.ranking import best, rank
+from analysis.tree import stage_frame
+from analysis.tree_picture import tree_svg
 
 #: Columns of ``ranking.csv`` that are not hyperparameters.
 _HIDDEN = ("test_accuracy", "test_accuracy_drop")
@@ -43,6 +53,16 @@ class SearchResult:
         """The answer in one sentence."""
         return headline(self.ranking, self.best, self.allowed_drop)
 
+    @property
+    def cost(self) -> SearchCost:
+        """What the search executed, beside what its trials count for alone (`analysis.search_cost`)."""
+        return search_cost(self.trials)
+
+    @property
+    def cost_line(self) -> str:
+        """The same in one sentence."""
+        return search_cost_line(self.cost)
+
     def table(self, top: int | None = None) -> list[list[str]]:
         """The ranked table as text cells, header first."""
         return ranked_table(self.ranking, top=top)
@@ -63,11 +83,27 @@ def answer(layout: Layout, *, allowed_drop: float, interrupted: bool = False) ->
 
 
 def write_answer(layout: Layout, result: SearchResult) -> None:
-    """Write a study's `trials.parquet`, `ranking.csv`, `best.env` and `report.md`."""
+    """Write a study's `trials.parquet`, `ranking.csv`, `best.env`, `report.md`, and `tree.svg` if it has a tree."""
     info, allowed_drop = layout.read_info(), result.allowed_drop
     trials, ranking, found = result.trials, result.ranking, result.best
     trials.to_parquet(layout.trials)
     # What a choice may be made by: the test split stays out of the ranked table.
     ranking.drop(columns=list(_HIDDEN)).to_csv(layout.ranking, index=False)
     layout.best.write_text(best_env(info, found, allowed_drop))
-    layout.report.write_text(report_markdown(info, trials, ranking, found, allowed_drop))
+    picture = layout.tree_picture.name if draw_tree(layout, result.cost) else None
+    layout.report.write_text(report_markdown(info, trials, ranking, found, allowed_drop, picture=picture))
+
+
+def draw_tree(layout: Layout, cost: SearchCost) -> bool:
+    """Write `tree.svg`; False, and nothing written, if no trial went through a stage tree."""
+    stages = stage_frame(layout.root)
+    if not stages["trials"].map(len).any():
+        return False
+    layout.tree_picture.write_text(tree_picture(stages, cost), encoding="utf-8")
+    return True
+
+
+def tree_picture(stages: pd.DataFrame, cost: SearchCost) -> str:
+    """The picture of a study's tree, under the sentence that says what its trials cost."""
+    title = trials_for_trainings(cost.trials, cost.dense_equivalents)
+    return tree_svg(stages, stages.attrs["total_steps"], title=title)

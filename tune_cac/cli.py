@@ -92,6 +92,18 @@ def build_parser() -> argparse.ArgumentParser:
         _add_results(command)
         command.set_defaults(run=name)
 
+    tree = commands.add_parser(
+        "tree", parents=[debug], help="draw a study's stage tree: what its trials trained, shared stretches once",
+        description="Draw a study's stage tree, one line a stage: the iteration at which trials did something, what, "
+        "up to which iteration it was trained, how many trials go through, and the result of those that end there.",
+    )  # fmt: skip
+    tree.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
+    tree.add_argument("--depth", type=int, help="interventions to go down to (default: all)")
+    tree.add_argument("--top", type=int, default=40, help="stages to show, the most visited (default: 40)")
+    tree.add_argument("--svg", metavar="FILE", help="write the picture, too")
+    _add_results(tree)
+    tree.set_defaults(run="tree")
+
     spaces = commands.add_parser("spaces", parents=[debug], help="list the search spaces, or show one with its ranges")
     spaces.add_argument("space", nargs="?", metavar="SPACE", help="show this one")
     spaces.add_argument("--workload", default="digits", help="whose run the ranges are for (default: digits)")

@@ -21,6 +21,7 @@ from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
 from trainables.registry import METHODS
 from trainables.workloads import WORKLOADS
 from tune_cac.held import read_assignments
+from tune_cac.tree_command import tree as tree
 
 
 def search(arguments: argparse.Namespace) -> int:
@@ -55,6 +56,7 @@ def search(arguments: argparse.Namespace) -> int:
         _print_table(found.table(top=15))
         print()
     print(found.headline)
+    print(found.cost_line)
     print(f"Settings: {found.folder / 'best.env'}   report: python -m tune_cac report {found.folder}")
     failures = found.failures
     for _, failure in failures.iterrows():
@@ -149,6 +151,7 @@ def rank(arguments: argparse.Namespace) -> int:
     _print_table(found.table(top=arguments.top))
     print()
     print(found.headline)
+    print(found.cost_line)
     return 0 if len(found.ranking) else 1
 
 

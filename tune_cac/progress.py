@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from ray import cloudpickle, tune
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from analysis.answer import percent, points
+from analysis.answer import percent, points, trials_for_trainings
 from analysis.ranking import ROUNDING
 from tune_cac.searcher import StudySearch
 
@@ -46,8 +46,7 @@ class SearchProgress(tune.Callback):
             (record["trial"], record["role"], record["row"]) for record in finished_before
         ]
         self._live: dict[str, dict[str, Any]] = {}
-        self._executed_flops = 0
-        self._dense_flops = 0
+        self._trainings = 0.0  # that the trials that have ended cost, in dense ones
         self.ended = 0
         self.failures: list[tuple[int, str]] = []
         self._started = time.monotonic()
@@ -83,8 +82,7 @@ class SearchProgress(tune.Callback):
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """A trial that ended well."""
         row = self._live.pop(trial.trial_id, {})
-        self._executed_flops += row.get("executed_flops", 0)
-        self._dense_flops = row.get("dense_flops", self._dense_flops)
+        self._trainings += in_trainings(row)
         number = trial.config["trial"]
         role = "baseline" if trial.config["config"]["method"] == "none" else "search"
         self._rows.append((number, role, row))
@@ -94,7 +92,7 @@ class SearchProgress(tune.Callback):
         """A trial that raised."""
         message = failure_message(trial)
         row = self._live.pop(trial.trial_id, {})
-        self._executed_flops += row.get("executed_flops", 0)
+        self._trainings += in_trainings(row)
         self._searcher.tell_failure(trial.trial_id, message)
         self.failures.append((trial.config["trial"], message))
         self._end(f"trial {trial.config['trial']} failed: {message}")
@@ -112,13 +110,13 @@ class SearchProgress(tune.Callback):
             self._bar.update(self._task, completed=self.ended, description=self.summary())
 
     def summary(self) -> str:
-        """Best so far, failures, compute spent, time left."""
+        """Best so far, failures, what this search executed, time left."""
         parts = [self._best_so_far()]
         if self.failures:
             parts.append(f"{len(self.failures)} failed")
-        if self._dense_flops:
-            live = sum(row.get("executed_flops", 0) for row in self._live.values())
-            parts.append(f"compute spent {(self._executed_flops + live) / self._dense_flops:.1f} dense runs")
+        if self.ended or self._live:
+            live = sum(in_trainings(row) for row in self._live.values())
+            parts.append(trials_for_trainings(self.ended, self._trainings + live))
         left = self._to_run - self.ended
         if self.ended and left:
             seconds = (time.monotonic() - self._started) / self.ended * left
@@ -138,6 +136,12 @@ class SearchProgress(tune.Callback):
         if saved <= 0:
             return "nothing saved yet"
         return f"best {percent(saved)} saved at {points(baseline['accuracy'] - accuracy)} drop (trial {-number})"
+
+
+def in_trainings(row: Mapping[str, Any]) -> float:
+    """What the search has executed for a trial by this row, in dense trainings; 0 before its first row."""
+    dense = row.get("dense_flops", 0)
+    return row.get("search_flops", row.get("executed_flops", 0)) / dense if dense else 0.0
 
 
 def failure_message(trial: Any) -> str:

@@ -1,0 +1,57 @@
+"""The command ``tree``: a study's stage tree as text, and as a picture on request."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from trainables.errors import UserError
+
+
+def tree(arguments: argparse.Namespace) -> int:
+    """Print a study's stage tree; write its picture where ``--svg`` says."""
+    if arguments.depth is not None and arguments.depth < 0:
+        raise UserError(f"--depth must be an integer >= 0, got {arguments.depth}")
+    if arguments.top < 1:
+        raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
+    from analysis.accounting import search_cost
+    from analysis.answer import plural, search_cost_line
+    from analysis.loading import load
+    from analysis.tree import stage_frame, tree_text
+    from tune_cac.answering import tree_picture
+    from tune_cac.study import find_study
+
+    layout = find_study(Path(arguments.results), arguments.study)
+    stages = stage_frame(layout.root)
+    if len(stages) == 0:
+        raise UserError(
+            f"{layout.root} has no stage tree: it is of an earlier version, or its baseline has not begun; "
+            "search to get one"
+        )
+    cost = search_cost(load(layout.root))
+    if arguments.svg is not None:
+        _write(Path(arguments.svg), tree_picture(stages, cost))
+    megabytes = stages["checkpoint_bytes"].sum() / 1e6
+    print(search_cost_line(cost))
+    print(f"{plural(len(stages), 'stage')}, {plural(stages['checkpoints'].sum(), 'checkpoint')} ({megabytes:.1f} MB)\n")
+    print(_printable(tree_text(stages, depth=arguments.depth, top=arguments.top)))
+    if arguments.svg is not None:
+        print(f"\nPicture: {arguments.svg}")
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write --svg {path}: {error.strerror or error}; choose another file") from None
+
+
+def _printable(text: str) -> str:
+    """With plain lines where the terminal's encoding has no others."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return text.translate(str.maketrans({"├": "|", "└": "`", "│": "|", "─": "-"}))
+    return text
