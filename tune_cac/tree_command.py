@@ -53,5 +53,5 @@ def _printable(text: str) -> str:
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
-        return text.translate(str.maketrans({"├": "|", "└": "`", "│": "|", "─": "-"}))
+        return text.translate(str.maketrans("├└│─", "|`|-"))
     return text
