@@ -39,9 +39,11 @@ ROW: tuple[Metric, ...] = (
     _m("compute_saved", "float64", "fraction", "max",
        "1 - executed / dense FLOPs over the full budget; steps not yet executed count as dense"),
     _m("backward_saved", "float64", "fraction", "max", "the same, of the backward FLOPs alone"),
-    _m("executed_flops", "int64", "FLOPs", "min", "forward and backward FLOPs of the executed steps"),
+    _m("executed_flops", "int64", "FLOPs", "min",
+       "forward and backward FLOPs of the executed steps, as if the trial were trained alone"),
     _m("search_flops", "int64", "FLOPs", "min",
-       "FLOPs that the search executed for this trial; less than executed_flops where a stretch was known already"),
+       "FLOPs that the search executed for this trial (search cost: over dense_flops); less than executed_flops where "
+       "a stretch was known already"),
     _m("forward_flops", "int64", "FLOPs", "min", "forward FLOPs of the executed steps"),
     _m("backward_flops", "int64", "FLOPs", "min", "backward FLOPs of the executed steps"),
     _m("dense_flops", "int64", "FLOPs", "", "FLOPs of the full budget with nothing stopped"),

@@ -34,7 +34,7 @@ def tree(arguments: argparse.Namespace) -> int:
         _write(Path(arguments.svg), tree_picture(stages, cost))
     megabytes = stages["checkpoint_bytes"].sum() / 1e6
     print(search_cost_line(cost))
-    print(f"{plural(len(stages), 'stage')}, {plural(stages['checkpoints'].sum(), 'checkpoint')} ({megabytes:.1f} MB)\n")
+    print(f"{plural(len(stages), 'stage')}, {plural(int(stages['checkpoints'].sum()), 'checkpoint')} ({megabytes:.1f} MB)\n")
     print(_printable(tree_text(stages, depth=arguments.depth, top=arguments.top)))
     if arguments.svg is not None:
         print(f"\nPicture: {arguments.svg}")
