@@ -1,0 +1,252 @@
+"""Many settings at once, sorted by how they are replayed: those that never act, the variance rule's, and the others.
+
+The variance rule's seven numbers (thresholds, timing, braking) are kept as columns, so that a hundred thousand
+settings need no hundred thousand objects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trainables.config import TrialConfig, field_names
+from trainables.errors import UserError, unknown_name
+from trainables.gradskip.settings import BY_NAME, DEFAULT_SAMPLES, VARIABLES, Settings
+
+#: The numbers of the variance rule, with the fields of `Settings` that hold their defaults.
+AUTO_COLUMNS = {
+    "CAC_VAR_START_ITR": "start_itr",
+    "CAC_VAR_START_THR": "start_thr",
+    "CAC_VAR_MT_COUNT_THR": "mt_count_thr",
+    "CAC_VAR_MT_THR": "mt_thr",
+    "CAC_VAR_SLOPE_THR": "slope_thr",
+    "CAC_VAR_SAMPLES": "samples",
+    "CAC_BRAKING_DISTANCE": "braking_distance",
+}
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Settings)}
+#: Fields of a configuration that replay reads; where and how long it trains is the trace's.
+_READ = (*BY_NAME, "forward_cache_mb", "method")
+
+#: A setting, in any form that replay takes.
+OneSetting = Settings | TrialConfig | Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoNumbers:
+    """The variance rule's numbers of n settings."""
+
+    start_itr: NDArray[np.int64]
+    """(n,) first iteration of a decision."""
+    start_thr: NDArray[np.float64]
+    """(n,) threshold of the first target."""
+    mt_count_thr: NDArray[np.int64]
+    """(n,) peak updates above which a later target is a mountain."""
+    mt_thr: NDArray[np.float64]
+    """(n,) threshold of a mountain."""
+    slope_thr: NDArray[np.float64]
+    """(n,) threshold of a slope."""
+    interval: NDArray[np.int64]
+    """(n,) iterations between decisions."""
+    braking: NDArray[np.int64]
+    """(n,) braking distance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Settings that are replayed together."""
+
+    rows: NDArray[np.int64]
+    """(n,) places of the settings in what was given."""
+    config: TrialConfig
+    """One configuration of them; under the variance rule, without its numbers."""
+    auto: AutoNumbers | None
+    """The variance rule's numbers of each; None: all n settings are `config`."""
+
+    @property
+    def never_acts(self) -> bool:
+        """Whether these do nothing on any run."""
+        return self.auto is None and (self.config.method == "none" or self.config.gradskip_settings().mode == "off")
+
+
+def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
+    """Sort settings by how they are replayed.
+
+    Args:
+        settings: a `Settings`, a `TrialConfig` or a mapping of its fields; a sequence of them; a mapping from labels
+            to them; or a DataFrame with such fields as columns, as `analysis.load` gives it (None and NaN: published
+            default; other columns are not read).
+
+    Returns:
+        The index of the settings (labels of a mapping, the DataFrame's own, else 0, 1, ...), and batches that have
+        each setting once.
+
+    Raises:
+        UserError: an unknown variable, or a value that is not valid.
+    """
+    index, columns = _columns(settings)
+    count = len(index)
+    others = [name for name in columns if name not in AUTO_COLUMNS]
+    auto = {name: _numbers(name, columns.get(name), count) for name in AUTO_COLUMNS}
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    if others:
+        cells = [[_cell(name, value) for value in columns[name]] for name in others]
+        for row, key in enumerate(zip(*cells, strict=True)):
+            groups.setdefault(key, []).append(row)
+    elif count:
+        groups[()] = list(range(count))
+    found = []
+    for key, places in groups.items():
+        fixed = {name: value for name, value in zip(others, key, strict=True) if value is not None}
+        found += _sorted_out(fixed, np.array(places, dtype=np.int64), auto)
+    return index, found
+
+
+def _sorted_out(
+    fixed: Mapping[str, Any], rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64]]
+) -> list[Batch]:
+    """Batches of settings that differ in the variance rule's numbers alone."""
+    braking = np.nan_to_num(auto["CAC_BRAKING_DISTANCE"][rows], nan=0.0).astype(np.int64)
+    found = []
+    # A setting that rules out another may come with any numbers, so those of the variance rule are left out here.
+    probe = TrialConfig(**fixed)
+    if probe.method != "none" and probe.gradskip_settings().mode == "auto":
+        off = auto["CAC_VAR_START_THR"][rows] == -1
+        if off.any():
+            config = TrialConfig(**{**fixed, "CAC_VAR_START_THR": -1.0})
+            found.append(Batch(rows=rows[off], config=config, auto=None))
+        if not off.all():
+            found.append(Batch(rows=rows[~off], config=probe, auto=_auto_numbers(rows[~off], auto)))
+    else:
+        for distance in np.unique(braking):
+            config = TrialConfig(**{**fixed, **({"CAC_BRAKING_DISTANCE": int(distance)} if distance else {})})
+            found.append(Batch(rows=rows[braking == distance], config=config, auto=None))
+    return found
+
+
+def _auto_numbers(rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64]]) -> AutoNumbers:
+    def given(name: str) -> NDArray[np.float64]:
+        values, default = auto[name][rows], _DEFAULTS[AUTO_COLUMNS[name]]
+        return values if default is None else np.where(np.isnan(values), default, values)
+
+    def integers(values: NDArray[np.float64]) -> NDArray[np.int64]:
+        return values.astype(np.int64)
+
+    braking = given("CAC_BRAKING_DISTANCE")
+    samples = given("CAC_VAR_SAMPLES")
+    # As `Settings.sampling_interval`: unset, it follows the braking distance.
+    interval = np.where(np.isnan(samples), np.where(braking > 0, braking, DEFAULT_SAMPLES), samples)
+    return AutoNumbers(
+        start_itr=integers(given("CAC_VAR_START_ITR")),
+        start_thr=given("CAC_VAR_START_THR"),
+        mt_count_thr=integers(given("CAC_VAR_MT_COUNT_THR")),
+        mt_thr=given("CAC_VAR_MT_THR"),
+        slope_thr=given("CAC_VAR_SLOPE_THR"),
+        interval=integers(interval),
+        braking=integers(braking),
+    )
+
+
+# --- the forms in which settings come -------------------------------------------------------------------------------
+
+
+def _columns(settings: Any) -> tuple[pd.Index, dict[str, Sequence[Any] | NDArray[Any]]]:
+    """The index, and the fields that any setting gives, as columns."""
+    if isinstance(settings, pd.DataFrame):
+        for name in settings.columns:
+            if str(name).startswith("CAC") and name not in BY_NAME:
+                raise unknown_name("variable", str(name), BY_NAME)
+        return settings.index, {name: settings[name].to_numpy() for name in _READ if name in settings.columns}
+    index, rows = _rows(settings)
+    names = [name for name in _READ if any(name in row for row in rows)]
+    return index, {name: [row.get(name) for row in rows] for name in names}
+
+
+def _rows(settings: Any) -> tuple[pd.Index, list[dict[str, Any]]]:
+    if isinstance(settings, (Settings, TrialConfig)):
+        return pd.RangeIndex(1), [_fields_of(settings)]
+    if isinstance(settings, Mapping):
+        if settings and all(isinstance(value, (Settings, TrialConfig, Mapping)) for value in settings.values()):
+            return pd.Index(list(settings)), [_fields_of(value) for value in settings.values()]
+        return pd.RangeIndex(1), [_fields_of(settings)]
+    if isinstance(settings, Iterable) and not isinstance(settings, (str, bytes)):
+        rows = [_fields_of(value) for value in settings]
+        return pd.RangeIndex(len(rows)), rows
+    raise UserError(f"settings must be Settings, a TrialConfig, several of them or a DataFrame, got {settings!r}")
+
+
+def _fields_of(setting: OneSetting) -> dict[str, Any]:
+    """The fields that a setting gives and replay reads."""
+    if isinstance(setting, TrialConfig):
+        given = {name: getattr(setting, name) for name in _READ}
+        return {name: value for name, value in given.items() if value is not None}
+    if isinstance(setting, Settings):
+        if setting.reference:
+            raise UserError("settings to replay must not have reference=True: no trial trains with the published steps")
+        given = {variable.name: getattr(setting, variable.field) for variable in VARIABLES}
+        return {name: value for name, value in given.items() if value != _DEFAULTS[BY_NAME[name].field]}
+    if not isinstance(setting, Mapping):
+        raise UserError(f"a setting must be Settings, a TrialConfig or a mapping of its fields, got {setting!r}")
+    for name in setting:
+        if name not in field_names():
+            raise unknown_name("variable" if str(name).startswith("CAC") else "setting", str(name), field_names())
+    return {name: value for name, value in setting.items() if name in _READ}
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and value != value)
+
+
+def _numbers(name: str, cells: Sequence[Any] | NDArray[Any] | None, count: int) -> NDArray[np.float64]:
+    """A column of the variance rule as float64, NaN where it is not given; each value checked."""
+    variable = BY_NAME[name]
+    whole = isinstance(_DEFAULTS[AUTO_COLUMNS[name]], int) or variable.parse is int
+    if cells is None:
+        return np.full(count, np.nan)
+    if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf":
+        values = cells.astype(np.float64)
+    else:
+        values = np.array([np.nan if _is_missing(cell) else _number(name, cell) for cell in cells], dtype=np.float64)
+    for value in np.unique(values[~np.isnan(values)]).tolist():
+        variable.check(int(value) if whole and value.is_integer() else value)
+    return values
+
+
+def _number(name: str, cell: Any) -> Any:
+    if isinstance(cell, str):
+        return BY_NAME[name].read(cell)
+    cell = cell.item() if isinstance(cell, np.generic) else cell
+    if isinstance(cell, bool) or not isinstance(cell, (int, float)):
+        BY_NAME[name].check(cell)
+    return cell
+
+
+def _cell(name: str, value: Any) -> Any:
+    """A value of another column in the type that `TrialConfig` wants, None where it is not given."""
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return tuple(item.item() if isinstance(item, np.generic) else item for item in value)
+    if _is_missing(value):
+        return None
+    value = value.item() if isinstance(value, np.generic) else value
+    if name not in BY_NAME:
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+    variable = BY_NAME[name]
+    if isinstance(value, str):
+        return tuple(json.loads(value)) if value.startswith("[") else variable.read(value)
+    return _as_kind(variable.kind, value)
+
+
+def _as_kind(kind: Callable[[Any], bool], value: Any) -> Any:
+    """What a DataFrame has made float64 (integers and flags with gaps), as what it was."""
+    for form in (value, int(value) if isinstance(value, float) and value.is_integer() else value):
+        if kind(form):
+            return form
+    return bool(value) if value in (0, 1) and kind(True) else value
