@@ -149,6 +149,11 @@ class SharedRun:
         return self._reported >= self.total_steps
 
     @property
+    def run(self) -> TrainingRun | None:
+        """The run that this trial trains in this process; None where nothing had to be trained so far."""
+        return None if self._live is None else self._live.run
+
+    @property
     def search_flops(self) -> int:
         """FLOPs that this trial executed so far."""
         live = self._live
@@ -194,7 +199,7 @@ class SharedRun:
     def _facts(self, key: Any) -> Mapping[str, Any]:
         if METHODS[self.config.method].following is None:
             return {}
-        known = _FACTS.get((self.store.root, key))
+        known = _FACTS.get((self.store.folder, key))
         if known is None:
             name = facts_file(key)
             stored = self.store.read(name)
@@ -202,7 +207,7 @@ class SharedRun:
                 with TrainingRun(self.config) as run:
                     stored = {"key": key, "facts": run.method.facts()}
                 self._write_small(name, stored)
-            known = _FACTS[(self.store.root, key)] = stored["facts"]
+            known = _FACTS[(self.store.folder, key)] = stored["facts"]
         return known
 
     def _write_small(self, name: str, values: Any) -> None:
@@ -498,12 +503,14 @@ class SharedRun:
         return self._weights.get(stage, StageWeight(start=0, end=self.total_steps, visits=1, step_cost=1.0))
 
     def _root_is_written(self) -> bool:
-        return self.store.root in _ROOTS or self.store.read("root.json") is not None
+        if self.store.folder not in _ROOTS and self.store.read("root.json") is not None:
+            _ROOTS.add(self.store.folder)
+        return self.store.folder in _ROOTS
 
     def _write_root(self, run: TrainingRun) -> None:
         if run.epoch_shapes is None:
             return
-        _ROOTS.add(self.store.root)
+        _ROOTS.add(self.store.folder)
         self._write_small("shapes.json", plain_shapes(run.epoch_shapes))
         self._write_small(
             "root.json",
@@ -515,9 +522,9 @@ class SharedRun:
         )
 
 
-#: Facts of this process, by root and key, and roots whose file is there: facts, not state, so trials share them.
-_FACTS: dict[tuple[str, Any], Mapping[str, Any]] = {}
-_ROOTS: set[str] = set()
+#: What this process has read, by a root's folder and key, and roots whose file is there: facts, not state.
+_FACTS: dict[tuple[Path, Any], Mapping[str, Any]] = {}
+_ROOTS: set[Path] = set()
 
 
 def _weights(store: StageStore, total_steps: int) -> dict[str, StageWeight]:

@@ -1,0 +1,324 @@
+"""A trial over the stage tree is the trial alone: rows, weights, and what it costs."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from tiny_workload import STEPS_PER_EPOCH, tiny  # noqa: F401 - a fixture
+
+import search_spaces
+import trainables.stage_tree.shared_run as shared_run_module
+from search_spaces import SpaceContext
+from trainables.config import TrialConfig
+from trainables.errors import TrainingDiverged, UserError
+from trainables.gradskip.layers import unit_ends
+from trainables.metrics import ROW
+from trainables.stage_tree.claims import Claims
+from trainables.stage_tree.shared_run import SharedRun, Sharing
+from trainables.stage_tree.store import StageStore, roots
+from trainables.training.run import TrainingRun
+
+#: Columns that measure this machine and moment, or say what the search spent.
+NOT_THE_RUNS = {"train_time_s", "wall_time_s", "peak_memory_bytes", "search_flops", "stage"}
+EPOCHS = 4
+TOTAL = EPOCHS * STEPS_PER_EPOCH
+AUTO: dict[str, Any] = {"CAC_VAR_START_ITR": 2, "CAC_VAR_SAMPLES": 1}
+#: The published thresholds stop nothing on these small runs.
+HELD: dict[str, dict[str, Any]] = {"braking_distance": {f"CAC_VAR_{n}_THR": 0.995 for n in ("START", "MT", "SLOPE")}}
+
+Outcome = tuple[list[dict[str, Any]], dict[str, torch.Tensor]]
+
+
+def facts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in NOT_THE_RUNS} for row in rows]
+
+
+def finish(run: TrainingRun | SharedRun) -> list[dict[str, Any]]:
+    rows = []
+    while not run.finished:
+        rows.append(run.train_epoch())
+    return rows
+
+
+def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+def alone(config: TrialConfig) -> Outcome:
+    with TrainingRun(config) as run:
+        return facts(finish(run)), weights(run)
+
+
+def shared(config: TrialConfig, sharing: Sharing, **more: Any) -> tuple[Outcome, SharedRun]:
+    with SharedRun(config, sharing, **more) as trial:
+        rows = finish(trial)
+        assert set(rows[-1]) == {metric.name for metric in ROW}
+        trained = weights(trial.run) if trial.run is not None and trial.run.finished else {}
+    return (facts(rows), trained), trial
+
+
+def assert_equals_alone(config: TrialConfig, sharing: Sharing, **more: Any) -> SharedRun:
+    """Rows equal, and the whole weight vectors where this trial trained to the end itself."""
+    (rows, trained), trial = shared(config, sharing, **more)
+    rows_alone, weights_alone = alone(config)
+    assert rows == rows_alone
+    assert all(torch.equal(value, weights_alone[name]) for name, value in trained.items())
+    return trial
+
+
+def auto(workload: str, **values: Any) -> TrialConfig:
+    """A configuration in auto mode; ``START_THR`` is short for ``CAC_VAR_START_THR``."""
+    named = {name if name.startswith("CAC_") else f"CAC_VAR_{name}": value for name, value in values.items()}
+    return TrialConfig(workload=workload, epochs=EPOCHS, **{**AUTO, **named})
+
+
+def context_of(workload: str) -> SpaceContext:
+    with TrainingRun(TrialConfig(workload=workload, epochs=EPOCHS, method="none")) as run:
+        names = tuple(name for name, _ in run.model.named_parameters())
+        return SpaceContext(total_steps=run.total_steps, layer_names=names, unit_ends=unit_ends(run.model))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("workload", ["tiny", "tiny_adam"])
+@pytest.mark.parametrize("space", [n for n in search_spaces.SPACES if search_spaces.load(n).method == "gradskip"])
+def test_every_trial_of_every_space_equals_the_trial_alone(space: str, workload: str, tmp_path: Path) -> None:
+    found = search_spaces.load(space)
+    context = context_of(workload)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    sharing = Sharing(tree=tmp_path / "tree", trials=40)
+    executed, full, forked = 0, 0, 0
+    dense = shared(TrialConfig(workload=workload, epochs=EPOCHS, method="none"), sharing)[1]
+    assert dense.trained_steps == TOTAL
+    for _ in range(14):
+        values = {**found.suggest(study.ask(), context), **HELD.get(space, {})}
+        trial = assert_equals_alone(TrialConfig(workload=workload, epochs=EPOCHS, **values), sharing)
+        executed += trial.trained_steps
+        full += TOTAL
+        forked += 0 < trial.trained_steps < TOTAL
+    assert executed < full
+    assert forked
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_is_known_is_answered_without_training(tmp_path: Path) -> None:
+    sharing = Sharing(tree=tmp_path / "tree")
+    config = auto("tiny", START_THR=0.97, SLOPE_THR=0.97, CAC_BRAKING_DISTANCE=3)
+    first = assert_equals_alone(config, sharing)
+    assert first.trained_steps == TOTAL
+    assert first.search_flops == first.row["executed_flops"]  # type: ignore[index]
+    # Other numbers, the same interventions: thresholds between the same two ratios.
+    for threshold in (0.97, 0.9700001):
+        again = assert_equals_alone(replace(config, CAC_VAR_START_THR=threshold), sharing)
+        assert (again.trained_steps, again.search_flops, again.run) == (0, 0, None)
+        assert again.row["stage"] == first.row["stage"]  # type: ignore[index]
+    assert again.row["executed_flops"] == first.row["executed_flops"]  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_settings_that_never_act_are_the_baseline(tmp_path: Path) -> None:
+    sharing = Sharing(tree=tmp_path / "tree")
+    shared(TrialConfig(workload="tiny", epochs=EPOCHS, method="none"), sharing)
+    trial = assert_equals_alone(auto("tiny", START_THR=-1.0), sharing)
+    assert trial.trained_steps == 0
+    trial = assert_equals_alone(auto("tiny", START_THR=0.01), sharing)
+    assert trial.trained_steps == 0
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_fork_trains_no_more_than_from_the_checkpoint_before_it(tmp_path: Path) -> None:
+    """With a checkpoint at every step, exactly the steps from the first new intervention on are trained."""
+    sharing = Sharing(tree=tmp_path / "tree", trials=10**9)
+    shared(TrialConfig(workload="tiny", epochs=EPOCHS, method="none"), sharing)
+    store = StageStore(sharing.tree, roots(sharing.tree)[0])
+    manual = TrialConfig(workload="tiny", epochs=EPOCHS, CAC_STOP_LAYER_NUM=(2,), CAC_STOP_LAYER_ITR=(9,))
+    trial = assert_equals_alone(manual, sharing)
+    steps = {entry.step for entry in trial.checkpoints.entries(store.root)}
+    nearest = max(step for step in steps if step <= 9)
+    assert trial.trained_steps == TOTAL - nearest
+    # The rule acted at step 9, so there is a checkpoint there now: another action there costs no step more.
+    assert 9 in {entry.step for entry in trial.checkpoints.entries(store.root)}
+    braked = assert_equals_alone(replace(manual, CAC_BRAKING_DISTANCE=4), sharing)
+    assert braked.trained_steps == TOTAL - 9
+    # Equal up to the second stop: only what follows it.
+    later = replace(manual, CAC_STOP_LAYER_NUM=(2, 5), CAC_STOP_LAYER_ITR=(9, 25))
+    assert assert_equals_alone(later, sharing).trained_steps <= TOTAL - 10
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("rule", ["gradient_norm", "plasticity"])
+def test_rules_that_measure_something_else_share_what_was_measured(rule: str, tmp_path: Path) -> None:
+    sharing = Sharing(tree=tmp_path / "tree", trials=100)
+    shared(TrialConfig(workload="tiny", epochs=EPOCHS, method="none"), sharing)
+    config = TrialConfig(
+        workload="tiny", epochs=EPOCHS, CAC_RULE=rule, CAC_RULE_START_ITR=2, CAC_RULE_INTERVAL=3, CAC_RULE_WINDOW=2,
+        CAC_RULE_PERCENTILE=40.0, CAC_RULE_TOLERANCE=0.3, CAC_WHOLE_UNITS=True,
+    )  # fmt: skip
+    first = assert_equals_alone(config, sharing)
+    assert first.trained_steps == TOTAL  # nobody measured this signal before
+    assert assert_equals_alone(config, sharing).trained_steps == 0
+    other = replace(config, CAC_RULE_PERCENTILE=90.0, CAC_RULE_TOLERANCE=0.9)
+    assert assert_equals_alone(other, sharing).trained_steps < TOTAL
+    # Another interval is another signal.
+    assert assert_equals_alone(replace(config, CAC_RULE_INTERVAL=4), sharing).trained_steps == TOTAL
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    "how", [{"CAC_NORM_STATISTICS": "hold"}, {"CAC_PREFIX_AUTOGRAD": False}, {"CAC_WATCH": ("linear",)}]
+)
+def test_how_layers_stop_is_part_of_what_they_did(how: dict[str, Any], tmp_path: Path) -> None:
+    sharing = Sharing(tree=tmp_path / "tree", trials=50)
+    plain = auto("tiny", START_THR=0.97, SLOPE_THR=0.97, MT_THR=0.97)
+    assert_equals_alone(plain, sharing)
+    assert_equals_alone(replace(plain, **how), sharing)
+    assert assert_equals_alone(replace(plain, **how), sharing).trained_steps == 0
+    assert assert_equals_alone(replace(plain, CAC_BRAKING_DISTANCE=2, **how), sharing).trained_steps < TOTAL
+
+
+def test_a_forward_cache_is_continued_only_from_before_it_began(tmp_path: Path) -> None:
+    sharing = Sharing(tree=tmp_path / "tree", trials=50)
+    config = TrialConfig(
+        epochs=3, CAC_STOP_LAYER_NUM=(5,), CAC_STOP_LAYER_ITR=(8,), CAC_NORM_STATISTICS="hold",
+        CAC_PREFIX_AUTOGRAD=False, forward_cache_mb=50,
+    )  # fmt: skip
+    assert_equals_alone(config, sharing)
+    more = replace(config, CAC_STOP_LAYER_NUM=(5, 8), CAC_STOP_LAYER_ITR=(8, 20))
+    trial = assert_equals_alone(more, sharing)
+    assert 30 - 8 <= trial.trained_steps < 30
+
+
+@pytest.mark.usefixtures("tiny")
+def test_roots_apart_share_nothing(tmp_path: Path) -> None:
+    sharing = Sharing(tree=tmp_path / "tree")
+    config = TrialConfig(workload="tiny", epochs=2, method="none")
+    for other in (config, replace(config, seed=1), replace(config, epochs=3), replace(config, workload="tiny_adam")):
+        assert assert_equals_alone(other, sharing).trained_steps == other.epochs * STEPS_PER_EPOCH
+    assert len(roots(sharing.tree)) == 4
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_wrong_layer_is_the_same_error_with_and_without_a_tree(tmp_path: Path) -> None:
+    sharing = Sharing(tree=tmp_path / "tree")
+    wrong = TrialConfig(workload="tiny", epochs=2, CAC_STOP_LAYER_NUM=(99,), CAC_STOP_LAYER_ITR=(3,))
+    message = r"CAC_STOP_LAYER_NUM must be at most 13 \(this model has 14 parameters, numbered from 0\), got 99"
+    for _ in range(2):
+        with pytest.raises(UserError, match=message):
+            SharedRun(wrong, sharing)
+        assert_equals_alone(replace(wrong, CAC_STOP_LAYER_NUM=(2,)), sharing)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_divergence_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tiny_workload
+
+    monkeypatch.setattr(tiny_workload.Tiny, "evaluate", lambda *_: float("nan"))
+    sharing = Sharing(tree=tmp_path / "tree")
+    config = TrialConfig(workload="tiny", epochs=2, method="none")
+    messages, steps = [], []
+    for run in (TrainingRun(config), SharedRun(config, sharing), SharedRun(config, sharing)):
+        with run, pytest.raises(TrainingDiverged) as raised:
+            finish(run)
+        messages.append(str(raised.value))
+        steps.append(getattr(run, "trained_steps", None))
+    assert messages == ["the accuracy is nan in epoch 1"] * 3
+    assert steps[1:] == [STEPS_PER_EPOCH, 0]
+
+
+# --- several trials at once -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("tiny")
+def test_one_trains_and_the_other_waits(tmp_path: Path) -> None:
+    """Two trials in step: the second asks for a stage that the first has, and gets its rows."""
+    sharing = Sharing(tree=tmp_path / "tree")
+    config = TrialConfig(workload="tiny", epochs=EPOCHS, method="none")
+    claims = Claims()
+    with SharedRun(config, sharing, claims=claims, holder="first") as first:
+        rows = [first.train_epoch()]
+        assert claims.holder_of(first.store.root) == "first"
+        second = SharedRun(config, sharing, claims=claims, holder="second")
+        assert facts([second.train_epoch()]) == facts(rows)
+        found: list[dict[str, Any]] = []
+        waiting = threading.Thread(target=lambda: found.append(second.train_epoch()))
+        waiting.start()
+        time.sleep(0.2)
+        assert waiting.is_alive()
+        assert not found
+        rows.append(first.train_epoch())
+        waiting.join(timeout=60)
+        assert facts(found) == facts(rows[1:])
+    assert claims.holder_of(first.store.root) is None
+    rows_of_second = finish(second)  # the first has given up, so the second goes on itself
+    assert facts(rows_of_second) == alone(config)[0][2:]
+    second.close()
+    assert 2 * STEPS_PER_EPOCH <= second.trained_steps < 3 * STEPS_PER_EPOCH
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_holder_that_died_is_waited_for_no_longer_than_its_lease(tmp_path: Path) -> None:
+    sharing = Sharing(tree=tmp_path / "tree")
+    config = TrialConfig(workload="tiny", epochs=2, method="none")
+    now = [0.0]
+    claims = Claims(clock=lambda: now[0])
+    dead = SharedRun(config, sharing, claims=claims, holder="dead")
+    dead.train_epoch()
+    rows_alone = alone(config)[0]  # also puts the process state in order: the dead one never closes
+    found: list[Any] = []
+    trial = SharedRun(config, sharing, claims=claims, holder="alive")
+    thread = threading.Thread(target=lambda: found.append(facts(finish(trial))))
+    thread.start()
+    time.sleep(0.2)
+    assert thread.is_alive()
+    now[0] = 1e6
+    thread.join(timeout=60)
+    assert found == [rows_alone]
+    assert STEPS_PER_EPOCH <= trial.trained_steps < 2 * STEPS_PER_EPOCH  # from the dead one's last checkpoint on
+    trial.close()
+    dead.close()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_path_enters_a_stage_that_others_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that trains live and comes to a known stage walks it, and goes on from its own state where it ends."""
+    monkeypatch.setattr(shared_run_module, "spacing", lambda **_: 10**6)  # only where a rule acts
+    sharing = Sharing(tree=tmp_path / "tree")
+    base = TrialConfig(workload="tiny", epochs=EPOCHS, CAC_STOP_LAYER_NUM=(2, 5), CAC_STOP_LAYER_ITR=(6, 20))
+    assert_equals_alone(base, sharing)
+    # Not known: the stretch after step 20 without the second stop.
+    assert_equals_alone(replace(base, CAC_STOP_LAYER_NUM=(2, 8), CAC_STOP_LAYER_ITR=(6, 25)), sharing)
+    assert (
+        assert_equals_alone(replace(base, CAC_STOP_LAYER_NUM=(2,), CAC_STOP_LAYER_ITR=(6,)), sharing).trained_steps < 8
+    )
+    assert assert_equals_alone(base, sharing).trained_steps == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_random_trials_in_random_order_with_random_crashes(tmp_path: Path) -> None:
+    """Trials given up at any epoch leave nothing wrong behind."""
+    rng = random.Random(5)
+    sharing = Sharing(tree=tmp_path / "tree", trials=30, budget_bytes=400_000)
+    executed = full = 0
+    for _ in range(40):
+        config = auto(
+            "tiny", START_THR=rng.choice([0.95, 0.97, 0.99]), SLOPE_THR=rng.choice([0.95, 0.98]), MT_THR=0.97,
+            START_ITR=rng.choice([0, 5, 9]), SAMPLES=rng.choice([1, 3]), CAC_BRAKING_DISTANCE=rng.choice([0, 3]),
+        )  # fmt: skip
+        if rng.random() < 0.4:
+            with SharedRun(config, sharing) as given_up:
+                for _ in range(rng.randint(1, 3)):
+                    given_up.train_epoch()
+            executed += given_up.trained_steps
+            continue
+        executed += assert_equals_alone(config, sharing).trained_steps
+        full += TOTAL
+    assert executed < full
