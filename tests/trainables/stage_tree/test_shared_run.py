@@ -23,7 +23,7 @@ from trainables.gradskip.layers import unit_ends
 from trainables.metrics import ROW
 from trainables.stage_tree.claims import Claims
 from trainables.stage_tree.shared_run import SharedRun, Sharing
-from trainables.stage_tree.store import StageStore, roots
+from trainables.stage_tree.store import roots
 from trainables.training.run import TrainingRun
 
 #: Columns that measure this machine and moment, or say what the search spent.
@@ -135,17 +135,17 @@ def test_settings_that_never_act_are_the_baseline(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("tiny")
 def test_a_fork_trains_no_more_than_from_the_checkpoint_before_it(tmp_path: Path) -> None:
-    """With a checkpoint at every step, exactly the steps from the first new intervention on are trained."""
+    """Of all steps, those from the last checkpoint at or before the first new intervention on are trained."""
     sharing = Sharing(tree=tmp_path / "tree", trials=10**9)
-    shared(TrialConfig(workload="tiny", epochs=EPOCHS, method="none"), sharing)
-    store = StageStore(sharing.tree, roots(sharing.tree)[0])
+    dense = shared(TrialConfig(workload="tiny", epochs=EPOCHS, method="none"), sharing)[1]
+    root = dense.store.root
+    steps = {entry.step for entry in dense.checkpoints.entries(root)}
+    nearest = max((step for step in steps if step <= 9), default=0)
     manual = TrialConfig(workload="tiny", epochs=EPOCHS, CAC_STOP_LAYER_NUM=(2,), CAC_STOP_LAYER_ITR=(9,))
     trial = assert_equals_alone(manual, sharing)
-    steps = {entry.step for entry in trial.checkpoints.entries(store.root)}
-    nearest = max(step for step in steps if step <= 9)
     assert trial.trained_steps == TOTAL - nearest
     # The rule acted at step 9, so there is a checkpoint there now: another action there costs no step more.
-    assert 9 in {entry.step for entry in trial.checkpoints.entries(store.root)}
+    assert 9 in {entry.step for entry in trial.checkpoints.entries(root)}
     braked = assert_equals_alone(replace(manual, CAC_BRAKING_DISTANCE=4), sharing)
     assert braked.trained_steps == TOTAL - 9
     # Equal up to the second stop: only what follows it.
