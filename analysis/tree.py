@@ -201,17 +201,19 @@ def _in_order(stages: Mapping[str, _Read]) -> list[tuple[str, int]]:
 
 
 def most_visited(frame: pd.DataFrame, count: int) -> set[str]:
-    """Ids of the ``count`` stages that most trials go through; with a stage, those before it are among them."""
-    visits = frame["trials"].map(len)
-    order = frame.assign(visits=visits).sort_values(["visits", "depth"], ascending=[False, True], kind="stable")
-    return set(order["stage"].iloc[:count])
+    """Ids of the ``count`` stages that most trials go through; with a stage, those before it are among them.
+
+    Equally visited stages count in the frame's order, so that ways are shown to their ends, early stops first.
+    """
+    visits = frame["trials"].map(len).sort_values(ascending=False, kind="stable")
+    return set(frame.loc[visits.index[:count], "stage"])
 
 
 def tree_text(frame: pd.DataFrame, *, depth: int | None = None, top: int | None = None) -> str:
     """The tree as indented lines, every stage once; empty for a frame without rows.
 
     Args:
-        frame: from `stage_frame`.
+        frame: from `stage_frame`, in its order.
         depth: interventions to go down to, >= 0; None for all.
         top: stages to show, >= 1, those that most trials go through; None for all. What is left out is counted in
             the place where it would stand.

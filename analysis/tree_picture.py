@@ -33,7 +33,7 @@ _LABELS = "what was done, at which iteration"
 _NUMBERS = (("trials", 58), ("saved", 64), ("accuracy", 70))
 _TICK_STEP = 0.5  # checkpoints nearer to each other are one tick
 
-_TEXT, _FAINT, _GRID, _STRIPE, _UNKNOWN = "#1f2933", "#52606d", "#d9dee3", "#f5f7f9", "#aab4be"
+_TEXT, _FAINT, _LINE, _GRID, _STRIPE, _UNKNOWN = "#1f2933", "#52606d", "#8491a0", "#d9dee3", "#f5f7f9", "#aab4be"
 #: From nothing saved to the most saved; all stand out from the background, and from each other in grey print too.
 _SCALE = ((127, 205, 187), (65, 182, 196), (29, 145, 192), (34, 94, 168), (12, 44, 132))
 
@@ -59,7 +59,7 @@ def tree_svg(frame: pd.DataFrame, total_steps: int, *, title: str | None = None)
     `MOST_LANES` stages the least visited are counted in a line instead of drawn.
 
     Args:
-        frame: from `analysis.stage_frame`, with at least one row.
+        frame: from `analysis.stage_frame`, in its order, with at least one row.
         total_steps: iterations of a whole run.
         title: what stands above, such as "24 trials for 3.4 trainings"; None for the number of trials.
 
@@ -250,7 +250,7 @@ def _connector(lane: _Lane, scale: _Scale) -> str:
     assert lane.parent_y is not None
     x = scale.x(lane.begin)
     return (
-        f'<path class="connector" d="M{x:.2f} {lane.parent_y + _BAR / 2:g}V{lane.y:g}" stroke="{_FAINT}" '
+        f'<path class="connector" d="M{x:.2f} {lane.parent_y + _BAR / 2:g}V{lane.y:g}" stroke="{_LINE}" '
         'stroke-width="1" fill="none"/>'
     )
 

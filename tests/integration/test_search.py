@@ -110,7 +110,7 @@ def test_progress_is_plain_off_a_terminal(finished: tuple[Path, subprocess.Compl
     assert first == "results/study: auto_thresholds on digits, 6 trials of 20 epochs, 1 at a time"
     assert [line.split("]")[0] for line in lines] == [f"[{n}/6" for n in range(1, 7)], process.stderr
     assert "\x1b" not in process.stderr + process.stdout
-    assert re.search(r"compute spent \d+\.\d dense runs, about .* left", lines[2])
+    assert re.search(r"\d+ trials? for \d+\.\d trainings?, about .* left", lines[2])
 
 
 def test_every_trial_equals_the_same_configuration_alone(

@@ -1,0 +1,39 @@
+"""What the progress line says was executed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from studies import DENSE_FLOPS, result_row
+
+from tune_cac.progress import SearchProgress, in_trainings
+
+
+def a_trial(number: int) -> Any:
+    method = "gradskip" if number else "none"
+    return SimpleNamespace(trial_id=str(number), config={"trial": number, "config": {"method": method}})
+
+
+def test_a_row_in_trainings() -> None:
+    assert in_trainings({}) == 0
+    assert in_trainings({"search_flops": 0, "executed_flops": 10, "dense_flops": 20}) == 0
+    assert in_trainings({"search_flops": 5, "executed_flops": 10, "dense_flops": 20}) == 0.25
+    assert in_trainings({"executed_flops": 10, "dense_flops": 20}) == 0.5
+
+
+def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFixture[str]) -> None:
+    searcher: Any = None  # is told of failures alone
+    progress = SearchProgress(searcher, finished_before=[], to_run=4, allowed_drop=0.005)
+    assert "training" not in progress.summary()
+    for number, row in enumerate(
+        [result_row(), result_row(saved=0.5, search_flops=100), result_row(search_flops=DENSE_FLOPS // 5)]
+    ):
+        progress.on_trial_result(0, [], a_trial(number), row)
+        if number < 2:
+            progress.on_trial_complete(0, [], a_trial(number))
+    assert ", 2 trials for 1.3 trainings, about " in progress.summary()
+    lines = capsys.readouterr().err.splitlines()
+    assert "1 trial for 1.0 training," in lines[0]
+    assert "2 trials for 1.1 trainings," in lines[1]
