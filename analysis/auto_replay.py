@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -275,7 +275,7 @@ class _Replay:
                 iteration, ratio, rule = key
                 decision = Decision(layer=unit.end, rule=_RULES[rule], ratio=ratio)
                 event = self._blueprint.event(iteration, decision, self._settings, 0)
-                text = texts[key] = json.dumps(asdict(event))
+                text = texts[key] = json.dumps(vars(event))  # in the order of the fields
             events[row] = f"{events[row]}, {text}" if events[row] else text
 
 

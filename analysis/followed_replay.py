@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from analysis.traces import RunTrace
 from trainables.config import TrialConfig
 from trainables.gradskip.blueprint import Blueprint, StopEvent
 from trainables.gradskip.following import GradskipFollower
+from trainables.gradskip.schedules import FreezeOutRule
 from trainables.stage_tree.interventions import MissingSignal
 
 
@@ -66,6 +68,8 @@ def replay_one(trace: RunTrace, config: TrialConfig) -> Predicted:
     path = RecordedPath(trace)
     found = Predicted.nothing(1, trace)
     try:
+        if isinstance(follower.machine.rule, FreezeOutRule):
+            _follow_schedule(follower, follower.machine.rule, path, trace.total_steps)
         while (intervention := follower.advance(path, trace.total_steps)) is not None:
             path.enter(intervention.iteration, intervention.action)
     except MissingSignal:
@@ -78,6 +82,17 @@ def replay_one(trace: RunTrace, config: TrialConfig) -> Predicted:
     found.certain_until[0], found.stage[0], found.own[0] = path.certain_until, path.stage, path.own
     _count(trace, blueprint, follower.events, follower.machine.distance, found)
     return found
+
+
+def _follow_schedule(follower: GradskipFollower, rule: FreezeOutRule, path: RecordedPath, total_steps: int) -> None:
+    """Follow freezeout, whose every step scales learning rates, from one stop to the next alone."""
+    intervention = follower.advance(path, 1)  # all of it is one, at the first step
+    assert intervention is not None
+    path.enter(intervention.iteration, intervention.action)
+    while rule.position < rule.stoppable and (due := math.ceil(rule.ends[rule.position])) < total_steps:
+        follower.machine.iteration = max(due, follower.machine.iteration)
+        follower.advance(path, follower.machine.iteration + 1)
+    follower.machine.iteration = total_steps
 
 
 def _count(trace: RunTrace, blueprint: Blueprint, events: Sequence[StopEvent], distance: int, found: Predicted) -> None:

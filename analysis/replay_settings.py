@@ -32,6 +32,7 @@ AUTO_COLUMNS = {
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Settings)}
 #: Fields of a configuration that replay reads; where and how long it trains is the trace's.
 _READ = (*BY_NAME, "forward_cache_mb", "method")
+_KNOWN = frozenset(field_names())
 
 #: A setting, in any form that replay takes.
 OneSetting = Settings | TrialConfig | Mapping[str, Any]
@@ -193,8 +194,8 @@ def _fields_of(setting: OneSetting) -> dict[str, Any]:
     if not isinstance(setting, Mapping):
         raise UserError(f"a setting must be Settings, a TrialConfig or a mapping of its fields, got {setting!r}")
     for name in setting:
-        if name not in field_names():
-            raise unknown_name("variable" if str(name).startswith("CAC") else "setting", str(name), field_names())
+        if name not in _KNOWN:
+            raise unknown_name("variable" if str(name).startswith("CAC") else "setting", str(name), _KNOWN)
     return {name: value for name, value in setting.items() if name in _READ}
 
 
@@ -215,7 +216,10 @@ def _numbers(name: str, cells: Sequence[Any] | NDArray[Any] | None, count: int) 
         values = cells.astype(np.float64)
     else:
         values = np.array([np.nan if _is_missing(cell) else _number(name, cell) for cell in cells], dtype=np.float64)
-    for value in np.unique(values[~np.isnan(values)]).tolist():
+    distinct = np.unique(values[~np.isnan(values)])
+    # Valid values are an interval, START_THR's -1 apart, so that the ends speak for all; a fraction may be anywhere.
+    suspects = np.concatenate([distinct[:2], distinct[-1:], distinct[distinct % 1 != 0][:1] if whole else distinct[:0]])
+    for value in suspects.tolist():
         variable.check(int(value) if whole and value.is_integer() else value)
     return values
 

@@ -30,6 +30,12 @@ COLUMNS = {
     "stage": "id of the deepest recorded stage that the run goes through; its last one where exact",
 }
 
+_DTYPES = {
+    "stops": np.int64, "stopped_through": np.int64, "first_stop": np.int64, "stop_events": object,
+    "compute_saved": np.float64, "backward_saved": np.float64, "exact": np.bool_, "accuracy": np.float64,
+    "exact_until": np.int64, "stage": object,
+}  # fmt: skip
+
 
 def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
     """Predict what settings stop and save on a recorded run.
@@ -58,15 +64,11 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
             for a setting (`missing_facts`, `missing_costs`).
     """
     index, found = batches(settings)
-    columns = {name: np.empty(len(index), object) for name in COLUMNS}
+    columns: dict[str, Any] = {name: np.zeros(len(index), dtype) for name, dtype in _DTYPES.items()}
     for batch in found:
         for name, values in _outcomes(trace, batch).items():
             columns[name][batch.rows] = values
-    frame = pd.DataFrame(columns, index=index)
-    integers, numbers = ("stops", "stopped_through", "first_stop", "exact_until"), ("compute_saved", "backward_saved")
-    return frame.astype(
-        {**dict.fromkeys(integers, "int64"), **dict.fromkeys((*numbers, "accuracy"), "float64"), "exact": "bool"}
-    )
+    return pd.DataFrame(columns, index=index, copy=False)
 
 
 def _outcomes(trace: RunTrace, batch: Batch) -> dict[str, Any]:

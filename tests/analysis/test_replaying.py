@@ -215,6 +215,38 @@ def test_other_rules_are_followed_by_their_schedules() -> None:
         assert not found.loc[number, "exact"]
 
 
+@settings(max_examples=40)
+@given(
+    start=st.integers(0, 38),
+    cubic=st.booleans(),
+    scaled=st.booleans(),
+    end=st.integers(39, 60),
+    layers=st.integers(1, 4),
+)
+def test_freezeout_stops_as_its_machine_does_step_by_step(
+    start: int, cubic: bool, scaled: bool, end: int, layers: int
+) -> None:
+    trace = invented_trace(random.Random(1), layers=layers, total_steps=40, steps_per_epoch=10)
+    config = TrialConfig(
+        CAC_RULE="freezeout",
+        CAC_RULE_START_ITR=start,
+        CAC_RULE_END_ITR=end,
+        CAC_RULE_CUBIC=cubic,
+        CAC_RULE_SCALED=scaled,
+    )
+    machine = trace.blueprint(config).machine(config.gradskip_settings())
+    decided = [
+        (t, plan.decision.layer) for t in range(40) if (plan := machine.step(lambda _: 0.0)).decision is not None
+    ]
+    found = replay(trace, config).loc[0]
+    assert [(e["iteration"], e["layer"]) for e in json.loads(found["stop_events"])] == decided
+    assert found["stopped_through"] == machine.stopped_through
+    assert (found["exact"], found["exact_until"]) == (
+        False,
+        40,
+    )  # scaled from the first step on, so never the dense run
+
+
 def test_signals_that_nobody_recorded_leave_savings_open() -> None:
     trace = invented_trace(random.Random(1), layers=3, total_steps=40, steps_per_epoch=10)
     for rule in ("gradient_norm", "plasticity"):
