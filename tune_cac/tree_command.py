@@ -32,9 +32,9 @@ def tree(arguments: argparse.Namespace) -> int:
     cost = search_cost(load(layout.root))
     if arguments.svg is not None:
         _write(Path(arguments.svg), tree_picture(stages, cost))
-    megabytes = stages["checkpoint_bytes"].sum() / 1e6
+    kept, megabytes = int(stages["checkpoints"].sum()), stages["checkpoint_bytes"].sum() / 1e6
     print(search_cost_line(cost))
-    print(f"{plural(len(stages), 'stage')}, {plural(int(stages['checkpoints'].sum()), 'checkpoint')} ({megabytes:.1f} MB)\n")
+    print(f"{plural(len(stages), 'stage')}, {plural(kept, 'checkpoint')} ({megabytes:.1f} MB)\n")
     print(_printable(tree_text(stages, depth=arguments.depth, top=arguments.top)))
     if arguments.svg is not None:
         print(f"\nPicture: {arguments.svg}")
