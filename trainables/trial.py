@@ -24,6 +24,7 @@ def build_run(config: TrialConfig, resume_from: str | None) -> TrainingRun:
         return run
     try:
         run.load(resume_from)
+        run.count_spent_from_here()  # the interrupted trial has its own record of what it executed
     except (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
         run.close()  # it may be half loaded
         warnings.warn(f"training from the start, for {resume_from} cannot be read: {error}", stacklevel=2)

@@ -116,7 +116,6 @@ class SharedRun:
         self._spent_before = 0
         self._write_s = 0.0
         self._held: str | None = None
-        self._unwritten = False
         self._bad: set[Entry] = set()
         self._kept: dict[str, list[int]] = {}
         self._renewed = 0.0
@@ -217,8 +216,8 @@ class SharedRun:
             self._tell_unwritten(error)
 
     def _tell_unwritten(self, error: OSError) -> None:
-        if not self._unwritten:
-            self._unwritten = True
+        if self.sharing.tree not in _UNWRITTEN:
+            _UNWRITTEN.add(self.sharing.tree)
             warnings.warn(
                 f"the stage tree cannot be written ({error.strerror or error}): trials train on without sharing what "
                 "they train now",
@@ -525,6 +524,8 @@ class SharedRun:
 #: What this process has read, by a root's folder and key, and roots whose file is there: facts, not state.
 _FACTS: dict[tuple[Path, Any], Mapping[str, Any]] = {}
 _ROOTS: set[Path] = set()
+#: Trees that could not be written, said once a process.
+_UNWRITTEN: set[Path] = set()
 
 
 def _weights(store: StageStore, total_steps: int) -> dict[str, StageWeight]:

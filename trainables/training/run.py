@@ -329,10 +329,14 @@ class TrainingRun:
         self._loss_sum = state["loss_sum"].to(self.device)
         self.row = state["row"]
         self._counts = dict(state["counts"])
-        self._flops_before = self.executed_flops - state.get("search_flops", 0)
+        self._flops_before = self.executed_flops - state["search_flops"]
         self._train_time.elapsed_s = state["train_time_s"]
         self._wall_time_before_s = state["wall_time_s"]
         set_generators(state["generators"], self.device)
+
+    def count_spent_from_here(self) -> None:
+        """`search_flops` begins anew: what was executed before is another trial's."""
+        self._flops_before = self.executed_flops
 
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint."""
