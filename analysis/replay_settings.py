@@ -68,11 +68,8 @@ class Batch:
     """One configuration of them; under the variance rule, without its numbers."""
     auto: AutoNumbers | None
     """The variance rule's numbers of each; None: all n settings are `config`."""
-
-    @property
-    def never_acts(self) -> bool:
-        """Whether these do nothing on any run."""
-        return self.auto is None and (self.config.method == "none" or self.config.gradskip_settings().mode == "off")
+    never_acts: bool = False
+    """Whether these do nothing on any run."""
 
 
 def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
@@ -120,13 +117,14 @@ def _sorted_out(
         off = auto["CAC_VAR_START_THR"][rows] == -1
         if off.any():
             config = TrialConfig(**{**fixed, "CAC_VAR_START_THR": -1.0})
-            found.append(Batch(rows=rows[off], config=config, auto=None))
+            found.append(Batch(rows=rows[off], config=config, auto=None, never_acts=True))
         if not off.all():
             found.append(Batch(rows=rows[~off], config=probe, auto=_auto_numbers(rows[~off], auto)))
     else:
         for distance in np.unique(braking):
             config = TrialConfig(**{**fixed, **({"CAC_BRAKING_DISTANCE": int(distance)} if distance else {})})
-            found.append(Batch(rows=rows[braking == distance], config=config, auto=None))
+            never = config.method == "none"
+            found.append(Batch(rows=rows[braking == distance], config=config, auto=None, never_acts=never))
     return found
 
 

@@ -116,7 +116,7 @@ def _columns(trace: RunTrace, batch: Batch, found: Predicted) -> dict[str, Any]:
 
 def _saves_more(config: TrialConfig) -> bool:
     """Whether a run saves more than the layers that it stops."""
-    return config.forward_cache_mb > 0 or not config.gradskip_settings().prefix_autograd
+    return config.forward_cache_mb > 0 or config.CAC_PREFIX_AUTOGRAD is False
 
 
 # --- what is missing ------------------------------------------------------------------------------------------------

@@ -119,8 +119,8 @@ class RunTrace:
     """``1`` or ``0`` for each parameter by number: whether it trains at the start."""
     stages: tuple[TraceStage, ...]
     """The dense run first, parents before children."""
-    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Blueprints in plain types, by `facts_key`."""
+    facts: Mapping[str, Blueprint] = field(default_factory=dict)
+    """What rules need to know of the model, by `facts_key`."""
     costs: Mapping[str, StepCosts] = field(default_factory=dict)
     """Costs of steps by the parameters that train, in the form of `trains`."""
 
@@ -148,7 +148,7 @@ class RunTrace:
                 f"CAC_WHOLE_UNITS={int(settings.whole_units)}: the command replay looks at the model itself, or run "
                 "one trial with these"
             )
-        return Blueprint.from_dict(facts)
+        return facts
 
     def costs_of(self, trains: str) -> StepCosts:
         """Costs of steps with these parameters training.
@@ -239,7 +239,8 @@ def assemble(
         values: of ``root.json``.
         root: the root's id, also of its first stage.
         stages: each with its parent's id and intervention, None for the first.
-        facts, costs: as in `RunTrace`.
+        facts: blueprints in plain types, by `facts_key`.
+        costs: as in `RunTrace`.
     """
     by_id: dict[str, Stage] = {}
     below: dict[str, list[tuple[Intervention, str]]] = {}
@@ -264,7 +265,7 @@ def assemble(
             TraceStage(recorded=p.stage, parent=p.parent, intervention=p.intervention, children=p.children)
             for p in places
         ),
-        facts=dict(facts),
+        facts={key: Blueprint.from_dict(values) for key, values in facts.items()},
         costs=dict(costs),
     )
 

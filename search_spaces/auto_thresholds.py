@@ -23,12 +23,20 @@ BRAKING_CHOICES, LONGEST_BRAKING = 5, 0.1
 
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     """Ask for one configuration."""
+    published = start(context)
+    last_start = latest_start(context.total_steps)
+    if context.latest_start_itr is not None:
+        last_start = max(published["CAC_VAR_START_ITR"], min(last_start, context.latest_start_itr))
+    first = thresholds(context.start_thr_range, published["CAC_VAR_START_THR"])
+    mountain, slope = (
+        thresholds(context.later_thr_range, published[name]) for name in ("CAC_VAR_MT_THR", "CAC_VAR_SLOPE_THR")
+    )
     return {
-        "CAC_VAR_START_ITR": trial.suggest_int("CAC_VAR_START_ITR", 0, latest_start(context.total_steps)),
-        "CAC_VAR_START_THR": trial.suggest_float("CAC_VAR_START_THR", *THRESHOLDS),
+        "CAC_VAR_START_ITR": trial.suggest_int("CAC_VAR_START_ITR", 0, last_start),
+        "CAC_VAR_START_THR": trial.suggest_float("CAC_VAR_START_THR", *first),
         "CAC_VAR_MT_COUNT_THR": trial.suggest_int("CAC_VAR_MT_COUNT_THR", 0, 20),
-        "CAC_VAR_MT_THR": trial.suggest_float("CAC_VAR_MT_THR", *THRESHOLDS),
-        "CAC_VAR_SLOPE_THR": trial.suggest_float("CAC_VAR_SLOPE_THR", *THRESHOLDS),
+        "CAC_VAR_MT_THR": trial.suggest_float("CAC_VAR_MT_THR", *mountain),
+        "CAC_VAR_SLOPE_THR": trial.suggest_float("CAC_VAR_SLOPE_THR", *slope),
         "CAC_VAR_SAMPLES": trial.suggest_int("CAC_VAR_SAMPLES", 1, longest_interval(context.total_steps), log=True),
         "CAC_BRAKING_DISTANCE": suggest_braking(trial, context),
     }
@@ -52,6 +60,14 @@ def suggest_braking(trial: Suggests, context: SpaceContext) -> int:
     """Ask for a braking distance: few choices, so that no braking is tried as often as any other."""
     step = max(1, round(LONGEST_BRAKING * context.total_steps / BRAKING_CHOICES))
     return trial.suggest_int("CAC_BRAKING_DISTANCE", 0, BRAKING_CHOICES * step, step=step)
+
+
+def thresholds(known: tuple[float, float] | None, published: float) -> tuple[float, float]:
+    """The range of a threshold: where it makes a difference on this run, if that is known, else `THRESHOLDS`.
+
+    The published value, which a search tries first, is always in it.
+    """
+    return THRESHOLDS if known is None else (min(known[0], published), known[1])
 
 
 def latest_start(steps: int) -> int:

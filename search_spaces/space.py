@@ -17,6 +17,12 @@ class SpaceContext:
     """Names of the parameters, by layer number."""
     unit_ends: tuple[int, ...] = ()
     """Number of the last parameter of each unit that may stop, in order; the model's last unit is not among them."""
+    start_thr_range: tuple[float, float] | None = None
+    """Thresholds of the first target that make a difference on this run; None where the run is not known."""
+    later_thr_range: tuple[float, float] | None = None
+    """The same of later targets, mountains and slopes."""
+    latest_start_itr: int | None = None
+    """The latest first decision from which the variance rule can still stop anything on this run; None as above."""
 
 
 class Suggests(Protocol):
