@@ -1,11 +1,13 @@
 """Gradient-Skip in auto mode: thresholds, timing and braking distance (`CAC_VAR_*`, `CAC_BRAKING_DISTANCE`).
 
 Iteration-valued ranges are fractions of the run, because the published defaults are those of ImageNet and mean
-nothing on a run of another length.
+nothing on a run of another length. All of them are coarse grids: a difference that moves no stop, or moves it by a step
+or two, is none in accuracy, and settings that do the same are trained once.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from search_spaces.space import Space, SpaceContext, Suggests
@@ -13,33 +15,64 @@ from search_spaces.space import Space, SpaceContext, Suggests
 #: The run that the published defaults are taken to be for: 90 epochs of ImageNet at batch 256 (5,005 steps each).
 #: CAC_VAR_START_ITR = 5000 is then one epoch, CAC_VAR_SAMPLES = 200 a twenty-fifth of one.
 IMAGENET_STEPS = 90 * 5005
-#: Variance ratios; the published thresholds, 0.95 to 0.98, lie in the middle.
+#: Variance ratios; the published thresholds, 0.95 to 0.98, lie in the middle. A run of which more is known has its own
+#: ranges, in which the published thresholds, where a search starts, need not lie.
 THRESHOLDS = (0.9, 1.0)
 #: Latest first decision, as a fraction of the run.
 LATEST_START = 0.5
+#: Grids: values of the first iteration beside 0, and how far apart values of the count are.
+START_CHOICES, COUNT_STEP = 10, 5
+#: Steps between thresholds, and the most values that a threshold's range may have before the next wider step is taken.
+THRESHOLD_STEPS, MOST_THRESHOLDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1), 12
+#: Intervals between decisions, as fractions of the run, beside the published one.
+INTERVALS = (1 / 60, 1 / 30, 1 / 15)
 #: Choices of the braking distance beside 0, and the longest as a fraction of the run.
-BRAKING_CHOICES, LONGEST_BRAKING = 5, 0.1
+BRAKING_CHOICES, LONGEST_BRAKING = 3, 0.1
 
 
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     """Ask for one configuration."""
-    published = start(context)
     last_start = latest_start(context.total_steps)
     if context.latest_start_itr is not None:
-        last_start = max(published["CAC_VAR_START_ITR"], min(last_start, context.latest_start_itr))
-    first = thresholds(context.start_thr_range, published["CAC_VAR_START_THR"])
-    mountain, slope = (
-        thresholds(context.later_thr_range, published[name]) for name in ("CAC_VAR_MT_THR", "CAC_VAR_SLOPE_THR")
-    )
+        last_start = max(1, min(last_start, context.latest_start_itr))
+    first, later = context.start_thr_range or THRESHOLDS, context.later_thr_range or THRESHOLDS
+    first_step = max(1, round(LATEST_START * context.total_steps / START_CHOICES))
     return {
-        "CAC_VAR_START_ITR": trial.suggest_int("CAC_VAR_START_ITR", 0, last_start),
-        "CAC_VAR_START_THR": trial.suggest_float("CAC_VAR_START_THR", *first),
-        "CAC_VAR_MT_COUNT_THR": trial.suggest_int("CAC_VAR_MT_COUNT_THR", 0, 20),
-        "CAC_VAR_MT_THR": trial.suggest_float("CAC_VAR_MT_THR", *mountain),
-        "CAC_VAR_SLOPE_THR": trial.suggest_float("CAC_VAR_SLOPE_THR", *slope),
-        "CAC_VAR_SAMPLES": trial.suggest_int("CAC_VAR_SAMPLES", 1, longest_interval(context.total_steps), log=True),
+        "CAC_VAR_START_ITR": trial.suggest_int(
+            "CAC_VAR_START_ITR", 0, max(1, last_start // first_step) * first_step, step=first_step
+        ),
+        "CAC_VAR_START_THR": _suggest_threshold(trial, "CAC_VAR_START_THR", first),
+        "CAC_VAR_MT_COUNT_THR": trial.suggest_int("CAC_VAR_MT_COUNT_THR", 0, 20, step=COUNT_STEP),
+        "CAC_VAR_MT_THR": _suggest_threshold(trial, "CAC_VAR_MT_THR", later),
+        "CAC_VAR_SLOPE_THR": _suggest_threshold(trial, "CAC_VAR_SLOPE_THR", later),
+        "CAC_VAR_SAMPLES": trial.suggest_categorical("CAC_VAR_SAMPLES", intervals(context.total_steps)),
         "CAC_BRAKING_DISTANCE": suggest_braking(trial, context),
     }
+
+
+def _suggest_threshold(trial: Suggests, name: str, wanted: tuple[float, float]) -> float:
+    low, high, step = threshold_grid(*wanted)
+    return round(trial.suggest_float(name, low, high, step=step), 6)
+
+
+def threshold_grid(low: float, high: float) -> tuple[float, float, float]:
+    """Lower end, upper end and step of a threshold's values: round numbers from the upper end down past ``low``.
+
+    >>> threshold_grid(0.9052, 1.0)
+    (0.9, 1.0, 0.01)
+    """
+    step = next((s for s in THRESHOLD_STEPS if (high - low) / s <= MOST_THRESHOLDS), THRESHOLD_STEPS[-1])
+    count = math.ceil(round((high - low) / step, 6))
+    return max(step, round(high - count * step, 6)), high, step
+
+
+def intervals(steps: int) -> tuple[int, ...]:
+    """Iterations between decisions that are tried on a run, ascending; the published interval is the first."""
+    return tuple(sorted({_published_interval(steps), *(max(1, round(share * steps)) for share in INTERVALS)}))
+
+
+def _published_interval(steps: int) -> int:
+    return max(1, round(200 * steps / IMAGENET_STEPS))
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
@@ -51,7 +84,7 @@ def start(context: SpaceContext) -> dict[str, Any]:
         "CAC_VAR_MT_COUNT_THR": 5,
         "CAC_VAR_MT_THR": 0.96,
         "CAC_VAR_SLOPE_THR": 0.98,
-        "CAC_VAR_SAMPLES": min(longest_interval(context.total_steps), max(1, round(200 * scale))),
+        "CAC_VAR_SAMPLES": _published_interval(context.total_steps),
         "CAC_BRAKING_DISTANCE": 0,
     }
 
@@ -60,14 +93,6 @@ def suggest_braking(trial: Suggests, context: SpaceContext) -> int:
     """Ask for a braking distance: few choices, so that no braking is tried as often as any other."""
     step = max(1, round(LONGEST_BRAKING * context.total_steps / BRAKING_CHOICES))
     return trial.suggest_int("CAC_BRAKING_DISTANCE", 0, BRAKING_CHOICES * step, step=step)
-
-
-def thresholds(known: tuple[float, float] | None, published: float) -> tuple[float, float]:
-    """The range of a threshold: where it makes a difference on this run, if that is known, else `THRESHOLDS`.
-
-    The published value, which a search tries first, is always in it.
-    """
-    return THRESHOLDS if known is None else (min(known[0], published), known[1])
 
 
 def latest_start(steps: int) -> int:

@@ -227,6 +227,8 @@ class StudySearch(OptunaSearch):
         self._completed_trials.add(trial_id)
         trial = self._ot_trials[trial_id]
         row = {name: result[name] for name in _ROW_NAMES if name in result} if result else {}
+        if not self._sharing and row:
+            row["stage"] = ""  # only the baseline was recorded: there is no tree to be in
         missing = [name for name in OBJECTIVES if not _finite(row.get(name))]
         if missing:
             self._tell_fail(trial, f"the trial reported no finite {' and '.join(missing)}")

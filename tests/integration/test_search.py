@@ -31,7 +31,7 @@ from tune_cac.cli import main
 
 pytestmark = pytest.mark.slow
 
-MEASURED = ("train_time_s", "wall_time_s", "peak_memory_bytes")
+MEASURED = ("train_time_s", "wall_time_s", "peak_memory_bytes", "search_flops", "stage")
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -195,9 +195,8 @@ def test_the_starting_point_is_what_the_space_asks_for_and_inside_its_ranges(nam
             if found.choices is not None:
                 assert value in found.choices
             else:
+                # Published values need not be on the grid that the search goes on with.
                 assert found.low <= value <= found.high, (parameter, value)
-                if found.step not in (None, 1):
-                    assert (value - found.low) % found.step == 0
 
 
 @pytest.mark.parametrize("name", search_spaces.SPACES)

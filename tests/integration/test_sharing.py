@@ -1,0 +1,167 @@
+"""Searches that share training, on real Ray and a real journal: equal results, fewer FLOPs, no harm by accidents."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from commands_run import Run
+
+import analysis
+from analysis.answer import config_of
+from analysis.layout import Layout
+from trainables.config import field_names
+from trainables.metrics import METRICS, ROW
+from trainables.stage_tree.store import StageStore, roots
+from trainables.training.run import TrainingRun
+
+pytestmark = pytest.mark.slow
+
+#: Columns that measure this machine and moment, or say what the search spent.
+NOT_THE_RUNS = {"train_time_s", "wall_time_s", "peak_memory_bytes", "search_flops", "stage", "time_saved"}
+SEARCH = ("search", "--trials", "12", "--epochs", "20", "--concurrency", "1")
+
+
+def comparable(trials: pd.DataFrame) -> pd.DataFrame:
+    return trials[[name for name in trials.columns if name not in NOT_THE_RUNS]]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One search twice, with and without sharing."""
+    folder = tmp_path_factory.mktemp("both")
+    for name, flags in (("shared", ()), ("alone", ("--no-sharing",))):
+        done = subprocess.run(
+            [sys.executable, "-m", "tune_cac", *SEARCH, "--name", name, *flags],
+            cwd=folder, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        (folder / f"{name}.txt").write_text(done.stdout + done.stderr)
+    return folder
+
+
+def test_both_modes_are_equal_row_by_row(both: Path) -> None:
+    shared, alone = (analysis.load(both / "results" / name) for name in ("shared", "alone"))
+    pd.testing.assert_frame_equal(comparable(shared), comparable(alone))
+    assert (shared["CAC_VAR_START_THR"].nunique()) > 3  # not one and the same trial
+
+
+def test_the_search_costs_less_and_says_so(both: Path) -> None:
+    shared, alone = (analysis.load(both / "results" / name) for name in ("shared", "alone"))
+    assert (alone["search_flops"] == alone["executed_flops"]).all()
+    assert (shared["search_flops"] <= shared["executed_flops"]).all()
+    spent = shared["search_flops"].sum() / shared["dense_flops"].iloc[0]
+    assert shared["search_flops"].sum() < 0.7 * alone["search_flops"].sum()
+    assert f"12 trials for {spent:.1f} trainings" in (both / "shared.txt").read_text()
+    assert (both / "results" / "shared" / "tree.svg").is_file()
+    assert not (both / "results" / "alone" / "tree.svg").exists()
+
+
+def test_tree_says_what_the_trials_did(both: Path, tune_cac_command: Run) -> None:
+    done = tune_cac_command("tree", str(both / "results" / "shared"))
+    assert done.returncode == 0, done.stderr
+    assert "dense run" in done.stdout
+    assert "stop through" in done.stdout
+    refused = tune_cac_command("tree", str(both / "results" / "alone"))
+    assert refused.returncode == 2
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_replay_predicts_what_was_trained(both: Path) -> None:
+    """Of trials in the tree replay knows everything, to the bit."""
+    study = both / "results" / "shared"
+    trials = analysis.load(study)
+    acting = trials[trials["method"] == "gradskip"]
+    found = analysis.replay(analysis.load_trace(study), [config_of(row) for _, row in acting.iterrows()])
+    assert found["exact"].all()
+    assert found["compute_saved"].tolist() == acting["compute_saved"].tolist()
+    assert found["accuracy"].tolist() == acting["accuracy"].tolist()
+    assert found["stop_events"].tolist() == acting["stop_events"].tolist()
+
+
+def test_a_second_search_and_a_resumed_one_use_the_tree(both: Path, tune_cac_command: Run, tmp_path: Path) -> None:
+    study = both / "results" / "shared"
+    done = tune_cac_command(*SEARCH[:1], "--trials", "2", "--epochs", "20", "--name", "shared", "--results",
+                            str(both / "results"))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    added = analysis.load(study).iloc[12:]
+    assert len(added) == 2
+    assert (added["search_flops"] < added["executed_flops"]).all()  # at least the dense prefix was known
+    for _, row in added.iterrows():
+        with TrainingRun(config_of(row)) as run:
+            while not run.finished:
+                last = run.train_epoch()
+        assert all(row[m.name] == last[m.name] for m in ROW if m.name not in NOT_THE_RUNS)
+
+
+def trial_processes(parent: int) -> Iterator[int]:
+    """Processes in which Ray runs trials, below a process."""
+    below = {parent}
+    status = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                status[int(folder.name)] = (int(fields[1]), (folder / "cmdline").read_text())
+            except OSError:
+                continue
+    grown = True
+    while grown:
+        new = {pid for pid, (above, _) in status.items() if above in below} - below
+        below |= new
+        grown = bool(new)
+    return (pid for pid in below if pid in status and "ray::Trial" in status[pid][1])
+
+
+def test_a_killed_trial_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    """SIGKILL of a trial's process: that trial fails and is told so, the others end, each with its own result."""
+    arguments = ["search", "--trials", "8", "--epochs", "12", "--name", "s", "--concurrency", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tune_cac", *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    study = tmp_path / "results" / "s"
+    deadline = time.monotonic() + 240
+    running: list[int] = []
+    while not running and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.1)
+        if Layout(study).tree.is_dir() and roots(Layout(study).tree):  # the baseline trains
+            running = sorted(trial_processes(process.pid))
+    assert running
+    os.kill(running[-1], signal.SIGKILL)
+    _, err = process.communicate(timeout=400)
+    trials = analysis.load(study)
+    failed = trials[trials["status"] == "failed"]
+    assert len(failed) <= 1  # none, if the process was between two trials
+    assert process.returncode == (1 if len(failed) else 0), err
+    assert "Traceback" not in err
+    done = trials[trials["status"] == "completed"]
+    assert len(done) == 8 - len(failed)
+    for _, row in done.iterrows():
+        with TrainingRun(config_of(row)) as run:
+            while not run.finished:
+                last = run.train_epoch()
+        assert all(row[m.name] == last[m.name] for m in ROW if m.name not in NOT_THE_RUNS)
+
+
+def test_the_tree_of_a_study_describes_its_run(both: Path) -> None:
+    tree = Layout(both / "results" / "shared").tree
+    (root,) = roots(tree)
+    store = StageStore(tree, root)
+    described = store.read("root.json")
+    assert (described["workload"], described["epochs"], described["total_steps"]) == ("digits", 20, 200)
+    assert len(described["layer_names"]) == len(described["trains"]) == 20
+    first = store.first()
+    first.refresh()
+    assert first.known_until == 200
+    assert first.rows[200]["accuracy"] == analysis.load(both / "results" / "shared").loc[0, "accuracy"]
+    assert set(METRICS) > set(first.rows[200])
+    assert {"search_flops", *field_names()} & set(first.rows[200]) == set()
