@@ -104,6 +104,25 @@ def build_parser() -> argparse.ArgumentParser:
     _add_results(tree)
     tree.set_defaults(run="tree")
 
+    replay = commands.add_parser(
+        "replay", parents=[debug], help="predict what settings stop and save, from a study's recorded training",
+        description="Predict what settings stop and save on a study's run without training: exact as far as trials "
+        "were trained so, an estimate from the run without a method after it. CAC_* variables of the environment "
+        "count; --set wins. With --random, the distinct outcomes of random settings of a space.",
+    )  # fmt: skip
+    replay.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
+    replay.add_argument(
+        "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",
+        help="a variable, such as CAC_VAR_START_THR=0.97; may be repeated",
+    )  # fmt: skip
+    replay.add_argument("--random", type=int, metavar="N", help="replay so many random settings of a space")
+    replay.add_argument("--space", help="that space (default: the study's)")
+    replay.add_argument("--seed", type=int, default=0, help="of the random settings (default: 0)")
+    replay.add_argument("--top", type=int, default=20, help="outcomes to show, the most frequent (default: 20)")
+    replay.add_argument("--root", help="id of the recorded run, or how it begins, where the study has several")
+    _add_results(replay)
+    replay.set_defaults(run="replay")
+
     spaces = commands.add_parser("spaces", parents=[debug], help="list the search spaces, or show one with its ranges")
     spaces.add_argument("space", nargs="?", metavar="SPACE", help="show this one")
     spaces.add_argument("--workload", default="digits", help="whose run the ranges are for (default: digits)")

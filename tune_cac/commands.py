@@ -21,6 +21,7 @@ from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
 from trainables.registry import METHODS
 from trainables.workloads import WORKLOADS
 from tune_cac.held import read_assignments
+from tune_cac.replay_command import replay as replay
 from tune_cac.tree_command import tree as tree
 
 

@@ -164,7 +164,7 @@ def spread_starts(
     outcomes: dict[str, tuple[float, int]] = {}
     for row, found in predicted.items():
         if found is not None and found["stops"] > 0 and not found["exact"]:
-            outcomes.setdefault(_outcome(found, drawn[row][1]), (found["compute_saved"], row))
+            outcomes.setdefault(outcome(found, drawn[row][1]), (found["compute_saved"], row))
     known = sum(found is not None for found in predicted.values())
     wanted = round(count * known / len(drawn)) if drawn else 0
     return [drawn[row][0] for row in spread(sorted(outcomes.values()), wanted)]
@@ -187,10 +187,10 @@ def _predicted(trace: RunTrace, settings: Sequence[Mapping[str, Any]]) -> dict[i
     return found
 
 
-def _outcome(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+def outcome(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """Equal for settings that train alike."""
     stops = [(event["iteration"], event["layer"]) for event in json.loads(found["stop_events"])]
-    how: list[Any] = [values.get("CAC_BRAKING_DISTANCE") or 0]
+    how: list[Any] = [(values.get("CAC_BRAKING_DISTANCE") or 0) if stops else 0]
     if values.get("CAC_RULE") == "freezeout":
         how += [str(value) for name, value in sorted(values.items()) if name.startswith("CAC_RULE")]
     return json.dumps([stops, how])
