@@ -129,6 +129,15 @@ def build_parser() -> argparse.ArgumentParser:
     spaces.add_argument("--epochs", type=int, help="epochs of that run (default: the workload's)")
     spaces.set_defaults(run="spaces")
 
+    doctor = commands.add_parser(
+        "doctor", parents=[debug], help="whether training repeats bit for bit on this machine",
+        description="Train a few steps twice, once with a fork in the middle, and compare all weights.",
+    )  # fmt: skip
+    doctor.add_argument("--workload", default="digits", help="what is trained (default: digits)")
+    doctor.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    doctor.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    doctor.set_defaults(run="doctor")
+
     workloads = commands.add_parser("workloads", parents=[debug], help="list the workloads")
     workloads.set_defaults(run="workloads")
     return parser

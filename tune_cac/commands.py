@@ -20,6 +20,7 @@ from trainables.errors import TrainingDiverged, UserError
 from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
 from trainables.registry import METHODS
 from trainables.workloads import WORKLOADS
+from tune_cac.doctor_command import doctor as doctor
 from tune_cac.held import read_assignments
 from tune_cac.replay_command import replay as replay
 from tune_cac.tree_command import tree as tree
