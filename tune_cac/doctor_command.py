@@ -27,8 +27,9 @@ def doctor(arguments: argparse.Namespace) -> int:
         return 0
     print(
         f"training {config.workload} does not repeat bit for bit here ({len(differing)} tensors differ, "
-        f"{differing[0]} the first): a trial that is forked from another is as valid as the trial alone, but not equal to it. "
-        "torch.use_deterministic_algorithms(True) in the workload makes it so where kernels exist; --no-sharing trains "
-        "every trial alone"
+        f"{differing[0]} the first): a trial that is forked from another is as valid as the trial alone, but not "
+        "equal to it. "
+        "torch.use_deterministic_algorithms(True) in the workload makes it so where kernels exist; --no-sharing "
+        "trains every trial alone"
     )
     return 0
