@@ -5,7 +5,8 @@ its baseline again and again. The ratio of an iteration is lowest where the rule
 (CAC_VAR_START_ITR=0, CAC_VAR_SAMPLES=1): looking later or less often can only miss peaks. So the lowest of these
 ratios is the end of a threshold's useful range: exactly so for the first target, which stops in the baseline's own
 run; about so for later ones, whose variances go other ways once a layer before them has stopped. The upper end is 1:
-a layer stops at the first fall of its variance.
+a layer stops at the first fall of its variance. Ratios that are reached only in the last quarter of the run do not
+count: a stop there has next to nothing left to save, and costs a search as much to try as one that has.
 
 Everything here is a function of the baseline's run alone, bit for bit, whatever was trained since, so that a search
 that is resumed learns the same.
@@ -39,6 +40,8 @@ from trainables.gradskip.following import signal_name
 #: How far a range goes beyond the lowest ratio reached, as a share of that ratio's distance from 1: little where it
 #: is exact, more where later layers may fall further in other runs than the baseline.
 BEYOND_EXACT, BEYOND_ESTIMATE = 0.02, 0.25
+#: Only the first part of the run counts: a stop after it has too little left to save.
+USEFUL_SHARE = 0.75
 #: No range begins below this; a threshold must be positive.
 LOWEST_THRESHOLD = 0.01
 #: Settings drawn to choose a search's start from.
@@ -82,14 +85,14 @@ def informed(context: SpaceContext, trace: RunTrace, configs: Iterable[TrialConf
 
 
 def ratios_of(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, unit: Unit) -> NDArray[np.float64]:
-    """(T,) ratio of a layer's variance in the baseline's run at every step, infinite at peaks; empty if unrecorded."""
+    """(T,) ratio of a layer's variance at each step of the run's useful part, infinite at peaks; empty if unknown."""
     values = _variances(trace, config, unit)
     return curve(np.arange(len(values)), values, single_precision=blueprint.single_precision).ratios
 
 
 def _variances(trace: RunTrace, config: TrialConfig, unit: Unit) -> NDArray[np.float64]:
     values, there = trace.dense.signal(signal_name(config.gradskip_settings(), unit.watched))
-    return values[: trace.total_steps] if there.any() else values[:0]
+    return values[: math.ceil(USEFUL_SHARE * trace.total_steps)] if there.any() else values[:0]
 
 
 def _latest_start(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, unit: Unit) -> int:
