@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,7 +19,9 @@ from trainables.stage_tree.interventions import Intervention, MissingSignal, Rec
 def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
     """Configurations of one workload with equal keys have equal blueprints."""
     settings = config.gradskip_settings()
-    return ("gradskip", settings.mode == "auto", settings.watch, settings.whole_units)
+    # A rule that is off has no reason to look at the order in which layers run, and its units may be others.
+    looks = "off" if settings.mode == "off" else settings.mode == "auto"
+    return ("gradskip", looks, settings.watch, settings.whole_units)
 
 
 def follow(config: TrialConfig, facts: Mapping[str, Any]) -> GradskipFollower:
@@ -38,9 +41,13 @@ def signal_name(settings: Settings, watched: Sequence[int]) -> str:
 
 
 def checkpoint_kind(settings: Settings) -> str:
-    """The kind of a checkpoint that holds the rule's own measurements (sums of gradients, a lagged copy)."""
+    """The kind of a checkpoint that holds the rule's own measurements (sums of gradients, a lagged copy).
+
+    They are of the layers that this rule watches, and end when it has none left.
+    """
     if settings.mode in ("gradient_norm", "plasticity"):
-        return f"{settings.mode}-{settings.rule_start_itr}-{settings.rule_interval}"
+        layers = hashlib.sha256(repr((settings.watch, settings.whole_units)).encode()).hexdigest()[:8]
+        return f"{settings.mode}-{settings.rule_start_itr}-{settings.rule_interval}-{layers}"
     return "any"
 
 

@@ -103,7 +103,14 @@ class Checkpoints:
         return True
 
     def entries(self, stage: str) -> list[Entry]:
-        """The checkpoints of a stage, ascending by step; none if there is no such stage."""
+        """The checkpoints of a stage, ascending by step; none if there is no such stage or it cannot be read now."""
+        try:
+            return self._named(stage)
+        except OSError:  # a network file system in trouble: training goes on from an earlier one
+            return []
+
+    def _named(self, stage: str) -> list[Entry]:
+        """`entries`; an OSError says that they are not known, which is not the same as none."""
         try:
             with os.scandir(self._index / stage) as files:
                 found = [entry for file in files if (entry := _parse(file.name))]
@@ -214,7 +221,7 @@ class Checkpoints:
                 stages = [folder.name for folder in folders if _STAGE.fullmatch(folder.name)]
         except FileNotFoundError:
             return {}
-        return {stage: self.entries(stage) for stage in stages}
+        return {stage: self._named(stage) for stage in stages}
 
     def _scan_objects(self) -> tuple[dict[str, tuple[int, float]], list[tuple[Path, float]]]:
         """Contents with their sizes in bytes and times of change in seconds, and temporary files with the latter."""

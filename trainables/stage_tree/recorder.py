@@ -40,8 +40,11 @@ class SignalRecorder:
         self._rows: list[tuple[tuple[str, ...], Tensor]] = []
         self._read: dict[int, dict[str, float]] = {}
         self._sparse: dict[str, dict[int, float]] = {}
+        self._ahead: set[int] = set()
+        self._stopped_through = -1
         self._begin = run.step
         gradskip = getattr(run.method, "gradskip", None)
+        self._gradskip = gradskip if isinstance(gradskip, GradientSkip) else None
         if isinstance(gradskip, GradientSkip) and gradskip.settings.mode in ("gradient_norm", "plasticity"):
             settings = gradskip.settings
             gradskip.on_measured.append(
@@ -53,10 +56,25 @@ class SignalRecorder:
 
     def before_step(self) -> None:
         """Record the step that is about to begin; nothing waits for the device."""
-        alive = [(name, w) for name, w in self._layers if any(p.requires_grad for p in w)]
+        alive = [(name, w) for name, w in self._layers if any(p.requires_grad or self._is_ahead(p) for p in w)]
         values = [variance(weights) for _, weights in alive]
         names = tuple(name for name, _ in alive)
         self._rows.append((names, torch.stack(values) if values else torch.zeros(0)))
+
+    def _is_ahead(self, parameter: Tensor) -> bool:
+        """Whether the rule still comes to it, though it trains no more.
+
+        Such are layers that run before stopped ones and that CAC_PREFIX_AUTOGRAD=0 has stopped with them.
+        """
+        gradskip = self._gradskip
+        if gradskip is None or gradskip.stopped_through < 0:
+            return False
+        stopped = gradskip.stopped_through
+        if stopped != self._stopped_through:
+            ahead = gradskip.plan.order[stopped + 1 :]
+            self._ahead = {id(gradskip.parameters[number]) for number in ahead}
+            self._stopped_through = stopped
+        return id(parameter) in self._ahead
 
     def at(self, name: str, iteration: int) -> float:
         """A signal of a step since the last `cut`; waits for the device."""

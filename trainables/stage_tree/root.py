@@ -15,7 +15,10 @@ from trainables.config import TrialConfig
 from trainables.workloads.base import Workload
 
 #: Code that decides what a run computes, besides the workload's own.
-_CODE = ("training/*.py", "gradskip/*.py", "workloads/base.py", "stage_tree/shared_run.py")
+_CODE = (
+    "training/*.py", "gradskip/*.py", "workloads/base.py",
+    "stage_tree/shared_run.py", "stage_tree/recorder.py", "stage_tree/interventions.py",
+)  # fmt: skip
 
 
 def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:

@@ -9,11 +9,11 @@ would have reported alone.
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from trainables.stage_tree.recorder import SignalRecorder
 from trainables.stage_tree.root import root_facts, root_id
 from trainables.stage_tree.spacing import spacing
 from trainables.stage_tree.store import Stage, StageStore
-from trainables.training.run import TrainingRun
+from trainables.training.run import TrainingRun, check_device, check_forward_cache
 from trainables.workloads import build
 
 #: Columns of a row that are a trial's own, not its stage's.
@@ -41,6 +41,8 @@ _OWN_COLUMNS = ("wall_time_s", "search_flops", "stage", *METHOD_DEFAULTS)
 _DIVERGED = "diverged"
 #: A trainer that is not heard of for so long, or for so many of its slowest steps, has given its stage up.
 _LEASE_S, _LEASE_STEPS = 15.0, 20
+#: The same before its first step: the model is built, kernels are chosen, FLOPs are counted.
+_BEGINNING_S = 60.0
 #: Waiting for another trial: from one look to the next.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
@@ -81,6 +83,9 @@ class _Live:
     step_s: float = 0.0
     """Of late."""
     slowest_s: float = 0.0
+    """Of the steps in this process."""
+    evaluation_s: float = 0.0
+    """Of the last one."""
     checkpointed: float = field(default_factory=time.monotonic)
 
 
@@ -105,7 +110,9 @@ class SharedRun:
         self._claims = NoClaims() if claims is None else claims
         self._holder = holder
         self._begun = time.perf_counter()
+        check_device(config)
         workload = build(config.workload)
+        check_forward_cache(config, workload)
         root = root_facts(config, workload)
         self._root = root
         self._epoch_steps = int(root["steps_per_epoch"])
@@ -165,6 +172,8 @@ class SharedRun:
         except BaseException:
             self._release()
             raise
+        if self.finished:
+            self._release()  # nobody asks this trial for more, and it may stay for long
         return self.row
 
     def _go(self) -> Generator[dict[str, Any], None, None]:
@@ -281,12 +290,14 @@ class SharedRun:
             self._held = None
 
     def _lease_s(self) -> float:
-        slowest = 0.0 if self._live is None else self._live.slowest_s
-        return _LEASE_S + _LEASE_STEPS * slowest
+        if self._live is None or not self._live.slowest_s:
+            return _BEGINNING_S
+        return _LEASE_S + _LEASE_STEPS * self._live.slowest_s
 
-    def _renew(self) -> None:
-        if self._held is not None and time.monotonic() - self._renewed > _LEASE_S / 5:
-            self._claims.renew(self._holder, self._lease_s())
+    def _renew(self, silence_s: float = 0.0) -> None:
+        """Say that this trial is alive: now and then, and before it is silent for so many seconds."""
+        if self._held is not None and time.monotonic() - self._renewed + silence_s > _LEASE_S / 5:
+            self._claims.renew(self._holder, self._lease_s() + silence_s)
             self._renewed = time.monotonic()
 
     # --- training ---------------------------------------------------------------------------------------------------
@@ -312,16 +323,21 @@ class SharedRun:
                 if not stays:
                     run.pause()
                     return
+            self._check_agreement(live)
             known = self._here.rows.get(run.step)
             if run.step <= frontier and known is not None and _DIVERGED not in known:
                 run.skip_evaluation()
                 self._publish(live, {})
                 continue
+            # Evaluating takes less than training an epoch did, or about as long as the time before.
+            self._renew(max(2 * live.evaluation_s, self._epoch_steps * live.step_s))
+            begun = time.perf_counter()
             try:
                 row = run.end_epoch()
             except TrainingDiverged as error:
                 self._publish(live, {run.step: {_DIVERGED: str(error)}})
                 raise
+            live.evaluation_s = time.perf_counter() - begun
             stored = {name: value for name, value in row.items() if name not in _OWN_COLUMNS}
             self._publish(live, {run.step: stored})
             if not self._root_is_written():
@@ -343,6 +359,7 @@ class SharedRun:
         intervention = self._follower.advance(live.recorder, live.run.step)
         if intervention is None:
             return True
+        self._check_agreement(live)
         self._publish(live, {})
         stage = self._enter(intervention)
         if live.run.step <= frontier:
@@ -355,8 +372,12 @@ class SharedRun:
 
     def _stand_before(self, frontier: int) -> _Live:
         """A live run at the nearest state of the path at or before the frontier, the follower with it."""
+        # A row that is missing at the frontier is an evaluation of the state there, with the losses on the way.
+        latest = frontier if frontier < self._reported + self._epoch_steps else frontier - 1
+        path = list(self._path)
         while True:
-            found = self._nearest_checkpoint(frontier)
+            self._path = list(path)
+            found = self._nearest_checkpoint(latest)
             live = self._live
             if live is not None and (found is None or live.run.step >= found[1].step):
                 self._set_back(live.run.step)
@@ -368,11 +389,21 @@ class SharedRun:
             place, entry = found
             data = self.checkpoints.read(self._path[place].stage.id, entry)
             if data is not None:
-                # What cannot be loaded is of another version of torch or of this package: an earlier one, then.
-                with suppress(RuntimeError, KeyError, EOFError, pickle.UnpicklingError):
-                    self._set_back(entry.step)
+                self._set_back(entry.step)
+                try:
                     return self._resume(data)
+                except (RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
+                    self._tell_unloadable(error)  # an earlier one, then
             self._bad.add(entry)
+
+    def _tell_unloadable(self, error: Exception) -> None:
+        if self.sharing.tree not in _UNLOADABLE:
+            _UNLOADABLE.add(self.sharing.tree)
+            warnings.warn(
+                f"a checkpoint of the stage tree cannot be loaded ({error}): trials train on from an earlier one. The "
+                "state of the workload's optimizer and schedule must be tensors and plain types",
+                stacklevel=3,
+            )
 
     def _nearest_checkpoint(self, frontier: int) -> tuple[int, Entry] | None:
         """The last checkpoint on the path that this trial can go on from: place on the path, and entry."""
@@ -421,6 +452,15 @@ class SharedRun:
             live, self._live = self._live, None
             live.run.close()
 
+    def _check_agreement(self, live: _Live) -> None:
+        """The follower says where the training belongs that the method directs. Nothing is left before this holds."""
+        stands, followed = live.run.method.following(), self._follower.state_dict()
+        if stands and json.dumps(stands, sort_keys=True) != json.dumps(followed, sort_keys=True):
+            raise RuntimeError(
+                f"internal error: at step {live.run.step} the method stands at {stands} and by what was recorded at "
+                f"{followed}; --no-sharing trains without the stage tree. Please report this with the trial's settings"
+            )
+
     # --- what it leaves ---------------------------------------------------------------------------------------------
 
     def _publish(self, live: _Live, rows: dict[int, dict[str, Any]]) -> None:
@@ -432,7 +472,7 @@ class SharedRun:
             chunk.end <= stage.known_until
             and all(step in stage.rows for step in rows)
             and not any(_DIVERGED in stage.rows[step] for step in rows)
-            and (chunk.begin == chunk.end or all(stage.has(n, i) for n in chunk.names for i in (chunk.begin,)))
+            and all(stage.covers(name, chunk.begin, chunk.end) for name in chunk.names)
             and all(stage.has(name, i) for name, pairs in chunk.sparse.items() for i, _ in pairs)
         )
         if known:
@@ -480,6 +520,7 @@ class SharedRun:
 
     def _checkpoint(self, live: _Live) -> None:
         run, stage = live.run, self._here
+        self._check_agreement(live)
         begun = time.perf_counter()
         state = run.state_dict()
         state["optimizer"] = {k: v for k, v in state["optimizer"].items() if k != "gradskip"}
@@ -526,6 +567,8 @@ _FACTS: dict[tuple[Path, Any], Mapping[str, Any]] = {}
 _ROOTS: set[Path] = set()
 #: Trees that could not be written, said once a process.
 _UNWRITTEN: set[Path] = set()
+#: Trees with checkpoints that could not be loaded, said once a process.
+_UNLOADABLE: set[Path] = set()
 
 
 def _weights(store: StageStore, total_steps: int) -> dict[str, StageWeight]:

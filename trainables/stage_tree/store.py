@@ -78,8 +78,9 @@ class Chunk:
         )
 
     def file_name(self) -> str:
-        """Equal for chunks that hold the same steps and signals."""
-        digest = hashlib.sha256("\n".join((*self.names, *sorted(self.sparse))).encode()).hexdigest()[:8]
+        """Equal for chunks that hold the same steps, signals and rows: none takes the place of one with more."""
+        rows = (f"row {step}" for step in sorted(self.rows))
+        digest = hashlib.sha256("\n".join((*self.names, *sorted(self.sparse), *rows)).encode()).hexdigest()[:8]
         return f"{self.begin:09d}-{self.end:09d}-{digest}.chunk"
 
 
@@ -122,16 +123,21 @@ class Stage:
         for column, name in enumerate(chunk.names):
             self._dense.setdefault(name, []).append((chunk.begin, chunk.end, chunk.values[:, column]))
         for name, pairs in chunk.sparse.items():
-            self._sparse.setdefault(name, {}).update(pairs)
+            self._sparse[name] = {**dict(pairs), **self._sparse.get(name, {})}
         self._spans.append((chunk.begin, chunk.end))
         self.known_until = _covered(self.start, self._spans)
 
     def at(self, name: str, iteration: int) -> float:
         """The signal at an iteration; MissingSignal if it was not recorded."""
-        for begin, end, values in reversed(self._dense.get(name, ())):
+        # The first that came, so that what a trial has once seen stays so, where devices round in changing ways.
+        value: float | None = None
+        for begin, end, values in self._dense.get(name, ()):
             if begin <= iteration < end:
-                return float(values[iteration - begin])
-        value = self._sparse.get(name, {}).get(iteration)
+                value = float(values[iteration - begin])
+                if value == value:  # not a number: also where a chunk has the signal of other steps only
+                    return value
+        if value is None:
+            value = self._sparse.get(name, {}).get(iteration)
         if value is None:
             raise MissingSignal(name)
         return value
@@ -144,6 +150,10 @@ class Stage:
             return False
         return True
 
+    def covers(self, name: str, begin: int, end: int) -> bool:
+        """Whether a dense signal is there at every iteration from ``begin`` to before ``end``."""
+        return _covered(begin, [span[:2] for span in self._dense.get(name, ())]) >= end
+
     @property
     def signal_names(self) -> tuple[str, ...]:
         """Names of the signals recorded at every iteration."""
@@ -155,7 +165,8 @@ class Stage:
         for begin, end, values in self._dense.get(name, ()):
             low, high = max(begin, self.start), min(end, self.known_until)
             if low < high:
-                found[low - self.start : high - self.start] = values[low - begin : high - begin]
+                part = found[low - self.start : high - self.start]
+                np.copyto(part, values[low - begin : high - begin], where=np.isnan(part))
         return found
 
 

@@ -25,10 +25,27 @@ from trainables.training.memory import peak_bytes, reset_peak
 from trainables.training.stopwatch import Stopwatch
 from trainables.training.warm_up import warm_up
 from trainables.workloads import build
-from trainables.workloads.base import Batch
+from trainables.workloads.base import Batch, Workload
 
 #: The one file of a checkpoint folder.
 CHECKPOINT_FILE = "run.pt"
+
+
+def check_device(config: TrialConfig) -> None:
+    """Raise UserError where the device is not there."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device cuda was asked for, but torch sees no CUDA device here: use cpu")
+
+
+def check_forward_cache(config: TrialConfig, workload: Workload) -> None:
+    """Raise UserError for a forward cache where inputs do not repeat."""
+    if config.forward_cache_mb == 0:
+        return
+    if workload.train_samples is None or workload.train_sample_indices(0, config.seed) is None:
+        raise UserError(
+            f"forward_cache_mb must be 0 for workload {workload.name}, whose inputs do not repeat, "
+            f"got {config.forward_cache_mb}"
+        )
 
 
 class TrainingRun:
@@ -50,8 +67,7 @@ class TrainingRun:
         self.config = config
         self._stack = ExitStack()
         self._started = time.perf_counter()
-        if config.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("device cuda was asked for, but torch sees no CUDA device here: use cpu")
+        check_device(config)
         self.device = torch.device(config.device)
         self._stack.enter_context(isolated(seed=config.seed, threads=config.threads))
         try:
@@ -102,10 +118,8 @@ class TrainingRun:
         megabytes, workload = self.config.forward_cache_mb, self.workload
         if megabytes == 0:
             return None
-        if workload.train_samples is None or workload.train_sample_indices(0, self.config.seed) is None:
-            raise UserError(
-                f"forward_cache_mb must be 0 for workload {workload.name}, whose inputs do not repeat, got {megabytes}"
-            )
+        check_forward_cache(self.config, workload)
+        assert workload.train_samples is not None
         cache = ForwardCache(
             self.model,
             samples=workload.train_samples,
@@ -291,8 +305,13 @@ class TrainingRun:
 
     def _accuracy(self, split: str) -> float:
         self.model.eval()
+        # A data loader draws a seed when it is iterated. What is trained next must not depend on whether a row was
+        # evaluated here or is known.
+        before = generators_state(self.device)
         with torch.no_grad():
-            return self.workload.evaluate(self.model, split, self.device)
+            accuracy = float(self.workload.evaluate(self.model, split, self.device))
+        set_generators(before, self.device)
+        return accuracy
 
     def _wall_time_s(self) -> float:
         return self._wall_time_before_s + time.perf_counter() - self._started
