@@ -98,7 +98,9 @@ def run_plain(trials: int, seed: int) -> None:
             values = plain_values(space.suggest(trial, context))
             return {"config": {**base.to_dict(), "method": "gradskip", **values}, "resume_from": None}
 
-    sampler = optuna.samplers.TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed)
+    sampler = optuna.samplers.TPESampler(
+        multivariate=True, group=True, constant_liar=True, n_ei_candidates=48, seed=seed
+    )
     search = Search(
         space=lambda trial: None, metric=["accuracy", "compute_saved"], mode=["max", "max"], sampler=sampler
     )

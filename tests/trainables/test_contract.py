@@ -177,7 +177,7 @@ def test_every_parameter_that_a_sample_asks_for_is_described(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", search_spaces.SPACES)
-def test_the_starting_point_is_what_the_space_asks_for_and_inside_its_ranges(name: str) -> None:
+def test_the_starting_point_is_what_the_space_asks_for_and_inside_its_ranges_unless_published(name: str) -> None:
     space = search_spaces.load(name)
     for context in CONTEXTS:
         start = dict(space.start(context))
@@ -195,8 +195,8 @@ def test_the_starting_point_is_what_the_space_asks_for_and_inside_its_ranges(nam
             if found.choices is not None:
                 assert value in found.choices
             else:
-                # Published values need not be on the grid that the search goes on with.
-                assert found.low <= value <= found.high, (parameter, value)
+                # Published values need not be on the grid that the search goes on with; Optuna takes them (above).
+                assert found.base_name.startswith("CAC_VAR_") or found.low <= value <= found.high, (parameter, value)
 
 
 @pytest.mark.parametrize("name", search_spaces.SPACES)
