@@ -89,6 +89,7 @@ class StudySearch(OptunaSearch):
         self._claims_name: str | None = None
         self._coordinator: Any = None
         self._rows_so_far: dict[str, dict[str, Any]] = {}
+        self._held_back: list[optuna.Trial] = []
         self._seed = seed
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
@@ -176,32 +177,37 @@ class StudySearch(OptunaSearch):
 
     def _ask(self) -> optuna.Trial | None:
         """The next trial that may do something; None as long as the baseline, which others learn from, is trained."""
-        if self._has_begun(role="baseline") and self._baseline_row() is None and not self._baseline_failed():
-            return None
-        if self._has_begun(role="baseline"):
-            self._enqueue_spread()
+        if self._baseline_row() is None and not self._baseline_failed():
+            return None if self._baseline_runs() else self._ask_for_baseline()
+        self._enqueue_spread()
+        if self._held_back:
+            return self._held_back.pop(0)
         for _ in range(_MOST_SKIPPED):
             trial = self.study.ask()
-            if trial.user_attrs.get("role", "search") != "search" or not self._does_nothing(trial):
-                return trial
             row = self._baseline_row()
-            assert row is not None
+            if row is None or trial.user_attrs.get("role", "search") != "search" or not self._does_nothing(trial):
+                return trial
             trial.set_user_attr("skipped", "it stops nothing on this run, so its result is the baseline's")
             tell_complete(self.study, trial, row, row, self._allowed_drop)
         return self.study.ask()
 
-    def _has_begun(self, role: str) -> bool:
-        return any(
-            t.user_attrs.get("role") == role and t.state != TrialState.WAITING
-            for t in self.study.get_trials(deepcopy=False)
-        )
+    def _ask_for_baseline(self) -> optuna.Trial:
+        """The baseline, which after an interruption is queued behind others; they come after it."""
+        while True:
+            trial = self.study.ask()
+            if trial.user_attrs.get("role") == "baseline":
+                return trial
+            self._held_back.append(trial)
+
+    def _baseline_runs(self) -> bool:
+        return any(t.state == TrialState.RUNNING for t in self._baseline_trials())
 
     def _learn(self) -> Learned:
         """What the baseline's run tells of this space; nothing where it failed."""
         if self._learned is None:
-            row = self._baseline_row()
+            known = self._baseline_row() is not None
             self._learned = learn(
-                self._search_space, self._context, self._tree, base=self._base, hold=self._hold, known=row is not None
+                self._search_space, self._context, self._tree, base=self._base, hold=self._hold, known=known
             )
         return self._learned
 
@@ -215,8 +221,6 @@ class StudySearch(OptunaSearch):
         self.study.set_user_attr("spread", True)
 
     def _does_nothing(self, trial: optuna.Trial) -> bool:
-        if self._baseline_row() is None:
-            return False
         return self._learn().does_nothing(TrialConfig.from_mapping(self._config(trial)))
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
