@@ -80,10 +80,12 @@ class _Live:
     run: TrainingRun
     recorder: SignalRecorder
     flops_at_load: int
+    steps: int = 0
+    """Trained in this process."""
     step_s: float = 0.0
     """Of late."""
     slowest_s: float = 0.0
-    """Of the steps in this process."""
+    """Of the steps in this process but the first."""
     evaluation_s: float = 0.0
     """Of the last one."""
     checkpointed: float = field(default_factory=time.monotonic)
@@ -202,7 +204,8 @@ class SharedRun:
 
     def _make_follower(self) -> Follower:
         method = METHODS[self.config.method]
-        return method.follow(self.config, self._facts(method.facts_key(self.config)))
+        self._known_facts = self._facts(method.facts_key(self.config))
+        return method.follow(self.config, self._known_facts)
 
     def _facts(self, key: Any) -> Mapping[str, Any]:
         if METHODS[self.config.method].following is None:
@@ -315,8 +318,10 @@ class SharedRun:
                 begun = time.perf_counter()
                 run.train_step()
                 took = time.perf_counter() - begun
-                live.step_s = 0.9 * live.step_s + 0.1 * took if live.step_s else took
-                live.slowest_s = max(live.slowest_s, took)
+                if live.steps > 0:  # the first one chooses kernels and counts FLOPs
+                    live.step_s = 0.9 * live.step_s + 0.1 * took if live.step_s else took
+                    live.slowest_s = max(live.slowest_s, took)
+                live.steps += 1
                 self.trained_steps += 1
                 with run.untimed():
                     stays = self._after_step(live, frontier)
@@ -434,6 +439,11 @@ class SharedRun:
     def _resume(self, data: bytes | None) -> _Live:
         run = TrainingRun(self.config)
         try:
+            if json.dumps(run.method.facts()) != json.dumps(self._known_facts):
+                raise AssertionError(
+                    "internal error: the method sees other layers in this model than the stage tree has noted for its "
+                    f"settings: {run.method.facts()}, not {self._known_facts}; --no-sharing trains without the tree"
+                )
             if data is not None:
                 state = torch.load(io.BytesIO(data), weights_only=True, map_location=run.device)
                 carried = state.pop("carried")
@@ -487,6 +497,8 @@ class SharedRun:
         stage, step = self._here, live.run.step
         if self.sharing.budget_bytes == 0 or step == 0:
             return False
+        if self._follower.first_stage_only and len(self._path) > 1:
+            return False  # nobody could go on from it
         kept = self._kept.get(stage.id)
         if kept is None:
             kind = self._follower.kind

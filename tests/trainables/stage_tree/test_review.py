@@ -4,12 +4,15 @@ weights that are not its own."""
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_workload import STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
@@ -300,3 +303,55 @@ def test_the_same_errors_with_and_without_a_tree(tmp_path: Path) -> None:
         with pytest.raises(UserError) as over_the_tree:
             SharedRun(config, Sharing(tree=tmp_path / "tree"))
         assert str(over_the_tree.value) == str(alone.value)
+
+
+def process_state() -> list[Any]:
+    return [
+        random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), dict(os.environ),
+        torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["between epochs", "in a step", "in loading", "in an evaluation"])
+def test_the_process_is_as_it_was(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a trial that is given up or raises, for the next one in this process."""
+    tree = tmp_path / "tree"
+    over(tree, dense())
+    monkeypatch.setenv("CAC_VAR_START_THR", "0.5")
+    before = process_state()
+    trial = SharedRun(replace(stops_at(12), threads=2), Sharing(tree=tree))
+    same_root = SharedRun(stops_at(12), Sharing(tree=tree))
+
+    def raises(*_: Any, **__: Any) -> None:
+        raise ValueError("here")
+
+    for run in (trial, same_root):
+        if where == "between epochs":
+            run.train_epoch()
+        else:
+            owner, name = {
+                "in a step": (Tiny, "loss"), "in loading": (TrainingRun, "load_state_dict"),
+                "in an evaluation": (Tiny, "evaluate"),
+            }[where]  # fmt: skip
+            with monkeypatch.context() as patched, suppress(ValueError):
+                patched.setattr(owner, name, raises)
+                finish(run)
+        run.close()
+        run.close()
+        assert process_state() == before
+    over(tree, stops_at(12))
+
+
+def test_a_model_that_looks_different_from_what_is_noted_is_told(tmp_path: Path) -> None:
+    """Its layers' order could not be seen this time, say: rule and record would speak of different layers."""
+    config = TrialConfig(
+        workload="twisted", epochs=EPOCHS, CAC_WHOLE_UNITS=True, CAC_RULE="linear", CAC_RULE_END_ITR=TOTAL
+    )
+    with SharedRun(config, Sharing(tree=tmp_path / "tree")) as trial, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TrainingRun, "_example_forward", lambda *_: 1 / 0)
+        with (
+            pytest.warns(UserWarning, match="could not be seen"),
+            pytest.raises(AssertionError, match="internal error"),
+        ):
+            finish(trial)
+    over(tmp_path / "tree", config)
