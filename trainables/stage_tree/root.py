@@ -18,6 +18,7 @@ from trainables.workloads.base import Workload
 _CODE = (
     "training/*.py", "gradskip/*.py", "workloads/base.py",
     "stage_tree/shared_run.py", "stage_tree/recorder.py", "stage_tree/interventions.py",
+    "stage_tree/facts.py", "stage_tree/store.py",
 )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from trainables.stage_tree.recorder import SignalRecorder
 from trainables.stage_tree.root import root_facts, root_id
 from trainables.stage_tree.spacing import spacing
 from trainables.stage_tree.store import Stage, StageStore
-from trainables.training.run import TrainingRun, check_device, check_forward_cache
+from trainables.training.run import TrainingRun, check_device, check_forward_cache, read_state
 from trainables.workloads import build
 
 #: Columns of a row that are a trial's own, not its stage's.
@@ -445,7 +445,7 @@ class SharedRun:
                     f"settings: {run.method.facts()}, not {self._known_facts}; --no-sharing trains without the tree"
                 )
             if data is not None:
-                state = torch.load(io.BytesIO(data), weights_only=True, map_location=run.device)
+                state = read_state(io.BytesIO(data))
                 carried = state.pop("carried")
                 run.load_state_dict({**state, "row": None, "wall_time_s": 0.0, "search_flops": 0})
                 run.method.go_on(self._follower.state_dict(), carried)

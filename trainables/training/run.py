@@ -48,6 +48,20 @@ def check_forward_cache(config: TrialConfig, workload: Workload) -> None:
         )
 
 
+def read_state(file: Any) -> dict[str, Any]:
+    """A state as `torch.save` wrote it (a path or a file), every tensor where it was, if on another GPU.
+
+    Adam counts its steps in CPU tensors. Moved to the GPU with the others, each would make every step wait for it.
+    """
+    state: dict[str, Any] = torch.load(file, weights_only=True, map_location=where_it_was)
+    return state
+
+
+def where_it_was(storage: Any, location: str) -> Any:
+    """For `torch.load`: on the CPU or the GPU, as it was; which GPU is the process's matter."""
+    return storage.cuda() if location.startswith("cuda") else storage
+
+
 class TrainingRun:
     """A run of `config.epochs` epochs. Use it as a context manager: process state is put back on leaving.
 
@@ -367,7 +381,7 @@ class TrainingRun:
         Raises:
             UserError: the checkpoint is of another config.
         """
-        state = torch.load(Path(folder) / CHECKPOINT_FILE, weights_only=True, map_location=self.device)
+        state = read_state(Path(folder) / CHECKPOINT_FILE)
         if state["config"] != self.config.to_dict():
             raise UserError(f"the checkpoint in {folder} is of another configuration: {state['config']}")
         self.load_state_dict(state)

@@ -23,7 +23,7 @@ from trainables.errors import UserError
 from trainables.stage_tree import shared_run
 from trainables.stage_tree.claims import Claims
 from trainables.stage_tree.shared_run import SharedRun, Sharing
-from trainables.training.run import TrainingRun
+from trainables.training.run import TrainingRun, where_it_was
 from trainables.workloads import WORKLOADS, Entry
 
 EPOCHS = 3
@@ -355,3 +355,29 @@ def test_a_model_that_looks_different_from_what_is_noted_is_told(tmp_path: Path)
         ):
             finish(trial)
     over(tmp_path / "tree", config)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_step_counts_stay_on_the_processor(device: str, tmp_path: Path) -> None:
+    """On the GPU, where a loaded state would put them, every step of Adam would wait for each of them."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    config = TrialConfig(workload="tiny_adam", epochs=2, method="none", device=device)
+    with TrainingRun(config) as run:
+        run.train_epoch()
+        run.save(tmp_path)
+    with TrainingRun(config) as run:
+        run.load(tmp_path)
+        places = {state["step"].device.type for state in run.optimizer.state.values()}
+        assert places == {"cpu"}
+        assert {state["exp_avg"].device.type for state in run.optimizer.state.values()} == {device}
+
+
+def test_a_tensor_is_read_to_where_it_was() -> None:
+    class Storage:
+        def cuda(self) -> str:
+            return "on the GPU"
+
+    storage = Storage()
+    assert where_it_was(storage, "cpu") is storage
+    assert where_it_was(storage, "cuda:3") == "on the GPU"
