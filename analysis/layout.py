@@ -35,6 +35,8 @@ class StudyInfo:
     """Versions of the packages that ran it."""
     hold: dict[str, Any] = field(default_factory=dict)
     """Fields of the config with one value in every trial but the baseline, in plain types."""
+    sharing: bool = True
+    """Whether its trials share training; a resumed search goes on as it was."""
     format: int = FORMAT
     """Version of this file."""
 

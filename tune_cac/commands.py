@@ -36,7 +36,6 @@ def search(arguments: argparse.Namespace) -> int:
         "cpus_per_trial": arguments.cpus_per_trial,
         "gpus_per_trial": arguments.gpus_per_trial,
         "checkpoint_every_s": arguments.checkpoint_every,
-        "sharing": not arguments.no_sharing,
         "checkpoint_budget": arguments.checkpoint_budget,
     }
     given = {
@@ -44,6 +43,8 @@ def search(arguments: argparse.Namespace) -> int:
         for name in ("space", "workload", "trials", "epochs", "seed", "allowed_drop", "name")
         if getattr(arguments, name) is not None
     }
+    if arguments.no_sharing:
+        how["sharing"] = False
     if arguments.set is not None:
         given["hold"] = read_assignments(arguments.set)
     SearchOptions(**how, **given)  # wrong arguments end here, before torch or ray is loaded

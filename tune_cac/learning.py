@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from search_spaces.space import corners
 from trainables.config import TrialConfig
 from trainables.registry import METHODS
 from trainables.stage_tree.facts import costs_file, ensure_costs, facts_file
-from trainables.stage_tree.store import StageStore, roots
+from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
 
 
@@ -50,7 +51,7 @@ def learn(
     *,
     base: TrialConfig,
     hold: Mapping[str, Any],
-    known: bool,
+    root: str | None,
 ) -> Learned:
     """Read the baseline's recorded run. A function of that run alone, so that a resumed search learns the same.
 
@@ -60,22 +61,23 @@ def learn(
         tree: the study's ``tree`` folder.
         base: config of the baseline.
         hold: fields with one value in every trial.
-        known: whether the baseline has completed.
+        root: of the baseline's recorded run; None where it has none.
     """
     from analysis.traces import load_trace
     from trainables.errors import UserError
     from tune_cac.informed import informed
 
     nothing = Learned(space=space, context=context, base=base, hold=hold, trace=None)
-    if not known:
+    if root is None:
         return nothing
     configs = typical_configs(space, context, base, hold)
-    for root in roots(tree):
-        write_facts(StageStore(tree, root), configs)
     try:
-        trace = load_trace(tree.parent)
-    except UserError:
-        return nothing  # its folder was emptied, or could not be written
+        write_facts(StageStore(tree, root), configs)
+        trace = load_trace(tree.parent, root=root)
+    except (UserError, OSError) as error:
+        # Its folder was emptied, or the disk is full: the search goes on as if it knew nothing.
+        warnings.warn(f"nothing was learned from the baseline: {error}", stacklevel=2)
+        return nothing
     return Learned(space=space, context=informed(context, trace, configs), base=base, hold=hold, trace=trace)
 
 

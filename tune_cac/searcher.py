@@ -90,7 +90,7 @@ class StudySearch(OptunaSearch):
         self._coordinator: Any = None
         self._rows_so_far: dict[str, dict[str, Any]] = {}
         self._held_back: list[optuna.Trial] = []
-        self._seed = seed
+        self._start_seed = seed
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
         with warnings.catch_warnings():
@@ -205,9 +205,9 @@ class StudySearch(OptunaSearch):
     def _learn(self) -> Learned:
         """What the baseline's run tells of this space; nothing where it failed."""
         if self._learned is None:
-            known = self._baseline_row() is not None
+            root = next((t.user_attrs["root"] for t in self._baseline_trials() if "root" in t.user_attrs), None)
             self._learned = learn(
-                self._search_space, self._context, self._tree, base=self._base, hold=self._hold, known=known
+                self._search_space, self._context, self._tree, base=self._base, hold=self._hold, root=root
             )
         return self._learned
 
@@ -216,8 +216,10 @@ class StudySearch(OptunaSearch):
         if self.study.user_attrs.get("spread"):
             return
         count = max(1, min(_MOST_SPREAD, self._planned // 3))
-        for parameters in self._learn().spread(count, self._seed):
-            self.study.enqueue_trial(parameters, user_attrs={"role": "search"})
+        queued = {t.user_attrs.get("start") for t in self.study.get_trials(deepcopy=False)}  # before a crash, here
+        for number, parameters in enumerate(self._learn().spread(count, self._start_seed)):
+            if number not in queued:
+                self.study.enqueue_trial(parameters, user_attrs={"role": "search", "start": number})
         self.study.set_user_attr("spread", True)
 
     def _does_nothing(self, trial: optuna.Trial) -> bool:
@@ -234,6 +236,8 @@ class StudySearch(OptunaSearch):
         self._completed_trials.add(trial_id)
         trial = self._ot_trials[trial_id]
         row = {name: result[name] for name in _ROW_NAMES if name in result} if result else {}
+        if trial.user_attrs.get("role") == "baseline" and row.get("stage"):
+            trial.set_user_attr("root", row["stage"])  # a run without interventions ends in its root
         if not self._sharing and row:
             row["stage"] = ""  # only the baseline was recorded: there is no tree to be in
         missing = [name for name in OBJECTIVES if not _finite(row.get(name))]

@@ -81,7 +81,7 @@ def search(
     layout = open_study(options)
     with locked(layout):
         info = layout.read_info()
-        layout.write_info(replace(info, trials=info.trials + trials, allowed_drop=allowed_drop))
+        layout.write_info(replace(info, trials=info.trials + trials, allowed_drop=allowed_drop, sharing=sharing))
         return _run(layout, options)
 
 
@@ -93,15 +93,15 @@ def resume(
     cpus_per_trial: int = 1,
     gpus_per_trial: float = 0.0,
     checkpoint_every_s: float = 60.0,
-    sharing: bool = True,
+    sharing: bool | None = None,
     checkpoint_budget: int | str = DEFAULT_BUDGET,
 ) -> SearchResult:
     """Finish the remaining trials of a study; space, workload, length, seed, allowed drop and held values are its own.
 
     Args:
         name: the study's name under ``results``, or its path.
-        results, concurrency, cpus_per_trial, gpus_per_trial, checkpoint_every_s, sharing, checkpoint_budget: as in
-            `search`.
+        results, concurrency, cpus_per_trial, gpus_per_trial, checkpoint_every_s, checkpoint_budget: as in `search`.
+        sharing: as in `search`; None for what the study was searched with.
 
     Raises:
         UserError: no such study, or one that another process is searching.
@@ -114,7 +114,7 @@ def resume(
             space=info.space, workload=info.workload, trials=max(1, info.trials), epochs=info.epochs, seed=info.seed,
             allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=cpus_per_trial,
             gpus_per_trial=gpus_per_trial, results=Path(results), checkpoint_every_s=checkpoint_every_s, hold=info.hold,
-            sharing=sharing, checkpoint_budget=checkpoint_budget,
+            sharing=info.sharing if sharing is None else sharing, checkpoint_budget=checkpoint_budget,
         )  # fmt: skip
         _check_gpus(options)
         return _run(layout, options)

@@ -49,6 +49,7 @@ def open_study(options: SearchOptions) -> Layout:
         allowed_drop=options.allowed_drop,
         versions=package_versions(),
         hold=dict(options.hold),
+        sharing=options.sharing,
     )
     if layout.info.exists():
         held = layout.read_info()

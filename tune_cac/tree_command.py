@@ -29,6 +29,11 @@ def tree(arguments: argparse.Namespace) -> int:
             f"{layout.root} has no stage tree: it is of an earlier version, or its baseline has not begun; "
             "search to get one"
         )
+    if not stages["trials"].map(len).any():
+        raise UserError(
+            f"{layout.root} has no stage tree: its trials were trained alone (--no-sharing), or none has ended; "
+            "search without --no-sharing to get one"
+        )
     cost = search_cost(load(layout.root))
     if arguments.svg is not None:
         _write(Path(arguments.svg), tree_picture(stages, cost))

@@ -37,6 +37,18 @@ def plain_shapes(epoch_shapes: Iterable[tuple[int, Batch]]) -> list[Any]:
     ]
 
 
+def run_lengths(batches: Iterable[Batch]) -> list[tuple[int, Batch]]:
+    """Batches as run lengths of their shapes, on the meta device."""
+    found: list[tuple[int, Batch]] = []
+    for batch in batches:
+        count, last = found[-1] if found else (0, ())
+        if [(t.shape, t.dtype) for t in last] == [(t.shape, t.dtype) for t in batch]:
+            found[-1] = (count + 1, last)
+        else:
+            found.append((1, tuple(t.to("meta") for t in batch)))
+    return found
+
+
 def meta_batch(plain: Iterable[Any]) -> Batch:
     """A batch of these shapes on the meta device."""
     return tuple(torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape, dtype in plain)

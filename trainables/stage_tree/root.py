@@ -53,7 +53,17 @@ def device_kind(device: str) -> str:
     """Kinds that may round differently have different names."""
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
-    return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _processor() -> str:
+    """The processor's model: libraries choose kernels by it, and other kernels round otherwise."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]
+    return models[0] if models else platform.machine()
 
 
 @cache

@@ -26,7 +26,7 @@ from trainables.metrics import METHOD_DEFAULTS
 from trainables.registry import METHODS
 from trainables.stage_tree.checkpoints import Checkpoints, Entry, StageWeight
 from trainables.stage_tree.claims import NoClaims
-from trainables.stage_tree.facts import facts_file, plain_shapes
+from trainables.stage_tree.facts import facts_file, plain_shapes, run_lengths
 from trainables.stage_tree.interventions import Follower, Intervention, MissingSignal
 from trainables.stage_tree.recorder import SignalRecorder
 from trainables.stage_tree.root import root_facts, root_id
@@ -128,6 +128,7 @@ class SharedRun:
         self._bad: set[Entry] = set()
         self._kept: dict[str, list[int]] = {}
         self._renewed = 0.0
+        self._described = False
         self._weights: dict[str, StageWeight] | None = None
         self._follower = self._make_follower()
         first = self.store.first()
@@ -176,6 +177,7 @@ class SharedRun:
             raise
         if self.finished:
             self._release()  # nobody asks this trial for more, and it may stay for long
+            self._describe_root(self.run)
         return self.row
 
     def _go(self) -> Generator[dict[str, Any], None, None]:
@@ -345,8 +347,7 @@ class SharedRun:
             live.evaluation_s = time.perf_counter() - begun
             stored = {name: value for name, value in row.items() if name not in _OWN_COLUMNS}
             self._publish(live, {run.step: stored})
-            if not self._root_is_written():
-                self._write_root(run)
+            self._describe_root(run)
             if run.step > self._reported:
                 self._reported = run.step
                 yield self._row(stored)
@@ -354,6 +355,8 @@ class SharedRun:
                 return
 
     def _before_step(self, live: _Live) -> None:
+        if time.monotonic() - live.checkpointed >= self.sharing.checkpoint_every_s:
+            self._publish(live, {})  # the checkpoint that comes now is of use only if what leads to it is known
         live.recorder.before_step()
         self._renew()
         if self._wants_checkpoint(live):
@@ -505,6 +508,7 @@ class SharedRun:
             kept = [entry.step for entry in self.checkpoints.entries(stage.id) if entry.kind == kind]
             self._kept[stage.id] = kept
         if step in kept:
+            live.checkpointed = time.monotonic()  # somebody else's is as good
             return False
         if step == stage.start or time.monotonic() - live.checkpointed >= self.sharing.checkpoint_every_s:
             return True
@@ -554,16 +558,23 @@ class SharedRun:
             self._weights = _weights(self.store, self.total_steps)
         return self._weights.get(stage, StageWeight(start=0, end=self.total_steps, visits=1, step_cost=1.0))
 
-    def _root_is_written(self) -> bool:
-        if self.store.folder not in _ROOTS and self.store.read("root.json") is not None:
-            _ROOTS.add(self.store.folder)
-        return self.store.folder in _ROOTS
+    def _describe_root(self, run: TrainingRun | None) -> None:
+        """Write what the root's files lack, once a trial: after its first epoch, and at its end if they were lost."""
+        if self._described or not (self.finished or (run is not None and run.epoch_shapes is not None)):
+            return
+        self._described = True
+        if self.store.read("root.json") is None or self.store.read("shapes.json") is None:
+            if run is not None:
+                self._write_root(run)
+            else:
+                with TrainingRun(self.config) as built:
+                    self._write_root(built)
 
     def _write_root(self, run: TrainingRun) -> None:
-        if run.epoch_shapes is None:
-            return
-        _ROOTS.add(self.store.folder)
-        self._write_small("shapes.json", plain_shapes(run.epoch_shapes))
+        shapes = run.epoch_shapes
+        if shapes is None:
+            shapes = run_lengths(run.workload.train_batches(0, self.config.seed))
+        self._write_small("shapes.json", plain_shapes(shapes))
         self._write_small(
             "root.json",
             {
@@ -574,9 +585,8 @@ class SharedRun:
         )
 
 
-#: What this process has read, by a root's folder and key, and roots whose file is there: facts, not state.
+#: What this process has read, by a root's folder and key: facts, not state.
 _FACTS: dict[tuple[Path, Any], Mapping[str, Any]] = {}
-_ROOTS: set[Path] = set()
 #: Trees that could not be written, said once a process.
 _UNWRITTEN: set[Path] = set()
 #: Trees with checkpoints that could not be loaded, said once a process.

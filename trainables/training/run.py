@@ -120,6 +120,7 @@ class TrainingRun:
         )  # fmt: skip
         self._train_time = Stopwatch(lambda: self._cost.counting_time_s)
         self._wall_time_before_s = 0.0
+        self._peak_before = 0  # in the process of whoever saved what was loaded
         self._flops_before = 0  # executed by whoever saved what was loaded
         self.row: dict[str, Any] | None = None
         """The last epoch's row; None before the first."""
@@ -310,7 +311,7 @@ class TrainingRun:
             "optimizer_bytes": counts["optimizer_bytes"],
             "train_time_s": self._train_time.elapsed_s,
             "wall_time_s": self._wall_time_s(),
-            "peak_memory_bytes": peak_bytes(self.device),
+            "peak_memory_bytes": self._peak_bytes(),
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             "stage": "",
             **METHOD_DEFAULTS,
@@ -326,6 +327,9 @@ class TrainingRun:
             accuracy = float(self.workload.evaluate(self.model, split, self.device))
         set_generators(before, self.device)
         return accuracy
+
+    def _peak_bytes(self) -> int:
+        return max(self._peak_before, peak_bytes(self.device))
 
     def _wall_time_s(self) -> float:
         return self._wall_time_before_s + time.perf_counter() - self._started
@@ -349,6 +353,7 @@ class TrainingRun:
             "train_time_s": self._train_time.elapsed_s,
             "wall_time_s": self._wall_time_s(),
             "search_flops": self.executed_flops - self._flops_before,
+            "peak_memory_bytes": self._peak_bytes(),
             "generators": generators_state(self.device),
         }
 
@@ -365,6 +370,7 @@ class TrainingRun:
         self._flops_before = self.executed_flops - state["search_flops"]
         self._train_time.elapsed_s = state["train_time_s"]
         self._wall_time_before_s = state["wall_time_s"]
+        self._peak_before = int(state["peak_memory_bytes"])
         set_generators(state["generators"], self.device)
 
     def count_spent_from_here(self) -> None:
