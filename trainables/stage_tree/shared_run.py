@@ -355,7 +355,9 @@ class SharedRun:
                 return
 
     def _before_step(self, live: _Live) -> None:
-        if time.monotonic() - live.checkpointed >= self.sharing.checkpoint_every_s:
+        overdue = time.monotonic() - live.checkpointed >= self.sharing.checkpoint_every_s
+        if overdue and self._may_checkpoint(live):
+            self._check_agreement(live)
             self._publish(live, {})  # the checkpoint that comes now is of use only if what leads to it is known
         live.recorder.before_step()
         self._renew()
@@ -496,12 +498,15 @@ class SharedRun:
         except OSError as error:
             self._tell_unwritten(error)
 
+    def _may_checkpoint(self, live: _Live) -> bool:
+        """Whether checkpoints are kept at all, and somebody could go on from one here."""
+        forked = len(self._path) > 1
+        return self.sharing.budget_bytes > 0 and live.run.step > 0 and not (self._follower.first_stage_only and forked)
+
     def _wants_checkpoint(self, live: _Live) -> bool:
         stage, step = self._here, live.run.step
-        if self.sharing.budget_bytes == 0 or step == 0:
+        if not self._may_checkpoint(live):
             return False
-        if self._follower.first_stage_only and len(self._path) > 1:
-            return False  # nobody could go on from it
         kept = self._kept.get(stage.id)
         if kept is None:
             kind = self._follower.kind

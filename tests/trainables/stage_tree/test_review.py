@@ -381,3 +381,8 @@ def test_a_tensor_is_read_to_where_it_was() -> None:
     storage = Storage()
     assert where_it_was(storage, "cpu") is storage
     assert where_it_was(storage, "cuda:3") == "on the GPU"
+
+
+def test_a_run_that_keeps_no_checkpoints_still_publishes_an_epoch_at_a_time(tmp_path: Path) -> None:
+    over(tmp_path / "tree", dense(), budget_bytes=0, checkpoint_every_s=0.0)
+    assert len(list((tmp_path / "tree").rglob("*.chunk"))) == EPOCHS
