@@ -230,9 +230,17 @@ def wait_for_trials(study: Path, count: int, process: subprocess.Popen[str]) -> 
     raise AssertionError("the search did not get on")
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals) -> None:
-    arguments = ("search", "--trials", "6", "--epochs", "16", "--name", "s", "--checkpoint-every", "0")
+@pytest.mark.parametrize(
+    ("ending", "flags"),
+    [
+        (signal.SIGINT, ()),
+        (signal.SIGTERM, ("--no-sharing",)),
+        (signal.SIGKILL, ()),
+        (signal.SIGKILL, ("--no-sharing",)),
+    ],
+)
+def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals, flags: tuple[str, ...]) -> None:
+    arguments = ("search", "--trials", "6", "--epochs", "16", "--name", "s", "--checkpoint-every", "0", *flags)
     process = start(tmp_path, *arguments, "--concurrency", "2")
     study = tmp_path / "results" / "s"
     before = wait_for_trials(study, 2, process)
@@ -259,6 +267,11 @@ def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals) -
     for trial in done:  # nothing finished was lost, nor trained again
         assert after.set_index("trial").loc[trial, "wall_time_s"] == ran_before.loc[trial, "wall_time_s"]
     assert_resumed_from_checkpoints(study)
+    acting = after[(after["status"] == "completed") & (after["method"] == "gradskip")]
+    if flags:  # the study keeps its mode
+        assert set(acting["stage"]) == {""}
+    else:
+        assert (acting["search_flops"] < acting["executed_flops"]).all()  # the dense run of before was used
     for _, row in after[after["status"] == "completed"].iterrows():
         assert_equals_alone(row)
     nothing_left = start(tmp_path, "search", "--resume", "s")

@@ -4,7 +4,7 @@
 
 Prints one line of JSON a configuration: its rows. ACCIDENT is ``none``, ``full:BYTES`` (no file may grow past that),
 or ``kill-before:N`` / ``kill-between:N``: SIGKILL while the N-th checkpoint is written, before its content has its
-name, or when it has it and the index does not.
+name, or when it has it and the index does not; or ``kill-step:N``: SIGKILL in the N-th step that is trained.
 """
 
 from __future__ import annotations
@@ -56,6 +56,19 @@ def kill_between(count: int) -> None:
     checkpoints.Checkpoints._store = store  # type: ignore[method-assign]
 
 
+def kill_step(count: int) -> None:
+    real = TrainingRun.train_step
+    seen = [0]
+
+    def train_step(self: TrainingRun) -> None:
+        seen[0] += 1
+        if seen[0] == count:
+            die()
+        real(self)
+
+    TrainingRun.train_step = train_step  # type: ignore[method-assign]
+
+
 def main() -> None:
     tree, accident, *texts = sys.argv[1:]
     tiny_workload.register()
@@ -64,6 +77,8 @@ def main() -> None:
         kill_before(int(number))
     elif kind == "kill-between":
         kill_between(int(number))
+    elif kind == "kill-step":
+        kill_step(int(number))
     with TrainingRun(TrialConfig(**json.loads(texts[0]))):
         pass  # libraries that write caches of their own have done so
     for text in texts:

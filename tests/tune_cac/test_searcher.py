@@ -10,13 +10,17 @@ import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
+from tiny_workload import tiny  # noqa: F401 - a fixture
 
+import analysis
 import search_spaces
-from analysis.layout import STUDY_NAME
+from analysis.layout import STUDY_NAME, Layout, StudyInfo
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.metrics import ROW
+from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac.searcher import StudySearch, last_checkpoint, last_row
+from tune_cac.searching import run_context
 
 CONTEXT = SpaceContext(total_steps=300)
 
@@ -251,3 +255,103 @@ def test_a_later_search_draws_other_values(tmp_path: Path) -> None:
 
 def test_the_newest_complete_checkpoint(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path) is None
+
+
+# --- what a search learns from its baseline ---------------------------------------------------------------------------
+
+
+def learning(folder: Path, seed: int = 0, begin: bool = True, hold: dict[str, Any] | None = None) -> StudySearch:
+    """A searcher of 30 trials over the tiny workload, whose baseline has been trained over its tree."""
+    base = TrialConfig(workload="tiny", epochs=4, method="none")
+    context = run_context(base)
+    Layout(folder).write_info(
+        StudyInfo(space="auto_thresholds", workload="tiny", epochs=4, seed=0, trials=30, allowed_drop=0.01, versions={})
+    )
+    made = StudySearch(
+        space=search_spaces.load("auto_thresholds"), context=context, base=base, journal=folder / "optuna.journal",
+        allowed_drop=0.01, seed=seed, run_folder="ray/run-000", checkpoint_every_s=60, hold=hold, tree=folder / "tree",
+        budget_bytes=0, trials=30,
+    )  # fmt: skip
+    if begin:
+        made.begin()
+        made.suggest("baseline")
+        with SharedRun(base, Sharing(tree=folder / "tree", budget_bytes=0)) as run:
+            while not run.finished:
+                last = run.train_epoch()
+        made.on_trial_complete("baseline", last)
+    return made
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_search_starts_with_settings_whose_outcomes_differ(tmp_path: Path) -> None:
+    search = learning(tmp_path)
+    search.suggest("published")
+    starts = [search.suggest(str(n))["config"] for n in range(10)]
+    queued = [t for t in told(tmp_path) if "start" in t.user_attrs]
+    assert [t.user_attrs["start"] for t in queued] == list(range(len(queued)))
+    assert len(queued) > 3
+    predicted = analysis.replay(analysis.load_trace(tmp_path), [TrialConfig(**c) for c in starts[: len(queued)]])
+    assert predicted["stop_events"].nunique() == len(queued)
+    assert predicted["compute_saved"].is_monotonic_increasing
+    # The same in another process, whatever its random generators: both modes of a search are compared row by row.
+    again = tmp_path / "again"
+    again.mkdir()
+    other = learning(again)
+    other.suggest("published")
+    assert [other.suggest(str(n))["config"] for n in range(10)] == starts
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_start_is_queued_once(tmp_path: Path) -> None:
+    first = learning(tmp_path)
+    first.suggest("published")
+    count = sum("start" in t.user_attrs for t in told(tmp_path))
+    first.study.set_user_attr("spread", False)  # as if killed while it queued
+    second = learning(tmp_path, seed=0, begin=False)
+    second.adopt_unfinished(tmp_path)
+    for n in range(3):
+        second.suggest(str(n))
+    assert sum("start" in t.user_attrs for t in told(tmp_path)) == count
+
+
+@pytest.mark.usefixtures("tiny")
+def test_ranges_are_those_of_the_run(tmp_path: Path) -> None:
+    search = learning(tmp_path)
+    context = search._learn().context
+    assert context.start_thr_range is not None
+    lowest = context.start_thr_range[0]
+    assert 0 < lowest < 1
+    for n in range(14):
+        suggested = search.suggest(str(n))
+        search.on_trial_complete(str(n), row(0.9, 0.1 + n / 100))
+    assert told(tmp_path)[-1].distributions["CAC_VAR_START_THR"].low >= lowest - 0.1
+    # A resumed search learns the same from the same run.
+    assert learning(tmp_path, begin=False)._learn().context == context
+    assert suggested is not None
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_stops_nothing_is_told_as_the_baseline_and_not_counted(tmp_path: Path) -> None:
+    # With a first decision that comes after the run's end nothing the sampler proposes does anything.
+    search = learning(tmp_path, hold={"CAC_VAR_START_ITR": 1000})
+    before = search.finished_count()
+    suggested = search.suggest("a")
+    assert suggested is not None  # after fifty in a row one is tried all the same
+    skipped = [t for t in told(tmp_path) if "skipped" in t.user_attrs]
+    assert len(skipped) == 50
+    assert {tuple(t.values) for t in skipped} == {tuple(told(tmp_path)[0].values)}
+    assert all(t.constraints["accuracy_drop"] <= 0 for t in skipped)
+    assert search.finished_count() == before
+    trials = analysis.load(tmp_path)
+    assert trials["trial"].tolist() == [0, suggested["trial"]]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_tree_that_cannot_be_read_or_written_teaches_nothing(tmp_path: Path) -> None:
+    search = learning(tmp_path)
+    for path in (tmp_path / "tree").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="nothing was learned from the baseline: "):
+        assert search.suggest("a") is not None
+    assert search._learn().trace is None
