@@ -300,7 +300,9 @@ class StudySearch(OptunaSearch):
                 checkpoint = attrs.get("resume_from")
             if checkpoint is not None:
                 again["resume_from"] = str(Path(checkpoint).resolve())
-            self.study.enqueue_trial(frozen.params, user_attrs=again)
+            # One that was asked for and never suggested has no parameters yet, but those that were queued.
+            parameters = frozen.params or frozen.system_attrs.get("fixed_params", {})
+            self.study.enqueue_trial(parameters, user_attrs=again)
             if "folder" in attrs:
                 trial.set_user_attr("row_so_far", last_row(root / attrs["folder"]))
             trial.set_user_attr("continued_by", "a later trial with the same parameters")

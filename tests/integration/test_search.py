@@ -236,7 +236,6 @@ def wait_for_trials(study: Path, count: int, process: subprocess.Popen[str]) -> 
         (signal.SIGINT, ()),
         (signal.SIGTERM, ("--no-sharing",)),
         (signal.SIGKILL, ()),
-        (signal.SIGKILL, ("--no-sharing",)),
     ],
 )
 def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals, flags: tuple[str, ...]) -> None:

@@ -172,6 +172,10 @@ def test_an_interrupted_baseline_comes_before_what_was_queued(tmp_path: Path) ->
     again.adopt_unfinished(tmp_path)
     assert again.suggest("b")["config"]["method"] == "none"
     assert again.suggest("c") is None
+    # Killed again while the published trial was held back: it still has its parameters.
+    again = searcher(tmp_path, begin=False)
+    again.adopt_unfinished(tmp_path)
+    assert again.suggest("b")["config"]["method"] == "none"
     again.on_trial_complete("b", row(0.9, 0.0))
     published = again.suggest("c")
     start = search_spaces.load("auto_thresholds").start(CONTEXT)

@@ -98,7 +98,7 @@ def test_every_trial_of_every_space_equals_the_trial_alone(space: str, workload:
     executed, full, forked = 0, 0, 0
     dense = shared(TrialConfig(workload=workload, epochs=EPOCHS, method="none"), sharing)[1]
     assert dense.trained_steps == TOTAL
-    for _ in range(14):
+    for _ in range(9):
         values = {**found.suggest(study.ask(), context), **HELD.get(space, {})}
         trial = assert_equals_alone(TrialConfig(workload=workload, epochs=EPOCHS, **values), sharing)
         executed += trial.trained_steps
@@ -308,7 +308,7 @@ def test_random_trials_in_random_order_with_random_crashes(tmp_path: Path) -> No
     rng = random.Random(5)
     sharing = Sharing(tree=tmp_path / "tree", trials=30, budget_bytes=400_000)
     executed = full = 0
-    for _ in range(40):
+    for _ in range(24):
         config = auto(
             "tiny", START_THR=rng.choice([0.95, 0.97, 0.99]), SLOPE_THR=rng.choice([0.95, 0.98]), MT_THR=0.97,
             START_ITR=rng.choice([0, 5, 9]), SAMPLES=rng.choice([1, 3]), CAC_BRAKING_DISTANCE=rng.choice([0, 3]),
