@@ -56,11 +56,19 @@ def test_the_scaled_loop_stops_layers(tmp_path: Path) -> None:
     assert re.fullmatch(r"step \d+: stopped through 0\.weight", lines[1])
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/gradient-skip.md", "docs/findings.md"])
+def anchors(markdown: str) -> set[str]:
+    """The headings of a page as links name them."""
+    headings = re.findall(r"^#+ (.+)$", markdown, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/gradient-skip.md", "docs/stage-tree.md", "docs/findings.md"])
 def test_links_and_scripts_exist(page: str) -> None:
     text = (ROOT / page).read_text()
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+    for target, anchor in re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", text):
         if not target.startswith("http"):
-            assert (ROOT / page).parent.joinpath(target).exists(), target
+            file = (ROOT / page).parent.joinpath(target)
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file.read_text()), anchor
     for script in re.findall(r"`(benchmarks/\w+\.py)`", text):
         assert (ROOT / script).is_file(), script

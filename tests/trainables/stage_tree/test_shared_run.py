@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -322,3 +324,27 @@ def test_random_trials_in_random_order_with_random_crashes(tmp_path: Path) -> No
         executed += assert_equals_alone(config, sharing).trained_steps
         full += TOTAL
     assert executed < full
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_where_training_does_not_repeat_a_fork_is_a_run_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU whose kernels add in changing order: nothing equals the run alone, and nothing contradicts itself."""
+    import tiny_workload
+
+    noise = random.Random(0)
+    real = tiny_workload.Tiny.loss
+    monkeypatch.setattr(tiny_workload.Tiny, "loss", lambda *a: real(*a) * (1 + 1e-5 * noise.random()))
+    sharing = Sharing(tree=tmp_path / "tree", trials=30)
+    for _ in range(12):
+        config = auto(
+            "tiny", START_THR=noise.choice([0.95, 0.97, 0.99]), SLOPE_THR=noise.choice([0.95, 0.98]), MT_THR=0.97,
+            SAMPLES=noise.choice([1, 3]), CAC_BRAKING_DISTANCE=noise.choice([0, 3]),
+        )  # fmt: skip
+        (rows, _), _ = shared(config, sharing)
+        assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+        stops = [json.loads(row["stop_events"]) for row in rows]
+        for before, after in pairwise(stops):
+            assert after[: len(before)] == before  # what was reported stays so
