@@ -33,6 +33,32 @@ def walk(config: TrialConfig, sharing: Sharing) -> tuple[float, int]:
     return time.perf_counter() - begun, trial.trained_steps
 
 
+def bookkeeping(config: TrialConfig, sharing: Sharing) -> tuple[float, int]:
+    """Seconds that a trial takes beyond training steps and evaluations, and the steps that it trained."""
+    counted = [0.0]
+
+    def timed(real: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return real(*arguments)
+            finally:
+                counted[0] += time.perf_counter() - begun
+
+        return call
+
+    names = ("train_step", "end_epoch")
+    before = {name: getattr(TrainingRun, name) for name in names}
+    for name in names:
+        setattr(TrainingRun, name, timed(before[name]))
+    try:
+        seconds, steps = walk(config, sharing)
+    finally:
+        for name in names:
+            setattr(TrainingRun, name, before[name])
+    return seconds - counted[0], steps
+
+
 def alone(config: TrialConfig) -> float:
     """Seconds of the same without a tree."""
     begun = time.perf_counter()
@@ -64,6 +90,19 @@ def main() -> None:
         times = [walk(stopped, sharing) for _ in range(ROUNDS)]
         assert all(steps == 0 for _, steps in times)
         print("known trial, ms:", spread([1000 * seconds for seconds, _ in times]))
+        forked = [
+            bookkeeping(TrialConfig(CAC_STOP_LAYER_NUM=(2, 5, 8), CAC_STOP_LAYER_ITR=(120, 180, last)), sharing)
+            for last in range(241, 251)
+        ]
+        found = [f"{spread([1000 * seconds for seconds, _ in forked])}"]
+        print(
+            "forked trial, ms beyond training and evaluating:",
+            *found,
+            "steps trained:",
+            forked[0][1],
+            "to",
+            forked[-1][1],
+        )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from trainables.errors import UserError
 from trainables.gradskip.settings import BY_NAME
 from trainables.metrics import ROW
 from trainables.registry import METHODS
+from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import CHECKPOINT_FILE, TrainingRun
 from trainables.workloads import WORKLOADS
 
@@ -217,3 +218,19 @@ def test_every_parameter_has_a_meaning(name: str) -> None:
 @pytest.mark.parametrize("name", search_spaces.SPACES)
 def test_a_space_is_the_file_of_its_name(name: str) -> None:
     assert (Path(search_spaces.__file__).parent / f"{name}.py").is_file()
+
+
+@pytest.mark.parametrize(("method", "workload"), CASES)
+def test_over_a_stage_tree_it_is_the_trial_alone(method: str, workload: str, tmp_path: Path) -> None:
+    """Trained there, and followed over what was recorded: every method says what it would do next."""
+    config = config_of(method, workload)
+    alone = [{k: v for k, v in facts(row).items() if k not in ("search_flops", "stage")} for row in train(config)[0]]
+    steps = []
+    for _ in range(2):
+        with SharedRun(config, Sharing(tree=tmp_path / "tree")) as trial:
+            rows = []
+            while not trial.finished:
+                rows.append(trial.train_epoch())
+        assert [{k: v for k, v in facts(row).items() if k not in ("search_flops", "stage")} for row in rows] == alone
+        steps.append(trial.trained_steps)
+    assert steps == [rows[-1]["step"], 0]
