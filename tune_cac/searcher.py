@@ -185,11 +185,15 @@ class StudySearch(OptunaSearch):
         for _ in range(_MOST_SKIPPED):
             trial = self.study.ask()
             row = self._baseline_row()
-            if row is None or trial.user_attrs.get("role", "search") != "search" or not self._does_nothing(trial):
+            if row is None or self._was_queued(trial) or not self._does_nothing(trial):
                 return trial
             trial.set_user_attr("skipped", "it stops nothing on this run, so its result is the baseline's")
             tell_complete(self.study, trial, row, row, self._allowed_drop)
         return self.study.ask()
+
+    def _was_queued(self, trial: optuna.Trial) -> bool:
+        """Whether its parameters were given, as those of a space's starting point, and not suggested."""
+        return "fixed_params" in self.study.get_trials(deepcopy=False)[trial.number].system_attrs
 
     def _ask_for_baseline(self) -> optuna.Trial:
         """The baseline, which after an interruption is queued behind others; they come after it."""

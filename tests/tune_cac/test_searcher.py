@@ -338,6 +338,7 @@ def test_ranges_are_those_of_the_run(tmp_path: Path) -> None:
 def test_what_stops_nothing_is_told_as_the_baseline_and_not_counted(tmp_path: Path) -> None:
     # With a first decision that comes after the run's end nothing the sampler proposes does anything.
     search = learning(tmp_path, hold={"CAC_VAR_START_ITR": 1000})
+    assert search.suggest("start") is not None  # the space's starting point is asked for all the same
     before = search.finished_count()
     suggested = search.suggest("a")
     assert suggested is not None  # after fifty in a row one is tried all the same
@@ -347,7 +348,7 @@ def test_what_stops_nothing_is_told_as_the_baseline_and_not_counted(tmp_path: Pa
     assert all(t.constraints["accuracy_drop"] <= 0 for t in skipped)
     assert search.finished_count() == before
     trials = analysis.load(tmp_path)
-    assert trials["trial"].tolist() == [0, suggested["trial"]]
+    assert trials["trial"].tolist() == [0, 1, suggested["trial"]]
 
 
 @pytest.mark.usefixtures("tiny")
