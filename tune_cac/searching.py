@@ -224,7 +224,8 @@ def _train(layout: Layout, options: SearchOptions, searcher: Any, run_name: str,
                 storage_path=str(layout.ray.resolve()),
                 verbose=0,
                 callbacks=[progress],
-                checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+                # At its end a trial has its result; asked for a checkpoint there, Ray would also send every row alone.
+                checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
             ),
         ).fit()
     return progress.ended < to_run
