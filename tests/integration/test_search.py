@@ -271,7 +271,9 @@ def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals, f
     if flags:  # the study keeps its mode
         assert set(acting["stage"]) == {""}
     else:
-        assert (acting["search_flops"] < acting["executed_flops"]).all()  # the dense run of before was used
+        # The dense run of before was used; a rule that acts in the first steps finds nothing to share.
+        assert (acting["search_flops"] <= acting["executed_flops"]).all()
+        assert acting["search_flops"].sum() < acting["executed_flops"].sum()
     for _, row in after[after["status"] == "completed"].iterrows():
         assert_equals_alone(row)
     nothing_left = start(tmp_path, "search", "--resume", "s")

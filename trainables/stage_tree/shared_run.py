@@ -60,7 +60,7 @@ class Sharing:
     watches: tuple[tuple[str, ...], ...] = ()
     """Values of ``CAC_WATCH`` in the study, whose layers are recorded from the first trial on."""
     checkpoint_every_s: float = 60.0
-    """Most seconds of training that a crash may cost."""
+    """Most seconds of training that a crash may cost; 0 for an epoch."""
 
 
 @dataclass(kw_only=True)
@@ -355,8 +355,7 @@ class SharedRun:
                 return
 
     def _before_step(self, live: _Live) -> None:
-        overdue = time.monotonic() - live.checkpointed >= self.sharing.checkpoint_every_s
-        if overdue and self._may_checkpoint(live):
+        if self._is_overdue(live) and self._may_checkpoint(live):
             self._check_agreement(live)
             self._publish(live, {})  # the checkpoint that comes now is of use only if what leads to it is known
         live.recorder.before_step()
@@ -503,6 +502,13 @@ class SharedRun:
         forked = len(self._path) > 1
         return self.sharing.budget_bytes > 0 and live.run.step > 0 and not (self._follower.first_stage_only and forked)
 
+    def _is_overdue(self, live: _Live) -> bool:
+        """Whether a crash would cost too much by now; 0 seconds mean every epoch, not every step."""
+        every_s = self.sharing.checkpoint_every_s
+        if every_s == 0 and live.run.step % self._epoch_steps != 0:
+            return False
+        return time.monotonic() - live.checkpointed >= every_s
+
     def _wants_checkpoint(self, live: _Live) -> bool:
         stage, step = self._here, live.run.step
         if not self._may_checkpoint(live):
@@ -515,7 +521,7 @@ class SharedRun:
         if step in kept:
             live.checkpointed = time.monotonic()  # somebody else's is as good
             return False
-        if step == stage.start or time.monotonic() - live.checkpointed >= self.sharing.checkpoint_every_s:
+        if step == stage.start or self._is_overdue(live):
             return True
         if not self._write_s or not live.step_s:
             return not self._write_s
