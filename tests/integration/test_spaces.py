@@ -35,7 +35,8 @@ def test_every_rule_trains_and_its_answer_can_be_written(tune_cac_command: Run, 
     baseline, first, *others = searched(done, study)
     assert baseline.method == "none"
     assert (first.CAC_RULE, first.CAC_WHOLE_UNITS) == ("variance", True)
-    assert {config.CAC_RULE for config in others} == set(RULES)
+    # In so short a run the variance rule's suggestions do nothing, so a search passes over them.
+    assert {config.CAC_RULE for config in (first, *others)} == set(RULES)
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(Layout(study).journal)))
     for trial in optuna.load_study(study_name=STUDY_NAME, storage=storage).trials[1:]:
         branch = trial.params["CAC_RULE"] + "."
