@@ -8,16 +8,16 @@ Sets of parameters are bit masks: bit n stands for parameter n.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from trainables.training.generators import kept_generators
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,10 +158,8 @@ def _untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]
     buffers = [
         (m, name, b, b.detach().clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None
     ]
-    python_state, numpy_state = random.getstate(), numpy.random.get_state()
-    devices = sorted({p.device.index or 0 for p in parameters if p.device.type == "cuda"})
     try:
-        with torch.random.fork_rng(devices=devices):
+        with kept_generators(p.device for p in parameters):
             for parameter in parameters:
                 if parameter.is_floating_point():
                     parameter.requires_grad_(True)
@@ -169,8 +167,6 @@ def _untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]
     finally:
         for parameter, flag in zip(parameters, flags, strict=True):
             parameter.requires_grad_(flag)
-        random.setstate(python_state)
-        numpy.random.set_state(numpy_state)
         with torch.no_grad():
             for module, name, buffer, value in buffers:
                 module._buffers[name] = buffer  # a forward pass may have put another one in its place

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.gradskip.prefix_pass import PassReport
+from trainables.training.shapes import shapes_of, to_meta
 from trainables.workloads.base import Batch, Workload
 
 
@@ -77,7 +78,7 @@ class CostTable:
         return self._cost(self._dense, batch)
 
     def _cost(self, mask: tuple[bool, ...], batch: Batch) -> StepCost:
-        key = (self._workload.name, mask, _shapes(batch))
+        key = (self._workload.name, mask, shapes_of(batch))
         cost = _COUNTED.get(key)
         if cost is None:
             begun = time.perf_counter()
@@ -93,7 +94,7 @@ class CostTable:
             parameter.requires_grad_(trainable)
         forward, backward = FlopCounterMode(display=False), FlopCounterMode(display=False)
         with forward:
-            loss = self._workload.loss(model, _to_meta(batch))
+            loss = self._workload.loss(model, to_meta(batch))
         if loss.requires_grad:
             with backward:
                 loss.backward()
@@ -106,7 +107,7 @@ class CostTable:
         )
 
     def _prefix_flops(self, names: tuple[str, ...], batch: Batch) -> int:
-        key = (self._workload.name, names, _shapes(batch))
+        key = (self._workload.name, names, shapes_of(batch))
         flops = _COUNTED_PREFIXES.get(key)
         if flops is None:
             begun = time.perf_counter()
@@ -125,7 +126,7 @@ class CostTable:
         ]
         try:
             with counter:
-                self._workload.loss(model, _to_meta(batch))
+                self._workload.loss(model, to_meta(batch))
         finally:
             for handle in handles:
                 handle.remove()
@@ -138,7 +139,7 @@ class CostTable:
             for parameter, trainable in zip(model.parameters(), self._dense, strict=True):
                 parameter.requires_grad_(trainable)
             model.train()
-            self._workload.loss(model, _to_meta(batch)).backward()
+            self._workload.loss(model, to_meta(batch)).backward()
             optimizer = self._workload.make_optimizer(model.named_parameters())
             optimizer.step()
             for parameter in model.parameters():
@@ -150,11 +151,3 @@ class CostTable:
 
 def _nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _shapes(batch: Batch) -> Hashable:
-    return tuple((t.shape, t.dtype) for t in batch)
-
-
-def _to_meta(batch: Batch) -> Batch:
-    return tuple(t.to("meta") for t in batch)

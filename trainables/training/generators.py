@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,27 @@ def generators_state(device: torch.device) -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
     }
+
+
+@contextmanager
+def kept_generators(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Whatever is drawn inside, the generators go on as they were: Python's, numpy's, torch's and those of the GPUs.
+
+    Args:
+        devices: of which the GPUs count.
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    gpus = {
+        torch.cuda.current_device() if device.index is None else device.index
+        for device in devices
+        if device.type == "cuda"
+    }
+    try:
+        with torch.random.fork_rng(devices=sorted(gpus)):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 def set_generators(state: dict[str, Any], device: torch.device) -> None:

@@ -19,9 +19,10 @@ from trainables.gradskip.forward_cache import ForwardCache
 from trainables.metrics import METHOD_DEFAULTS
 from trainables.registry import METHODS, RunFacts
 from trainables.training.cost import CostTable
-from trainables.training.generators import generators_state, set_generators
+from trainables.training.generators import generators_state, kept_generators, set_generators
 from trainables.training.isolation import isolated
 from trainables.training.memory import peak_bytes, reset_peak
+from trainables.training.shapes import see_batch
 from trainables.training.stopwatch import Stopwatch
 from trainables.training.warm_up import warm_up
 from trainables.workloads import build
@@ -195,10 +196,9 @@ class TrainingRun:
         batch, indices = next(self._epoch_batches)
         if self.epoch_shapes is None:
             self._see_shapes(batch)
-        self._loss_sum += self._step(tuple(t.to(self.device, non_blocking=True) for t in batch), indices) * len(
-            batch[0]
-        )
-        self._samples += len(batch[0])
+        samples = len(batch[0])
+        self._loss_sum += samples * self._step(tuple(t.to(self.device, non_blocking=True) for t in batch), indices)
+        self._samples += samples
         self._in_epoch += 1
 
     def _see_shapes(self, batch: Batch) -> None:
@@ -206,11 +206,7 @@ class TrainingRun:
             self._shapes = []
         elif not self._shapes:
             return  # begun in the middle of an epoch
-        count, last = self._shapes[-1] if self._shapes else (0, ())
-        if [(t.shape, t.dtype) for t in last] == [(t.shape, t.dtype) for t in batch]:
-            self._shapes[-1] = (count + 1, last)
-        else:
-            self._shapes.append((1, tuple(t.to("meta") for t in batch)))
+        see_batch(self._shapes, batch)
         if self._in_epoch == self.workload.steps_per_epoch - 1:
             self.epoch_shapes = self._shapes
 
@@ -289,7 +285,7 @@ class TrainingRun:
         # Epochs are alike, so the executed part gives the full budget's cost.
         budget = counts["dense_flops"] * self.config.epochs // self.epoch
         backward_budget = counts["dense_backward_flops"] * self.config.epochs // self.epoch
-        executed = counts["forward_flops"] + counts["backward_flops"]
+        executed = self.executed_flops
         return {
             "epoch": self.epoch,
             "step": counts["step"],
@@ -322,11 +318,8 @@ class TrainingRun:
         self.model.eval()
         # A data loader draws a seed when it is iterated. What is trained next must not depend on whether a row was
         # evaluated here or is known.
-        before = generators_state(self.device)
-        with torch.no_grad():
-            accuracy = float(self.workload.evaluate(self.model, split, self.device))
-        set_generators(before, self.device)
-        return accuracy
+        with torch.no_grad(), kept_generators([self.device]):
+            return float(self.workload.evaluate(self.model, split, self.device))
 
     def _peak_bytes(self) -> int:
         return max(self._peak_before, peak_bytes(self.device))

@@ -4,12 +4,11 @@ kernels and allocators that grow, and the first trial is the baseline, against w
 from __future__ import annotations
 
 import copy
-import random
 
-import numpy as np
 import torch
 from torch import nn
 
+from trainables.training.generators import kept_generators
 from trainables.workloads.base import Workload
 
 _WARM: set[tuple[str, str]] = set()
@@ -20,12 +19,9 @@ def warm_up(workload: Workload, model: nn.Module, device: torch.device, seed: in
     if (workload.name, str(device)) in _WARM:
         return
     _WARM.add((workload.name, str(device)))
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    with kept_generators([device]):
         rehearsal = copy.deepcopy(model).train()
         for batch, _ in zip(workload.train_batches(0, seed), range(2), strict=False):
             loss = workload.loss(rehearsal, tuple(t.to(device) for t in batch))
             if loss.requires_grad:
                 loss.backward()
-    random.setstate(python_state)
-    np.random.set_state(numpy_state)
