@@ -151,9 +151,7 @@ class GradientSkip:
             # A layer that the user has frozen would never let a rule go on, nor would one number, without variance.
             alive = [unit for unit in plan.units if any(self._can_stop(n) for n in unit.watched)]
             plan = replace(plan, units=tuple(alive))
-        self.plan = plan
         stoppable = plan.units if settings.reference else plan.without_last(self._trains)
-        self._stoppable = len(stoppable)
         self._unit_at: dict[int, Unit] = {unit.end: unit for unit in plan.units}
         self.blueprint = Blueprint(
             plan=plan,
@@ -239,7 +237,7 @@ class GradientSkip:
         reason = never_fires(
             self.settings,
             units=len(self.plan.units),
-            stoppable=self._stoppable,
+            stoppable=self.blueprint.stoppable,
             first_stop=self.machine.rule.first_stop(),
             weight_decays=decays or None,
             total_steps=self._total_steps,
@@ -248,7 +246,7 @@ class GradientSkip:
             self._warn_once("never", f"Gradient-Skip {reason}")
 
     def _warn_of_recompilations(self, model: nn.Module | None) -> None:
-        stops = self._stoppable if self.settings.mode != "manual" else len(self.settings.stop_layer_num or ())
+        stops = self.blueprint.stoppable if self.settings.mode != "manual" else len(self.settings.stop_layer_num or ())
         if model is None or getattr(model, "_orig_mod", None) is None or self.settings.mode == "off":
             return
         limit = int(torch._dynamo.config.recompile_limit)
@@ -266,6 +264,11 @@ class GradientSkip:
             warnings.warn(message, stacklevel=2)
 
     # --- what is known ----------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> LayerPlan:
+        """The layers that are watched, and the order in which parameters stop."""
+        return self.blueprint.plan
 
     @property
     def stopped_through(self) -> int:

@@ -6,6 +6,7 @@ Shapes: K layers; variances of a step (K,) on the device of the run, read by the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,9 @@ class SignalRecorder:
 
     def __init__(self, run: TrainingRun, watches: Iterable[Sequence[str]] = ()) -> None:
         self._parameters, _ = numbered(run.optimizer.param_groups, run.model)
-        self._layers = _recorded_layers(self._parameters, run, watches)
+        self._gradskip: GradientSkip | None = getattr(run.method, "gradskip", None)
+        blueprint = None if self._gradskip is None else self._gradskip.blueprint
+        self._layers = _recorded_layers(self._parameters, run, blueprint, watches)
         self._run = run
         self._rows: list[tuple[tuple[str, ...], Tensor]] = []
         self._read: dict[int, dict[str, float]] = {}
@@ -43,11 +46,9 @@ class SignalRecorder:
         self._ahead: set[int] = set()
         self._stopped_through = -1
         self._begin = run.step
-        gradskip = getattr(run.method, "gradskip", None)
-        self._gradskip = gradskip if isinstance(gradskip, GradientSkip) else None
-        if isinstance(gradskip, GradientSkip) and gradskip.settings.mode in ("gradient_norm", "plasticity"):
-            settings = gradskip.settings
-            gradskip.on_measured.append(
+        if self._gradskip is not None and self._gradskip.settings.mode in ("gradient_norm", "plasticity"):
+            settings = self._gradskip.settings
+            self._gradskip.on_measured.append(
                 lambda unit, number: self._measured(signal_name(settings, unit.watched), number)
             )
 
@@ -97,11 +98,11 @@ class SignalRecorder:
         names = tuple(dict.fromkeys(name for step_names, _ in self._rows for name in step_names))
         values = np.full((len(self._rows), len(names)), np.nan)
         column = {name: place for place, name in enumerate(names)}
-        for step_names, group in _runs_of_equal_names(self._rows):
-            first, tensors = group
+        for step_names, steps in groupby(range(len(self._rows)), key=lambda step: self._rows[step][0]):
+            alike = list(steps)
             if step_names:
-                block = torch.stack(tensors).double().cpu().numpy()
-                values[first : first + len(tensors), [column[name] for name in step_names]] = block
+                block = torch.stack([self._rows[step][1] for step in alike]).double().cpu().numpy()
+                values[np.ix_(alike, [column[name] for name in step_names])] = block
         chunk = Chunk(
             begin=begin,
             end=end,
@@ -117,25 +118,11 @@ class SignalRecorder:
         return chunk
 
 
-def _runs_of_equal_names(
-    rows: Sequence[tuple[tuple[str, ...], Tensor]],
-) -> Iterable[tuple[tuple[str, ...], tuple[int, list[Tensor]]]]:
-    first = 0
-    while first < len(rows):
-        last = first
-        while last < len(rows) and rows[last][0] == rows[first][0]:
-            last += 1
-        yield rows[first][0], (first, [values for _, values in rows[first:last]])
-        first = last
-
-
 def _recorded_layers(
-    parameters: Sequence[Tensor], run: TrainingRun, watches: Iterable[Sequence[str]]
+    parameters: Sequence[Tensor], run: TrainingRun, blueprint: Blueprint | None, watches: Iterable[Sequence[str]]
 ) -> list[tuple[str, list[Tensor]]]:
     units: list[Unit] = list(make_plan(parameters, ("conv", "linear"), model=run.model).units)
-    gradskip = getattr(run.method, "gradskip", None)
-    if isinstance(gradskip, GradientSkip):
-        blueprint: Blueprint = gradskip.blueprint
+    if blueprint is not None:
         units += blueprint.plan.units
     for watch in watches:
         units += make_plan(parameters, tuple(watch), model=run.model).units
