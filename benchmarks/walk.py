@@ -94,15 +94,8 @@ def main() -> None:
             bookkeeping(TrialConfig(CAC_STOP_LAYER_NUM=(2, 5, 8), CAC_STOP_LAYER_ITR=(120, 180, last)), sharing)
             for last in range(241, 251)
         ]
-        found = [f"{spread([1000 * seconds for seconds, _ in forked])}"]
-        print(
-            "forked trial, ms beyond training and evaluating:",
-            *found,
-            "steps trained:",
-            forked[0][1],
-            "to",
-            forked[-1][1],
-        )
+        print("forked trial, ms beyond training and evaluating:", spread([1000 * seconds for seconds, _ in forked]))
+        print("steps trained by them:", forked[0][1], "to", forked[-1][1])
 
 
 if __name__ == "__main__":

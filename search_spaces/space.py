@@ -16,7 +16,7 @@ class SpaceContext:
     layer_names: tuple[str, ...] = ()
     """Names of the parameters, by layer number."""
     unit_ends: tuple[int, ...] = ()
-    """Number of the last parameter of each unit that may stop, in order; the model's last unit is not among them."""
+    """Number of the last parameter of each unit, in order, without one whose stop would leave nothing to train."""
     start_thr_range: tuple[float, float] | None = None
     """Thresholds of the first target that make a difference on this run; None where the run is not known."""
     later_thr_range: tuple[float, float] | None = None

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from analysis.traces import load_trace
 from search_spaces import Space, SpaceContext
 from search_spaces.space import corners
 from trainables.config import TrialConfig
+from trainables.errors import UserError
 from trainables.registry import METHODS
-from trainables.stage_tree.facts import costs_file, ensure_costs, facts_file
+from trainables.stage_tree.facts import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
-from trainables.training.run import TrainingRun
+from tune_cac.informed import informed, never_acts, spread_starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +33,12 @@ class Learned:
 
     def spread(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Parameters of ``count`` settings whose predicted outcomes differ; fewer or none where nothing is known."""
-        from tune_cac.informed import spread_starts
-
         if self.trace is None:
             return []
         return spread_starts(self.space, self.context, self.trace, self.base, self.hold, count, seed)
 
     def does_nothing(self, config: TrialConfig) -> bool:
         """Whether the baseline's run proves that this configuration acts nowhere."""
-        from tune_cac.informed import never_acts
-
         return self.trace is not None and never_acts(config, self.trace)
 
 
@@ -63,10 +61,6 @@ def learn(
         hold: fields with one value in every trial.
         root: of the baseline's recorded run; None where it has none.
     """
-    from analysis.traces import load_trace
-    from trainables.errors import UserError
-    from tune_cac.informed import informed
-
     nothing = Learned(space=space, context=context, base=base, hold=hold, trace=None)
     if root is None:
         return nothing
@@ -94,22 +88,15 @@ def typical_configs(
 
 def write_facts(store: StageStore, configs: list[TrialConfig]) -> None:
     """What replay needs beside the recorded signals: blueprints, and costs of every set of stopped units."""
+    described = store.read("root.json")
+    if described is None:
+        return
+    trains = described["trains"]
     for given in configs:
         config = replace(given, device="cpu")
-        key = METHODS[config.method].facts_key(config)
-        stored = store.read(facts_file(key))
-        if stored is None:
-            with TrainingRun(config) as run:
-                stored = {"key": key, "facts": run.method.facts()}
-            store.write(facts_file(key), stored)
-        described = store.read("root.json")
-        if described is None:
-            return
-        trains = described["trains"]
-        plan = stored["facts"]["plan"]
+        plan = method_facts(store, config)["plan"]
         masks = [trains]
         for unit in plan["units"]:
             stopped = set(plan["order"][: unit["end"] + 1])
             masks.append("".join("0" if n in stopped else digit for n, digit in enumerate(trains)))
-        if any(store.read(costs_file(mask)) is None for mask in masks):
-            ensure_costs(store, config, masks)
+        ensure_costs(store, config, masks)

@@ -1,6 +1,9 @@
-"""What replay needs to know of a run beside its signals: shapes of the batches of an epoch, and FLOPs of its steps.
+"""What following and replay need to know of a run beside its signals: the model's layers, shapes of the batches of an
+epoch, and FLOPs of its steps.
 
 Files of a root (`store.StageStore.read`):
+    root.json               {what the runs agree in, "layer_names": [...], "trains": one digit a parameter}
+    facts-<digest>.json     {"key": Method.facts_key, "facts": what a method needs to know of the model (a blueprint)}
     shapes.json             run lengths over an epoch's steps: [[count, [[shape, dtype], ...]], ...]
     costs-<digest>.json     {"trains": one digit a parameter, "steps": [[count, forward_flops, backward_flops], ...]}
 """
@@ -8,21 +11,44 @@ Files of a root (`store.StageStore.read`):
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from trainables.config import TrialConfig
+from trainables.registry import METHODS
 from trainables.stage_tree.store import StageStore
 from trainables.training.cost import CostTable
 from trainables.training.run import TrainingRun
+from trainables.training.shapes import run_lengths
 from trainables.workloads.base import Batch
 
 
 def facts_file(key: Hashable) -> str:
     """Name of the file with a method's facts, by `Method.facts_key`."""
     return f"facts-{hashlib.sha256(repr(key).encode()).hexdigest()[:12]}.json"
+
+
+def method_facts(
+    store: StageStore, config: TrialConfig, write: Callable[[str, Any], None] | None = None
+) -> Mapping[str, Any]:
+    """What a configuration's method needs to know of the model: read, or seen on a model built for it and written.
+
+    Args:
+        store: of the root.
+        config: any configuration with these facts.
+        write: how files are written; None for the store's way, which raises OSError.
+    """
+    key = METHODS[config.method].facts_key(config)
+    name = facts_file(key)
+    stored = store.read(name)
+    if stored is None:
+        with TrainingRun(config) as run:
+            stored = {"key": key, "facts": run.method.facts()}
+        (write or store.write)(name, stored)
+    facts: Mapping[str, Any] = stored["facts"]
+    return facts
 
 
 def costs_file(trains: str) -> str:
@@ -37,16 +63,22 @@ def plain_shapes(epoch_shapes: Iterable[tuple[int, Batch]]) -> list[Any]:
     ]
 
 
-def run_lengths(batches: Iterable[Batch]) -> list[tuple[int, Batch]]:
-    """Batches as run lengths of their shapes, on the meta device."""
-    found: list[tuple[int, Batch]] = []
-    for batch in batches:
-        count, last = found[-1] if found else (0, ())
-        if [(t.shape, t.dtype) for t in last] == [(t.shape, t.dtype) for t in batch]:
-            found[-1] = (count + 1, last)
-        else:
-            found.append((1, tuple(t.to("meta") for t in batch)))
-    return found
+def root_files(root: Mapping[str, Any], run: TrainingRun) -> dict[str, Any]:
+    """Contents of the files that describe a root, by name.
+
+    Args:
+        root: its facts (`root.root_facts`).
+        run: any of its runs; one that has seen an epoch spares reading the data.
+    """
+    shapes = run.epoch_shapes
+    if shapes is None:
+        shapes = run_lengths(run.workload.train_batches(0, run.config.seed))
+    described = {
+        **root,
+        "layer_names": [name for name, _ in run.model.named_parameters()],
+        "trains": "".join("1" if trains else "0" for trains in run.trains_at_first),
+    }
+    return {"shapes.json": plain_shapes(shapes), "root.json": described}
 
 
 def meta_batch(plain: Iterable[Any]) -> Batch:

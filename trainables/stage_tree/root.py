@@ -15,11 +15,7 @@ from trainables.config import TrialConfig
 from trainables.workloads.base import Workload
 
 #: Code that decides what a run computes, besides the workload's own.
-_CODE = (
-    "training/*.py", "gradskip/*.py", "workloads/base.py",
-    "stage_tree/shared_run.py", "stage_tree/recorder.py", "stage_tree/interventions.py",
-    "stage_tree/facts.py", "stage_tree/store.py",
-)  # fmt: skip
+_CODE = ("training/*.py", "gradskip/*.py", "workloads/base.py", "stage_tree/*.py")
 
 
 def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:

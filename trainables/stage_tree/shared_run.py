@@ -14,23 +14,23 @@ import pickle
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged
 from trainables.metrics import METHOD_DEFAULTS
 from trainables.registry import METHODS
-from trainables.stage_tree.checkpoints import Checkpoints, Entry, StageWeight
-from trainables.stage_tree.claims import NoClaims
-from trainables.stage_tree.facts import facts_file, plain_shapes, run_lengths
+from trainables.stage_tree.checkpoints import Entry
+from trainables.stage_tree.claims import NoClaims, StageClaims
+from trainables.stage_tree.facts import method_facts, root_files
 from trainables.stage_tree.interventions import Follower, Intervention, MissingSignal
+from trainables.stage_tree.keeping import Keeper, Sharing
+from trainables.stage_tree.live import LiveRun
 from trainables.stage_tree.recorder import SignalRecorder
 from trainables.stage_tree.root import root_facts, root_id
-from trainables.stage_tree.spacing import spacing
 from trainables.stage_tree.store import Stage, StageStore
 from trainables.training.run import TrainingRun, check_device, check_forward_cache, read_state
 from trainables.workloads import build
@@ -47,22 +47,6 @@ _BEGINNING_S = 60.0
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sharing:
-    """How trials of a study share training."""
-
-    tree: Path
-    """The study's ``tree`` folder, on storage that all processes see."""
-    budget_bytes: int = 20 * 10**9
-    """Most bytes of checkpoints."""
-    trials: int = 24
-    """Trials of the study, which decides how often forks are expected."""
-    watches: tuple[tuple[str, ...], ...] = ()
-    """Values of ``CAC_WATCH`` in the study, whose layers are recorded from the first trial on."""
-    checkpoint_every_s: float = 60.0
-    """Most seconds of training that a crash may cost; 0 for an epoch."""
-
-
 @dataclass(kw_only=True)
 class _Visit:
     """A stage on the trial's path."""
@@ -71,24 +55,6 @@ class _Visit:
     entered_by: Intervention | None
     follower_state: dict[str, Any]
     """The follower's state on entering."""
-
-
-@dataclass(kw_only=True)
-class _Live:
-    """A run in this process."""
-
-    run: TrainingRun
-    recorder: SignalRecorder
-    flops_at_load: int
-    steps: int = 0
-    """Trained in this process."""
-    step_s: float = 0.0
-    """Of late."""
-    slowest_s: float = 0.0
-    """Of the steps in this process but the first."""
-    evaluation_s: float = 0.0
-    """Of the last one."""
-    checkpointed: float = field(default_factory=time.monotonic)
 
 
 class SharedRun:
@@ -105,11 +71,11 @@ class SharedRun:
     """
 
     def __init__(
-        self, config: TrialConfig, sharing: Sharing, *, claims: Any = None, holder: str = "this process"
+        self, config: TrialConfig, sharing: Sharing, *, claims: StageClaims | None = None, holder: str = "this process"
     ) -> None:
         self.config = config
         self.sharing = sharing
-        self._claims = NoClaims() if claims is None else claims
+        self._claims: StageClaims = NoClaims() if claims is None else claims
         self._holder = holder
         self._begun = time.perf_counter()
         check_device(config)
@@ -120,17 +86,17 @@ class SharedRun:
         self._epoch_steps = int(root["steps_per_epoch"])
         self.total_steps = int(root["total_steps"])
         self.store = StageStore(sharing.tree, root_id(root))
-        self.checkpoints = Checkpoints(sharing.tree, sharing.budget_bytes, self._stage_weight)
-        self._live: _Live | None = None
+        self._live: LiveRun | None = None
         self._spent_before = 0
-        self._write_s = 0.0
         self._held: str | None = None
         self._bad: set[Entry] = set()
-        self._kept: dict[str, list[int]] = {}
         self._renewed = 0.0
         self._described = False
-        self._weights: dict[str, StageWeight] | None = None
         self._follower = self._make_follower()
+        self._keeper = Keeper(
+            self.store, sharing, self._follower, epoch_steps=self._epoch_steps, total_steps=self.total_steps
+        )
+        self.checkpoints = self._keeper.checkpoints
         first = self.store.first()
         self._path = [_Visit(stage=first, entered_by=None, follower_state=self._follower.state_dict())]
         self._reported = 0  # steps at the end of the last row
@@ -166,7 +132,7 @@ class SharedRun:
     def search_flops(self) -> int:
         """FLOPs that this trial executed so far."""
         live = self._live
-        return self._spent_before + (0 if live is None else live.run.executed_flops - live.flops_at_load)
+        return self._spent_before + (0 if live is None else live.executed_flops)
 
     def train_epoch(self) -> dict[str, Any]:
         """The next epoch's row, trained or known."""
@@ -196,13 +162,17 @@ class SharedRun:
             if self._here.refresh():
                 continue  # something came while we asked
             yield from self._train()
-        self._release()
 
     # --- where the trial is -----------------------------------------------------------------------------------------
 
     @property
     def _here(self) -> Stage:
         return self._path[-1].stage
+
+    @property
+    def _depth(self) -> int:
+        """Interventions on the way here."""
+        return len(self._path) - 1
 
     def _make_follower(self) -> Follower:
         method = METHODS[self.config.method]
@@ -214,13 +184,7 @@ class SharedRun:
             return {}
         known = _FACTS.get((self.store.folder, key))
         if known is None:
-            name = facts_file(key)
-            stored = self.store.read(name)
-            if stored is None:
-                with TrainingRun(self.config) as run:
-                    stored = {"key": key, "facts": run.method.facts()}
-                self._write_small(name, stored)
-            known = _FACTS[(self.store.folder, key)] = stored["facts"]
+            known = _FACTS[(self.store.folder, key)] = method_facts(self.store, self.config, self._write_small)
         return known
 
     def _write_small(self, name: str, values: Any) -> None:
@@ -230,13 +194,17 @@ class SharedRun:
             self._tell_unwritten(error)
 
     def _tell_unwritten(self, error: OSError) -> None:
-        if self.sharing.tree not in _UNWRITTEN:
-            _UNWRITTEN.add(self.sharing.tree)
-            warnings.warn(
-                f"the stage tree cannot be written ({error.strerror or error}): trials train on without sharing what "
-                "they train now",
-                stacklevel=3,
-            )
+        self._warn_once(
+            "unwritten",
+            f"the stage tree cannot be written ({error.strerror or error}): trials train on without sharing what they "
+            "train now",
+        )
+
+    def _warn_once(self, what: str, message: str) -> None:
+        """Once a tree and process."""
+        if (self.sharing.tree, what) not in _WARNED:
+            _WARNED.add((self.sharing.tree, what))
+            warnings.warn(message, stacklevel=4)
 
     def _enter(self, intervention: Intervention) -> Stage:
         stage = self.store.child(self._here, intervention)
@@ -317,20 +285,13 @@ class SharedRun:
             while not run.epoch_is_trained:
                 with run.untimed():
                     self._before_step(live)
-                begun = time.perf_counter()
-                run.train_step()
-                took = time.perf_counter() - begun
-                if live.steps > 0:  # the first one chooses kernels and counts FLOPs
-                    live.step_s = 0.9 * live.step_s + 0.1 * took if live.step_s else took
-                    live.slowest_s = max(live.slowest_s, took)
-                live.steps += 1
+                live.train_step()
                 self.trained_steps += 1
                 with run.untimed():
                     stays = self._after_step(live, frontier)
                 if not stays:
                     run.pause()
                     return
-            self._check_agreement(live)
             known = self._here.rows.get(run.step)
             if run.step <= frontier and known is not None and _DIVERGED not in known:
                 run.skip_evaluation()
@@ -354,21 +315,20 @@ class SharedRun:
             if run.finished:
                 return
 
-    def _before_step(self, live: _Live) -> None:
-        if self._is_overdue(live) and self._may_checkpoint(live):
-            self._check_agreement(live)
+    def _before_step(self, live: LiveRun) -> None:
+        if self._keeper.is_overdue(live) and self._keeper.may(live, self._depth):
             self._publish(live, {})  # the checkpoint that comes now is of use only if what leads to it is known
         live.recorder.before_step()
         self._renew()
-        if self._wants_checkpoint(live):
-            self._checkpoint(live)
+        if self._keeper.wants(live, self._here, self._depth, lambda: self._acts_now(live)):
+            self._check_agreement(live)
+            self._keeper.write(live, self._here)
 
-    def _after_step(self, live: _Live, frontier: int) -> bool:
+    def _after_step(self, live: LiveRun, frontier: int) -> bool:
         """Follow the step that was trained; False if the path goes on in a stage that others know or train."""
         intervention = self._follower.advance(live.recorder, live.run.step)
         if intervention is None:
             return True
-        self._check_agreement(live)
         self._publish(live, {})
         stage = self._enter(intervention)
         if live.run.step <= frontier:
@@ -379,7 +339,7 @@ class SharedRun:
             return False
         return self._claim(stage) and not stage.refresh()
 
-    def _stand_before(self, frontier: int) -> _Live:
+    def _stand_before(self, frontier: int) -> LiveRun:
         """A live run at the nearest state of the path at or before the frontier, the follower with it."""
         # A row that is missing at the frontier is an evaluation of the state there, with the losses on the way.
         latest = frontier if frontier < self._reported + self._epoch_steps else frontier - 1
@@ -402,17 +362,12 @@ class SharedRun:
                 try:
                     return self._resume(data)
                 except (RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
-                    self._tell_unloadable(error)  # an earlier one, then
+                    self._warn_once(
+                        "unloadable",
+                        f"a checkpoint of the stage tree cannot be loaded ({error}): trials train on from an earlier "
+                        "one. The state of the workload's optimizer and schedule must be tensors and plain types",
+                    )
             self._bad.add(entry)
-
-    def _tell_unloadable(self, error: Exception) -> None:
-        if self.sharing.tree not in _UNLOADABLE:
-            _UNLOADABLE.add(self.sharing.tree)
-            warnings.warn(
-                f"a checkpoint of the stage tree cannot be loaded ({error}): trials train on from an earlier one. The "
-                "state of the workload's optimizer and schedule must be tensors and plain types",
-                stacklevel=3,
-            )
 
     def _nearest_checkpoint(self, frontier: int) -> tuple[int, Entry] | None:
         """The last checkpoint on the path that this trial can go on from: place on the path, and entry."""
@@ -440,7 +395,7 @@ class SharedRun:
         self._follower.load_state_dict(visit.follower_state)
         self._follower.advance(visit.stage, step)
 
-    def _resume(self, data: bytes | None) -> _Live:
+    def _resume(self, data: bytes | None) -> LiveRun:
         run = TrainingRun(self.config)
         try:
             if json.dumps(run.method.facts()) != json.dumps(self._known_facts):
@@ -457,7 +412,7 @@ class SharedRun:
         except BaseException:
             run.close()
             raise
-        self._live = _Live(run=run, recorder=recorder, flops_at_load=run.executed_flops)
+        self._live = LiveRun(run=run, recorder=recorder, flops_at_load=run.executed_flops)
         return self._live
 
     def _drop_live(self) -> None:
@@ -466,7 +421,7 @@ class SharedRun:
             live, self._live = self._live, None
             live.run.close()
 
-    def _check_agreement(self, live: _Live) -> None:
+    def _check_agreement(self, live: LiveRun) -> None:
         """The follower says where the training belongs that the method directs. Nothing is left before this holds."""
         stands, followed = live.run.method.following(), self._follower.state_dict()
         if stands and json.dumps(stands, sort_keys=True) != json.dumps(followed, sort_keys=True):
@@ -477,8 +432,9 @@ class SharedRun:
 
     # --- what it leaves ---------------------------------------------------------------------------------------------
 
-    def _publish(self, live: _Live, rows: dict[int, dict[str, Any]]) -> None:
+    def _publish(self, live: LiveRun, rows: dict[int, dict[str, Any]]) -> None:
         """Write what was recorded since the last time, unless all of it is known."""
+        self._check_agreement(live)
         chunk = live.recorder.cut(rows)
         visit = self._path[-1]
         stage = visit.stage
@@ -497,45 +453,7 @@ class SharedRun:
         except OSError as error:
             self._tell_unwritten(error)
 
-    def _may_checkpoint(self, live: _Live) -> bool:
-        """Whether checkpoints are kept at all, and somebody could go on from one here."""
-        forked = len(self._path) > 1
-        return self.sharing.budget_bytes > 0 and live.run.step > 0 and not (self._follower.first_stage_only and forked)
-
-    def _is_overdue(self, live: _Live) -> bool:
-        """Whether a crash would cost too much by now; 0 seconds mean every epoch, not every step."""
-        every_s = self.sharing.checkpoint_every_s
-        if every_s == 0 and live.run.step % self._epoch_steps != 0:
-            return False
-        return time.monotonic() - live.checkpointed >= every_s
-
-    def _wants_checkpoint(self, live: _Live) -> bool:
-        stage, step = self._here, live.run.step
-        if not self._may_checkpoint(live):
-            return False
-        kept = self._kept.get(stage.id)
-        if kept is None:
-            kind = self._follower.kind
-            kept = [entry.step for entry in self.checkpoints.entries(stage.id) if entry.kind == kind]
-            self._kept[stage.id] = kept
-        if step in kept:
-            live.checkpointed = time.monotonic()  # somebody else's is as good
-            return False
-        if step == stage.start or self._is_overdue(live):
-            return True
-        if not self._write_s or not live.step_s:
-            return not self._write_s
-        apart = spacing(
-            write_s=self._write_s,
-            step_s=live.step_s,
-            total_steps=self.total_steps,
-            trials=self.sharing.trials,
-            depth=len(self._path) - 1,
-        )
-        last = max((there for there in kept if there < step), default=stage.start)
-        return step - last >= apart or self._acts_now(live)
-
-    def _acts_now(self, live: _Live) -> bool:
+    def _acts_now(self, live: LiveRun) -> bool:
         """Whether the rule acts in the step that begins: others will fork where one has."""
         state = self._follower.state_dict()
         try:
@@ -545,76 +463,18 @@ class SharedRun:
         finally:
             self._follower.load_state_dict(state)
 
-    def _checkpoint(self, live: _Live) -> None:
-        run, stage = live.run, self._here
-        self._check_agreement(live)
-        begun = time.perf_counter()
-        state = run.state_dict()
-        state["optimizer"] = {k: v for k, v in state["optimizer"].items() if k != "gradskip"}
-        for name in ("config", "row", "wall_time_s", "search_flops"):
-            state.pop(name)
-        state["carried"] = run.method.carried()
-        file = io.BytesIO()
-        torch.save(state, file)
-        self._weights = None
-        self.checkpoints.put(stage.id, run.step, file.getvalue(), kind=self._follower.kind)
-        self._kept.setdefault(stage.id, []).append(run.step)
-        took = time.perf_counter() - begun
-        self._write_s = took if self._write_s == 0.0 else 0.8 * self._write_s + 0.2 * took
-        live.checkpointed = time.monotonic()
-
-    def _stage_weight(self, stage: str) -> StageWeight:
-        """How likely and dear a fork from a stage is: as many visits as stages come from it."""
-        if self._weights is None:
-            self._weights = _weights(self.store, self.total_steps)
-        return self._weights.get(stage, StageWeight(start=0, end=self.total_steps, visits=1, step_cost=1.0))
-
     def _describe_root(self, run: TrainingRun | None) -> None:
         """Write what the root's files lack, once a trial: after its first epoch, and at its end if they were lost."""
         if self._described or not (self.finished or (run is not None and run.epoch_shapes is not None)):
             return
         self._described = True
         if self.store.read("root.json") is None or self.store.read("shapes.json") is None:
-            if run is not None:
-                self._write_root(run)
-            else:
-                with TrainingRun(self.config) as built:
-                    self._write_root(built)
-
-    def _write_root(self, run: TrainingRun) -> None:
-        shapes = run.epoch_shapes
-        if shapes is None:
-            shapes = run_lengths(run.workload.train_batches(0, self.config.seed))
-        self._write_small("shapes.json", plain_shapes(shapes))
-        self._write_small(
-            "root.json",
-            {
-                **self._root,
-                "layer_names": [name for name, _ in run.model.named_parameters()],
-                "trains": "".join("1" if trains else "0" for trains in run.trains_at_first),
-            },
-        )
+            with TrainingRun(self.config) if run is None else nullcontext(run) as built:
+                for name, values in root_files(self._root, built).items():
+                    self._write_small(name, values)
 
 
 #: What this process has read, by a root's folder and key: facts, not state.
 _FACTS: dict[tuple[Path, Any], Mapping[str, Any]] = {}
-#: Trees that could not be written, said once a process.
-_UNWRITTEN: set[Path] = set()
-#: Trees with checkpoints that could not be loaded, said once a process.
-_UNLOADABLE: set[Path] = set()
-
-
-def _weights(store: StageStore, total_steps: int) -> dict[str, StageWeight]:
-    links = store.links()
-    below: dict[str, int] = dict.fromkeys(links, 1)
-    for stage in links:
-        link = links[stage]
-        while link is not None and link[0] in below:
-            below[link[0]] += 1
-            link = links[link[0]]
-    return {
-        stage: StageWeight(
-            start=0 if link is None else link[1].iteration + 1, end=total_steps, visits=below[stage], step_cost=1.0
-        )
-        for stage, link in links.items()
-    }
+#: What was said of a tree in this process.
+_WARNED: set[tuple[Path, str]] = set()

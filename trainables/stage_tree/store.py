@@ -4,7 +4,8 @@ Layout under a study's ``tree`` folder, every file framed with its checksum and 
 
     <root id>/root.json                        what the runs have in common
     <root id>/facts-<digest>.json              what a method needs to know of the model (a blueprint)
-    <root id>/costs.json                       FLOPs of a step by stopped parameters
+    <root id>/shapes.json                      shapes of the batches of an epoch
+    <root id>/costs-<digest>.json              FLOPs of an epoch's steps with some parameters stopped
     <root id>/stages/<stage id>/stage.json     parent, intervention
     <root id>/stages/<stage id>/<from>-<to>-<digest>.chunk      signals and rows of steps from..to-1
 

@@ -14,15 +14,14 @@ from typing import Any
 
 import pytest
 import tree_worker
+from runs import Row, facts, finish, rows_alone
 from tiny_workload import STEPS_PER_EPOCH, tiny  # noqa: F401 - a fixture
 
 from trainables.config import TrialConfig
 from trainables.stage_tree.shared_run import SharedRun, Sharing
-from trainables.training.run import TrainingRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny")]
 
-NOT_THE_RUNS = {"train_time_s", "wall_time_s", "peak_memory_bytes", "search_flops", "stage"}
 EPOCHS = 4
 TOTAL = EPOCHS * STEPS_PER_EPOCH
 Spec = dict[str, Any]
@@ -39,27 +38,19 @@ STOPS: list[Spec] = [
 ]
 
 
-def facts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    plain = json.loads(json.dumps(rows))  # as the worker's rows come
-    return [{name: value for name, value in row.items() if name not in NOT_THE_RUNS} for row in plain]
-
-
-def finish(run: TrainingRun | SharedRun) -> list[dict[str, Any]]:
-    rows = []
-    while not run.finished:
-        rows.append(run.train_epoch())
-    return rows
+def as_told(rows: list[Row]) -> list[Row]:
+    """As the worker's rows come."""
+    return json.loads(json.dumps(facts(rows)))  # type: ignore[no-any-return]
 
 
 def alone(config: Spec) -> list[dict[str, Any]]:
-    with TrainingRun(TrialConfig(**config)) as run:
-        return facts(finish(run))
+    return as_told(rows_alone(TrialConfig(**config)))
 
 
 def over(tree: Path, config: Spec, **sharing: Any) -> int:
     """Train over the tree; the rows must be those of the run alone. Steps executed."""
     with SharedRun(TrialConfig(**config), Sharing(tree=tree, **{"trials": 10**6, **sharing})) as trial:
-        assert facts(finish(trial)) == alone(config)
+        assert as_told(finish(trial)) == alone(config)
         return trial.trained_steps
 
 
@@ -169,9 +160,9 @@ def test_two_processes_without_a_word_between_them(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     configs = [DENSE, *STOPS]
     first, second = start(tree, "none", *configs), start(tree, "none", *configs[::-1])
-    rows_alone = [alone(config) for config in configs]
-    assert [facts(line["rows"]) for line in lines(first)] == rows_alone
-    assert [facts(line["rows"]) for line in lines(second)] == rows_alone[::-1]
+    expected = [alone(config) for config in configs]
+    assert [facts(line["rows"]) for line in lines(first)] == expected
+    assert [facts(line["rows"]) for line in lines(second)] == expected[::-1]
     assert [over(tree, config) for config in configs] == [0] * 5
 
 

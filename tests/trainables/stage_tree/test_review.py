@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import facts, finish
 from tiny_workload import STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
 from torch import Tensor, nn
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.stage_tree import shared_run
+from trainables.stage_tree import keeping
 from trainables.stage_tree.claims import Claims
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun, where_it_was
@@ -28,7 +29,6 @@ from trainables.workloads import WORKLOADS, Entry
 
 EPOCHS = 3
 TOTAL = EPOCHS * STEPS_PER_EPOCH
-NOT_THE_RUNS = {"train_time_s", "wall_time_s", "peak_memory_bytes", "search_flops", "stage"}
 
 pytestmark = pytest.mark.usefixtures("tiny", "twisted")
 
@@ -75,17 +75,6 @@ def twisted(monkeypatch: pytest.MonkeyPatch) -> str:
         WORKLOADS, "twisted", Entry(home=f"{__name__}:Twisted", default_epochs=3, description="a test's")
     )
     return "twisted"
-
-
-def facts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name not in NOT_THE_RUNS} for row in rows]
-
-
-def finish(run: TrainingRun | SharedRun) -> list[dict[str, Any]]:
-    rows = []
-    while not run.finished:
-        rows.append(run.train_epoch())
-    return rows
 
 
 _ALONE: dict[TrialConfig, tuple[list[dict[str, Any]], dict[str, Tensor]]] = {}
@@ -231,7 +220,7 @@ def test_a_row_is_not_lost_to_a_trial_that_stops_at_the_epochs_end(tmp_path: Pat
 @pytest.fixture
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint at every step."""
-    monkeypatch.setattr(shared_run, "spacing", lambda **_: 1)
+    monkeypatch.setattr(keeping, "spacing", lambda **_: 1)
 
 
 @pytest.mark.usefixtures("every_step")
