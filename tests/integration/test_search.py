@@ -17,6 +17,7 @@ import optuna
 import pandas as pd
 import pytest
 from optuna.storages.journal import JournalFileBackend
+from runs import assert_equals_alone
 
 import analysis
 import search_spaces
@@ -26,12 +27,9 @@ from analysis.layout import STUDY_NAME, Layout
 from search_spaces import Space, SpaceContext
 from trainables.gradskip import Settings
 from trainables.metrics import METRICS, ROW
-from trainables.training.run import TrainingRun
 from tune_cac.cli import main
 
 pytestmark = pytest.mark.slow
-
-MEASURED = ("train_time_s", "wall_time_s", "peak_memory_bytes", "search_flops", "stage")
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -39,21 +37,6 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         [sys.executable, "-m", "tune_cac", *arguments],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-
-
-def rerun_alone(row: pd.Series) -> dict[str, Any]:
-    """The last row of the same configuration, trained in this process without Ray."""
-    with TrainingRun(config_of(row)) as run:
-        while not run.finished:
-            last = run.train_epoch()
-    return last
-
-
-def assert_equals_alone(row: pd.Series) -> None:
-    alone = rerun_alone(row)
-    for metric in ROW:
-        if metric.name not in MEASURED:
-            assert row[metric.name] == alone[metric.name], (row["trial"], metric.name)
 
 
 @pytest.fixture(scope="module")

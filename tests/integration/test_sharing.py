@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from commands_run import Run
+from runs import NOT_THE_RUNS, assert_equals_alone
 
 import analysis
 from analysis.answer import config_of
@@ -21,19 +22,16 @@ from analysis.layout import Layout
 from analysis.loading import read_journal
 from trainables.config import field_names
 from trainables.errors import UserError
-from trainables.metrics import METRICS, ROW
+from trainables.metrics import METRICS
 from trainables.stage_tree.store import StageStore, roots
-from trainables.training.run import TrainingRun
 
 pytestmark = pytest.mark.slow
 
-#: Columns that measure this machine and moment, or say what the search spent.
-NOT_THE_RUNS = {"train_time_s", "wall_time_s", "peak_memory_bytes", "search_flops", "stage", "time_saved"}
 SEARCH = ("search", "--trials", "8", "--epochs", "20", "--concurrency", "1")
 
 
 def comparable(trials: pd.DataFrame) -> pd.DataFrame:
-    return trials[[name for name in trials.columns if name not in NOT_THE_RUNS]]
+    return trials[[name for name in trials.columns if name not in {*NOT_THE_RUNS, "time_saved"}]]
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +98,7 @@ def test_a_second_search_uses_the_tree(both: Path, tune_cac_command: Run, tmp_pa
     assert (added["search_flops"] <= added["executed_flops"]).all()
     assert added["search_flops"].sum() < added["executed_flops"].sum()  # the dense prefix was known
     for _, row in added.iterrows():
-        with TrainingRun(config_of(row)) as run:
-            while not run.finished:
-                last = run.train_epoch()
-        assert all(row[m.name] == last[m.name] for m in ROW if m.name not in NOT_THE_RUNS)
+        assert_equals_alone(row)
 
 
 def trial_processes(parent: int) -> Iterator[int]:
@@ -151,10 +146,7 @@ def test_a_killed_trial_is_waited_for_by_nobody(tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert sorted(trials["status"]) == ["completed"] * 5 + ["failed"]
     for _, row in trials[trials["status"] == "completed"].iterrows():
-        with TrainingRun(config_of(row)) as run:
-            while not run.finished:
-                last = run.train_epoch()
-        assert all(row[m.name] == last[m.name] for m in ROW if m.name not in NOT_THE_RUNS)
+        assert_equals_alone(row)
 
 
 def test_the_tree_of_a_study_describes_its_run(both: Path) -> None:

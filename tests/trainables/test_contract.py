@@ -9,6 +9,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
+from runs import MEASURED, Row, facts, finish, rows_alone, without
 
 import search_spaces
 from search_spaces import SpaceContext
@@ -28,24 +29,19 @@ ACTIVE: dict[str, dict[str, Any]] = {
     "gradskip": {"CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (8, 22), "CAC_BRAKING_DISTANCE": 7},
 }
 CASES = [(method, workload) for method in METHODS for workload in WORKLOADS]
-#: Columns that measure this machine and moment.
-MEASURED = {"train_time_s", "wall_time_s", "peak_memory_bytes"}
 
 
 def config_of(method: str, workload: str, **more: Any) -> TrialConfig:
     return TrialConfig(method=method, workload=workload, epochs=4, **ACTIVE[method], **more)
 
 
-def train(config: TrialConfig) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
-    rows = []
+def train(config: TrialConfig) -> tuple[list[Row], list[torch.Tensor]]:
     with TrainingRun(config) as run:
-        while not run.finished:
-            rows.append(run.train_epoch())
-        return rows, [t.clone() for t in run.model.state_dict().values()]
+        return finish(run), [t.clone() for t in run.model.state_dict().values()]
 
 
-def facts(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in MEASURED}
+def unmeasured(*rows: Row) -> list[Row]:
+    return without(rows, MEASURED)
 
 
 @pytest.mark.parametrize(("method", "workload"), CASES)
@@ -67,7 +63,7 @@ def test_equal_seeds_are_bit_identical_and_others_are_not(method: str, workload:
     first, first_weights = train(config_of(method, workload))
     again, again_weights = train(config_of(method, workload))
     other, _ = train(config_of(method, workload, seed=1))
-    assert [facts(row) for row in first] == [facts(row) for row in again]
+    assert unmeasured(*first) == unmeasured(*again)
     assert all(torch.equal(a, b) for a, b in zip(first_weights, again_weights, strict=True))
     assert first[0]["train_loss"] != other[0]["train_loss"]
 
@@ -88,11 +84,11 @@ def test_resumes_bit_exactly_after_every_epoch(method: str, workload: str, tmp_p
         with TrainingRun(config) as run:
             run.load(folder)
             assert run.row is not None
-            assert facts(run.row) == facts(rows[cut - 1])
+            assert unmeasured(run.row) == unmeasured(rows[cut - 1])
             while not run.finished:
                 resumed_rows.append(run.train_epoch())
             resumed = [t.clone() for t in run.model.state_dict().values()]
-        assert [facts(row) for row in resumed_rows] == [facts(row) for row in rows[cut:]]
+        assert unmeasured(*resumed_rows) == unmeasured(*rows[cut:])
         assert all(torch.equal(a, b) for a, b in zip(weights, resumed, strict=True))
 
 
@@ -124,7 +120,7 @@ def test_a_checkpoint_that_cannot_be_read_costs_its_epochs_and_nothing_else(dama
     with pytest.warns(UserWarning, match="training from the start"):
         run = build_run(config, str(tmp_path))
     with run:
-        assert facts(run.train_epoch()) == facts(rows[0])
+        assert unmeasured(run.train_epoch()) == unmeasured(rows[0])
 
 
 LAYERS = tuple(f"layer{i}" for i in range(20))
@@ -224,13 +220,11 @@ def test_a_space_is_the_file_of_its_name(name: str) -> None:
 def test_over_a_stage_tree_it_is_the_trial_alone(method: str, workload: str, tmp_path: Path) -> None:
     """Trained there, and followed over what was recorded: every method says what it would do next."""
     config = config_of(method, workload)
-    alone = [{k: v for k, v in facts(row).items() if k not in ("search_flops", "stage")} for row in train(config)[0]]
+    alone = rows_alone(config)
     steps = []
     for _ in range(2):
         with SharedRun(config, Sharing(tree=tmp_path / "tree")) as trial:
-            rows = []
-            while not trial.finished:
-                rows.append(trial.train_epoch())
-        assert [{k: v for k, v in facts(row).items() if k not in ("search_flops", "stage")} for row in rows] == alone
+            rows = finish(trial)
+        assert facts(rows) == alone
         steps.append(trial.trained_steps)
     assert steps == [rows[-1]["step"], 0]

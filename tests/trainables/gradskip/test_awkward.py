@@ -29,16 +29,21 @@ def _quiet() -> Any:
         yield
 
 
+def train_on_ones(model: nn.Module, optimizer: Any) -> None:
+    """Three steps of a model with three inputs."""
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+
+
 def test_a_gradient_passes_through_what_the_user_has_frozen() -> None:
     """A stops, B trains, M is frozen, C trains: without autograd in the prefix B must get its gradient still."""
     model = nn.Sequential(*[nn.Linear(3, 3, bias=False) for _ in range(4)])
     model[2].weight.requires_grad_(False)
     settings = Settings(stop_layer_num=(0,), stop_layer_itr=(0,), prefix_autograd=False, watch=("linear",))
     optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
+    train_on_ones(model, optimizer)
     assert [p.grad is not None for p in model.parameters()] == [False, True, False, True]
 
 
@@ -55,10 +60,7 @@ def test_a_container_with_a_parameter_of_its_own_is_not_cut_before_its_children_
     model = WithToken()
     settings = Settings(stop_layer_num=(0,), stop_layer_itr=(0,), prefix_autograd=False, watch=("linear",))
     optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
+    train_on_ones(model, optimizer)
     assert [p.grad is not None for p in model.parameters()] == [False] + [True] * 4
 
 

@@ -1,0 +1,49 @@
+"""Runs trained to the end, and what of their rows two runs of one configuration must agree in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from analysis.answer import config_of
+from trainables.config import TrialConfig
+from trainables.stage_tree.shared_run import SharedRun
+from trainables.training.run import TrainingRun
+
+#: Columns that measure this machine and moment.
+MEASURED = {"train_time_s", "wall_time_s", "peak_memory_bytes"}
+#: The same, and what says what the search spent or where it did.
+NOT_THE_RUNS = MEASURED | {"search_flops", "stage"}
+
+Row = dict[str, Any]
+
+
+def without(rows: Iterable[Row], columns: set[str]) -> list[Row]:
+    return [{name: value for name, value in row.items() if name not in columns} for row in rows]
+
+
+def facts(rows: Iterable[Row]) -> list[Row]:
+    """What a trial over the stage tree and the run alone agree in."""
+    return without(rows, NOT_THE_RUNS)
+
+
+def finish(run: TrainingRun | SharedRun) -> list[Row]:
+    """What is left of the run; its rows."""
+    rows = []
+    while not run.finished:
+        rows.append(run.train_epoch())
+    return rows
+
+
+def rows_alone(config: TrialConfig) -> list[Row]:
+    """Facts of the run without a tree."""
+    with TrainingRun(config) as run:
+        return facts(finish(run))
+
+
+def assert_equals_alone(trial: pd.Series) -> None:
+    """A trial of a loaded study ended as its configuration does, trained in this process without Ray."""
+    last = rows_alone(config_of(trial))[-1]
+    assert {name: trial[name] for name in last} == last, trial["trial"]
