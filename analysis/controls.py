@@ -1,0 +1,93 @@
+"""Controls: what simply training shorter would have given for the same compute, and stops at random places.
+
+A setting that saves 30 % of the compute at a drop of 0.3 points has found nothing if 70 % of the epochs, with the
+schedule shortened with them, end as well. The line that a setting has to beat goes through the baseline, which saves
+nothing, and the shorter trainings. At a saving s it is the better of two:
+
+- the value of the straight line between the neighbours of s (a length in between would end about there);
+- the best of all shorter trainings that save at least s, for who may save s may save more.
+
+Beyond the shortest training there is no line, and nothing is said.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.ranking import ROUNDING
+
+#: Values of the column ``control``.
+SHORTER, RANDOM_STOPS = "shorter", "random stops"
+
+
+def is_control(trials: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows are controls."""
+    return trials["role"] == "control"
+
+
+def control_line(trials: pd.DataFrame) -> pd.DataFrame:
+    """Savings and accuracies of training shorter: the baseline and the controls of kind ``shorter``, ascending.
+
+    Args:
+        trials: one row a trial of one study, as `analysis.load` gives it.
+
+    Returns:
+        Columns ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy``. Empty where the
+        study has no completed baseline or no completed shorter training.
+    """
+    done = trials[trials["status"] == "completed"]
+    shorter = done[_kind(done) == SHORTER]
+    baseline = done[done["role"] == "baseline"].head(1)
+    if shorter.empty or baseline.empty:
+        return done.loc[[], ["trial", "epochs", "compute_saved", "accuracy"]]
+    line = pd.concat([baseline, shorter])[["trial", "epochs", "compute_saved", "accuracy"]]
+    return line.sort_values(["compute_saved", "accuracy"], kind="stable").reset_index(drop=True)
+
+
+def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]:
+    """(N,) accuracy that training shorter reaches at these savings; NaN beyond the shortest training.
+
+    Args:
+        line: from `control_line`.
+        saved: (N,) fractions of the baseline's compute.
+    """
+    wanted = np.asarray(saved, dtype=np.float64)
+    if len(line) == 0:
+        return np.full(wanted.shape, np.nan)
+    at, accuracy = line["compute_saved"].to_numpy(float), line["accuracy"].to_numpy(float)
+    # From here on, the best accuracy among those that save at least as much.
+    best_beyond = np.maximum.accumulate(accuracy[::-1])[::-1]
+    place = np.searchsorted(at, wanted - ROUNDING)
+    inside = place < len(at)
+    found = np.full(wanted.shape, np.nan)
+    found[inside] = np.maximum(np.interp(wanted[inside], at, accuracy), best_beyond[place[inside]])
+    return found
+
+
+def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
+    """Whether each trial is more accurate than training shorter for the same compute, by one seed.
+
+    Returns:
+        Nullable booleans on the trials' index; NA where the line does not reach, for trials that save nothing or did
+        not complete, and for the points of the line itself.
+    """
+    reached = accuracy_when_shorter(line, trials["compute_saved"].astype(float))
+    judged = (
+        (trials["status"] == "completed").to_numpy()
+        & (trials["compute_saved"].astype(float) > ROUNDING).to_numpy()
+        & ~np.isnan(reached)
+        & (_kind(trials) != SHORTER).to_numpy()
+    )
+    beats = pd.array(trials["accuracy"].astype(float).to_numpy() > reached + ROUNDING, dtype="boolean")
+    beats[~judged] = pd.NA
+    return pd.Series(beats, index=trials.index)
+
+
+def _kind(trials: pd.DataFrame) -> pd.Series[str]:
+    if "control" not in trials.columns:  # a study of an earlier version
+        return pd.Series("", index=trials.index, dtype="string")
+    return trials["control"].fillna("")
