@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import pandas as pd
 
+#: Which trials are compared with each other: never those of different studies, workloads or seeds.
+_KEYS = ("study", "workload", "seed")
+#: Column added: column that it is the saved share of.
+_SAVED = {
+    "time_saved": "train_time_s",
+    "communication_saved": "gradient_bytes",
+    "optimizer_bytes_saved": "optimizer_bytes",
+    "peak_memory_saved": "peak_memory_bytes",
+}
+#: Column added: accuracy that it is the drop of.
+_DROPS = {"accuracy_drop": "accuracy", "test_accuracy_drop": "test_accuracy"}
+#: Columns of the baseline that others are compared with.
+_REFERENCE = ("epochs", "dense_flops", "backward_flops", *_DROPS.values(), *_SAVED.values())
+
 
 def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
-    """Add `accuracy_drop`, `test_accuracy_drop` and `time_saved`.
+    """Add the columns of `trainables.metrics.RELATIVE`: drops in accuracy, shares of time, bytes and memory saved.
 
-    A trial is compared with the completed trial of role ``baseline`` and the same seed; where there is none, the
-    added columns are NaN. With several, their mean counts.
+    A trial is compared with the completed trial of role ``baseline`` of the same study (where there is a column
+    ``study``), workload and seed; where there is none, the added columns are NaN. With several, the mean of the
+    longest counts.
+
+    A trial measures `compute_saved` and `backward_saved` against its own full budget. For one with another number of
+    epochs than its baseline, such as dense training cut short, they are restated here against the baseline's:
+    ``1 - executed_flops / the baseline's dense_flops``, and the same of the backward FLOPs. Both come from what was
+    counted, so doing this twice changes nothing.
 
     Args:
         trials: one row a trial, as `analysis.load` gives it.
@@ -18,10 +38,41 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
         A copy with the columns added (or renewed).
     """
     trials = trials.copy()
-    done = trials[(trials["role"] == "baseline") & (trials["status"] == "completed")]
-    reference = done.groupby("seed")[["accuracy", "test_accuracy", "train_time_s"]].mean()
-    seeds = trials["seed"]
-    trials["accuracy_drop"] = seeds.map(reference["accuracy"]).astype(float) - trials["accuracy"]
-    trials["test_accuracy_drop"] = seeds.map(reference["test_accuracy"]).astype(float) - trials["test_accuracy"]
-    trials["time_saved"] = 1 - trials["train_time_s"] / seeds.map(reference["train_time_s"]).astype(float)
+    baseline = _baseline_of_each(trials)
+    for name, accuracy in _DROPS.items():
+        trials[name] = baseline[accuracy] - _numbers(trials, accuracy)
+    for name, spent in _SAVED.items():
+        trials[name] = _saved(trials, spent, baseline[spent])
+    epochs = _numbers(trials, "epochs")
+    other_length = epochs.notna() & baseline["epochs"].notna() & (epochs != baseline["epochs"])
+    for name, spent, whole in (
+        ("compute_saved", "executed_flops", "dense_flops"),
+        ("backward_saved", "backward_flops", "backward_flops"),
+    ):
+        if other_length.any():
+            trials[name] = _numbers(trials, name).where(~other_length, _saved(trials, spent, baseline[whole]))
     return trials
+
+
+def _baseline_of_each(trials: pd.DataFrame) -> pd.DataFrame:
+    """For each trial what its baseline had, float64, NaN where there is none."""
+    keys = [name for name in _KEYS if name in trials.columns]
+    done = (trials["role"] == "baseline") & (trials["status"] == "completed")
+    numbers = pd.DataFrame({name: _numbers(trials, name) for name in _REFERENCE}, index=trials.index)
+    candidates = pd.concat([trials[keys], numbers], axis="columns")[done.fillna(False).to_numpy(dtype=bool)]
+    most = candidates.groupby(keys)["epochs"].transform("max")
+    candidates = candidates[(candidates["epochs"] == most) | most.isna()]
+    reference = candidates.groupby(keys)[list(_REFERENCE)].mean()
+    found = trials[keys].merge(reference, how="left", left_on=keys, right_index=True)
+    return found[list(_REFERENCE)].set_axis(trials.index)
+
+
+def _saved(trials: pd.DataFrame, name: str, whole: pd.Series[float]) -> pd.Series[float]:
+    return 1 - _numbers(trials, name) / whole.where(whole > 0)
+
+
+def _numbers(trials: pd.DataFrame, name: str) -> pd.Series[float]:
+    """A column as float64, NaN where there is none."""
+    if name not in trials.columns:
+        return pd.Series(float("nan"), index=trials.index, dtype="float64")
+    return trials[name].astype("Float64").astype("float64")

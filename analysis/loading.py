@@ -1,101 +1,159 @@
-"""A study folder as one tidy DataFrame: one row a trial."""
+"""Studies, Ray experiments, journals and Parquet files as one tidy DataFrame: one row a trial."""
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from analysis.baseline import relative_to_baseline
-from analysis.layout import STUDY_NAME, Layout
-from trainables.config import field_kinds
+from analysis.columns import IDENTITY, ROW_DTYPES, described, side_by_side, trial_dtypes, typed
+from analysis.journal import JournalStudy, JournalTrial, choose_study, read_studies
+from analysis.layout import Layout
+from analysis.ray_results import RayTrial, read_experiment
+from analysis.sources import Source, distinct_names, sources
 from trainables.errors import UserError
-from trainables.metrics import METRICS, RELATIVE, ROW
+from trainables.metrics import RELATIVE
 
 #: What is known of a trial without a result: what it executed until it failed or was interrupted.
 _SO_FAR = ("search_flops", "dense_flops")
-
-#: Columns that say which trial a row is.
-IDENTITY = {"trial": "int64", "role": "string", "status": "string", "error": "string"}
-#: pandas dtypes of hyperparameters by their plain type, all of which hold a missing value. Lists are JSON.
-_DTYPES = {str: "string", tuple: "string", bool: "boolean", int: "float64", float: "float64"}
+#: Columns without which a Parquet file is none of ours.
+_NEEDED = ("trial", "role", "status")
 
 
-def load(path: str | Path) -> pd.DataFrame:
-    """Read a study folder, running or finished.
+def load(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
+    """Read the trials of a study, running or finished, or of several.
 
     Args:
-        path: the folder that a search wrote.
+        path: the folder that a search wrote; or the folder of a Ray experiment whose trials are
+            `trainables.trial.Trial`, a study's own (``ray/run-000``) or any other; or an Optuna journal; or a Parquet
+            file of trials; or several of these. Of a study, the Parquet file is read if nothing happened since.
 
     Returns:
-        One row a trial, by number: ``trial``, ``role`` (baseline, published, search), ``status`` (completed, failed,
-        running, interrupted), ``error``, the columns of `trainables.metrics`, the fields of `TrialConfig`. Units,
-        directions and meanings of the columns are in ``df.attrs["columns"]``.
+        One row a trial, by number: ``trial``, ``role`` (baseline, published, search, control, candidate), ``status``
+        (completed, failed, running, interrupted, pruned), ``error``, ``control`` (which control it is) and
+        ``candidate`` (number of the trial that it confirms), both missing for others; the columns of
+        `trainables.metrics`; the fields of `TrialConfig`. All columns are always there, whatever the study's version.
+        Units, directions and meanings of the columns are in ``df.attrs["columns"]``.
+
+        Of several, all rows, with their study's name in a first column ``study``; with one path there is no such
+        column. Each trial is compared with its own study's baseline.
+
+        A Ray experiment has no roles: a trial without a method is the baseline, and one that is shorter than another
+        of its workload a control. It is pruned where Ray ended it before its last epoch, and running where Ray has
+        not ended it.
 
     Raises:
-        UserError: no study there.
+        UserError: nothing there that can be read.
+
+    Warns:
+        UserWarning: something is damaged; the rest is read.
     """
-    layout = Layout(Path(path))
-    layout.read_info()
+    found = sources(path)
+    if len(found) == 1:
+        return _load_one(found[0])
+    return side_by_side(distinct_names(found), [_load_one(source) for source in found])
+
+
+def _load_one(source: Source) -> pd.DataFrame:
+    if source.kind == "parquet":
+        return _read_parquet_or_journal(source.path, Layout(source.path.parent).journal)
+    if source.kind == "journal":
+        return to_frame(read_journal(source.path))
+    if source.kind == "ray":
+        return to_frame(_records_of_experiment(read_experiment(source.path)))
+    layout = Layout(source.path)
+    if layout.info.exists():
+        layout.read_info()  # refuses a study that this version cannot read
     if _is_current(layout):
-        return pd.read_parquet(layout.trials)
+        return _read_parquet_or_journal(layout.trials, layout.journal)
     return to_frame(read_journal(layout.journal))
 
 
 def _is_current(layout: Layout) -> bool:
+    """Whether the study's Parquet file says all that its journal does; it does where there is no journal any more."""
+    if not layout.trials.exists() or not layout.journal.exists():
+        return layout.trials.exists()
+    return layout.trials.stat().st_mtime_ns >= layout.journal.stat().st_mtime_ns
+
+
+def _read_parquet_or_journal(path: Path, journal: Path) -> pd.DataFrame:
+    """A Parquet file; the journal beside it, with a warning, where the file is damaged."""
     try:
-        return layout.trials.stat().st_mtime_ns >= layout.journal.stat().st_mtime_ns
-    except OSError:
-        return False
+        frame = pd.read_parquet(path)
+    except (OSError, ValueError) as error:  # pyarrow's errors are of these
+        reason = str(error).splitlines()[0]
+        if not journal.exists():
+            raise UserError(f"{path} cannot be read, and no journal is beside it: {reason}") from None
+        warnings.warn(f"{path} cannot be read, so the journal is: {reason}", stacklevel=2)
+        return to_frame(read_journal(journal))
+    missing = [name for name in _NEEDED if name not in frame.columns]
+    if missing:
+        raise UserError(f"a Parquet file of trials must have the columns {', '.join(_NEEDED)}, {path} lacks {missing}")
+    return _completed(frame)
+
+
+def _completed(frame: pd.DataFrame) -> pd.DataFrame:
+    """A frame of an earlier version with the columns that it lacks; of this version, the same."""
+    expected = [*trial_dtypes(), *(metric.name for metric in RELATIVE)]
+    if set(expected) <= set(frame.columns):
+        return described(frame)
+    dtypes = {name: dtype for name, dtype in trial_dtypes().items() if name not in frame.columns}
+    more = frame[[name for name in frame.columns if name not in expected]]
+    known = pd.concat([frame[[name for name in trial_dtypes() if name in frame.columns]], typed(frame, dtypes)], axis=1)
+    full = _with_relative(pd.concat([more, known[[*trial_dtypes()]]], axis=1))
+    return described(full)
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """One record a trial: trial, role, status, error, row (result columns) and config.
+    """One record a trial: trial, role, status, error, row (result columns), config, and control, candidate if any.
 
     A trial that failed or was interrupted has no result; of its row only what it cost is filled in, where it is known.
     Trials that the search never ran (attribute ``skipped``, with the reason) are left out.
-    """
-    import optuna
-    from optuna.storages.journal import JournalFileBackend
 
+    Raises:
+        UserError: there is no such file, or no study in it.
+    """
     if not path.is_file():
         raise UserError(f"the study has no journal ({path}): its search never began; delete the folder and search anew")
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(logging.ERROR)
-    try:
-        storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
-        study = optuna.load_study(study_name=STUDY_NAME, storage=storage)
-        trials = study.get_trials(deepcopy=False)
-    except KeyError:
-        raise UserError(f"the journal {path} holds no study: its search never began; delete the folder") from None
-    finally:
-        optuna.logging.set_verbosity(level)
-    records = []
-    for trial in trials:
-        attrs = trial.user_attrs
-        if trial.state.name == "WAITING" or "skipped" in attrs:
-            continue
-        if "row" in attrs:
-            status = "completed"  # told or not: a search killed before its baseline ended leaves finished rows untold
-        elif trial.state.name == "FAIL":
-            status = "interrupted" if "continued_by" in attrs else "failed"
-        else:
-            status = "running"
-        records.append(
-            {
-                "trial": trial.number,
-                "role": attrs.get("role", "search"),
-                "status": status,
-                "error": attrs.get("error"),
-                "row": attrs.get("row") or _cost_so_far(attrs),
-                "config": attrs.get("config", {}),
-            }
-        )
-    return records
+    study = choose_study(read_studies(path), path)
+    return [
+        _record(trial, study)
+        for trial in study.trials
+        if trial.state != "WAITING" and "skipped" not in trial.user_attrs
+    ]
+
+
+def _record(trial: JournalTrial, study: JournalStudy) -> dict[str, Any]:
+    attrs = trial.user_attrs
+    status = _status(trial)
+    told = dict(zip(study.metric_names, trial.values or (), strict=False)) if status == "completed" else {}
+    return {
+        "trial": trial.number,
+        "role": attrs.get("role", "search"),
+        "status": status,
+        "error": attrs.get("error"),
+        "control": attrs.get("control"),
+        "candidate": attrs.get("candidate"),
+        # Another's Optuna study has no rows, but objectives that may be columns of ours.
+        "row": attrs.get("row") or _cost_so_far(attrs) or {name: told[name] for name in told if name in ROW_DTYPES},
+        "config": attrs.get("config", {}),
+    }
+
+
+def _status(trial: JournalTrial) -> str:
+    if trial.state == "PRUNED":
+        return "pruned"
+    # Told or not: a search killed before its baseline ended leaves finished rows untold.
+    if "row" in trial.user_attrs or trial.state == "COMPLETE":
+        return "completed"
+    if trial.state == "FAIL":
+        return "interrupted" if "continued_by" in trial.user_attrs else "failed"
+    return "running"
 
 
 def _cost_so_far(attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,31 +161,58 @@ def _cost_so_far(attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in _SO_FAR if row.get(name) is not None}
 
 
+def _records_of_experiment(trials: list[RayTrial]) -> list[dict[str, Any]]:
+    """Records as of a journal."""
+    records = []
+    for trial, (role, control) in zip(trials, roles_by_method(trials), strict=True):
+        row = trial.rows[max(trial.rows)] if trial.rows else {}
+        if trial.status not in ("completed", "pruned"):
+            row = {name: row[name] for name in _SO_FAR if name in row}
+        records.append(
+            {
+                "trial": trial.number,
+                "role": role,
+                "status": trial.status,
+                "error": trial.error if trial.status == "failed" else None,
+                "control": control,
+                "row": row,
+                "config": trial.config,
+            }
+        )
+    return records
+
+
+def roles_by_method(trials: list[RayTrial]) -> list[tuple[str, str | None]]:
+    """Role and control of each trial of a Ray experiment, which Ray does not know, by method and length."""
+    longest: dict[Any, int] = {}
+    for trial in trials:
+        workload = trial.config.get("workload")
+        longest[workload] = max(longest.get(workload, 0), trial.config.get("epochs", 0))
+    roles: list[tuple[str, str | None]] = []
+    for trial in trials:
+        epochs, full = trial.config.get("epochs", 0), longest[trial.config.get("workload")]
+        if trial.config.get("method") != "none":
+            roles.append(("search", None))
+        elif epochs == full:
+            roles.append(("baseline", None))
+        else:
+            roles.append(("control", f"shorter {epochs / full:.2g}"))
+    return roles
+
+
 def to_frame(records: list[dict[str, Any]]) -> pd.DataFrame:
     """Records of `read_journal` as the DataFrame that `load` gives."""
-    dtypes = {**IDENTITY, **{m.name: m.dtype for m in ROW}}
     rows = []
     for record in records:
         config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in record["config"].items()}
-        rows.append({**{k: record[k] for k in IDENTITY}, **record["row"], **config})
-    kinds = field_kinds()
-    columns = [*dtypes, *kinds]
-    frame = pd.DataFrame(rows).reindex(columns=columns) if rows else pd.DataFrame(columns=columns)
-    for name in columns:
-        dtype = dtypes.get(name) or _DTYPES[kinds[name]]
-        if dtype == "int64" and frame[name].isna().any():
-            dtype = "Int64"
-        if name in ("epochs", "seed", "threads") and not frame[name].isna().any():
-            dtype = "int64"
-        frame[name] = frame[name].astype(dtype)
+        rows.append({**{k: record.get(k) for k in IDENTITY}, **record["row"], **config})
+    return described(_with_relative(typed(pd.DataFrame(rows, dtype="object"), trial_dtypes())))
+
+
+def _with_relative(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with what is relative to the baseline, behind the compute saved."""
     frame = relative_to_baseline(frame)
-    after = list(frame.columns).index("compute_saved") + 1
-    relative = [m.name for m in RELATIVE]
-    ordered = [c for c in frame.columns if c not in relative]
-    frame = frame[[*ordered[:after], *relative, *ordered[after:]]]
-    frame.attrs["columns"] = {
-        name: {"unit": METRICS[name].unit, "direction": METRICS[name].direction, "meaning": METRICS[name].meaning}
-        for name in frame.columns
-        if name in METRICS
-    }
-    return frame
+    relative = [metric.name for metric in RELATIVE]
+    ordered = [name for name in frame.columns if name not in relative]
+    after = ordered.index("compute_saved") + 1
+    return frame[[*ordered[:after], *relative, *ordered[after:]]]

@@ -63,7 +63,12 @@ RELATIVE: tuple[Metric, ...] = (
     _m("accuracy_drop", "float64", "fraction", "min", "baseline's accuracy minus the trial's, same seed"),
     _m("test_accuracy_drop", "float64", "fraction", "min", "the same on the test split"),
     _m("time_saved", "float64", "fraction", "max", "1 - train_time_s / baseline's, same seed"),
-)
+    _m("communication_saved", "float64", "fraction", "max", "1 - gradient_bytes / baseline's, same seed"),
+    _m("optimizer_bytes_saved", "float64", "fraction", "max", "1 - optimizer_bytes / baseline's, same seed"),
+    _m("peak_memory_saved", "float64", "fraction", "max",
+       "1 - peak_memory_bytes / baseline's, same seed; on the CPU that of the process, which may have run other "
+       "trials before"),
+)  # fmt: skip
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROW, *RELATIVE)}
 

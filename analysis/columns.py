@@ -1,0 +1,73 @@
+"""The columns of analysis' frames: order, dtypes that hold a missing value, and what `df.attrs` says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from trainables.config import field_kinds
+from trainables.metrics import METRICS, ROW
+
+#: Columns that say which trial a row is.
+IDENTITY: dict[str, str] = {
+    "trial": "int64",
+    "role": "string",
+    "status": "string",
+    "error": "string",
+    "control": "string",
+    "candidate": "Int64",
+}
+#: What a trial reports.
+ROW_DTYPES: dict[str, str] = {metric.name: metric.dtype for metric in ROW}
+#: pandas dtypes of hyperparameters by their plain type, all of which hold a missing value. Lists are JSON.
+_BY_KIND = {str: "string", tuple: "string", bool: "boolean", int: "float64", float: "float64"}
+#: Hyperparameters that every trial has: integers, unless one is unknown.
+_ALWAYS = ("epochs", "seed", "threads")
+
+
+def trial_dtypes() -> dict[str, str]:
+    """Columns of a frame of trials and their dtypes, in order, without those that are relative to the baseline."""
+    return {**IDENTITY, **ROW_DTYPES, **{name: _BY_KIND[kind] for name, kind in field_kinds().items()}}
+
+
+def typed(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> pd.DataFrame:
+    """The named columns, in their order and dtypes; one that the frame lacks is all missing.
+
+    A column of integers with a missing value is ``Int64``.
+    """
+    columns = {}
+    for name, dtype in dtypes.items():
+        column = frame[name] if name in frame.columns else pd.Series(None, index=frame.index, dtype="object")
+        missing = column.isna().any()
+        if dtype == "int64" and missing:
+            dtype = "Int64"
+        if name in _ALWAYS and not missing:
+            dtype = "int64"
+        columns[name] = column.astype(dtype)
+    return pd.DataFrame(columns, index=frame.index)
+
+
+def described(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same frame, with unit, direction and meaning of each result column in ``frame.attrs["columns"]``."""
+    frame.attrs["columns"] = {
+        name: {"unit": METRICS[name].unit, "direction": METRICS[name].direction, "meaning": METRICS[name].meaning}
+        for name in frame.columns
+        if name in METRICS
+    }
+    return frame
+
+
+def side_by_side(names: Sequence[str], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The rows of several frames, with the name of each in a first column ``study``.
+
+    One that had such a column already, for it held several studies, keeps it behind its own name and a slash.
+    """
+    named = []
+    for name, frame in zip(names, frames, strict=True):
+        study = pd.Series(name, index=frame.index, dtype="string")
+        if "study" in frame.columns:
+            study = study + "/" + frame["study"].astype("string")
+            frame = frame.drop(columns="study")
+        named.append(pd.concat([study.rename("study"), frame], axis="columns"))
+    return described(pd.concat(named, ignore_index=True))
