@@ -1,15 +1,44 @@
-"""Ranking: compute saved against accuracy lost."""
+"""Ranking: compute saved against accuracy lost.
+
+What counts as a result:
+
+| trial | ranking | front, hypervolume, knee |
+|---|---|---|
+| completed | by its values | by its values |
+| failed, pruned, interrupted, running | left out: no result (an interrupted one goes on as a later trial) | left out |
+| completed, an objective missing (NaN) | after the others of its kind | left out |
+| tie in the order | the higher accuracy first, then the earlier trial | |
+| equal in all objectives | see tie | on the front together, counted once in the volume |
+| duplicate of an earlier one | stays, by its values; `duplicate_of` is the earlier trial's number | stays |
+| role ``control`` | left out unless `controls=True` | left out unless `controls=True` |
+| role ``baseline`` | ranked like any other: it saves nothing at no drop | like any other |
+
+A *duplicate* trained what an earlier completed trial of the same table trained: it ended in the same stage of the
+stage tree, or its seed and hyperparameters are equal. A setting left out and the same value given explicitly differ as
+hyperparameters, so without a tree they do not count as duplicates.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.baseline import relative_to_baseline
-from trainables.errors import UserError
+from analysis.pareto import hypervolume, knee, non_dominated
+from trainables.config import field_names
+from trainables.errors import UserError, unknown_name
+from trainables.metrics import METRICS, OBJECTIVES
 
 #: Drops are differences of fractions such as 583/599; rounding must not turn "exactly the allowed drop" into more.
 ROUNDING = 1e-9
+#: One point of accuracy, which a price is for.
+POINT = 0.01
+#: Accuracy that the default reference of the hypervolume gives away against the baseline.
+GIVEN_AWAY = 0.05
 
 
 def check_allowed_drop(allowed_drop: float) -> None:
@@ -20,67 +49,238 @@ def check_allowed_drop(allowed_drop: float) -> None:
         )
 
 
-def pareto_front(trials: pd.DataFrame) -> pd.DataFrame:
-    """The trials that no other beats in both accuracy and compute saved (both maximised), in n log n.
-
-    A trial is on the front unless another is at least as good in both and better in one; trials with equal values
-    are on it together. Only completed trials count.
-
-    Returns:
-        The front, most compute saved first.
-    """
-    done = trials[trials["status"] == "completed"].dropna(subset=["accuracy", "compute_saved"])
-    done = done.sort_values(["compute_saved", "accuracy"], ascending=False, kind="stable")
-    saved, accuracy = done["compute_saved"].to_numpy(), done["accuracy"].to_numpy()
-    if len(done) == 0:
-        return done
-    # In this order a trial is beaten by one that saves more and is as accurate, or saves the same and is more so.
-    first_of_ties = np.r_[True, saved[1:] != saved[:-1]]
-    tie_group = np.cumsum(first_of_ties) - 1
-    group_best = accuracy[first_of_ties]
-    best_before = np.r_[-np.inf, np.maximum.accumulate(group_best)[:-1]]
-    on_front = (accuracy == group_best[tie_group]) & (accuracy > best_before[tie_group])
-    return done[on_front]
+def check_price(price: float) -> None:
+    """Raise UserError unless it is a finite number > 0."""
+    if not (math.isfinite(price) and price > 0):
+        raise UserError(
+            "the price of a point of accuracy must be a fraction of the training compute above 0, "
+            f"such as 0.1 for 10 %, got {price}"
+        )
 
 
-def rank(trials: pd.DataFrame, *, allowed_drop: float = 0.005) -> pd.DataFrame:
+def rank(
+    trials: pd.DataFrame, *, allowed_drop: float = 0.005, price: float | None = None, controls: bool = False
+) -> pd.DataFrame:
     """The completed trials, best first.
 
-    First those within the allowed drop by compute saved, then the others by their drop (smallest first). Ties go to
-    the higher accuracy, then to the earlier trial. The baseline is ranked like any other: it saves nothing at no drop.
+    Without a price: first those within the allowed drop by compute saved, then the others by their drop (smallest
+    first). With a price: by `worth`, that is compute saved minus what the lost accuracy costs. Ties go to the higher
+    accuracy, then to the earlier trial.
 
     Args:
         trials: one row a trial.
         allowed_drop: accuracy that may be lost against the baseline, a fraction in [0, 1).
+        price: fraction of the training compute that a point (0.01) of accuracy is worth, > 0. With 0.1, a trial that
+            saves 30 % at one point of drop is worth 0.2. Accuracy won counts in the same way.
+        controls: whether trials of role ``control`` are ranked, too.
 
     Returns:
-        The trials with `rank` (from 1), `within_drop` and `on_front` in front of the other columns.
+        The trials with `rank` (from 1), `within_drop` (of the allowed drop), `on_front` (accuracy against compute
+        saved, among the ranked) and `duplicate_of` (Int64: an earlier trial, see the module) in front of the other
+        columns; with a price also `worth`, a fraction of the dense training's compute.
 
     Raises:
-        UserError: the allowed drop is out of range.
+        UserError: the allowed drop or the price is out of range.
     """
     check_allowed_drop(allowed_drop)
+    if price is not None:
+        check_price(price)
     done = relative_to_baseline(trials)
-    done = done[done["status"] == "completed"].copy()
+    done = done[_has_result(done, controls=controls)].copy()
     done["within_drop"] = done["accuracy_drop"] <= allowed_drop + ROUNDING
-    done["on_front"] = done.index.isin(pareto_front(done).index)
-    order = np.lexsort(
-        (
-            done["trial"],
-            -done["accuracy"],
+    done["on_front"] = _on_front(done, OBJECTIVES)
+    done["duplicate_of"] = _duplicate_of(done)
+    front = ["rank", "trial", "role", "within_drop", "on_front", "accuracy", "accuracy_drop", "compute_saved"]
+    keys = [done["trial"], -done["accuracy"]]  # the last key is the first to decide
+    if price is None:
+        keys += [
             -done["compute_saved"].where(done["within_drop"], 0),
             done["accuracy_drop"].where(~done["within_drop"], 0),
             ~done["within_drop"],
-        )
-    )
-    done = done.iloc[order]
+        ]
+    else:
+        done["worth"] = done["compute_saved"] - price * done["accuracy_drop"] / POINT
+        keys.append(-done["worth"])
+        front.append("worth")
+    done = done.iloc[np.lexsort(keys)]
     done.insert(0, "rank", np.arange(1, len(done) + 1))
-    front = ["rank", "trial", "role", "within_drop", "on_front", "accuracy", "accuracy_drop", "compute_saved"]
+    front.append("duplicate_of")
     return done[front + [c for c in done.columns if c not in front]].reset_index(drop=True)
 
 
 def best(ranking: pd.DataFrame) -> pd.Series | None:
-    """The first of a ranking if it is within the allowed drop, else None."""
-    if len(ranking) == 0 or not bool(ranking.iloc[0]["within_drop"]):
-        return None
-    return ranking.iloc[0]
+    """The first of a ranking that is within the allowed drop, None if nothing is.
+
+    Without a price that is the first row or none. With a price it is the trial of the greatest worth among those
+    within the drop, which stays a limit.
+    """
+    within = ranking[ranking["within_drop"].astype(bool)]
+    return within.iloc[0] if len(within) else None
+
+
+def pareto_front(
+    trials: pd.DataFrame, objectives: Sequence[str] = OBJECTIVES, *, controls: bool = False
+) -> pd.DataFrame:
+    """The trials that no other beats in all objectives; in n log n for two of them.
+
+    A trial is on the front unless another is at least as good in every objective and better in one; trials with equal
+    values are on it together. Only completed trials with a value in each objective count.
+
+    Args:
+        trials: one row a trial.
+        objectives: columns of `trainables.metrics.METRICS` that have a direction, at least one.
+        controls: whether trials of role ``control`` count, too.
+
+    Returns:
+        The front, best in the last objective first (by default: most compute saved), ties by the one before.
+
+    Raises:
+        UserError: an objective is unknown, has no direction or is no column of these trials.
+    """
+    done = trials[_has_result(trials, controls=controls)]
+    front = done[_on_front(done, objectives)]
+    return front.iloc[np.lexsort(-_to_maximise(front, objectives).T)]
+
+
+def front_hypervolume(
+    trials: pd.DataFrame,
+    objectives: Sequence[str] = OBJECTIVES,
+    reference: Sequence[float] | None = None,
+    *,
+    controls: bool = False,
+) -> float:
+    """The volume of objectives that the trials dominate above a reference.
+
+    Args:
+        trials: one row a trial.
+        objectives: as for `pareto_front`.
+        reference: one number an objective, in its own units; trials that do not beat it in every objective add
+            nothing. By default `default_reference`. Volumes can be compared only with the same reference: studies
+            with the same workload, epochs and seed have the same baseline and so the same default; for others take
+            it from one and give it to each.
+        controls: as for `pareto_front`.
+
+    Returns:
+        The volume in the product of the objectives' units; by default at most a little above `GIVEN_AWAY`.
+
+    Raises:
+        UserError: as `pareto_front`; there is no baseline to take a reference from; the reference does not fit.
+    """
+    if reference is None:
+        reference = default_reference(trials, objectives)
+    done = trials[_has_result(trials, controls=controls)]
+    values = _to_maximise(done, objectives)
+    return hypervolume(values[np.isfinite(values).all(axis=1)], np.asarray(reference, dtype=float) * _signs(objectives))
+
+
+def default_reference(trials: pd.DataFrame, objectives: Sequence[str] = OBJECTIVES) -> tuple[float, ...]:
+    """The baseline, with five points of accuracy (`GIVEN_AWAY`) given away: a reference for `front_hypervolume`.
+
+    Returns:
+        One number an objective: the mean over the completed baselines; accuracies less, drops more by `GIVEN_AWAY`.
+
+    Raises:
+        UserError: an objective is wrong, or no completed baseline has a value in each.
+    """
+    baselines = trials[(trials["status"] == "completed") & (trials["role"] == "baseline")]
+    values = _to_maximise(baselines, objectives)
+    values = values[np.isfinite(values).all(axis=1)]
+    if len(values) == 0:
+        raise UserError(
+            "there is no completed baseline to take the hypervolume's reference from: give reference=, one number for "
+            f"each of {', '.join(objectives)}"
+        )
+    given_away = [GIVEN_AWAY if "accuracy" in name else 0.0 for name in objectives]
+    return tuple(float(v) for v in (values.mean(axis=0) - given_away) * _signs(objectives))
+
+
+def knee_trial(
+    trials: pd.DataFrame, objectives: Sequence[str] = OBJECTIVES, *, controls: bool = False
+) -> pd.Series | None:
+    """The trial on the front that gives up least everywhere (`analysis.pareto.knee`), None if the front has no bulge.
+
+    Args and errors are those of `pareto_front`; of trials with equal values it is the earlier row.
+    """
+    front = trials[_has_result(trials, controls=controls)]
+    front = front[_on_front(front, objectives)]
+    place = knee(_to_maximise(front, objectives))
+    return None if place is None else front.iloc[place]
+
+
+def _has_result(trials: pd.DataFrame, *, controls: bool) -> pd.Series:
+    done = trials["status"] == "completed"
+    return done if controls else done & (trials["role"] != "control")
+
+
+def _signs(objectives: Sequence[str]) -> NDArray[np.float64]:
+    """1 for objectives to be maximised, -1 for the others."""
+    valid = [name for name, metric in METRICS.items() if metric.direction]
+    if len(objectives) == 0:
+        raise UserError(f"a front needs at least one objective, got none. Valid: {', '.join(sorted(valid))}")
+    for name in objectives:
+        if name not in valid:
+            raise unknown_name("objective", name, valid)
+    return np.array([1.0 if METRICS[name].direction == "max" else -1.0 for name in objectives])
+
+
+def _to_maximise(trials: pd.DataFrame, objectives: Sequence[str]) -> NDArray[np.float64]:
+    """(N, M) values of the objectives, every one to be maximised, NaN where there is none."""
+    signs = _signs(objectives)
+    for name in objectives:
+        if name not in trials.columns:
+            raise UserError(
+                f"the trials have no column {name!r}: load them with analysis.load or choose another objective"
+            )
+    return np.column_stack([trials[name].to_numpy(dtype="float64", na_value=np.nan) for name in objectives]) * signs
+
+
+def _on_front(trials: pd.DataFrame, objectives: Sequence[str]) -> NDArray[np.bool_]:
+    values = _to_maximise(trials, objectives)
+    known = np.flatnonzero(~np.isnan(values).any(axis=1))
+    mask = np.zeros(len(trials), dtype=bool)
+    mask[known[non_dominated(values[known])]] = True
+    return mask
+
+
+def _duplicate_of(done: pd.DataFrame) -> pd.arrays.IntegerArray:
+    """For each trial the number of the earliest one that trained the same, NA for that one itself."""
+    order = np.argsort(done["trial"].to_numpy(), kind="stable")
+    by_age = done.iloc[order]
+    first = np.arange(len(done))
+    for codes in (_stage_codes(by_age), _setting_codes(by_age)):
+        _, earliest, group = np.unique(codes, return_index=True, return_inverse=True)
+        first = np.where(codes < 0, first, np.minimum(first, earliest[group]))
+    while (first[first] != first).any():
+        first = first[first]  # what equals by its settings a trial that equals another by its stage
+    numbers = np.empty(len(done), dtype="int64")
+    same = np.empty(len(done), dtype=bool)
+    numbers[order] = by_age["trial"].to_numpy()[first]
+    same[order] = first != np.arange(len(done))
+    return pd.arrays.IntegerArray(numbers, ~same)
+
+
+def _stage_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
+    """A number for each stage in which trials ended, -1 where none is known."""
+    if "stage" not in trials.columns:
+        return np.full(len(trials), -1)
+    stages = trials["stage"].astype("object")
+    known = (stages.notna() & (stages != "")).to_numpy(dtype=bool)
+    return np.where(known, _group_codes(trials, ["stage"]), -1)
+
+
+def _setting_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
+    """A number for each set of hyperparameters; all -1 in a table without them."""
+    names = [name for name in field_names() if name in trials.columns]
+    if "method" not in names:  # a table of a few columns: a seed alone does not make trials equal
+        return np.full(len(trials), -1)
+    return _group_codes(trials, names)
+
+
+def _group_codes(trials: pd.DataFrame, names: Sequence[str]) -> NDArray[np.int64]:
+    """A number for each combination of values, missing ones equal to each other; never across studies."""
+    codes = np.zeros(len(trials), dtype="int64")
+    for name in [*names, *({"study"} & set(trials.columns))]:
+        own, levels = pd.factorize(trials[name], use_na_sentinel=False)
+        if len(levels) > 1:
+            codes = pd.factorize(codes * len(levels) + own)[0].astype("int64")
+    return codes
