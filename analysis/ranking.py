@@ -168,9 +168,12 @@ def front_hypervolume(
     """
     if reference is None:
         reference = default_reference(trials, objectives)
+    if len(reference) != len(objectives):
+        raise UserError(f"the reference must hold one number for each of {', '.join(objectives)}, got {len(reference)}")
     done = trials[_has_result(trials, controls=controls)]
     values = _to_maximise(done, objectives)
-    return hypervolume(values[np.isfinite(values).all(axis=1)], np.asarray(reference, dtype=float) * _signs(objectives))
+    values = values[np.isfinite(values).all(axis=1)]
+    return hypervolume(values, np.asarray(reference, dtype=float) * _signs(objectives))
 
 
 def default_reference(trials: pd.DataFrame, objectives: Sequence[str] = OBJECTIVES) -> tuple[float, ...]:
