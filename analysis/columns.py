@@ -36,7 +36,7 @@ def typed(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> pd.DataFrame:
 
     A column of integers with a missing value is ``Int64``.
     """
-    columns = {}
+    columns, found = {}, {}
     for name, dtype in dtypes.items():
         column = frame[name] if name in frame.columns else pd.Series(None, index=frame.index, dtype="object")
         missing = column.isna().any()
@@ -44,8 +44,8 @@ def typed(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> pd.DataFrame:
             dtype = "Int64"
         if name in _ALWAYS and not missing:
             dtype = "int64"
-        columns[name] = column.astype(dtype)
-    return pd.DataFrame(columns, index=frame.index)
+        columns[name], found[name] = column, dtype
+    return pd.DataFrame(columns, index=frame.index).astype(found)
 
 
 def described(frame: pd.DataFrame) -> pd.DataFrame:

@@ -57,8 +57,8 @@ def read_studies(path: Path) -> list[JournalStudy]:
     """The studies of a journal, in the order of their creation.
 
     Damaged lines are left out with one warning that names them. Of two lines run together, as an append after a torn
-    one leaves them, the second is read. A trial whose creation was lost counts as a running one of which no more is
-    known, so that those behind it keep their numbers.
+    one leaves them, the second is read. A trial whose creation was lost counts as one of which only what was said later
+    is known, so that those behind it keep their numbers.
 
     Raises:
         UserError: the file cannot be read.
@@ -92,8 +92,19 @@ def choose_study(studies: list[JournalStudy], path: Path) -> JournalStudy:
         raise UserError(f"the journal {path} holds no study: its search never began; delete the folder")
     names = ", ".join(study.name for study in studies)
     raise UserError(
-        f"a journal must hold one study or one named {STUDY_NAME}, {path} holds {names}: export one of them"
+        f"a journal must hold one study or one named {STUDY_NAME}, {path} holds {names}: "
+        "copy one with optuna.copy_study"
     )
+
+
+def torn_end(path: Path) -> int | None:
+    """Where the last line of a journal begins, in bytes, if it was not written to its end; else None.
+
+    Optuna reads past such a line, but appends to it, and then reads the journal no more: cut the file there before
+    it is written to, while nobody else does.
+    """
+    content = path.read_bytes()
+    return None if not content or content.endswith(b"\n") else content.rfind(b"\n") + 1
 
 
 def _operations(line: bytes, *, last: bool) -> Iterator[dict[str, Any] | None]:
