@@ -80,7 +80,7 @@ def mean_limits(
       instead of Phi(-z), t being Student's quantile with n - 1 degrees of freedom (the *expanded* percentile interval
       of Hesterberg 2015, "What Teachers Should Know About the Bootstrap"). It cannot go alone: it never reaches beyond
       the smallest and the greatest value, and 5 values all lie on one side of a symmetric distribution's mean with
-      probability 2 / 2^5, so it covers 93.75 % at most;
+      probability 2 / 2^5, so it covers 93.75 % at most. From about 8 values on it is now and then the widest;
     - Student's t interval, which is exact for normal samples;
     - the same shifted by g (1 + 2 t^2) / (6 n) standard deviations, g being the sample's skewness (Johnson 1978,
       "Modified t tests and confidence intervals for asymmetrical populations", with the quadratic term kept).
