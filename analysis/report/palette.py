@@ -1,0 +1,73 @@
+"""Colours of the report: Okabe and Ito's, which colour-blind people tell apart, in two schemes.
+
+Okabe, Ito: Color Universal Design (2008). Where one of them has too little contrast on white or on the dark ground it
+is darkened or lightened; text has a contrast of 4.5 to its ground at least, marks of 3 (WCAG 2.2, 1.4.3 and 1.4.11).
+"""
+
+from __future__ import annotations
+
+#: Role of a colour to its value. Figures name the role; the page and matplotlib look it up.
+LIGHT = {
+    "ground": "#ffffff",
+    "panel": "#f5f7f9",
+    "text": "#1b232c",
+    "faint": "#55606c",
+    "line": "#d5dbe1",
+    "rest": "#dfe4e9",
+    "trial": "#7f8b98",
+    "front": "#0072b2",
+    "chosen": "#00875f",
+    "control": "#c75300",
+    "published": "#a8517f",
+    "limit": "#55606c",
+    "link": "#0063a0",
+    "focus": "#0072b2",
+}  # fmt: skip
+DARK = {
+    "ground": "#13171c",
+    "panel": "#1c222a",
+    "text": "#e8ecf0",
+    "faint": "#a5b0bb",
+    "line": "#36404b",
+    "rest": "#3a434e",
+    "trial": "#9aa6b2",
+    "front": "#56b4e9",
+    "chosen": "#2fc796",
+    "control": "#f09a3e",
+    "published": "#dd94bb",
+    "limit": "#a5b0bb",
+    "link": "#6fc0ee",
+    "focus": "#56b4e9",
+}  # fmt: skip
+#: From the first layer to the last: one hue's lightness rises or falls evenly, so that the order is seen in grey, too.
+DEPTH_LIGHT = ("#08306b", "#0f6292", "#2b8f8f", "#56a55f", "#a39a16")
+DEPTH_DARK = ("#5a7fd6", "#4fa3d6", "#4fc2b0", "#93d46b", "#f0e442")
+
+
+def depth_colour(place: float, stops: tuple[str, ...] = DEPTH_LIGHT) -> str:
+    """The colour at a place in [0, 1] of a scale, linear between its stops.
+
+    >>> depth_colour(0.0, ("#000000", "#102030")), depth_colour(0.5, ("#000000", "#102030"))
+    ('#000000', '#081018')
+    """
+    place = min(1.0, max(0.0, place)) * (len(stops) - 1)
+    low = min(int(place), len(stops) - 2)
+    share = place - low
+    ends = [[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in stops[low : low + 2]]
+    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(*ends, strict=True))
+
+
+def contrast(first: str, second: str) -> float:
+    """Contrast ratio of two colours, in [1, 21] (WCAG 2.2, definitions of contrast ratio and relative luminance).
+
+    >>> contrast("#000000", "#ffffff")
+    21.0
+    """
+    lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return round((lighter + 0.05) / (darker + 0.05), 2)
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,0 +1,48 @@
+"""A headless Chromium for tests of pages. There is no test of a page without one, so its absence is a failure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+#: Names under which it is installed; the variable CHROMIUM wins.
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+#: Nothing but the page talks: no sandbox (containers), no GPU, no updates, no services of its own.
+_ARGUMENTS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+)  # fmt: skip
+
+
+def chromium_path() -> str | None:
+    """Where Chromium is, None if it is not installed."""
+    given = os.environ.get("CHROMIUM")
+    if given:
+        return given if Path(given).exists() else None
+    return next((path for name in _NAMES if (path := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """One browser for the whole session; a test opens its own context in it."""
+    path = chromium_path()
+    if path is None:
+        pytest.fail(
+            "the tests of the report need Chromium and found none: install it (apt-get install chromium) or set "
+            "CHROMIUM to its path",
+            pytrace=False,
+        )
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))
+        yield browser
+        browser.close()
