@@ -44,8 +44,8 @@ def load(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
         column. Each trial is compared with its own study's baseline.
 
         A Ray experiment has no roles: a trial without a method is the baseline, and one that is shorter than another
-        of its workload a control. It is pruned where Ray ended it before its last epoch, and running where Ray has
-        not ended it.
+        such one of its workload a control. It is pruned where Ray ended it before its last epoch, and running where
+        Ray has not ended it.
 
     Raises:
         UserError: nothing there that can be read.
@@ -184,19 +184,19 @@ def _records_of_experiment(trials: list[RayTrial]) -> list[dict[str, Any]]:
 
 def roles_by_method(trials: list[RayTrial]) -> list[tuple[str, str | None]]:
     """Role and control of each trial of a Ray experiment, which Ray does not know, by method and length."""
-    longest: dict[Any, int] = {}
-    for trial in trials:
-        workload = trial.config.get("workload")
-        longest[workload] = max(longest.get(workload, 0), trial.config.get("epochs", 0))
+    dense = [trial.config for trial in trials if trial.config.get("method") == "none"]
+    longest: dict[str, int] = {}
+    for config in dense:
+        longest[config["workload"]] = max(longest.get(config["workload"], 0), config["epochs"])
     roles: list[tuple[str, str | None]] = []
     for trial in trials:
-        epochs, full = trial.config.get("epochs", 0), longest[trial.config.get("workload")]
-        if trial.config.get("method") != "none":
+        config = trial.config
+        if config not in dense:
             roles.append(("search", None))
-        elif epochs == full:
+        elif config["epochs"] == longest[config["workload"]]:
             roles.append(("baseline", None))
         else:
-            roles.append(("control", f"shorter {epochs / full:.2g}"))
+            roles.append(("control", f"shorter {config['epochs'] / longest[config['workload']]:.2g}"))
     return roles
 
 

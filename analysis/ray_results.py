@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
 from trainables.metrics import ROW
 
+#: How a search of ours names the folder of a trial.
+_OUR_NAME = re.compile(r"trial-(\d+)")
 _DTYPES = {metric.name: metric.dtype for metric in ROW}
 
 
@@ -24,7 +27,7 @@ class RayTrial:
     """One trial of a Ray experiment."""
 
     number: int
-    """The Optuna trial's number where its config tells it, else by the order of the folders' names."""
+    """The Optuna trial's number where a search of ours named the folders, else by the order of their names."""
     config: dict[str, Any]
     """Fields of `TrialConfig`, in plain types; defaults filled in where the config is valid."""
     resume_from: str | None
@@ -54,23 +57,27 @@ def is_experiment(folder: Path) -> bool:
 
 
 def read_experiment(folder: Path) -> list[RayTrial]:
-    """The trials of an experiment that have begun, by number."""
-    folders = sorted({path.parent for name in ("params.json", "result.json") for path in folder.glob(f"*/{name}")})
-    read = [(path, _read_lines(path / "result.json")) for path in folders]
-    params = [_params(path, lines) for path, lines in read]
-    told = [values["trial"] for values in params if isinstance(values.get("trial"), int)]
-    numbers = told if len(set(told)) == len(params) else range(len(params))
-    trials = [
-        RayTrial(
-            number=number,
-            config=_config(values),
-            resume_from=values.get("resume_from"),
-            rows=rows_by_epoch(lines),
-            done=bool(lines and lines[-1].get("done")),
-            error=_error(path),
+    """The trials of an experiment that have begun, by number.
+
+    One that failed before its first row may have an ``error.txt`` alone; its config is not known.
+    """
+    names = ("params.json", "result.json", "error.txt")
+    folders = sorted({path.parent for name in names for path in folder.glob(f"*/{name}")})
+    ours = [int(found[1]) for path in folders if (found := _OUR_NAME.fullmatch(path.name))]
+    trials = []
+    for number, path in zip(ours if len(ours) == len(folders) else range(len(folders)), folders, strict=True):
+        lines = _read_lines(path / "result.json")
+        params = _params(path, lines)
+        trials.append(
+            RayTrial(
+                number=number,
+                config=_config(params),
+                resume_from=params.get("resume_from"),
+                rows=rows_by_epoch(lines),
+                done=bool(lines and lines[-1].get("done")),
+                error=_error(path),
+            )
         )
-        for number, values, (path, lines) in zip(numbers, params, read, strict=True)
-    ]
     return sorted(trials, key=lambda trial: trial.number)
 
 
@@ -118,6 +125,8 @@ def _params(folder: Path, lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _config(params: dict[str, Any]) -> dict[str, Any]:
+    if not params:
+        return {}
     given = params["config"] if isinstance(params.get("config"), dict) else params
     values = {name: given[name] for name in field_names() if name in given}
     try:
@@ -131,4 +140,5 @@ def _error(folder: Path) -> str | None:
         lines = [line.strip() for line in (folder / "error.txt").read_text(errors="replace").splitlines()]
     except OSError:
         return None
-    return next((line for line in reversed(lines) if line), "unknown error")
+    last = next((line for line in reversed(lines) if line), "unknown error")
+    return re.sub(r"^(?:\w+\.)+(?=\w+:)", "", last)  # the error's name without its module

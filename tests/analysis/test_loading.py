@@ -218,16 +218,19 @@ def test_a_ray_experiment(tmp_path: Path) -> None:
     write_trial(tmp_path / "Trial_4", {"config": {**dense, "epochs": 2}}, rows[:2], done=True)
     # Tried again after an error.
     write_trial(tmp_path / "Trial_5", {"config": stops}, rows, done=True, error="RuntimeError: once")
+    write_trial(tmp_path / "Trial_6", {"config": {**stops, "epochs": 9}}, rows)  # of another length
     trials = analysis.load(tmp_path)
     assert set(trials.columns) == ALL
-    assert trials["trial"].tolist() == list(range(6))
-    assert trials["role"].tolist() == ["baseline", "search", "search", "search", "control", "search"]
-    assert trials["status"].tolist() == ["completed", "pruned", "running", "failed", "completed", "completed"]
+    assert trials["trial"].tolist() == list(range(7))
+    assert trials["role"].tolist() == ["baseline", "search", "search", "search", "control", "search", "search"]
+    assert trials["status"].tolist() == [
+        "completed", "pruned", "running", "failed", "completed", "completed", "running",
+    ]  # fmt: skip
     assert trials["control"].dropna().to_dict() == {4: "shorter 0.67"}
     assert trials["error"].dropna().to_dict() == {3: "UserError: no"}
     assert trials.loc[[0, 1, 4, 5], "accuracy"].tolist() == [0.5] * 4
     assert trials.loc[[2, 3], "accuracy"].isna().all()
-    assert trials["search_flops"].isna().tolist() == [False] * 3 + [True] + [False] * 2
+    assert trials["search_flops"].isna().tolist() == [False] * 3 + [True] + [False] * 3
     assert trials.loc[1, ["workload", "seed", "CAC_STOP_LAYER_NUM"]].tolist() == ["digits", 0, "[2]"]
     assert trials.loc[3, "epochs"] == 0  # as it was given
     assert trials.loc[5, "accuracy_drop"] == 0
@@ -236,7 +239,13 @@ def test_a_ray_experiment(tmp_path: Path) -> None:
 def test_a_ray_experiment_numbers_its_trials_as_the_study_does(tmp_path: Path) -> None:
     for number in (4, 12):
         write_trial(tmp_path / f"trial-{number:05d}", {"config": {}, "trial": number}, [])
-    assert analysis.load(tmp_path)["trial"].tolist() == [4, 12]
+    failed = tmp_path / "trial-00007"  # when it was built: this is all that Ray leaves of it
+    failed.mkdir()
+    (failed / "error.txt").write_text("Traceback\ntrainables.errors.UserError: no\n")
+    trials = analysis.load(tmp_path)
+    assert trials["trial"].tolist() == [4, 7, 12]
+    assert trials.loc[1, ["status", "error"]].tolist() == ["failed", "UserError: no"]
+    assert trials.loc[1, list(field_names())].isna().all()
 
 
 @pytest.mark.parametrize(
