@@ -55,6 +55,9 @@ def _search_flops(trials: pd.DataFrame) -> pd.Series[float]:
 
 def _in_dense_runs(trials: pd.DataFrame, flops: pd.Series[float]) -> pd.Series[float]:
     dense = _numbers(trials, "dense_flops")
+    if "role" in trials.columns and (trials["role"] == "control").any():
+        # A shorter training has a smaller budget of its own; what it costs counts in trainings of the study.
+        dense = dense.where(trials["role"] != "control", dense[trials["role"] == "baseline"].max())
     return flops / dense.where(dense > 0)
 
 

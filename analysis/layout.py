@@ -37,6 +37,8 @@ class StudyInfo:
     """Fields of the config with one value in every trial but the baseline, in plain types."""
     sharing: bool = True
     """Whether its trials share training; a resumed search goes on as it was."""
+    controls: bool = False
+    """Whether shorter trainings and random stops are trained beside its trials."""
     format: int = FORMAT
     """Version of this file."""
 
@@ -77,6 +79,11 @@ class Layout:
     def tree_picture(self) -> Path:
         """The stage tree, to look at."""
         return self.root / "tree.svg"
+
+    @property
+    def confirmation(self) -> Layout:
+        """The runs that confirm its best settings, a study of their own."""
+        return Layout(self.root / "confirmation")
 
     @property
     def trials(self) -> Path:

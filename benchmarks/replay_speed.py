@@ -80,7 +80,7 @@ def main() -> None:
         else:
             import tune_cac
 
-            study = tune_cac.search(trials=12, results=folder, name="digits").folder
+            study = tune_cac.search(trials=12, results=folder, name="digits", controls=False).folder
         begun = time.perf_counter()
         trace = load_trace(study)
         print(f"reading the study, {len(analysis.load(study))} trials, seconds: {time.perf_counter() - begun:.3g}")

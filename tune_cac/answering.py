@@ -16,6 +16,8 @@ from analysis.answer import (
     search_cost_line,
     trials_for_trainings,
 )
+from analysis.confirmation import read_confirmation
+from analysis.controls import beats_shorter, control_line
 from analysis.layout import Layout
 from analysis.loading import load
 from analysis.ranking import best, rank
@@ -40,6 +42,8 @@ class SearchResult:
     """First of the ranking, None if nothing is within the allowed drop."""
     allowed_drop: float
     """Accuracy that may be lost, a fraction."""
+    confirmation: pd.DataFrame | None
+    """What retraining on fresh seeds found (`analysis.confirm_table`); None where none was begun."""
     interrupted: bool
     """Whether the search ended before all its trials."""
 
@@ -51,7 +55,14 @@ class SearchResult:
     @property
     def headline(self) -> str:
         """The answer in one sentence."""
-        return headline(self.ranking, self.best, self.allowed_drop)
+        return headline(
+            self.ranking, self.best, self.allowed_drop, confirmation=self.confirmation, line=self.control_line
+        )
+
+    @property
+    def control_line(self) -> pd.DataFrame:
+        """What training shorter reaches (`analysis.control_line`)."""
+        return control_line(self.trials)
 
     @property
     def cost(self) -> SearchCost:
@@ -65,21 +76,33 @@ class SearchResult:
 
     def table(self, top: int | None = None) -> list[list[str]]:
         """The ranked table as text cells, header first."""
-        return ranked_table(self.ranking, top=top)
+        return ranked_table(self.ranking, top=top, beats=beats_shorter(self.ranking, self.control_line))
 
 
 def answer(layout: Layout, *, allowed_drop: float, interrupted: bool = False) -> SearchResult:
     """Load and rank a study; writes nothing."""
     trials = load(layout.root)
     ranking = rank(trials, allowed_drop=allowed_drop)
+    confirmation = read_confirmation(layout, allowed_drop=allowed_drop)
     return SearchResult(
         folder=layout.root,
         trials=trials,
         ranking=ranking,
-        best=best(ranking),
+        best=best_or_confirmed(ranking, confirmation),
         allowed_drop=allowed_drop,
+        confirmation=confirmation,
         interrupted=interrupted,
     )
+
+
+def best_or_confirmed(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> pd.Series | None:
+    """The confirmed setting that saves most; where none is, the best of the search."""
+    if confirmation is not None:
+        for number in confirmation.loc[confirmation["confirmed"], "candidate"]:
+            found = ranking[ranking["trial"] == number]
+            if len(found):
+                return found.iloc[0]
+    return best(ranking)
 
 
 def write_answer(layout: Layout, result: SearchResult) -> None:
@@ -89,9 +112,11 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
     trials.to_parquet(layout.trials)
     # What a choice may be made by: the test split stays out of the ranked table.
     ranking.drop(columns=list(_HIDDEN)).to_csv(layout.ranking, index=False)
-    layout.best.write_text(best_env(info, found, allowed_drop))
+    layout.best.write_text(best_env(info, found, allowed_drop, confirmation=result.confirmation))
     picture = layout.tree_picture.name if draw_tree(layout, result.cost) else None
-    layout.report.write_text(report_markdown(info, trials, ranking, found, allowed_drop, picture=picture))
+    layout.report.write_text(
+        report_markdown(info, trials, ranking, found, allowed_drop, picture=picture, confirmation=result.confirmation)
+    )
 
 
 def draw_tree(layout: Layout, cost: SearchCost) -> bool:

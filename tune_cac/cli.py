@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from trainables.errors import UserError
 
 #: Options of ``search`` that say what is searched; a resumed study has its own.
-_STUDY_FLAGS = ("space", "workload", "trials", "epochs", "seed", "allowed_drop", "name", "set")
+_STUDY_FLAGS = ("space", "workload", "trials", "epochs", "seed", "allowed_drop", "name", "set", "controls")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,6 +57,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--checkpoint-every", type=float, default=60.0, metavar="SECONDS", help="seconds between a trial's checkpoints"
     )
     search.add_argument(
+        "--controls", action=argparse.BooleanOptionalAction, help="train beside the trials what a setting has to beat: "
+        "dense runs of 90 to 50 %% of the epochs, and random stops of the best setting's compute (default: on)",
+    )  # fmt: skip
+    search.add_argument(
         "--no-sharing", action="store_true", help="train every trial alone instead of sharing training prefixes"
     )
     search.add_argument(
@@ -80,6 +84,23 @@ def build_parser() -> argparse.ArgumentParser:
         help="a variable, such as CAC_VAR_START_THR=0.97; may be repeated",
     )  # fmt: skip
     trial.set_defaults(run="trial")
+
+    confirm = commands.add_parser(
+        "confirm", parents=[debug], help="retrain a study's best settings and its baseline on fresh seeds",
+        description="Retrain the settings of a study that save most within the allowed drop, and its baseline, on "
+        "seeds that the search has not seen; say which of them hold there, on the test split, with intervals. Asked "
+        "again, it goes on where it was interrupted, or adds what more is asked for.",
+    )  # fmt: skip
+    confirm.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
+    confirm.add_argument("--top", type=int, default=5, help="settings to retrain (default: 5)")
+    confirm.add_argument("--seeds", type=int, default=5, help="fresh seeds (default: 5)")
+    confirm.add_argument("--concurrency", type=int, help="runs at a time (default: what the processors allow)")
+    confirm.add_argument(
+        "--checkpoint-budget", default="20GB", metavar="BYTES",
+        help="most bytes of checkpoints that sharing keeps, such as 500MB (default: 20GB)",
+    )  # fmt: skip
+    _add_results(confirm)
+    confirm.set_defaults(run="confirm")
 
     for name, text in (
         ("report", "print the answer of a study: headline, best settings, test accuracy, ranked table"),

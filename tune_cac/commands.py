@@ -20,6 +20,7 @@ from trainables.errors import TrainingDiverged, UserError
 from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
 from trainables.registry import METHODS
 from trainables.workloads import WORKLOADS
+from tune_cac.confirm_command import confirm as confirm
 from tune_cac.doctor_command import doctor as doctor
 from tune_cac.held import read_assignments
 from tune_cac.replay_command import replay as replay
@@ -45,6 +46,8 @@ def search(arguments: argparse.Namespace) -> int:
     }
     if arguments.no_sharing:
         how["sharing"] = False
+    if arguments.controls is not None:
+        given["controls"] = arguments.controls
     if arguments.set is not None:
         given["hold"] = read_assignments(arguments.set)
     SearchOptions(**how, **given)  # wrong arguments end here, before torch or ray is loaded

@@ -75,6 +75,8 @@ class SearchOptions:
     """Whether trials share training prefixes; the baseline's signals are recorded either way."""
     checkpoint_budget: int | str = DEFAULT_BUDGET
     """Bytes of checkpoints that sharing may keep: a number >= 0, or text such as ``20GB`` (10^9) or ``512MiB``."""
+    controls: bool = True
+    """Whether shorter trainings and random stops are trained beside the trials."""
     hold: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the config that have one value in every trial but the baseline, by name."""
 

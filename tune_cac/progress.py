@@ -13,7 +13,7 @@ from ray import cloudpickle, tune
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from analysis.answer import percent, points, trials_for_trainings
+from analysis.answer import percent, plural, points, trials_for_trainings
 from analysis.ranking import ROUNDING
 from tune_cac.searcher import StudySearch
 
@@ -43,11 +43,16 @@ class SearchProgress(tune.Callback):
         self._allowed_drop = allowed_drop
         self._on_result = on_result
         self._rows: list[tuple[int, str, dict[str, Any]]] = [
-            (record["trial"], record["role"], record["row"]) for record in finished_before
+            (record["trial"], record["role"], record["row"])
+            for record in finished_before
+            if record["role"] != "control"
         ]
         self._live: dict[str, dict[str, Any]] = {}
         self._trainings = 0.0  # that the trials that have ended cost, in dense ones
         self.ended = 0
+        """Trials that ended; controls do not count."""
+        self.controls = 0
+        """Controls that ended."""
         self.failures: list[tuple[int, str]] = []
         self._started = time.monotonic()
         self._console = Console(stderr=True)
@@ -83,8 +88,10 @@ class SearchProgress(tune.Callback):
         """A trial that ended well."""
         row = self._live.pop(trial.trial_id, {})
         self._trainings += in_trainings(row)
-        number = trial.config["trial"]
-        role = "baseline" if trial.config["config"]["method"] == "none" else "search"
+        number, role = trial.config["trial"], trial.config["role"]
+        if role == "control":
+            self._end_control(f"trial {number}: accuracy {row['accuracy']:.4f}")
+            return
         self._rows.append((number, role, row))
         self._end(f"trial {number}: accuracy {row['accuracy']:.4f}, saved {percent(row['compute_saved'])}")
 
@@ -95,7 +102,17 @@ class SearchProgress(tune.Callback):
         self._trainings += in_trainings(row)
         self._searcher.tell_failure(trial.trial_id, message)
         self.failures.append((trial.config["trial"], message))
-        self._end(f"trial {trial.config['trial']} failed: {message}")
+        line = f"trial {trial.config['trial']} failed: {message}"
+        if trial.config["role"] == "control":
+            self._end_control(line)
+        else:
+            self._end(line)
+
+    def _end_control(self, line: str) -> None:
+        self.controls += 1
+        if self._bar is None:
+            print(f"[control {self.controls}] {line}", file=sys.stderr, flush=True)
+        self._show()
 
     def _end(self, line: str) -> None:
         self.ended += 1
@@ -116,7 +133,9 @@ class SearchProgress(tune.Callback):
             parts.append(f"{len(self.failures)} failed")
         if self.ended or self._live:
             live = sum(in_trainings(row) for row in self._live.values())
-            parts.append(trials_for_trainings(self.ended, self._trainings + live))
+            parts.append(trials_for_trainings(self.ended + self.controls, self._trainings + live))
+        if self.controls:
+            parts.append(plural(self.controls, "control"))
         left = self._to_run - self.ended
         if self.ended and left:
             seconds = (time.monotonic() - self._started) / self.ended * left

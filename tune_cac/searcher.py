@@ -14,15 +14,22 @@ from typing import Any
 import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
+from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
+from analysis.controls import SHORTER
 from analysis.layout import STUDY_NAME
+from analysis.ranking import ROUNDING
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.metrics import OBJECTIVES, ROW
 from trainables.stage_tree.coordinator import RayClaims, start_coordinator
+from trainables.stage_tree.store import StageStore
+from tune_cac.controls import EQUAL_COMPUTE, Control, random_stops, shorter_trainings
 from tune_cac.learning import Learned, learn
 
+#: Ray's word for a search that suggests no more.
+FINISHED: str = Searcher.FINISHED
 _ROW_NAMES = tuple(metric.name for metric in ROW)
 #: Columns that say what was spent on a trial that did not end well.
 _SPENT = ("search_flops", "dense_flops")
@@ -91,6 +98,10 @@ class StudySearch(OptunaSearch):
         self._rows_so_far: dict[str, dict[str, Any]] = {}
         self._held_back: list[optuna.Trial] = []
         self._start_seed = seed
+        self._to_ask: int | None = None
+        self._with_controls = False
+        self._random: dict[float, list[Control]] = {}
+        self._checkpoints: dict[str, str] = {}  # of interrupted trials with given values, by these
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
         with warnings.catch_warnings():
@@ -132,11 +143,20 @@ class StudySearch(OptunaSearch):
         finally:
             self._claims_name, self._coordinator = None, None
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """The next trial's config, in the form of `trainables.trial.Trial`; None while the baseline is trained."""
-        trial = self._ot_trials.get(trial_id) or self._ask()
+    def plan(self, trials: int, *, controls: bool = False) -> None:
+        """Suggest so many trials and then, if asked for, what of the controls is missing; without a plan, no end."""
+        self._to_ask, self._with_controls = trials, controls
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """The next trial's config, in the form of `trainables.trial.Trial`.
+
+        None while others have to end first, as the baseline; Ray's word for the end when all that was planned is asked.
+        """
+        trial = self._ot_trials.get(trial_id)
         if trial is None:
-            return None
+            trial = self._next()
+            if trial is None or isinstance(trial, str):
+                return trial
         self._ot_trials[trial_id] = trial
         attrs = trial.user_attrs
         baseline = attrs.get("role") == "baseline"
@@ -147,9 +167,10 @@ class StudySearch(OptunaSearch):
         return {
             "config": config,
             "trial": trial.number,
+            "role": attrs.get("role", "search"),
             "resume_from": attrs.get("resume_from"),
             "checkpoint_every_s": self._checkpoint_every_s,
-            "sharing": self._sharing_of(folder) if self._sharing or baseline else None,
+            "sharing": self._sharing_of(folder) if (self._sharing and not _is_shorter(attrs)) or baseline else None,
         }
 
     def _sharing_of(self, folder: str) -> dict[str, Any]:
@@ -165,8 +186,10 @@ class StudySearch(OptunaSearch):
         }
 
     def _config(self, trial: optuna.Trial) -> dict[str, Any]:
-        if trial.user_attrs.get("role") == "baseline":
-            values: dict[str, Any] = {"method": "none"}
+        if "given" in trial.user_attrs:
+            values: dict[str, Any] = dict(trial.user_attrs["given"])
+        elif trial.user_attrs.get("role") == "baseline":
+            values = {"method": "none"}
         else:
             with warnings.catch_warnings():
                 # The published defaults may lie where this run's thresholds make no difference.
@@ -174,6 +197,91 @@ class StudySearch(OptunaSearch):
                 suggested = self._search_space.suggest(trial, self._learn().context)
             values = {"method": self._search_space.method, **plain(suggested), **self._hold}
         return {**self._base.to_dict(), **values}
+
+    def _next(self) -> optuna.Trial | str | None:
+        if self._to_ask == 0:
+            return self._next_control() if self._with_controls else FINISHED
+        trial = self._ask()
+        if trial is not None and self._to_ask is not None:
+            self._to_ask -= 1
+        return trial
+
+    def _next_control(self) -> optuna.Trial | str | None:
+        missing = self.missing_controls(shorter_alone=self._searches_run())
+        if missing:
+            control = missing[0]
+            return self._start_given({"role": "control", "control": control.kind}, control.values)
+        return None if self._searches_run() else FINISHED
+
+    def _searches_run(self) -> bool:
+        """Whether trials are under way from whose results the best one is not known yet."""
+        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return any(t.user_attrs.get("role") != "control" for t in running)
+
+    def missing_controls(self, *, shorter_alone: bool = False) -> list[Control]:
+        """Controls that this study wants and has not begun: shorter runs, and random stops of the best's compute.
+
+        Args:
+            shorter_alone: leave the random stops out, because the best setting is not known yet.
+        """
+        wanted = shorter_trainings(self._base)
+        best = self._best_saved()
+        if best > EQUAL_COMPUTE and not shorter_alone:
+            wanted += self._random_stops(best)
+        begun = self.begun()
+        return [control for control in wanted if as_key(control.values) not in begun]
+
+    def runs_on(self) -> bool:
+        """Whether trials were begun that have neither ended nor failed: Ray was told to stop before."""
+        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return any("row" not in t.user_attrs for t in running)
+
+    def begun(self) -> set[str]:
+        """Keys of the given trials that were begun and not interrupted."""
+        return {
+            as_key(t.user_attrs["given"])
+            for t in self.study.get_trials(deepcopy=False)
+            if "given" in t.user_attrs and "continued_by" not in t.user_attrs
+        }
+
+    def _best_saved(self) -> float:
+        """Most compute saved within the allowed drop so far."""
+        baseline = self._baseline_row()
+        if baseline is None:
+            return 0.0
+        rows = [
+            t.user_attrs["row"]
+            for t in self.study.get_trials(deepcopy=False)
+            if "row" in t.user_attrs and t.user_attrs.get("role") != "control"
+        ]
+        lowest = baseline["accuracy"] - self._allowed_drop - ROUNDING
+        return max((row["compute_saved"] for row in rows if row["accuracy"] >= lowest), default=0.0)
+
+    def _random_stops(self, saved: float) -> list[Control]:
+        trace = self._learn().trace
+        if trace is None:
+            return []
+        near = round(saved / EQUAL_COMPUTE) * EQUAL_COMPUTE  # a best that is hardly better wants no new ones
+        if near not in self._random:
+            store = StageStore(self._tree, trace.root)
+            try:
+                self._random[near] = random_stops(
+                    trace, store, self._base, self._context.unit_ends, saved=near, seed=self._base.seed
+                )
+            except OSError as error:
+                warnings.warn(f"no controls with random stops: {error}", stacklevel=2)
+                self._random[near] = []
+        return self._random[near]
+
+    def _start_given(self, attrs: Mapping[str, Any], values: Mapping[str, Any]) -> optuna.Trial:
+        """Begin a trial with these values. It is not queued: what waits in the queue may wait for another search."""
+        key = as_key(values)
+        attrs = {**attrs, "given": dict(values)}
+        if key in self._checkpoints:
+            attrs["resume_from"] = self._checkpoints[key]
+        self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attrs))
+        begun = [t for t in self.study.get_trials(deepcopy=False) if as_key(t.user_attrs.get("given")) == key]
+        return optuna.Trial(self.study, begun[-1]._trial_id)
 
     def _ask(self) -> optuna.Trial | None:
         """The next trial that may do something; None as long as the baseline, which others learn from, is trained."""
@@ -304,9 +412,13 @@ class StudySearch(OptunaSearch):
                 checkpoint = attrs.get("resume_from")
             if checkpoint is not None:
                 again["resume_from"] = str(Path(checkpoint).resolve())
-            # One that was asked for and never suggested has no parameters yet, but those that were queued.
-            parameters = frozen.params or frozen.system_attrs.get("fixed_params", {})
-            self.study.enqueue_trial(parameters, user_attrs=again)
+            if "given" in attrs:
+                if checkpoint is not None:
+                    self._checkpoints[as_key(attrs["given"])] = again["resume_from"]
+            else:
+                # One that was asked for and never suggested has no parameters yet, but those that were queued.
+                parameters = frozen.params or frozen.system_attrs.get("fixed_params", {})
+                self.study.enqueue_trial(parameters, user_attrs=again)
             if "folder" in attrs:
                 trial.set_user_attr("row_so_far", last_row(root / attrs["folder"]))
             trial.set_user_attr("continued_by", "a later trial with the same parameters")
@@ -315,10 +427,11 @@ class StudySearch(OptunaSearch):
         self._tell_waiting()
 
     def finished_count(self) -> int:
-        """Trials that ended, well or badly; interrupted ones do not count."""
+        """Trials that ended, well or badly; interrupted ones and controls do not count."""
         return sum(
             "row" in t.user_attrs or (t.state == TrialState.FAIL and "continued_by" not in t.user_attrs)
             for t in self.study.get_trials(deepcopy=False)
+            if t.user_attrs.get("role") != "control"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -341,11 +454,26 @@ def tell_complete(
     baseline: dict[str, Any] | None,
     allowed_drop: float,
 ) -> None:
-    """Tell a finished trial: its objectives, and the drop beyond the allowed one as constraint (<= 0 is feasible)."""
+    """Tell a finished trial: its objectives, and the drop beyond the allowed one as constraint (<= 0 is feasible).
+
+    A shorter run reports what it saves of its own budget; told is what it saves of the baseline's.
+    """
+    if baseline is not None and row["dense_flops"] != baseline["dense_flops"]:
+        row = {**row, "compute_saved": 1 - row["executed_flops"] / baseline["dense_flops"]}
     if baseline is not None:
         excess = baseline["accuracy"] - row["accuracy"] - allowed_drop
         trial.set_constraint("accuracy_drop", excess if excess > 1e-9 else min(excess, 0.0))
     study.tell(trial, [row[name] for name in OBJECTIVES])
+
+
+def _is_shorter(attrs: Mapping[str, Any]) -> bool:
+    # A run of another length shares nothing with the others, and the tree stays that of one run.
+    return attrs.get("control") == SHORTER
+
+
+def as_key(values: Any) -> str:
+    """Given values as a text that can be compared."""
+    return json.dumps(values, sort_keys=True)
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:

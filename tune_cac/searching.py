@@ -38,6 +38,7 @@ def search(
     hold: Mapping[str, Any] | None = None,
     sharing: bool = True,
     checkpoint_budget: int | str = DEFAULT_BUDGET,
+    controls: bool = True,
 ) -> SearchResult:
     """Search a space on a workload.
 
@@ -62,6 +63,8 @@ def search(
             the space fixes, and may not be what it searches.
         sharing: share training prefixes between trials; False trains every trial alone, with equal results.
         checkpoint_budget: most bytes of checkpoints that sharing keeps, a number or text such as ``"20GB"``.
+        controls: train beside the ``trials`` what settings have to beat: dense runs of 90 to 50 % of the epochs, and
+            random stops that save as much as the best setting.
 
     Returns:
         Trials, ranking and best as pandas; the same is written into the study's folder.
@@ -73,15 +76,17 @@ def search(
         space=space, workload=workload, trials=trials, epochs=epochs, seed=seed, allowed_drop=allowed_drop,
         concurrency=concurrency, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial, results=Path(results),
         name=name, checkpoint_every_s=checkpoint_every_s, hold=hold or {}, sharing=sharing,
-        checkpoint_budget=checkpoint_budget,
+        checkpoint_budget=checkpoint_budget, controls=controls,
     )  # fmt: skip
-    _check_gpus(options)
+    check_gpus(options)
     if options.hold:
         check_hold_on_run(options.space, options.hold, run_context(_baseline(options, device="cpu")))
     layout = open_study(options)
     with locked(layout):
         info = layout.read_info()
-        layout.write_info(replace(info, trials=info.trials + trials, allowed_drop=allowed_drop, sharing=sharing))
+        layout.write_info(
+            replace(info, trials=info.trials + trials, allowed_drop=allowed_drop, sharing=sharing, controls=controls)
+        )
         return _run(layout, options)
 
 
@@ -115,8 +120,9 @@ def resume(
             allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=cpus_per_trial,
             gpus_per_trial=gpus_per_trial, results=Path(results), checkpoint_every_s=checkpoint_every_s, hold=info.hold,
             sharing=info.sharing if sharing is None else sharing, checkpoint_budget=checkpoint_budget,
+            controls=info.controls,
         )  # fmt: skip
-        _check_gpus(options)
+        check_gpus(options)
         return _run(layout, options)
 
 
@@ -155,8 +161,8 @@ def _run(layout: Layout, options: SearchOptions) -> SearchResult:
     searcher, run_name = _searcher(layout, options, space, context, base)
     to_run = layout.read_info().trials - searcher.finished_count()
     interrupted = False
-    if to_run > 0:
-        interrupted = _train(layout, options, searcher, run_name, to_run)
+    if to_run > 0 or (options.controls and searcher.missing_controls()):
+        interrupted = _search(layout, options, searcher, run_name, max(0, to_run))
     found = answer(layout, allowed_drop=options.allowed_drop, interrupted=interrupted)
     write_answer(layout, found)
     return found
@@ -195,16 +201,35 @@ def _searcher(
     return searcher, run_name
 
 
-def _train(layout: Layout, options: SearchOptions, searcher: Any, run_name: str, to_run: int) -> bool:
-    """Run trials on Ray; True if interrupted before all of them ended."""
-    from ray import tune
-
-    from trainables.trial import Trial
-    from tune_cac.cluster import ray_session
+def _search(layout: Layout, options: SearchOptions, searcher: Any, run_name: str, to_run: int) -> bool:
+    """Run trials and controls; True if interrupted before all of them ended."""
+    from tune_cac.controls import MOST_CONTROLS
     from tune_cac.progress import SearchProgress
 
     done = [record for record in read_journal(layout.journal) if record["status"] == "completed"]
     progress = SearchProgress(searcher, finished_before=done, to_run=to_run, allowed_drop=options.allowed_drop)
+    searcher.plan(to_run, controls=options.controls)
+    # The searcher ends it before, where fewer controls are wanted.
+    train(layout, options, searcher, progress, run_name, to_run + (MOST_CONTROLS if options.controls else 0))
+    return progress.ended < to_run or searcher.runs_on() or (options.controls and bool(searcher.missing_controls()))
+
+
+def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, run_name: str, most: int) -> None:
+    """Run on Ray what the searcher suggests, at most so many trials.
+
+    Args:
+        layout: of the study.
+        options: resources of the trials.
+        searcher: a `StudySearch`.
+        progress: a `SearchProgress`.
+        run_name: of the Ray experiment.
+        most: trials.
+    """
+    from ray import tune
+
+    from trainables.trial import Trial
+    from tune_cac.cluster import ray_session
+
     resources = {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial}
     at_a_time = options.trials_at_a_time
     with progress, ray_session(cpus=at_a_time * options.cpus_per_trial), searcher.coordinated():
@@ -213,7 +238,7 @@ def _train(layout: Layout, options: SearchOptions, searcher: Any, run_name: str,
             tune.with_resources(Trial, resources),
             tune_config=tune.TuneConfig(
                 search_alg=searcher,
-                num_samples=to_run,
+                num_samples=most,
                 max_concurrent_trials=at_a_time,
                 reuse_actors=True,
                 trial_name_creator=_trial_name,
@@ -228,10 +253,9 @@ def _train(layout: Layout, options: SearchOptions, searcher: Any, run_name: str,
                 checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
             ),
         ).fit()
-    return progress.ended < to_run
 
 
-def _check_gpus(options: SearchOptions) -> None:
+def check_gpus(options: SearchOptions) -> None:
     """Before any Ray process starts; what a cluster has is asked of it later."""
     if options.gpus_per_trial == 0 or os.environ.get("RAY_ADDRESS"):
         return

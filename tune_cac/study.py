@@ -50,6 +50,7 @@ def open_study(options: SearchOptions) -> Layout:
         versions=package_versions(),
         hold=dict(options.hold),
         sharing=options.sharing,
+        controls=options.controls,
     )
     if layout.info.exists():
         held = layout.read_info()

@@ -44,7 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
     """A finished search of six trials in one process that is reused for all of them."""
     folder = tmp_path_factory.mktemp("search")
     process = start(
-        folder, "search", "--space", "auto_thresholds", "--trials", "6", "--epochs", "20", "--name", "study",
+        folder, "search", "--space", "auto_thresholds", "--trials", "6", "--epochs", "20", "--name", "study", "--no-controls",
         "--concurrency", "1", "--allowed-drop", "0.01",
     )  # fmt: skip
     out, err = process.communicate(timeout=300)
@@ -150,7 +150,8 @@ def test_the_same_name_adds_trials(
     study, _ = finished
     before = analysis.load(study)
     found = tune_cac.search(
-        trials=2, epochs=20, name="study", results=study.parent, allowed_drop=0.01, concurrency=2
+        trials=2, epochs=20, name="study", results=study.parent, allowed_drop=0.01, concurrency=2,
+        controls=False,
     )  # fmt: skip
     assert len(found.trials) == 8
     assert (found.trials["role"] == "baseline").sum() == 1
@@ -222,7 +223,19 @@ def wait_for_trials(study: Path, count: int, process: subprocess.Popen[str]) -> 
     ],
 )
 def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals, flags: tuple[str, ...]) -> None:
-    arguments = ("search", "--trials", "5", "--epochs", "12", "--name", "s", "--checkpoint-every", "0", *flags)
+    arguments = (
+        "search",
+        "--trials",
+        "5",
+        "--epochs",
+        "12",
+        "--name",
+        "s",
+        "--checkpoint-every",
+        "0",
+        "--no-controls",
+        *flags,
+    )
     process = start(tmp_path, *arguments, "--concurrency", "2")
     study = tmp_path / "results" / "s"
     before = wait_for_trials(study, 2, process)
@@ -276,9 +289,9 @@ def assert_resumed_from_checkpoints(study: Path) -> None:
 
 
 def test_a_study_that_is_being_searched_is_refused(tmp_path: Path) -> None:
-    first = start(tmp_path, "search", "--trials", "4", "--epochs", "6", "--name", "s")
+    first = start(tmp_path, "search", "--trials", "4", "--epochs", "6", "--name", "s", "--no-controls")
     wait_for_trials(tmp_path / "results" / "s", 1, first)
-    second = start(tmp_path, "search", "--trials", "2", "--epochs", "6", "--name", "s")
+    second = start(tmp_path, "search", "--trials", "2", "--epochs", "6", "--name", "s", "--no-controls")
     _, err = second.communicate(timeout=60)
     assert second.returncode == 2
     assert err == (

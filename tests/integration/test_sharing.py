@@ -27,7 +27,7 @@ from trainables.stage_tree.store import StageStore, roots
 
 pytestmark = pytest.mark.slow
 
-SEARCH = ("search", "--trials", "8", "--epochs", "20", "--concurrency", "1")
+SEARCH = ("search", "--trials", "8", "--epochs", "20", "--concurrency", "1", "--no-controls")
 
 
 def comparable(trials: pd.DataFrame) -> pd.DataFrame:
@@ -91,7 +91,7 @@ def test_replay_predicts_what_was_trained(both: Path) -> None:
 def test_a_second_search_uses_the_tree(both: Path, tune_cac_command: Run, tmp_path: Path) -> None:
     study = both / "results" / "shared"
     done = tune_cac_command(*SEARCH[:1], "--trials", "2", "--epochs", "20", "--name", "shared", "--results",
-                            str(both / "results"))  # fmt: skip
+                            str(both / "results"), "--no-controls")  # fmt: skip
     assert done.returncode == 0, done.stderr
     added = analysis.load(study).iloc[8:]
     assert len(added) == 2
@@ -124,7 +124,7 @@ def trial_processes(parent: int) -> Iterator[int]:
 
 def test_a_killed_trial_is_waited_for_by_nobody(tmp_path: Path) -> None:
     """SIGKILL of a trial's process: that trial fails and is told so, the others end, each with its own result."""
-    arguments = ["search", "--trials", "6", "--epochs", "20", "--name", "s", "--concurrency", "2"]
+    arguments = ["search", "--trials", "6", "--epochs", "20", "--name", "s", "--concurrency", "2", "--no-controls"]
     process = subprocess.Popen(
         [sys.executable, "-m", "tune_cac", *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,

@@ -29,7 +29,18 @@ def searched(done: subprocess.CompletedProcess[str], folder: Path) -> list[Trial
 
 def test_every_rule_trains_and_its_answer_can_be_written(tune_cac_command: Run, tmp_path: Path) -> None:
     done = tune_cac_command(
-        "search", "--space", "stop_rules", "--trials", "16", "--epochs", "4", "--name", "s", "--concurrency", "2"
+        "search",
+        "--space",
+        "stop_rules",
+        "--trials",
+        "16",
+        "--epochs",
+        "4",
+        "--name",
+        "s",
+        "--concurrency",
+        "2",
+        "--no-controls",
     )
     study = tmp_path / "results" / "s"
     baseline, first, *others = searched(done, study)
@@ -48,7 +59,9 @@ def test_every_rule_trains_and_its_answer_can_be_written(tune_cac_command: Run, 
 
 
 def test_manual_layers_stop_where_they_say(tune_cac_command: Run, tmp_path: Path) -> None:
-    done = tune_cac_command("search", "--space", "manual_layers", "--trials", "6", "--epochs", "3", "--name", "s")
+    done = tune_cac_command(
+        "search", "--space", "manual_layers", "--trials", "6", "--epochs", "3", "--name", "s", "--no-controls"
+    )
     _, *others = searched(done, tmp_path / "results" / "s")
     for config in others:
         assert config.CAC_STOP_LAYER_NUM is not None
@@ -59,7 +72,18 @@ def test_manual_layers_stop_where_they_say(tune_cac_command: Run, tmp_path: Path
 
 def test_held_values_are_part_of_the_study(tune_cac_command: Run, tmp_path: Path) -> None:
     study = tmp_path / "results" / "s"
-    arguments = ("search", "--space", "braking_distance", "--epochs", "2", "--name", "s", "--concurrency", "1")
+    arguments = (
+        "search",
+        "--space",
+        "braking_distance",
+        "--epochs",
+        "2",
+        "--name",
+        "s",
+        "--concurrency",
+        "1",
+        "--no-controls",
+    )
     held = ("--set", "CAC_VAR_START_THR=0.99", "--set", "CAC_WATCH=conv,linear")
     done = tune_cac_command(*arguments, "--trials", "3", *held)
     first_line = done.stderr.splitlines()[0]

@@ -1,0 +1,185 @@
+"""Confirmation: the best settings of a study and its baseline, trained again on seeds that the search has not seen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import search_spaces
+from analysis.answer import config_of, plural
+from analysis.confirmation import read_confirmation
+from analysis.layout import Layout, StudyInfo
+from analysis.loading import load
+from analysis.ranking import rank
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from tune_cac.answering import answer, write_answer
+from tune_cac.options import DEFAULT_BUDGET, SearchOptions
+from tune_cac.study import find_study, locked, package_versions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """What retraining found."""
+
+    folder: Path
+    """The study's folder."""
+    table: pd.DataFrame
+    """One row a candidate (`analysis.confirm_table`)."""
+    trials: pd.DataFrame
+    """The runs on fresh seeds (`analysis.load` of the study's confirmation)."""
+    headline: str
+    """The study's answer, with what was confirmed."""
+    interrupted: bool
+    """Whether it ended before all runs did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that a confirmation wants."""
+
+    attrs: Mapping[str, Any]
+    """Role, and the candidate's number."""
+    values: Mapping[str, Any]
+    """Fields of the config that differ from the study's baseline, in plain types."""
+
+
+def confirm(
+    study: str | Path,
+    *,
+    results: str | Path = "results",
+    top: int = 5,
+    seeds: int = 5,
+    concurrency: int | None = None,
+    checkpoint_budget: int | str = DEFAULT_BUDGET,
+) -> Confirmation:
+    """Retrain the best settings of a study and its baseline on fresh seeds, and say which of them hold.
+
+    The runs are a study of their own in the study's folder, trained as a search trains: sharing what the runs of a
+    seed have in common, on as many processors or GPUs as the study's trials had. Asked again, what is there is not
+    trained again: an interrupted confirmation goes on, and more seeds or candidates are added. ``best.env`` and the
+    reports are written anew and prefer what was confirmed.
+
+    Args:
+        study: name under ``results``, or path of the study's folder.
+        results: folder that holds the studies.
+        top: candidates, >= 1: settings within the allowed drop that save most.
+        seeds: fresh seeds, >= 2: the numbers after the study's own.
+        concurrency: runs at a time; None for as many as the processors allow.
+        checkpoint_budget: as in `search`.
+
+    Raises:
+        UserError: no such study, none of its settings saves anything within the allowed drop, its baseline did not
+            complete, or a number is out of range.
+    """
+    for flag, value, low in (("--top", top, 1), ("--seeds", seeds, 2)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise UserError(f"{flag} must be an integer >= {low}, got {value!r}")
+    layout = find_study(Path(results), str(study))
+    info = layout.read_info()
+    trials = load(layout.root)
+    base = _baseline_of(trials, layout)
+    candidates = candidates_of(trials, info.allowed_drop, top)
+    if candidates.empty:
+        raise UserError(
+            f"nothing to confirm in {layout.root}: no setting saves compute within the allowed drop of "
+            f"{info.allowed_drop}; search more trials, or a larger --allowed-drop"
+        )
+    fresh = [info.seed + 1 + n for n in range(seeds)]
+    wanted = runs(candidates, base, fresh)
+    child = layout.confirmation
+    with locked(layout):
+        child.root.mkdir(exist_ok=True)
+        child.write_info(_child_info(info, wanted))
+        options = SearchOptions(
+            space=info.space, workload=info.workload, trials=len(wanted), epochs=info.epochs, seed=info.seed,
+            allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=base.threads,
+            gpus_per_trial=1.0 if base.device == "cuda" else 0.0, results=child.root.parent, sharing=info.sharing,
+            checkpoint_budget=checkpoint_budget, controls=False,
+        )  # fmt: skip
+        print(
+            f"{child.root}: {plural(len(candidates), 'candidate')} and the baseline on seeds {fresh[0]} to "
+            f"{fresh[-1]}, {len(wanted)} runs of {info.epochs} epochs",
+            file=sys.stderr,
+            flush=True,
+        )
+        interrupted = _train(child, options, base, wanted)
+        found = answer(layout, allowed_drop=info.allowed_drop)
+        write_answer(layout, found)
+    table = read_confirmation(layout, allowed_drop=info.allowed_drop)
+    assert table is not None
+    return Confirmation(
+        folder=layout.root, table=table, trials=load(child.root), headline=found.headline, interrupted=interrupted
+    )
+
+
+def candidates_of(trials: pd.DataFrame, allowed_drop: float, top: int) -> pd.DataFrame:
+    """The settings of a study that are worth confirming: within the drop, saving something, each once."""
+    ranking = rank(trials, allowed_drop=allowed_drop)
+    worth = ranking["within_drop"] & (ranking["compute_saved"] > 0) & (ranking["method"] != "none")
+    return ranking[worth & ranking["duplicate_of"].isna()].head(top)
+
+
+def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[Run]:
+    """The runs of a confirmation. Baselines come first: what candidates share with them is then there."""
+    found = [Run(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in seeds]
+    common = base.to_dict()
+    for _, row in candidates.iterrows():
+        own = config_of(row).to_dict()
+        values = {name: value for name, value in own.items() if common.get(name) != value and name != "seed"}
+        for seed in seeds:
+            attrs = {"role": "candidate", "candidate": int(row["trial"])}
+            found.append(Run(attrs=attrs, values={**values, "seed": seed}))
+    return found
+
+
+def _baseline_of(trials: pd.DataFrame, layout: Layout) -> TrialConfig:
+    baseline = trials[(trials["role"] == "baseline") & (trials["status"] == "completed")]
+    if baseline.empty:
+        raise UserError(
+            f"nothing to confirm in {layout.root}: its baseline did not complete; finish the search with "
+            f"python -m tune_cac search --resume {layout.root}"
+        )
+    return config_of(baseline.iloc[0])
+
+
+def _child_info(info: StudyInfo, wanted: list[Run]) -> StudyInfo:
+    return replace(info, trials=len(wanted), versions=package_versions(), controls=False)
+
+
+def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[Run]) -> bool:
+    """Train what is missing; True if interrupted before all runs ended."""
+    import optuna
+
+    from tune_cac.given import GivenProgress, GivenSearch
+    from tune_cac.searching import check_gpus, run_context, train
+
+    check_gpus(options)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    run_name = f"run-{len(list(child.ray.glob('run-*'))):03d}"
+    searcher = GivenSearch(
+        wanted=wanted,
+        space=search_spaces.load(options.space),
+        context=run_context(replace(base, device="cpu")),
+        base=base,
+        journal=child.journal,
+        allowed_drop=options.allowed_drop,
+        seed=options.seed,
+        run_folder=f"{child.ray.name}/{run_name}",
+        checkpoint_every_s=options.checkpoint_every_s,
+        tree=child.tree.resolve(),
+        sharing=options.sharing,
+        budget_bytes=options.budget_bytes,
+        trials=len(wanted),
+    )
+    searcher.adopt_unfinished(child.root)
+    missing = len(searcher.missing())
+    if missing:
+        progress = GivenProgress(searcher, finished_before=[], to_run=missing, allowed_drop=options.allowed_drop)
+        train(child, options, searcher, progress, run_name, missing)
+    return bool(searcher.missing()) or searcher.runs_on()
