@@ -1,0 +1,203 @@
+"""A trial's settings and a study's ranking in other programs' formats. Pure: rows and frames in, text or bytes out."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import shlex
+import textwrap
+
+import pandas as pd
+
+from analysis.answer import config_of, percent, points, settings_text
+from analysis.layout import StudyInfo
+from trainables.config import TrialConfig
+from trainables.errors import UserError, unknown_name
+from trainables.gradskip.settings import BY_NAME, Settings
+
+#: Formats of one trial's settings, and of a table of trials.
+TRIAL_FORMATS = ("env", "yaml", "json")
+TABLE_FORMATS = ("csv", "parquet", "latex", "markdown")
+FORMATS = (*TRIAL_FORMATS, *TABLE_FORMATS)
+#: Columns that no choice may be made by; reports alone show them.
+_HIDDEN = ("test_accuracy", "test_accuracy_drop")
+#: Columns of a table for a paper: heading, column, factor, decimals. The settings come behind them.
+_PAPER = (
+    ("accuracy (%)", "accuracy", 100, 2),
+    ("drop (points)", "accuracy_drop", 100, 2),
+    ("compute saved (%)", "compute_saved", 100, 1),
+    ("backward saved (%)", "backward_saved", 100, 1),
+)
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+}
+_WIDTH = 110
+
+
+def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
+    """The settings of one completed trial.
+
+    Args:
+        row: a row of `analysis.load` or `analysis.rank`.
+        info: of its study.
+        format: ``env``: lines for a POSIX shell that leave exactly these settings set; of the trial's config they
+            hold what has a variable. ``yaml`` and ``json``: the whole config, for `TrialConfig.from_mapping`.
+
+    Raises:
+        UserError: an unknown format or one for tables, or a trial that has no result.
+    """
+    if format not in TRIAL_FORMATS:
+        raise unknown_name("format of a trial", format, TRIAL_FORMATS)
+    if row["status"] != "completed":
+        error = "" if pd.isna(row.get("error")) else f" ({one_line(str(row['error']))})"
+        raise UserError(
+            f"only a completed trial can be exported, trial {row['trial']} is {row['status']}{error}: choose another"
+        )
+    config = config_of(row)
+    if format == "json":
+        return json.dumps(config.to_dict(), indent=2) + "\n"
+    about = [f"# {one_line(line)}" for line in _about(row, info)]
+    if format == "yaml":
+        import yaml
+
+        text: str = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+        return "\n".join(about) + "\n" + text
+    return "\n".join([*about, *_environment_lines(config)]) + "\n"
+
+
+def _about(row: pd.Series, info: StudyInfo) -> list[str]:
+    drop = "unknown, there is no baseline" if pd.isna(row["accuracy_drop"]) else points(float(row["accuracy_drop"]))
+    return [
+        f"tune_cac: {info.workload}, {info.epochs} epochs, space {info.space}, seed {int(row['seed'])}",
+        f"trial {row['trial']}: compute saved {percent(row['compute_saved'])}, validation accuracy "
+        f"{row['accuracy']:.4f}, drop {drop}",
+        "Iterations are those of a run of this length.",
+    ]
+
+
+def _environment_lines(config: TrialConfig) -> list[str]:
+    """Comments, ``unset`` of every other variable and ``export`` of these, for a POSIX shell."""
+    # Without a method nothing stops, which in the variables is auto mode turned off.
+    settings = Settings(start_thr=-1) if config.method == "none" else config.gradskip_settings()
+    environment = settings.to_environment()
+    lines = []
+    if config.forward_cache_mb:
+        lines.append(f"# The trial had forward_cache_mb={config.forward_cache_mb}, which no variable sets.")
+    ours = [name for name in environment if not BY_NAME[name].published]
+    if ours:
+        lines.append("# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:")
+        lines += textwrap.wrap(", ".join(ours), width=_WIDTH, initial_indent="#   ", subsequent_indent="#   ")
+    # One left over in the shell could win over these, or be refused beside them.
+    unset = [name for name in BY_NAME if name not in environment]
+    lines += textwrap.wrap(" ".join(unset), width=_WIDTH, initial_indent="unset ", subsequent_indent="unset ")
+    # Plain numbers, names and comma lists need no quotes and get none.
+    return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in environment.items())]
+
+
+def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) -> str | bytes:
+    """A ranking as a table.
+
+    Args:
+        ranking: from `analysis.rank`.
+        format: ``csv`` (text) and ``parquet`` (bytes): every column but those of the test split, fractions as they
+            are. ``latex`` and ``markdown``: what a paper shows, in per cent and points: rank, accuracy, drop, compute
+            and backward FLOPs saved, settings.
+        top: so many of the best; None for all. The baseline is always among them.
+
+    Returns:
+        Text, or the bytes of a Parquet file.
+
+    Raises:
+        UserError: an unknown format or one for a trial, `top` below 1, or nothing to show.
+    """
+    if format not in TABLE_FORMATS:
+        raise unknown_name("format of a table", format, TABLE_FORMATS)
+    if top is not None and top < 1:
+        raise UserError(f"top must be an integer >= 1, got {top}")
+    if len(ranking) == 0:
+        raise UserError("no trial has completed, so there is no table to export: wait, or see what failed with report")
+    shown = ranking
+    if top is not None:
+        shown = ranking[(ranking["rank"] <= top) | (ranking["role"] == "baseline")]
+    shown = shown.drop(columns=[name for name in _HIDDEN if name in shown.columns])
+    if format == "csv":
+        return shown.to_csv(index=False)
+    if format == "parquet":
+        written = io.BytesIO()
+        shown.to_parquet(written, index=False)
+        return written.getvalue()
+    cells = paper_cells(shown)
+    return _latex(cells) if format == "latex" else _markdown(cells)
+
+
+def paper_cells(ranking: pd.DataFrame) -> list[list[str]]:
+    """Rank, figures and settings as text cells, header first; ``-`` for what is not known."""
+    table = [["rank", *(heading for heading, *_ in _PAPER), "settings"]]
+    for _, row in ranking.iterrows():
+        figures = [_figure(row.get(column), factor, decimals) for _, column, factor, decimals in _PAPER]
+        settings = "baseline" if row["role"] == "baseline" else settings_text(row)
+        table.append([str(row["rank"]), *figures, settings])
+    return table
+
+
+def _figure(value: object, factor: int, decimals: int) -> str:
+    if not isinstance(value, (int, float)) or math.isnan(value):  # a study of an earlier version may lack a column
+        return "-"
+    return f"{round(factor * value, decimals) + 0.0:.{decimals}f}"  # no minus before a zero
+
+
+def latex_text(text: str) -> str:
+    r"""Text that LaTeX shows as it is.
+
+    >>> print(latex_text("50 % of a_b & {c}"))
+    50 \% of a\_b \& \{c\}
+    """
+    return "".join(_LATEX.get(character, character) for character in one_line(text))
+
+
+def _latex(cells: list[list[str]]) -> str:
+    columns = "r" * (len(cells[0]) - 1) + "l"
+    rows = [" & ".join(map(latex_text, row)) + r" \\" for row in cells]
+    lines = [
+        r"% Needs \usepackage{booktabs}.",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        rows[0],
+        r"\midrule",
+        *rows[1:],
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(cells: list[list[str]]) -> str:
+    rows = ["| " + " | ".join(map(_markdown_text, row)) + " |" for row in cells]
+    rule = "|" + "--:|" * (len(cells[0]) - 1) + ":--|"
+    return "\n".join([rows[0], rule, *rows[1:]]) + "\n"
+
+
+def _markdown_text(text: str) -> str:
+    escaped = one_line(text)
+    for character in "\\|*_`<>[]":
+        escaped = escaped.replace(character, "\\" + character)
+    return escaped
+
+
+def one_line(text: str) -> str:
+    """The text with every run of white space, line ends among it, as one blank: a comment cannot become a command."""
+    return " ".join(text.split())

@@ -1,0 +1,99 @@
+"""The command ``export``: a trial's settings or the ranking, in other programs' formats."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainables.errors import UserError, unknown_name
+
+if TYPE_CHECKING:
+    from analysis.layout import Layout
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write one trial's settings, by default the best's, or the ranking, to a file or to standard output."""
+    from analysis.exporting import FORMATS, TABLE_FORMATS
+
+    if arguments.format not in FORMATS:
+        raise unknown_name("--format", arguments.format, FORMATS)
+    table = arguments.format in TABLE_FORMATS
+    if table and arguments.trial is not None:
+        raise UserError(
+            f"--format {arguments.format} is a table of the whole ranking, got --trial {arguments.trial}: "
+            "leave it out, or choose env, yaml or json"
+        )
+    if not table and arguments.top is not None:
+        raise UserError(f"--format {arguments.format} is one trial, got --top {arguments.top}: give --trial")
+    if arguments.top is not None and arguments.top < 1:
+        raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
+    if arguments.format == "parquet" and arguments.output is None:
+        raise UserError("--format parquet needs --output, a file: it is no text to print")
+    from analysis.ranking import check_allowed_drop
+    from tune_cac.study import find_study
+
+    if arguments.allowed_drop is not None:
+        check_allowed_drop(arguments.allowed_drop)
+    layout = find_study(Path(arguments.results), arguments.study)
+    content = _table(layout, arguments) if table else _trial(layout, arguments)
+    if arguments.output is not None:
+        _write(Path(arguments.output), content)
+    else:
+        sys.stdout.write(content if isinstance(content, str) else content.decode())
+    return 0
+
+
+def _table(layout: Layout, arguments: argparse.Namespace) -> str | bytes:
+    from analysis.exporting import export_table
+    from analysis.loading import load
+    from analysis.ranking import rank
+
+    ranking = rank(load(layout.root), allowed_drop=_allowed_drop(layout, arguments))
+    return export_table(ranking, arguments.format, top=arguments.top)
+
+
+def _trial(layout: Layout, arguments: argparse.Namespace) -> str:
+    from analysis.exporting import export_trial
+    from analysis.loading import load
+
+    if arguments.trial is None:
+        return _best(layout, arguments)
+    trials = load(layout.root)
+    found = trials[trials["trial"] == arguments.trial]
+    if len(found) == 0:
+        there = f"it has {trials['trial'].min()} to {trials['trial'].max()}" if len(trials) else "it has none yet"
+        raise UserError(f"no trial {arguments.trial} in {layout.root}: {there}")
+    return export_trial(found.iloc[0], layout.read_info(), arguments.format)
+
+
+def _best(layout: Layout, arguments: argparse.Namespace) -> str:
+    """What the study recommends, confirmed settings before others; as `env` the text of ``best.env``."""
+    from analysis.answer import best_env, headline
+    from analysis.exporting import export_trial
+    from tune_cac.answering import answer
+
+    drop, info = _allowed_drop(layout, arguments), layout.read_info()
+    found = answer(layout, allowed_drop=drop)
+    best = found.best
+    if best is None or best["method"] == "none" or best["compute_saved"] <= 0:
+        reason = headline(found.ranking, None, drop).rstrip(".")
+        raise UserError(f"{layout.root} has no best trial to export: {reason[0].lower()}{reason[1:]}; give --trial")
+    if arguments.format == "env":
+        return best_env(info, best, drop, confirmation=found.confirmation)
+    return export_trial(best, info, arguments.format)
+
+
+def _allowed_drop(layout: Layout, arguments: argparse.Namespace) -> float:
+    return layout.read_info().allowed_drop if arguments.allowed_drop is None else float(arguments.allowed_drop)
+
+
+def _write(path: Path, content: str | bytes) -> None:
+    try:
+        if isinstance(content, str):
+            path.write_text(content, encoding="utf-8", newline="\n")
+        else:
+            path.write_bytes(content)
+    except OSError as error:
+        raise UserError(f"cannot write --output {path}: {error.strerror or error}; choose another file") from None
