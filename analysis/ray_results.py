@@ -6,7 +6,6 @@ Files are Ray's (``ray.air.constants``): ``params.json``, ``result.json``, ``err
 from __future__ import annotations
 
 import json
-import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -109,7 +108,7 @@ def _value(name: str, value: Any) -> Any:
     """A value of a column, None for one that is not of its type (Ray writes NumPy's NaN as the text ``null``)."""
     if _DTYPES[name] == "string":
         return value if isinstance(value, str) else None
-    if not isinstance(value, (int, float)) or math.isnan(value):
+    if not isinstance(value, (int, float)):
         return None
     return value if _DTYPES[name] == "float64" or float(value).is_integer() else None
 

@@ -99,6 +99,18 @@ def test_dense_training_cut_short_saves_what_it_does_not_train() -> None:
     assert alone["compute_saved"].tolist() == [0.0]  # nothing to compare with
 
 
+def test_of_several_baselines_the_mean_of_the_longest_counts() -> None:
+    frame = to_frame(
+        [
+            record(0, "baseline", 30, accuracy=0.6),
+            record(1, "baseline", 30, accuracy=0.8),
+            record(2, "baseline", 10, accuracy=0.1),
+            record(3, "search", 30, accuracy=0.5),
+        ]
+    )
+    assert frame["accuracy_drop"].tolist() == pytest.approx([0.1, -0.1, 0.6, 0.2])
+
+
 def test_what_is_given_stays_as_it_was() -> None:
     frame = to_frame([record(0, "baseline", 30, accuracy=0.5), record(1, "search", 30, accuracy=0.4)])
     bare = frame.drop(columns=[*ADDED, "gradient_bytes", "control"])  # of an earlier version

@@ -159,6 +159,19 @@ def test_damage_in_the_middle_costs_what_that_line_said(tmp_path: Path, lines: l
             assert (found[trial] == whole[trial]) == (operation["op_code"] == 5)  # parameters are not read
 
 
+def test_what_is_said_of_a_trial_after_its_end_is_void(tmp_path: Path) -> None:
+    path = tmp_path / "optuna.journal"
+    opened = storage(path)
+    study = optuna.create_study(study_name=STUDY_NAME, storage=opened)
+    trial = study.ask()
+    study.tell(trial, 0.5)
+    size = path.stat().st_size
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+        opened.set_trial_user_attr(trial._trial_id, "late", True)
+    assert path.stat().st_size > size  # written, and then refused
+    assert facts(read_studies(path)) == as_optuna_reads(path) == {STUDY_NAME: [(0, "COMPLETE", {}, [0.5])]}
+
+
 def test_a_line_appended_to_a_torn_one_is_read(tmp_path: Path, lines: list[bytes]) -> None:
     # Optuna 5 leaves this after a crash in the middle of a line, and cannot read it any more.
     trial = [i for i, line in enumerate(lines) if b'"trial_id":4' in line]
