@@ -43,7 +43,6 @@ _LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
 }
 _WIDTH = 110
 
@@ -85,7 +84,7 @@ def _about(row: pd.Series, info: StudyInfo) -> list[str]:
         f"tune_cac: {info.workload}, {info.epochs} epochs, space {info.space}, seed {int(row['seed'])}",
         f"trial {row['trial']}: compute saved {percent(row['compute_saved'])}, validation accuracy "
         f"{row['accuracy']:.4f}, drop {drop}",
-        "Iterations are those of a run of this length.",
+        "One seed. Iterations are those of a run of this length.",
     ]
 
 

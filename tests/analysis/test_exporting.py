@@ -208,7 +208,7 @@ def test_latex_is_one_balanced_table(study: Layout) -> None:
 #: What LaTeX makes of our escapes, written out anew.
 _SHOWN = {
     r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciicircum{}": "^", r"\textless{}": "<",
-    r"\textgreater{}": ">", r"\textbar{}": "|", r"\textquotedbl{}": '"',
+    r"\textgreater{}": ">", r"\textbar{}": "|",
 }  # fmt: skip
 
 
@@ -216,7 +216,7 @@ _SHOWN = {
 @given(st.text(alphabet="\\&%$#_{}~^<>|\"ab '-", max_size=12))
 def test_every_character_survives_latex(text: str) -> None:
     commands = "|".join(map(re.escape, _SHOWN))
-    tokens = re.findall(rf"{commands}|\\[&%$#_{{}}]|[^\\&%$#_{{}}~^<>|\"]", latex_text(text))
+    tokens = re.findall(rf"{commands}|\\[&%$#_{{}}]|[^\\&%$#_{{}}~^<>|]", latex_text(text))
     assert "".join(tokens) == latex_text(text)  # nothing special is left bare
     shown = "".join(_SHOWN.get(token, token[-1]) for token in tokens)
     assert shown == " ".join(text.split())

@@ -19,8 +19,9 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 from studies import result_row, write_study
 
-from analysis.importance import LEAST_TRIALS, importance, interactions, pair_strengths
+from analysis.interaction import interactions, pair_strengths
 from analysis.layout import STUDY_NAME, Layout
+from analysis.parameter_importance import LEAST_TRIALS, importance
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 
