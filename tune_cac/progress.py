@@ -87,7 +87,7 @@ class SearchProgress(tune.Callback):
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """A trial that ended well."""
         row = self._live.pop(trial.trial_id, {})
-        self._trainings += in_trainings(row)
+        self._trainings += self._in_trainings(row)
         number, role = trial.config["trial"], trial.config["role"]
         if role == "control":
             self._end_control(f"trial {number}: accuracy {row['accuracy']:.4f}")
@@ -99,7 +99,7 @@ class SearchProgress(tune.Callback):
         """A trial that raised."""
         message = failure_message(trial)
         row = self._live.pop(trial.trial_id, {})
-        self._trainings += in_trainings(row)
+        self._trainings += self._in_trainings(row)
         self._searcher.tell_failure(trial.trial_id, message)
         self.failures.append((trial.config["trial"], message))
         line = f"trial {trial.config['trial']} failed: {message}"
@@ -132,7 +132,7 @@ class SearchProgress(tune.Callback):
         if self.failures:
             parts.append(f"{len(self.failures)} failed")
         if self.ended or self._live:
-            live = sum(in_trainings(row) for row in self._live.values())
+            live = sum(self._in_trainings(row) for row in self._live.values())
             parts.append(trials_for_trainings(self.ended + self.controls, self._trainings + live))
         if self.controls:
             parts.append(plural(self.controls, "control"))
@@ -141,6 +141,10 @@ class SearchProgress(tune.Callback):
             seconds = (time.monotonic() - self._started) / self.ended * left
             parts.append(f"about {_duration(seconds)} left")
         return ", ".join(parts)
+
+    def _in_trainings(self, row: Mapping[str, Any]) -> float:
+        baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
+        return in_trainings(row if baseline is None else {**row, "dense_flops": baseline["dense_flops"]})
 
     def _best_so_far(self) -> str:
         baseline = next((row for _, role, row in self._rows if role == "baseline"), None)

@@ -44,8 +44,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
     """A finished search of six trials in one process that is reused for all of them."""
     folder = tmp_path_factory.mktemp("search")
     process = start(
-        folder, "search", "--space", "auto_thresholds", "--trials", "6", "--epochs", "20", "--name", "study", "--no-controls",
-        "--concurrency", "1", "--allowed-drop", "0.01",
+        folder, "search", "--space", "auto_thresholds", "--trials", "6", "--epochs", "20", "--name", "study",
+        "--no-controls", "--concurrency", "1", "--allowed-drop", "0.01",
     )  # fmt: skip
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err

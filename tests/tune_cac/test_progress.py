@@ -12,8 +12,7 @@ from tune_cac.progress import SearchProgress, in_trainings
 
 
 def a_trial(number: int) -> Any:
-    method = "gradskip" if number else "none"
-    return SimpleNamespace(trial_id=str(number), config={"trial": number, "config": {"method": method}})
+    return SimpleNamespace(trial_id=str(number), config={"trial": number, "role": "search" if number else "baseline"})
 
 
 def test_a_row_in_trainings() -> None:
@@ -37,3 +36,20 @@ def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFi
     lines = capsys.readouterr().err.splitlines()
     assert "1 trial for 1.0 training," in lines[0]
     assert "2 trials for 1.1 trainings," in lines[1]
+
+
+def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    searcher: Any = None
+    progress = SearchProgress(searcher, finished_before=[], to_run=1, allowed_drop=0.005)
+    progress.on_trial_result(0, [], a_trial(0), result_row())
+    progress.on_trial_complete(0, [], a_trial(0))
+    control = SimpleNamespace(trial_id="c", config={"trial": 1, "role": "control"})
+    half = DENSE_FLOPS // 2
+    row = result_row(0.99, dense_flops=half, executed_flops=half, search_flops=half)
+    progress.on_trial_result(0, [], control, row)
+    progress.on_trial_complete(0, [], control)
+    assert progress.ended == 1
+    assert progress.summary() == "nothing saved yet, 2 trials for 1.5 trainings, 1 control"
+    assert capsys.readouterr().err.splitlines()[-1] == "[control 1] trial 1: accuracy 0.9900"

@@ -1,0 +1,135 @@
+"""What confirm refuses, chooses and prefers, without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from studies import result_row, write_study
+
+import analysis
+from analysis.answer import best_env, headline
+from analysis.confirmation import resolution_of
+from trainables.config import TrialConfig
+from tune_cac.answering import best_or_confirmed
+from tune_cac.cli import main
+from tune_cac.confirming import candidates_of, runs
+
+
+def trial(saved: float, accuracy: float = 0.97, **config: Any) -> dict[str, Any]:
+    given = TrialConfig(CAC_VAR_START_THR=0.9 + saved / 10, **config).to_dict()
+    return {"row": result_row(accuracy, saved), "config": given}
+
+
+def study(folder: Path, *trials: dict[str, Any]) -> Path:
+    return write_study(folder / "s", [{"row": result_row()}, *trials]).root
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--top", "0"], "--top must be an integer >= 1, got 0"),
+        (["--seeds", "1"], "--seeds must be an integer >= 2, got 1"),
+        ([], "nothing to confirm in s: no setting saves compute within the allowed drop of 0.005; search more trials"),
+    ],
+)
+def test_refusals(
+    flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study(tmp_path, trial(0.3, 0.9), trial(0.0))
+    monkeypatch.chdir(tmp_path)
+    assert main(["confirm", "s", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_baseline_there_is_nothing_to_compare_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_study(tmp_path / "s", [{}, trial(0.3)]).root
+    assert main(["confirm", str(folder)]) == 2
+    assert "its baseline did not complete; finish the search with" in capsys.readouterr().err
+
+
+def test_candidates_are_the_distinct_settings_that_save_most_within_the_drop(tmp_path: Path) -> None:
+    folder = study(tmp_path, trial(0.1), trial(0.3), trial(0.3), trial(0.5, 0.9), trial(0.2), trial(0.0))
+    trials = analysis.load(folder)
+    assert candidates_of(trials, 0.005, 5)["trial"].tolist() == [2, 5, 1]
+    assert candidates_of(trials, 0.005, 1)["trial"].tolist() == [2]
+    assert candidates_of(trials, 0.5, 2)["trial"].tolist() == [4, 2]
+
+
+def test_runs_are_the_candidates_and_the_baseline_on_every_seed(tmp_path: Path) -> None:
+    trials = analysis.load(study(tmp_path, trial(0.1), trial(0.3, CAC_STOP_LAYER_NUM=(1,), CAC_STOP_LAYER_ITR=(5,))))
+    base = TrialConfig(method="none")
+    wanted = runs(candidates_of(trials, 0.005, 2), base, [7, 8])
+    assert [run.attrs for run in wanted[:2]] == [{"role": "baseline"}] * 2
+    assert [run.attrs["candidate"] for run in wanted[2:]] == [2, 2, 1, 1]
+    configs = [TrialConfig.from_mapping({**base.to_dict(), **run.values}) for run in wanted]
+    assert [config.seed for config in configs] == [7, 8] * 3
+    assert [config.method for config in configs] == ["none"] * 2 + ["gradskip"] * 4
+    assert configs[2].CAC_STOP_LAYER_ITR == (5,)
+    assert pytest.approx(0.91) == configs[4].CAC_VAR_START_THR
+
+
+def confirmation(*rows: tuple[int, float, float, float, bool]) -> pd.DataFrame:
+    found = pd.DataFrame(rows, columns=["candidate", "compute_saved", "accuracy_drop", "drop_high", "confirmed"])
+    return found.assign(seeds=5, confidence=0.95, drop_low=-0.01)
+
+
+def test_what_is_confirmed_is_preferred_and_said(tmp_path: Path) -> None:
+    folder = study(tmp_path, trial(0.1), trial(0.3), trial(0.2))
+    ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
+    table = confirmation((3, 0.19, 0.001, 0.004, True), (1, 0.1, 0.0, 0.001, True), (2, 0.29, 0.01, 0.02, False))
+    best = best_or_confirmed(ranking, table)
+    assert best is not None
+    assert best["trial"] == 3
+    assert headline(ranking, best, 0.005, confirmation=table) == (
+        "You can skip 19.0 % of the training compute at a drop of 0.10 points in test accuracy (allowed: 0.50 points); "
+        "confirmed over 5 seeds: the drop is at most 0.40 points with 95% confidence."
+    )
+    info = analysis.layout.Layout(folder).read_info()
+    assert (
+        "# Confirmed on 5 fresh seeds and the test split: drop 0.10 points, at most 0.40 points with 95% confidence."
+        in best_env(info, best, 0.005, confirmation=table).splitlines()
+    )
+
+
+def test_what_did_not_hold_is_said(tmp_path: Path) -> None:
+    folder = study(tmp_path, trial(0.3))
+    ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
+    table = confirmation((1, 0.29, 0.01, 0.02, False))
+    best = best_or_confirmed(ranking, table)
+    assert best is not None
+    said = headline(ranking, best, 0.005, confirmation=table)
+    assert said.endswith(
+        "One seed, not confirmed: over 5 fresh seeds the drop in test accuracy is 1.00 points and may be 2.00 points."
+    )
+    info = analysis.layout.Layout(folder).read_info()
+    assert "# One seed, not confirmed: over 5 fresh seeds" in best_env(info, best, 0.005, confirmation=table)
+
+
+@pytest.mark.parametrize(("shorter", "beaten"), [(0.9699, False), (0.9701, True)])
+def test_a_setting_that_does_not_beat_training_shorter_is_marked_in_the_headline(
+    shorter: float, beaten: bool, tmp_path: Path
+) -> None:
+    row = result_row(shorter, dense_flops=700, executed_flops=700)
+    control = {
+        "role": "control",
+        "control": "shorter",
+        "row": row,
+        "config": TrialConfig(method="none", epochs=21).to_dict(),
+    }
+    folder = study(tmp_path, trial(0.3), control)
+    trials = analysis.load(folder)
+    ranking = analysis.rank(trials, allowed_drop=0.005)
+    said = headline(ranking, analysis.best(ranking), 0.005, line=analysis.controls.control_line(trials))
+    assert ("It does not beat simply training shorter: 70.0 % of the epochs reach" in said) is beaten
+
+
+def test_the_resolution_of_a_test_split_is_read_off_its_accuracies() -> None:
+    assert resolution_of(pd.Series([583 / 599, 580 / 599])) == 1 / 599
+    assert resolution_of(pd.Series([0.5, 0.75, 9990 / 10000, None])) == 1 / 1000  # a part of 10,000: wider
+    assert resolution_of(pd.Series([2**0.5 / 2, 3**0.5 / 2, 5**0.5 / 3])) is None
+    assert resolution_of(pd.Series([], dtype=float)) is None
