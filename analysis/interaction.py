@@ -29,7 +29,7 @@ def interactions(path: str | Path) -> pd.DataFrame:
 
     Friedman and Popescu's statistic H^2 (2008, "Predictive learning via rule ensembles", section 8.1) of a seeded
     random forest: the share of the variance of a pair's joint partial dependence that is not the sum of the two
-    single ones. On simulated trials it comes to 0.00 to 0.03 for additive objectives and to 0.6 to 1 for a pure
+    single ones. On simulated trials it comes to 0.00 to 0.03 for additive objectives and to 0.59 to 1 for a pure
     product of centred parameters from 120 trials; from few trials a forest sees less interaction than there is.
 
     Args:
