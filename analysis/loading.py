@@ -22,7 +22,7 @@ from trainables.metrics import RELATIVE
 #: What is known of a trial without a result: what it executed until it failed or was interrupted.
 _SO_FAR = ("search_flops", "dense_flops")
 #: Columns without which a Parquet file is none of ours.
-_NEEDED = ("trial", "role", "status")
+_NEEDED = ("trial", "status")
 
 
 def load(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:

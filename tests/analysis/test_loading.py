@@ -260,7 +260,7 @@ def test_a_ray_experiment_numbers_its_trials_as_the_study_does(tmp_path: Path) -
         (lambda folder: text(folder / "x.journal", ""), "^the journal .*x.journal holds no study"),
         (lambda folder: text(folder / "study.json", "{").parent, "study.json cannot be read"),
         (lambda folder: text(folder / "study.json", "{}").parent, "study.json has format None, this version reads 1"),
-        (lambda folder: written(folder / "x.parquet", pd.DataFrame({"trial": [1]})), r"lacks \['role', 'status'\]$"),
+        (lambda folder: written(folder / "x.parquet", pd.DataFrame({"trial": [1]})), r"lacks \['status'\]$"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, make: Any, message: str) -> None:
