@@ -105,6 +105,11 @@ class Layout:
         """The answer, to read."""
         return self.root / "report.md"
 
+    @property
+    def page(self) -> Path:
+        """The answer, to look at."""
+        return self.root / "report.html"
+
     def read_info(self) -> StudyInfo:
         """What the study searches.
 

@@ -79,10 +79,12 @@ class SearchResult:
         return ranked_table(self.ranking, top=top, beats=beats_shorter(self.ranking, self.control_line))
 
 
-def answer(layout: Layout, *, allowed_drop: float, interrupted: bool = False) -> SearchResult:
-    """Load and rank a study; writes nothing."""
+def answer(
+    layout: Layout, *, allowed_drop: float, price: float | None = None, interrupted: bool = False
+) -> SearchResult:
+    """Load and rank a study, with a price by what each trial is worth (`analysis.rank`); writes nothing."""
     trials = load(layout.root)
-    ranking = rank(trials, allowed_drop=allowed_drop)
+    ranking = rank(trials, allowed_drop=allowed_drop, price=price)
     confirmation = read_confirmation(layout, allowed_drop=allowed_drop)
     return SearchResult(
         folder=layout.root,

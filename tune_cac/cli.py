@@ -103,15 +103,59 @@ def build_parser() -> argparse.ArgumentParser:
     confirm.set_defaults(run="confirm")
 
     for name, text in (
-        ("report", "print the answer of a study: headline, best settings, test accuracy, ranked table"),
+        ("report", "print the answer of a study and write it as a page to look at, report.html"),
         ("rank", "print a study's ranked table"),
     ):
         command = commands.add_parser(name, parents=[debug], help=text, description=text[0].upper() + text[1:] + ".")
         command.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
         command.add_argument("--allowed-drop", type=float, help="accuracy that may be lost (default: the study's)")
         command.add_argument("--top", type=int, default=20, help="rows to show (default: 20)")
+        command.add_argument(
+            "--price", type=float, metavar="SHARE", help="rank by worth: the share of the training compute that a "
+            "point of accuracy is worth, such as 0.1",
+        )  # fmt: skip
+        if name == "report":
+            command.add_argument("--output", metavar="FILE", help="the page (default: report.html in the study)")
+            command.add_argument("--png", metavar="FOLDER", help="write every plot as a picture, too")
         _add_results(command)
         command.set_defaults(run=name)
+
+    compare = commands.add_parser(
+        "compare", parents=[debug], help="several studies of the same training side by side",
+        description="Compare studies of one workload and length that searched different spaces: what each saves within "
+        "the drop, front against front, hypervolume, and what the searches cost.",
+    )  # fmt: skip
+    compare.add_argument("studies", nargs="+", metavar="STUDY", help="folders of studies, or names under --results")
+    compare.add_argument("--allowed-drop", type=float, help="accuracy that may be lost (default: the studies')")
+    compare.add_argument("--top", type=int, default=20, help="rows of the joint front to show (default: 20)")
+    compare.add_argument("--svg", metavar="FILE", help="write the picture as SVG")
+    compare.add_argument("--png", metavar="FILE", help="write the picture as PNG")
+    _add_results(compare)
+    compare.set_defaults(run="compare")
+
+    export = commands.add_parser(
+        "export", parents=[debug], help="a trial's settings or the ranking in other programs' formats",
+        description="Write one trial's settings (env, yaml, json; the best's without --trial) or the ranking (csv, "
+        "parquet, latex, markdown).",
+    )  # fmt: skip
+    export.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
+    export.add_argument("--format", default="env", help="env (default), yaml, json, csv, parquet, latex or markdown")
+    export.add_argument("--trial", type=int, help="number of the trial (default: the best)")
+    export.add_argument("--output", metavar="FILE", help="write there instead of printing")
+    export.add_argument("--top", type=int, help="rows of the ranking (default: all)")
+    export.add_argument("--allowed-drop", type=float, help="accuracy that may be lost (default: the study's)")
+    _add_results(export)
+    export.set_defaults(run="export")
+
+    dashboard = commands.add_parser(
+        "dashboard", parents=[debug], help="look at a study in optuna-dashboard, also while it is searched",
+        description="Serve optuna-dashboard on a study's journal, to this machine alone, until Ctrl-C.",
+    )  # fmt: skip
+    dashboard.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
+    dashboard.add_argument("--port", type=int, default=8080, help="port (default: 8080)")
+    dashboard.add_argument("--no-browser", action="store_true", help="print the address only")
+    _add_results(dashboard)
+    dashboard.set_defaults(run="dashboard")
 
     tree = commands.add_parser(
         "tree", parents=[debug], help="draw a study's stage tree: what its trials trained, shared stretches once",

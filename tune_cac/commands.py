@@ -9,10 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 import search_spaces
 from search_spaces.space import Range, Space, describe
 from trainables.config import TrialConfig
@@ -20,10 +16,15 @@ from trainables.errors import TrainingDiverged, UserError
 from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
 from trainables.registry import METHODS
 from trainables.workloads import WORKLOADS
+from tune_cac.compare_command import compare as compare
 from tune_cac.confirm_command import confirm as confirm
+from tune_cac.dashboard_command import dashboard as dashboard
 from tune_cac.doctor_command import doctor as doctor
+from tune_cac.export_command import export as export
 from tune_cac.held import read_assignments
 from tune_cac.replay_command import replay as replay
+from tune_cac.report_command import report as report
+from tune_cac.showing import answer_of, print_table
 from tune_cac.tree_command import tree as tree
 
 
@@ -59,7 +60,7 @@ def search(arguments: argparse.Namespace) -> int:
     if sys.stdout.isatty():
         print()
     if len(found.ranking):
-        _print_table(found.table(top=15))
+        print_table(found.table(top=15))
         print()
     print(found.headline)
     print(found.cost_line)
@@ -142,38 +143,14 @@ def _warn_if_never_due(settings: Settings, total_steps: int) -> None:
         )
 
 
-def report(arguments: argparse.Namespace) -> int:
-    """Print a study's report; a view, which writes nothing."""
-    found, info, drop = _answer(arguments)
-    from analysis.answer import report_markdown
-
-    print(report_markdown(info, found.trials, found.ranking, found.best, drop, top=arguments.top))
-    return 0 if len(found.ranking) else 1
-
-
 def rank(arguments: argparse.Namespace) -> int:
     """Print a study's ranked table."""
-    found, _, _ = _answer(arguments)
-    _print_table(found.table(top=arguments.top))
+    found, _, _ = answer_of(arguments)
+    print_table(found.table(top=arguments.top))
     print()
     print(found.headline)
     print(found.cost_line)
     return 0 if len(found.ranking) else 1
-
-
-def _answer(arguments: argparse.Namespace) -> tuple[Any, Any, float]:
-    from analysis.ranking import check_allowed_drop
-    from tune_cac.answering import answer
-    from tune_cac.study import find_study
-
-    if arguments.top < 1:
-        raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
-    if arguments.allowed_drop is not None:
-        check_allowed_drop(arguments.allowed_drop)
-    layout = find_study(Path(arguments.results), arguments.study)
-    info = layout.read_info()
-    drop = info.allowed_drop if arguments.allowed_drop is None else arguments.allowed_drop
-    return answer(layout, allowed_drop=drop), info, drop
 
 
 def spaces(arguments: argparse.Namespace) -> int:
@@ -199,7 +176,7 @@ def spaces(arguments: argparse.Namespace) -> int:
         print("\n".join(notes) + "\n")
     start, ranges = space.start(context), describe(space, context)
     if ranges:
-        _print_table(_ranges_table(space, ranges, start))
+        print_table(_ranges_table(space, ranges, start))
     return 0
 
 
@@ -232,18 +209,3 @@ def _print_list(entries: dict[str, str]) -> None:
     width = max(map(len, entries))
     for name, text in entries.items():
         print(textwrap.fill(text, width=110, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2)))
-
-
-def _print_table(cells: list[list[str]]) -> None:
-    """A table fitted to the terminal; on a pipe, aligned columns without folding."""
-    if sys.stdout.isatty():
-        table = Table(show_edge=False)
-        for column in cells[0]:
-            table.add_column(column, overflow="fold")
-        for row in cells[1:]:
-            table.add_row(*(Text(cell) for cell in row))
-        Console().print(table)
-        return
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    for row in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -19,7 +19,7 @@ def compare(arguments: argparse.Namespace) -> int:
     from analysis.comparing import compare as compare_studies
     from analysis.comparing import comparison_line, comparison_table, joint_front_table
     from analysis.ranking import check_allowed_drop
-    from tune_cac.commands import _print_table
+    from tune_cac.showing import print_table
     from tune_cac.study import find_study
 
     if arguments.allowed_drop is not None:
@@ -33,12 +33,12 @@ def compare(arguments: argparse.Namespace) -> int:
 
             _write(Path(file), comparison_picture(found, format), f"--{format}")
     print(f"{found.workload}, {found.epochs} epochs\n")
-    _print_table(comparison_table(found))
+    print_table(comparison_table(found))
     front = len(found.joint_front)
     if front:
         shown = f", {arguments.top} of them" if front > arguments.top else ""
         print(f"\nJoint front, {front} trial{'' if front == 1 else 's'}{shown}:\n")
-        _print_table(joint_front_table(found, top=arguments.top))
+        print_table(joint_front_table(found, top=arguments.top))
     print(f"\n{comparison_line(found)}")
     print(
         f"Hypervolume: above nothing saved at a drop of {100 * found.reference_drop:g} points. "

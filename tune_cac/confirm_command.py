@@ -6,8 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+from tune_cac.showing import print_table
 
 
 def confirm(arguments: argparse.Namespace) -> int:
@@ -22,19 +21,19 @@ def confirm(arguments: argparse.Namespace) -> int:
         concurrency=arguments.concurrency,
         checkpoint_budget=arguments.checkpoint_budget,
     )
-    table = Table(box=None, header_style="bold")
-    for name in ("trial", "seeds", "compute saved", "drop in test accuracy", "interval", "confirmed"):
-        table.add_column(name)
+    cells = [["trial", "seeds", "compute saved", "drop in test accuracy", "interval", "confirmed"]]
     for _, row in found.table.iterrows():
-        table.add_row(
-            str(row["candidate"]),
-            str(row["seeds"]),
-            f"{100 * row['compute_saved']:.1f} %",
-            f"{100 * row['accuracy_drop']:+.2f} points",
-            f"{100 * row['drop_low']:+.2f} to {100 * row['drop_high']:+.2f}",
-            "yes" if row["confirmed"] else "no",
+        cells.append(
+            [
+                str(row["candidate"]),
+                str(row["seeds"]),
+                f"{100 * row['compute_saved']:.1f} %",
+                f"{100 * row['accuracy_drop']:+.2f} points",
+                f"{100 * row['drop_low']:+.2f} to {100 * row['drop_high']:+.2f}",
+                "yes" if row["confirmed"] else "no",
+            ]
         )
-    Console().print(table)
+    print_table(cells)
     print()
     print(found.headline)
     failed = found.trials[found.trials["status"] == "failed"]

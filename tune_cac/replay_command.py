@@ -178,10 +178,10 @@ def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str,
 
     import analysis
     from analysis.answer import percent, plural
-    from tune_cac.commands import _print_table
     from tune_cac.informed import DrawnTrial, informed
     from tune_cac.learning import typical_configs
     from tune_cac.searching import run_context
+    from tune_cac.showing import print_table
 
     space = search_spaces.load(name)
     base, hold = of_run(trace, {"method": "none"}), {**layout.read_info().hold, **values}
@@ -211,7 +211,7 @@ def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str,
         + more
         + "\n"
     )
-    _print_table(shown)
+    print_table(shown)
 
 
 def outcomes_table(found: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -1,0 +1,108 @@
+"""The command ``report``: the answer in words, and as a page to look at."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trainables.errors import UserError
+
+if TYPE_CHECKING:
+    from analysis.layout import Layout
+    from analysis.report import ReportData
+    from tune_cac.answering import SearchResult
+
+_Found = TypeVar("_Found")
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Print a study's report and write its page; works while the study is searched."""
+    from analysis.answer import report_markdown
+    from analysis.report import report_html, write_pngs
+    from tune_cac.showing import answer_of
+
+    found, layout, info = answer_of(arguments)
+    drop = found.allowed_drop
+    data = gather(layout, found)
+    page = Path(arguments.output) if arguments.output else layout.page
+    _write(page, report_html(data))
+    if arguments.png is not None:
+        try:
+            pictures = write_pngs(data, Path(arguments.png))
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {arguments.png}: {error.strerror or error}; choose another --png"
+            ) from None
+        print(f"{len(pictures)} pictures in {arguments.png}", file=sys.stderr)
+    text = report_markdown(
+        info, found.trials, found.ranking, found.best, drop, top=arguments.top, confirmation=found.confirmation
+    )
+    print(text)
+    print(f"Page: {page}", file=sys.stderr)
+    return 0 if len(found.ranking) else 1
+
+
+def gather(layout: Layout, found: SearchResult) -> ReportData:
+    """Everything that a study's report shows; what it lacks, or what cannot be read, is left out."""
+    from analysis.answer import best_env
+    from analysis.controls import is_control
+    from analysis.epoch_rows import history
+    from analysis.interaction import interactions
+    from analysis.parameter_importance import importance
+    from analysis.report import ReportData, variance_frames
+    from analysis.traces import load_trace
+    from analysis.tree import stage_frame
+    from tune_cac.answering import tree_picture
+
+    info, trials = layout.read_info(), found.trials
+    stages = _or_none(lambda: stage_frame(layout.root))
+    trace = _or_none(lambda: load_trace(layout.root))
+    best = found.best
+    picture = _or_none(lambda: variance_frames(trace, best)) if trace is not None and best is not None else None
+    controls = trials[is_control(trials) & (trials["status"] == "completed")]
+    running = int((trials["status"] == "running").sum())
+    environment = dict(info.versions)
+    if trace is not None and "device_kind" in trace.run:
+        environment["trained on"] = str(trace.run["device_kind"])
+    return ReportData(
+        info=info,
+        trials=trials,
+        ranking=found.ranking,
+        best=best,
+        allowed_drop=found.allowed_drop,
+        headline=found.headline,
+        cost_line=found.cost_line,
+        best_env=best_env(info, best, found.allowed_drop, confirmation=found.confirmation),
+        status="running" if running else "finished",
+        history=_or_none(lambda: history(layout.root)),
+        importance=_or_none(lambda: importance(layout.root)),
+        interactions=_or_none(lambda: interactions(layout.root)),
+        controls=controls if len(controls) else None,
+        confirmation=found.confirmation,
+        variance=None if picture is None else picture.variance,
+        stops=None if picture is None else picture.stops,
+        thresholds=None if picture is None else picture.thresholds,
+        tree_svg=(tree_picture(stages, found.cost) if stages is not None and stages["trials"].map(len).any() else None),
+        environment=environment,
+    )
+
+
+def _or_none(read: Callable[[], _Found]) -> _Found | None:
+    try:
+        return read()
+    except (UserError, OSError):
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    part: Any = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the page to {path}: {error.strerror or error}; choose another --output"
+        ) from None
