@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.baseline import relative_to_baseline
 from analysis.columns import IDENTITY, ROW_DTYPES, described, side_by_side, trial_dtypes, typed
+from analysis.controls import SHORTER
 from analysis.journal import JournalStudy, JournalTrial, choose_study, read_studies
 from analysis.layout import Layout
 from analysis.ray_results import RayTrial, read_experiment
@@ -196,7 +197,7 @@ def roles_by_method(trials: list[RayTrial]) -> list[tuple[str, str | None]]:
         elif config["epochs"] == longest[config["workload"]]:
             roles.append(("baseline", None))
         else:
-            roles.append(("control", f"shorter {config['epochs'] / longest[config['workload']]:.2g}"))
+            roles.append(("control", SHORTER))
     return roles
 
 

@@ -28,7 +28,7 @@ CONFIG = TrialConfig(method="gradskip", CAC_VAR_START_THR=0.97, CAC_WATCH=("conv
 @pytest.fixture
 def study(tmp_path: Path) -> Layout:
     """A baseline, a trial that saves, a failed one, an interrupted one, two controls and a candidate."""
-    shorter = {"role": "control", "control": "shorter 0.8"}
+    shorter = {"role": "control", "control": "shorter"}
     return write_study(
         tmp_path / "mine",
         [
@@ -58,7 +58,7 @@ def test_a_study_has_every_column_with_its_type_and_description(study: Layout) -
     trials = analysis.load(study.root)
     assert set(trials.columns) == ALL
     assert trials["status"].tolist() == ["completed", "completed", "failed", "interrupted", "completed", "completed"]
-    assert trials["control"].dropna().to_dict() == {4: "shorter 0.8"}
+    assert trials["control"].dropna().to_dict() == {4: "shorter"}
     assert trials["candidate"].dropna().to_dict() == {5: 1}
     saving = trials.loc[1]
     assert (saving["accuracy"], saving["gradient_bytes"]) == (0.8, 60)
@@ -226,7 +226,7 @@ def test_a_ray_experiment(tmp_path: Path) -> None:
     assert trials["status"].tolist() == [
         "completed", "pruned", "running", "failed", "completed", "completed", "running",
     ]  # fmt: skip
-    assert trials["control"].dropna().to_dict() == {4: "shorter 0.67"}
+    assert trials["control"].dropna().to_dict() == {4: "shorter"}
     assert trials["error"].dropna().to_dict() == {3: "UserError: no"}
     assert trials.loc[[0, 1, 4, 5], "accuracy"].tolist() == [0.5] * 4
     assert trials.loc[[2, 3], "accuracy"].isna().all()
