@@ -27,6 +27,11 @@ def texts(frame: pd.DataFrame, name: str) -> list[str]:
     return ["" if pd.isna(value) else str(value) for value in frame[name]]
 
 
+def is_one_of(frame: pd.DataFrame, name: str, *wanted: str) -> NDArray[np.bool_]:
+    """(N,) whether a column holds one of these texts."""
+    return np.array([text in wanted for text in texts(frame, name)], dtype=bool)
+
+
 def number(row: pd.Series, name: str) -> float:
     """A row's number, NaN where it has none."""
     value = row.get(name)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from analysis.accounting import search_fraction
 from analysis.answer import percent, points
 from analysis.ranking import GIVEN_AWAY, ROUNDING
-from analysis.report.columns import numbers, percent_values, texts
+from analysis.report.columns import is_one_of, numbers, percent_values
 from analysis.report.data import ReportData
 
 #: Learning curves drawn beside the baseline's and the chosen trial's.
@@ -39,10 +39,8 @@ class Convergence:
 
 def convergence(data: ReportData) -> Convergence | None:
     """How the answer grew; None if no trial completed."""
-    rows = data.trials[
-        [s == "completed" and r != "control" for s, r in
-         zip(texts(data.trials, "status"), texts(data.trials, "role"), strict=True)]
-    ].sort_values("trial")  # fmt: skip
+    counted = is_one_of(data.trials, "status", "completed") & ~is_one_of(data.trials, "role", "control")
+    rows = data.trials[counted].sort_values("trial")
     saved, drop = numbers(rows, "compute_saved"), numbers(rows, "accuracy_drop")
     known = np.isfinite(saved)
     rows, saved, drop = rows[known], saved[known], drop[known]
@@ -129,9 +127,7 @@ def learning_curves(data: ReportData) -> list[Curve]:
     if history is None or len(history) == 0:
         return []
     chosen = None if data.best is None else int(data.best["trial"])
-    baselines = [
-        int(t) for t, r in zip(data.trials["trial"], texts(data.trials, "role"), strict=True) if r == "baseline"
-    ]
+    baselines = [int(trial) for trial in data.trials["trial"][is_one_of(data.trials, "role", "baseline")]]
     wanted = [int(t) for t in data.ranking["trial"] if int(t) not in (chosen, *baselines)][:_MOST_CURVES]
     kinds = dict.fromkeys(reversed(wanted), "trial") | dict.fromkeys(baselines, "baseline")
     if chosen is not None and chosen not in baselines:

@@ -13,15 +13,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.answer import percent, plural, points, settings_text
-from analysis.report.columns import number, numbers, percent_values, texts
+from analysis.report.columns import is_one_of, number, numbers, percent_values, texts
 from analysis.report.data import ReportData
 
 #: Trial numbers that a label lists.
 _MOST_NUMBERS = 6
 #: Bars of an objective in the pictures of importance and interaction.
 _MOST_BARS = 10
-#: The Pareto picture begins below what it is about by this share of what it is about.
+#: Free room above and below, as a share of the accuracies shown.
 _MARGIN = 0.12
+#: Points of accuracy below the lowest of what the Pareto picture is about that it shows at least, if trials are there.
+_LEAST_REACH = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +74,19 @@ def pareto(data: ReportData) -> Pareto | None:
     ranking = data.ranking
     if len(ranking) == 0:
         return None
-    role = pd.Series(texts(ranking, "role"), index=ranking.index)
-    searched = ranking[~role.isin(["baseline", "published", "control"])]
+    searched = ranking[~is_one_of(ranking, "role", "baseline", "published", "control")]
     on_front = numbers(ranking, "on_front") == 1
-    baseline = _outcomes(ranking[role == "baseline"])
-    front = _by_x(_outcomes(ranking[on_front & (role != "control").to_numpy()]))
+    baseline = _outcomes(ranking[is_one_of(ranking, "role", "baseline")])
+    front = _by_x(_outcomes(ranking[on_front & ~is_one_of(ranking, "role", "control")]))
     shorter, random_stops = _controls(data.controls)
     if len(shorter):
         shorter = _by_x(_joined(baseline, shorter))  # the line begins where nothing is cut
     chosen = ranking.iloc[:0] if data.best is None else data.best.to_frame().T
     trials = _outcomes(searched)
-    shown = [front, baseline, shorter, _outcomes(chosen)]
     least = None if len(baseline) == 0 else float(np.mean(baseline.y)) - 100 * data.allowed_drop
-    y_range = _y_range([y for group in shown for y in group.y] + ([] if least is None else [least]), trials.y)
-    everything = (trials, _outcomes(ranking[role == "published"]), random_stops)
+    about = [*baseline.y, *shorter.y, *_outcomes(chosen).y, *([] if least is None else [least])]
+    y_range = _y_range(about or [max(front.y)], [*trials.y, *front.y])
+    everything = (trials, _outcomes(ranking[is_one_of(ranking, "role", "published")]), random_stops)
     return Pareto(
         trials=trials,
         front=front,
@@ -101,12 +102,13 @@ def pareto(data: ReportData) -> Pareto | None:
 
 
 def _y_range(about: list[float], others: list[float]) -> tuple[float, float]:
-    """Front, baseline and controls in full, and as many of the trials below as do not squeeze these."""
+    """Baseline, controls and the answer in full, and as many of the trials below as do not squeeze these."""
     low, high = min(about), max(about)
-    spread = max(high - low, 0.5)
-    reached = [y for y in others if y >= low - spread]
-    low, high = min([low, *reached]), max([high, *reached])
-    return low - _MARGIN * (high - low + 0.1), min(100.5, high + _MARGIN * (high - low + 0.1))
+    reach = max(2 * (high - low), _LEAST_REACH)
+    shown = [*about, *(y for y in others if y >= low - reach)]
+    low, high = min(shown), max(shown)
+    margin = _MARGIN * (high - low + 0.1)
+    return low - margin, min(100.5, high + margin)
 
 
 def _outcomes(rows: pd.DataFrame) -> Points:
@@ -279,7 +281,7 @@ def _bars(frame: pd.DataFrame | None, column: str, names_of: object) -> list[Bar
     assert callable(names_of)
     found = []
     for objective in dict.fromkeys(texts(frame, "objective")):
-        rows = frame[[text == objective for text in texts(frame, "objective")]]
+        rows = frame[is_one_of(frame, "objective", objective)]
         values, names = numbers(rows, column), names_of(rows)
         order = [i for i in np.argsort(-values, kind="stable") if np.isfinite(values[i])][:_MOST_BARS]
         if order:

@@ -10,7 +10,7 @@ from analysis.report.course_figures import accuracy_range, convergence, cost, le
 from analysis.report.data import ReportData
 from analysis.report.figures import Bars, confirmation, importance, interactions, pareto
 from analysis.report.palette import DEPTH_LIGHT, LIGHT, depth_colour
-from analysis.report.stop_figures import timeline, variance
+from analysis.report.stop_figures import near_thresholds, timeline, variance
 from trainables.errors import UserError
 
 if TYPE_CHECKING:
@@ -100,6 +100,12 @@ def _titles(axes: Axes, x: str, y: str) -> None:
     axes.set_ylabel(_text(y), fontsize=9, color=LIGHT["text"])
 
 
+def _trials(axes: Axes, y: str) -> None:
+    """Trials have no halves."""
+    axes.locator_params(axis="x", integer=True)
+    _titles(axes, "trial", y)
+
+
 def _text(words: str) -> str:
     """Text that matplotlib shows as it stands: a dollar sign would begin mathematics."""
     return words.replace("$", r"\$")
@@ -107,7 +113,7 @@ def _text(words: str) -> str:
 
 def _legend(axes: Axes) -> None:
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=4)
+        axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
 
 
 def _pareto(axes: Axes, found: Any) -> None:
@@ -179,18 +185,18 @@ def _timeline(axes: Axes, found: Any) -> None:
 
 def _variance(axes: Axes, found: Any) -> None:
     named = len(found.layers) <= _MOST_NAMED
-    labelled: set[str] = set()
+    last_line = {line.layer: line for line in found.lines}  # the examined one, where there is one
     for line in found.lines:
-        label = None if not named or line.layer in labelled else _text(line.layer)
-        labelled.add(line.layer)
+        label = _text(line.layer) if named and line is last_line[line.layer] else None
         axes.plot(line.iteration, line.ratio, color=depth_colour(line.place), label=label,
                   linewidth=1.6 if line.examined else 0.7, linestyle="-" if line.examined else ":")  # fmt: skip
     if len(found.stops):
         axes.scatter(found.stops.x, found.stops.y, marker="x", s=30, color=LIGHT["text"], zorder=3, label="stopped")
-    for name, value in found.thresholds:
+    for value in sorted({value for _, value in found.thresholds}):
         axes.axhline(value, color=LIGHT["limit"], linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.annotate(_text(name.removeprefix("CAC_VAR_")), (0, value), xycoords=("axes fraction", "data"), fontsize=6,
-                      xytext=(2, 1), textcoords="offset points", color=LIGHT["faint"])  # fmt: skip
+    for text, value in near_thresholds(found.thresholds, found.y_range):
+        axes.annotate(_text(text), (1, value), xycoords=("axes fraction", "data"), fontsize=6, ha="right",
+                      xytext=(-2, 1), textcoords="offset points", color=LIGHT["faint"])  # fmt: skip
     axes.set_ylim(*found.y_range)
     _titles(axes, "iteration", "weight variance / its peak")
     _legend(axes)
@@ -232,19 +238,19 @@ def _convergence(axes: Axes, found: Any) -> None:
     axes.plot(
         found.trial, found.best, drawstyle="steps-post", color=LIGHT["chosen"], linewidth=1.6, label="best so far"
     )
-    _titles(axes, "trial", "compute saved (%)")
+    _trials(axes, "compute saved (%)")
     _legend(axes)
 
 
 def _hypervolume(axes: Axes, found: Any) -> None:
     axes.plot(found.trial, found.hypervolume, drawstyle="steps-post", color=LIGHT["front"], linewidth=1.6)
     axes.set_ylim(bottom=0)
-    _titles(axes, "trial", "hypervolume (% × points)")  # noqa: RUF001 - the sign of multiplication
+    _trials(axes, "hypervolume (% × points)")  # noqa: RUF001 - the sign of multiplication
 
 
 def _cost(axes: Axes, found: Any) -> None:
     axes.plot(found.trial, found.alone, "--", color=LIGHT["trial"], linewidth=1.6, label="each trial alone")
     axes.plot(found.trial, found.executed, color=LIGHT["front"], linewidth=1.6, label="executed by the search")
     axes.set_ylim(bottom=0)
-    _titles(axes, "trial", "compute (trainings)")
+    _trials(axes, "compute (trainings)")
     _legend(axes)

@@ -173,7 +173,7 @@
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: small ? 11 : 13, color: palette.text },
-      margin: { l: small ? 8 : 56, r: small ? 8 : 20, t: 16, b: 48, ...layout.margin },
+      margin: { l: small ? 8 : 56, r: small ? 14 : 20, t: 16, b: 48, ...layout.margin },
       legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom" },
       hoverlabel: { bgcolor: palette.panel, bordercolor: palette.faint, align: "left", font: { color: palette.text } },
       hovermode: "closest",

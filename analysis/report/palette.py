@@ -40,7 +40,7 @@ DARK = {
     "focus": "#56b4e9",
 }  # fmt: skip
 #: From the first layer to the last: one hue's lightness rises or falls evenly, so that the order is seen in grey, too.
-DEPTH_LIGHT = ("#08306b", "#0f6292", "#2b8f8f", "#56a55f", "#a39a16")
+DEPTH_LIGHT = ("#08306b", "#0f6292", "#2b8888", "#539a55", "#a89e17")
 DEPTH_DARK = ("#5a7fd6", "#4fa3d6", "#4fc2b0", "#93d46b", "#f0e442")
 
 

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from analysis.answer import percent, plural
-from analysis.report.course_figures import accuracy_range, convergence, cost, learning_curves
 from analysis.report.data import ReportData
 from analysis.report.figures import Bars, Points, confirmation, importance, interactions, pareto
+from analysis.report.plotly_course import convergence_figure, cost_figure, hypervolume_figure, learning_figure
 from analysis.report.plotly_parts import MOST_LETTERS, PlotlyFigure, axis, line_of, marks, note, safe, short
-from analysis.report.stop_figures import timeline, variance
-
-#: Layers that a legend names; of more the colour says which, and what is said of a line.
-_MOST_NAMED = 8
+from analysis.report.plotly_stops import timeline_figure, variance_figure
 
 
 def plotly_figures(data: ReportData) -> dict[str, PlotlyFigure]:
     """Every plot that there is something to draw for, by name."""
     makers = (
-        _pareto, _confirmation, _timeline, _variance, _learning, _importance, _interactions, _convergence,
-        _hypervolume, _cost,
+        pareto_figure, confirmation_figure, timeline_figure, variance_figure, learning_figure, importance_figure,
+        interactions_figure, convergence_figure, hypervolume_figure, cost_figure,
     )  # fmt: skip
     found = (maker(data) for maker in makers)
     return {figure.name: figure for figure in found if figure is not None}
 
 
-def _pareto(data: ReportData) -> PlotlyFigure | None:
+def pareto_figure(data: ReportData) -> PlotlyFigure | None:
     found = pareto(data)
     if found is None:
         return None
@@ -70,7 +66,7 @@ def _pareto(data: ReportData) -> PlotlyFigure | None:
     return PlotlyFigure(name="pareto", alt=alt, traces=traces, layout=layout, height=480, notes=notes)
 
 
-def _confirmation(data: ReportData) -> PlotlyFigure | None:
+def confirmation_figure(data: ReportData) -> PlotlyFigure | None:
     found = confirmation(data)
     if found is None:
         return None
@@ -105,172 +101,13 @@ def _confirmation(data: ReportData) -> PlotlyFigure | None:
     )  # fmt: skip
     layout = {
         "xaxis": axis("drop in test accuracy (points)", zeroline=True),
-        "yaxis": axis("", tickvals=places, ticktext=[safe(c) for c in found.candidates], range=[len(places) - 0.4, -0.6],
-                      showgrid=False, zeroline=False),
+        "yaxis": axis("", tickvals=places, ticktext=[safe(c) for c in found.candidates],
+                      range=[len(places) - 0.4, -0.6], showgrid=False, zeroline=False),
     }  # fmt: skip
     alt = f"Drop in accuracy with its interval: {sum(found.confirmed)} of {len(places)} candidates are confirmed."
     notes = ["A candidate is confirmed when the upper end of its interval is within the allowed drop."]
     height = 150 + 36 * len(places)
     return PlotlyFigure(name="confirmation", alt=alt, traces=traces, layout=layout, height=height, notes=notes)
-
-
-def _timeline(data: ReportData) -> PlotlyFigure | None:
-    found = timeline(data)
-    if found is None:
-        return None
-    stretches = [(place, stretch) for place, row in enumerate(found.rows) for stretch in row.stretches]
-    training = [(p, s) for p, s in stretches if s.layer < 0]
-    stopped = [(p, s) for p, s in stretches if s.layer >= 0]
-    bar = {"type": "bar", "orientation": "h", "hoverinfo": "text", "showlegend": False}
-    line = {"width": 1, "color": "@ground"}
-
-    def bars(those: Sequence[tuple[int, Any]], marker: dict[str, Any]) -> dict[str, Any]:
-        return bar | {
-            "y": [p for p, _ in those],
-            "x": [s.end - s.begin for _, s in those],
-            "base": [s.begin for _, s in those],
-            "hovertext": [safe(s.label) for _, s in those],
-            "marker": marker,
-        }
-
-    most = max(1, found.last_layer)
-    # The scale stands at a trace without points: bars with numbers for colours make Plotly complain.
-    scale = {
-        "type": "scatter",
-        "x": [None],
-        "y": [None],
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "marker": {
-            "color": [0], "colorscale": "@depth", "cmin": 0, "cmax": most, "showscale": True,
-            "colorbar": {"title": {"text": "stopped through layer number", "side": "top", "font": {"size": 12}},
-                         "orientation": "h", "thickness": 10, "len": 0.6, "x": 0, "xanchor": "left", "y": 1.0,
-                         "yanchor": "bottom", "outlinewidth": 0, "tickformat": "d", "nticks": 6},
-        },
-    }  # fmt: skip
-    traces = [
-        bars(training, {"color": "@rest", "line": line}),
-        bars(stopped, {"color": [f"@depth:{s.layer / most:.3f}" for _, s in stopped], "line": line}),
-        scale,
-    ]
-    places = list(range(len(found.rows)))
-    layout = {
-        "barmode": "overlay",
-        "bargap": 0.25,
-        "xaxis": axis("iteration", range=[0, found.total_steps]),
-        "yaxis": axis("", tickvals=places, ticktext=[safe(row.name) for row in found.rows], autorange="reversed",
-                       showgrid=False, zeroline=False),
-        "margin": {"t": 70},
-    }  # fmt: skip
-    notes = [
-        "A row an outcome, best first: trial, how many trials are alike, compute saved. Grey: every layer trains; "
-        "the colour tells how far layers have stopped."
-    ]
-    if found.hidden:
-        notes.append(f"{plural(found.hidden, 'more outcome')} not shown.")
-    if found.without:
-        notes.append(f"{plural(found.without, 'ranked trial')} stopped nothing.")
-    alt = f"When layers stopped in the {plural(len(found.rows), 'best outcome')} of {found.total_steps} iterations."
-    height = 170 + 22 * max(3, len(found.rows))
-    return PlotlyFigure(name="timeline", alt=alt, traces=traces, layout=layout, height=height, notes=notes)
-
-
-def _variance(data: ReportData) -> PlotlyFigure | None:
-    found = variance(data)
-    if found is None:
-        return None
-    traces: list[dict[str, Any]] = []
-    named = len(found.layers) <= _MOST_NAMED
-    last_line = {line.layer: line for line in found.lines}  # the examined one, where there is one
-    for line in found.lines:
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers" if line.examined and len(line.iteration) <= 60 else "lines",
-                "name": safe(short(line.layer)),
-                "legendgroup": f"layer {found.layers.index(line.layer)}",
-                "showlegend": named and line is last_line[line.layer],
-                "x": line.iteration,
-                "y": line.ratio,
-                "opacity": 1 if line.examined else 0.55,
-                "line": {"color": f"@depth:{line.place:.3f}", "width": 2.4 if line.examined else 1.1,
-                         "dash": "solid" if line.examined else "dot"},
-                "marker": {"color": f"@depth:{line.place:.3f}", "size": 4},
-                "hoverinfo": "text",
-                "hovertext": [
-                    safe(f"{line.layer}{'' if line.examined else ' (not examined yet)'}\niteration {i}, ratio {r:.4f}")
-                    for i, r in zip(line.iteration, line.ratio, strict=True)
-                ],
-            }
-        )  # fmt: skip
-    if len(found.stops):
-        traces.append(marks("stopped", found.stops, "x", "@text", size=10))
-    values = dict(found.thresholds)
-    layout = {
-        "xaxis": axis("iteration"),
-        "yaxis": axis("weight variance / its peak", range=list(found.y_range)),
-        "shapes": [line_of(value, axis="y") for value in values.values()],
-        "annotations": _threshold_notes(found.thresholds, found.y_range),
-    }
-    alt = f"Weight variance over its running peak of {plural(len(found.layers), 'layer')}; {len(found.stops)} stopped."
-    notes = [
-        "A layer stops when its line falls below a threshold. Solid: examined by the rule, against the peak since the "
-        "layer became its target; dotted: not examined yet, against the peak since the run's start."
-    ]
-    return PlotlyFigure(name="variance", alt=alt, traces=traces, layout=layout, height=460, notes=notes)
-
-
-def _threshold_notes(thresholds: Sequence[tuple[str, float]], y_range: tuple[float, float]) -> list[dict[str, Any]]:
-    """The names of thresholds at their lines; those too near to each other share one."""
-    near = 0.05 * (y_range[1] - y_range[0])
-    groups: list[list[tuple[str, float]]] = []
-    for name, value in sorted(thresholds, key=lambda threshold: threshold[1]):
-        if groups and value - groups[-1][-1][1] < near:
-            groups[-1].append((name, value))
-        else:
-            groups.append([(name, value)])
-    return [
-        note(", ".join(f"{n.removeprefix('CAC_VAR_')} {v:.4g}" for n, v in group), x=1, y=group[-1][1], right=True)
-        for group in groups
-    ]
-
-
-def _learning(data: ReportData) -> PlotlyFigure | None:
-    curves = learning_curves(data)
-    if not curves:
-        return None
-    looks = {
-        "trial": ("@trial", 1, "solid", 0.6),
-        "baseline": ("@text", 2.2, "dash", 1),
-        "chosen": ("@chosen", 2.6, "solid", 1),
-    }
-    traces, others = [], False
-    for curve in curves:
-        colour, width, dash, opacity = looks[curve.kind]
-        first_other = curve.kind == "trial" and not others
-        others |= first_other
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": "best of the others" if curve.kind == "trial" else curve.name,
-                "legendgroup": curve.kind,
-                "showlegend": curve.kind != "trial" or first_other,
-                "x": curve.epoch,
-                "y": curve.accuracy,
-                "opacity": opacity,
-                "line": {"color": colour, "width": width, "dash": dash},
-                "hoverinfo": "text",
-                "hovertext": [
-                    safe(f"{curve.name}\nepoch {e:.0f}: {a:.2f} %")
-                    for e, a in zip(curve.epoch, curve.accuracy, strict=True)
-                ],
-            }
-        )
-    alt = "Validation accuracy after each epoch: " + ", ".join(c.name for c in curves if c.kind != "trial")
-    layout = {"xaxis": axis("epoch"), "yaxis": axis("validation accuracy (%)", range=list(accuracy_range(curves)))}
-    return PlotlyFigure(name="learning", alt=alt + ".", traces=traces, layout=layout, height=400,
-                        notes=["The first epochs may lie below the picture; a double click shows all."])  # fmt: skip
 
 
 def _bar_figure(name: str, found: list[Bars], what: str, share: str) -> PlotlyFigure | None:
@@ -308,81 +145,9 @@ def _bar_figure(name: str, found: list[Bars], what: str, share: str) -> PlotlyFi
     return PlotlyFigure(name=name, alt=alt, traces=traces, layout=layout, height=round(130 + 30 * rows))
 
 
-def _importance(data: ReportData) -> PlotlyFigure | None:
+def importance_figure(data: ReportData) -> PlotlyFigure | None:
     return _bar_figure("importance", importance(data), "Importance of parameters", "importance (share)")
 
 
-def _interactions(data: ReportData) -> PlotlyFigure | None:
+def interactions_figure(data: ReportData) -> PlotlyFigure | None:
     return _bar_figure("interactions", interactions(data), "Interaction of parameters", "interaction (strength)")
-
-
-def _convergence(data: ReportData) -> PlotlyFigure | None:
-    found = convergence(data)
-    if found is None:
-        return None
-    traces = []
-    for name, wanted, symbol, colour in (
-        ("over the allowed drop", False, "circle-open", "@trial"),
-        ("within the allowed drop", True, "circle", "@front"),
-    ):
-        those = [i for i, within in enumerate(found.within) if within == wanted]
-        group = Points(
-            x=[float(found.trial[i]) for i in those],
-            y=[found.saved[i] for i in those],
-            labels=[found.labels[i] for i in those],
-            counts=[1] * len(those),
-        )
-        if those:
-            trace = marks(name, group, symbol, colour, size=6)
-            trace["marker"]["line"] = {"width": 1, "color": colour}
-            traces.append(trace)
-    traces.append(
-        {
-            "type": "scatter", "mode": "lines", "name": "best so far", "x": found.trial, "y": found.best,
-            "line": {"color": "@chosen", "width": 2.4, "shape": "hv"}, "hoverinfo": "text",
-            "hovertext": [f"trial {t}: best so far {b:.1f} %" for t, b in zip(found.trial, found.best, strict=True)],
-        }
-    )  # fmt: skip
-    alt = (
-        f"Best compute saved within the allowed drop by trial: {found.best[-1]:.1f} % after {len(found.trial)} trials."
-    )
-    layout = {"xaxis": axis("trial"), "yaxis": axis("compute saved (%)")}
-    return PlotlyFigure(name="convergence", alt=alt, traces=traces, layout=layout, height=400)
-
-
-def _hypervolume(data: ReportData) -> PlotlyFigure | None:
-    found = convergence(data)
-    if found is None or not found.hypervolume:
-        return None
-    traces = [
-        {
-            "type": "scatter", "mode": "lines", "name": "hypervolume", "x": found.trial, "y": found.hypervolume,
-            "showlegend": False, "line": {"color": "@front", "width": 2.4, "shape": "hv"}, "hoverinfo": "text",
-            "hovertext": [f"trial {t}: {v:.1f}" for t, v in zip(found.trial, found.hypervolume, strict=True)],
-        }
-    ]  # fmt: skip
-    layout = {"xaxis": axis("trial"), "yaxis": axis("hypervolume (% × points)", rangemode="tozero")}  # noqa: RUF001
-    alt = f"Hypervolume dominated by the trials so far: {found.hypervolume[-1]:.1f} after {len(found.trial)} trials."
-    notes = ["Area under the Pareto front, above nothing saved and the baseline's accuracy less 5 points."]
-    return PlotlyFigure(name="hypervolume", alt=alt, traces=traces, layout=layout, height=360, notes=notes)
-
-
-def _cost(data: ReportData) -> PlotlyFigure | None:
-    found = cost(data)
-    if found is None:
-        return None
-    traces = []
-    for name, values, colour, dash in (
-        ("each trial alone", found.alone, "@trial", "dash"),
-        ("executed by the search", found.executed, "@front", "solid"),
-    ):
-        traces.append(
-            {
-                "type": "scatter", "mode": "lines", "name": name, "x": found.trial, "y": values,
-                "line": {"color": colour, "width": 2.4, "dash": dash}, "hoverinfo": "text",
-                "hovertext": [f"up to trial {t}: {v:.1f} ({name})" for t, v in zip(found.trial, values, strict=True)],
-            }
-        )  # fmt: skip
-    layout = {"xaxis": axis("trial"), "yaxis": axis("compute (trainings)", rangemode="tozero")}
-    alt = f"Compute of the search: {found.executed[-1]:.1f} trainings executed, {found.alone[-1]:.1f} trained alone."
-    return PlotlyFigure(name="cost", alt=alt, traces=traces, layout=layout, height=360)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.accounting import search_cost
 from analysis.answer import percent, plural, points
-from analysis.report.columns import number, numbers, stop_events, texts
+from analysis.report.columns import is_one_of, number, numbers, stop_events, texts
 from analysis.report.data import ReportData
 from analysis.report.plotly_parts import PlotlyFigure
 
@@ -41,7 +41,8 @@ def sections(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> list[Sect
         ("trade-off", "Compute saved against accuracy", _pictures(figures, "pareto") + _controls_note(data)),
         ("confirmation", "Confirmation on fresh seeds", _confirmation(data, figures)),
         ("stops", "When layers stopped", _stops(data, figures)),
-        ("why", "Why they stopped", _pictures(figures, "variance")),
+        ("why", "Weight variances" if data.stops is None or len(data.stops) == 0 else "Why they stopped",
+         _pictures(figures, "variance")),
         ("training", "Training", _pictures(figures, "learning")),
         ("parameters", "What mattered", _mattered(data, figures)),
         ("search", "The search", _search(data, figures)),
@@ -49,7 +50,7 @@ def sections(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> list[Sect
         ("trials", "All trials", _table(data)),
         ("failed", "Failed trials", _failed(data.trials)),
         ("environment", "Environment", _environment(data)),
-    ]
+    ]  # fmt: skip
     return [Section(name=name, title=title, body=body) for name, title, body in made if body]
 
 
@@ -100,7 +101,7 @@ def _tiles(data: ReportData) -> str:
         tiles.append(("compute saved", percent(number(best, "compute_saved")), beside))
         drop = number(best, "accuracy_drop")
         tiles.append(("drop in accuracy", _drop(drop), f"validation; allowed {points(data.allowed_drop)}"))
-        baseline = data.ranking[[role == "baseline" for role in texts(data.ranking, "role")]]
+        baseline = data.ranking[is_one_of(data.ranking, "role", "baseline")]
         test = number(best, "test_accuracy")
         if np.isfinite(test) and len(baseline):
             base = number(baseline.iloc[0], "test_accuracy")
@@ -255,7 +256,7 @@ def _table(data: ReportData) -> str:
 
 
 def _failed(trials: pd.DataFrame) -> str:
-    failed = trials[[status == "failed" for status in texts(trials, "status")]]
+    failed = trials[is_one_of(trials, "status", "failed")]
     errors = texts(failed, "error")
     rows = "".join(
         f"<li>trial {escape(str(trial))}: <code>{escape(error or 'no reason known')}</code></li>"

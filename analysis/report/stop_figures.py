@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from analysis.answer import percent, plural
-from analysis.report.columns import number, numbers, stop_events, texts
+from analysis.report.columns import is_one_of, number, numbers, stop_events, texts
 from analysis.report.data import ReportData
-from analysis.report.figures import Points
+from analysis.report.figures import Points, short_name
 
 #: Outcomes that the timeline shows.
 MOST_ROWS = 30
@@ -60,7 +61,7 @@ class Timeline:
 
 def timeline(data: ReportData) -> Timeline | None:
     """The stops of the ranking's first outcomes, equal ones together; None if nothing was stopped."""
-    ranking = data.ranking[[role not in ("baseline", "control") for role in texts(data.ranking, "role")]]
+    ranking = data.ranking[~is_one_of(data.ranking, "role", "baseline", "control")]
     groups: dict[tuple[Any, ...], list[int]] = {}
     events_of: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     without = 0
@@ -223,3 +224,15 @@ def _thresholds(data: ReportData) -> list[tuple[str, float]]:
         return []
     values = numbers(data.thresholds, "value")
     return [(n, float(v)) for n, v in zip(texts(data.thresholds, "name"), values, strict=True) if np.isfinite(v)]
+
+
+def near_thresholds(thresholds: Sequence[tuple[str, float]], y_range: tuple[float, float]) -> list[tuple[str, float]]:
+    """Texts for thresholds and where they stand; those too near to each other for two texts share one."""
+    near = 0.05 * (y_range[1] - y_range[0])
+    groups: list[list[tuple[str, float]]] = []
+    for name, value in sorted(thresholds, key=lambda threshold: threshold[1]):
+        if groups and value - groups[-1][-1][1] < near:
+            groups[-1].append((name, value))
+        else:
+            groups.append([(name, value)])
+    return [(", ".join(f"{short_name(name)} {value:.4g}" for name, value in group), group[-1][1]) for group in groups]

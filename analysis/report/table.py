@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.accounting import search_fraction
+from analysis.controls import beats_shorter, control_line
 from analysis.report.columns import numbers, percent_values, plain, texts
 from analysis.report.data import ReportData
 from analysis.report.figures import short_name
@@ -61,6 +62,10 @@ def trial_table(data: ReportData) -> dict[str, Any]:
     if np.isfinite(cost).any():
         title = "compute that the search executed for it, in trainings without the method"
         add("search_cost", "search cost", title, [round(float(v), 6) for v in cost], digits=2)
+    beats = [None if pd.isna(b) else "yes" if b else "no" for b in beats_shorter(trials, control_line(trials))]
+    if any(beats):
+        title = "whether it is more accurate than simply training shorter for the same compute"
+        add("beats_shorter", "beats shorter", title, beats, "text")
     for name, kind in field_kinds().items():
         if name not in _ELSEWHERE and name in trials.columns and trials[name].dropna().nunique() > 1:
             add(name, short_name(name), name, *_setting(trials, name, kind))

@@ -61,7 +61,7 @@ def variance_frames(trace: RunTrace, row: pd.Series) -> VarianceFrames | None:
     anchor: int | None = 0 if automatic else None  # since when the current target is examined
     for unit in blueprint.plan.units[: blueprint.stoppable]:
         values = _values(trace, path, unit)
-        if not np.isfinite(values).any():
+        if np.isnan(values).all():
             continue
         name = names[unit.number]
         stop = _stop_of(unit, events, blueprint.plan.order)
@@ -137,12 +137,12 @@ def _lines(
             looks = np.unique(np.concatenate([[anchor], looks]))
     before = np.arange(end if len(looks) == 0 else looks[0] + 1)
     for when, examined in ((before, False), (looks, True)):
-        seen = values[when]
-        kept = when[np.isfinite(seen)]
-        seen = seen[np.isfinite(seen)]
+        kept = when[~np.isnan(values[when])]
+        seen = values[kept]
         if len(kept):
             peak = np.maximum.accumulate(seen)
-            yield kept, np.divide(seen, peak, out=np.ones_like(seen), where=peak > 0), examined
+            ratio = np.divide(seen, peak, out=np.ones_like(seen), where=seen < peak)
+            yield kept, ratio, examined
 
 
 def _thresholds(settings: Settings | None, stopped: int) -> pd.DataFrame:
