@@ -20,7 +20,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.answering import answer, write_answer
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
-from tune_cac.study import find_study, locked, package_versions
+from tune_cac.study import find_study, locked, mend_journal, package_versions, written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +108,11 @@ def confirm(
             file=sys.stderr,
             flush=True,
         )
-        interrupted = _train(child, options, base, wanted)
-        found = answer(layout, allowed_drop=info.allowed_drop)
-        write_answer(layout, found)
+        mend_journal(child.journal)
+        with written(layout):
+            interrupted = _train(child, options, base, wanted)
+            found = answer(layout, allowed_drop=info.allowed_drop)
+            write_answer(layout, found)
     table = read_confirmation(layout, allowed_drop=info.allowed_drop)
     assert table is not None
     return Confirmation(

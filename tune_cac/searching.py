@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from trainables.errors import UserError
 from tune_cac.answering import SearchResult, answer, write_answer
 from tune_cac.held import check_hold_on_run, shown_hold
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
-from tune_cac.study import check_writable, find_study, locked, open_study
+from tune_cac.study import check_writable, find_study, locked, mend_journal, open_study, written
 
 
 def search(
@@ -84,6 +85,7 @@ def search(
     layout = open_study(options)
     with locked(layout):
         info = layout.read_info()
+        mend_journal(layout.journal)
         layout.write_info(
             replace(info, trials=info.trials + trials, allowed_drop=allowed_drop, sharing=sharing, controls=controls)
         )
@@ -123,6 +125,7 @@ def resume(
             controls=info.controls,
         )  # fmt: skip
         check_gpus(options)
+        mend_journal(layout.journal)
         return _run(layout, options)
 
 
@@ -155,6 +158,11 @@ def _run(layout: Layout, options: SearchOptions) -> SearchResult:
         size += f", {shown_hold(options.hold)} held"
     # Said before torch and Ray load, which takes seconds.
     print(f"{layout.root}: {options.space} on {options.workload}, {size}", file=sys.stderr, flush=True)
+    with written(layout):
+        return _run_missing(layout, options)
+
+
+def _run_missing(layout: Layout, options: SearchOptions) -> SearchResult:
     space = search_spaces.load(options.space)
     base = _baseline(options, device="cuda" if options.gpus_per_trial > 0 else "cpu")
     context = run_context(replace(base, device="cpu"))
@@ -179,22 +187,28 @@ def _searcher(
     begun = layout.journal.exists()
     earlier = len(read_journal(layout.journal)) if begun else 0
     run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"
-    searcher = StudySearch(
-        space=space,
-        context=context,
-        base=base,
-        journal=layout.journal,
-        allowed_drop=options.allowed_drop,
-        # A later search of the same study must not draw the same random start again.
-        seed=options.seed + 7919 * earlier,
-        run_folder=f"{layout.ray.name}/{run_name}",
-        checkpoint_every_s=options.checkpoint_every_s,
-        hold=options.hold,
-        tree=layout.tree.resolve(),
-        sharing=options.sharing,
-        budget_bytes=options.budget_bytes,
-        trials=layout.read_info().trials,
-    )
+    try:
+        searcher = StudySearch(
+            space=space,
+            context=context,
+            base=base,
+            journal=layout.journal,
+            allowed_drop=options.allowed_drop,
+            # A later search of the same study must not draw the same random start again.
+            seed=options.seed + 7919 * earlier,
+            run_folder=f"{layout.ray.name}/{run_name}",
+            checkpoint_every_s=options.checkpoint_every_s,
+            hold=options.hold,
+            tree=layout.tree.resolve(),
+            sharing=options.sharing,
+            budget_bytes=options.budget_bytes,
+            trials=layout.read_info().trials,
+        )
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"the journal {layout.journal} is damaged ({error.msg}), so Optuna cannot go on with this study: rank and "
+            "report read what can be read; search under another --name"
+        ) from None
     if len(searcher.study.get_trials(deepcopy=False)) == 0:
         searcher.begin()
     searcher.adopt_unfinished(layout.root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -11,12 +12,15 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from analysis.journal import torn_end
 from analysis.layout import Layout, StudyInfo
 from trainables.errors import UserError
 from tune_cac.held import shown_hold
 from tune_cac.options import SearchOptions
 
 #: Packages whose versions a study records.
+#: What a disk says when it is full, over quota or read-only.
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
 
 
@@ -98,6 +102,29 @@ def check_writable(folder: Path) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"cannot write results to {folder}: {reason}; choose another --results") from None
+
+
+def mend_journal(journal: Path) -> None:
+    """Take away a last line that was cut off by a crash or a full disk; Optuna would write on in the middle of it.
+
+    Only for who holds the study's lock.
+    """
+    if journal.is_file() and (kept := torn_end(journal)) is not None:
+        os.truncate(journal, kept)
+
+
+@contextmanager
+def written(layout: Layout) -> Iterator[None]:
+    """Work that writes into a study; UserError where the disk refuses. What has ended by then is kept."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        raise UserError(
+            f"{layout.root} cannot be written ({error.strerror}): what has ended is kept; make room, then go on with "
+            f"python -m tune_cac search --resume {layout.root}"
+        ) from error
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def test_no_knee(rows: list[list[float]]) -> None:
 
 @pytest.mark.parametrize("function", [non_dominated, knee, lambda values: hypervolume(values, [0, 0])])
 def test_nan_is_refused(function: object) -> None:
-    with pytest.raises(UserError, match="^1 of 2 rows hold NaN, which cannot be compared: drop them first$"):
+    with pytest.raises(UserError, match=r"^1 of 2 rows hold NaN, which cannot be compared: drop them first$"):
         function([[1, 2], [1, math.nan]])  # type: ignore[operator]
 
 
