@@ -27,6 +27,13 @@ def texts(frame: pd.DataFrame, name: str) -> list[str]:
     return ["" if pd.isna(value) else str(value) for value in frame[name]]
 
 
+def bare(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same frame without ``attrs``, which pandas copies deeply for every row that is looked at."""
+    found = frame.copy(deep=False)
+    found.attrs = {}
+    return found
+
+
 def is_one_of(frame: pd.DataFrame, name: str, *wanted: str) -> NDArray[np.bool_]:
     """(N,) whether a column holds one of these texts."""
     return np.array([text in wanted for text in texts(frame, name)], dtype=bool)

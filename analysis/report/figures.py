@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.answer import percent, plural, points, settings_text
-from analysis.report.columns import is_one_of, number, numbers, percent_values, texts
+from analysis.report.columns import bare, is_one_of, number, numbers, percent_values, texts
 from analysis.report.data import ReportData
 
 #: Trial numbers that a label lists.
@@ -71,7 +71,7 @@ class Pareto:
 
 def pareto(data: ReportData) -> Pareto | None:
     """The picture of all outcomes; None if no trial completed."""
-    ranking = data.ranking
+    ranking = bare(data.ranking)
     if len(ranking) == 0:
         return None
     searched = ranking[~is_one_of(ranking, "role", "baseline", "published", "control")]
@@ -114,6 +114,7 @@ def _y_range(about: list[float], others: list[float]) -> tuple[float, float]:
 def _outcomes(rows: pd.DataFrame) -> Points:
     """One point for all trials of one outcome."""
     saved, accuracy = numbers(rows, "compute_saved"), numbers(rows, "accuracy")
+    trials = rows["trial"].tolist()
     groups: dict[tuple[float, float], list[int]] = {}
     for place, (x, y) in enumerate(zip(saved, accuracy, strict=True)):
         if np.isfinite(x) and np.isfinite(y):
@@ -121,17 +122,17 @@ def _outcomes(rows: pd.DataFrame) -> Points:
     return Points(
         x=percent_values(np.array([x for x, _ in groups])),
         y=percent_values(np.array([y for _, y in groups])),
-        labels=[_outcome_label(rows.iloc[places]) for places in groups.values()],
+        labels=[_outcome_label(rows.iloc[places[0]], [trials[p] for p in places]) for places in groups.values()],
         counts=[len(places) for places in groups.values()],
     )
 
 
-def _outcome_label(rows: pd.DataFrame) -> str:
-    first = rows.iloc[0]
+def _outcome_label(first: pd.Series, trials: list[int]) -> str:
     role = str(first.get("role") or "")
-    listed = ", ".join(str(trial) for trial in rows["trial"].iloc[:_MOST_NUMBERS])
-    more = f" and {len(rows) - _MOST_NUMBERS} more" if len(rows) > _MOST_NUMBERS else ""
-    lines = [f"trial{'s' if len(rows) > 1 else ''} {listed}{more}{f' ({role})' if role not in ('', 'search') else ''}"]
+    listed = ", ".join(map(str, trials[:_MOST_NUMBERS]))
+    more = f" and {len(trials) - _MOST_NUMBERS} more" if len(trials) > _MOST_NUMBERS else ""
+    beside = f" ({role})" if role not in ("", "search") else ""
+    lines = [f"trial{'s' if len(trials) > 1 else ''} {listed}{more}{beside}"]
     lines.append(f"compute saved {percent(number(first, 'compute_saved'))}")
     drop = number(first, "accuracy_drop")
     beside = "" if np.isnan(drop) else f", drop {points(drop)}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from analysis.answer import percent, plural
-from analysis.report.columns import is_one_of, number, numbers, stop_events, texts
+from analysis.report.columns import bare, is_one_of, number, numbers, stop_events, texts
 from analysis.report.data import ReportData
 from analysis.report.figures import Points, short_name
 
@@ -61,7 +61,7 @@ class Timeline:
 
 def timeline(data: ReportData) -> Timeline | None:
     """The stops of the ranking's first outcomes, equal ones together; None if nothing was stopped."""
-    ranking = data.ranking[~is_one_of(data.ranking, "role", "baseline", "control")]
+    ranking = bare(data.ranking)[~is_one_of(data.ranking, "role", "baseline", "control")]
     groups: dict[tuple[Any, ...], list[int]] = {}
     events_of: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     without = 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Names under which it is installed; the variable CHROMIUM wins.
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 #: Nothing but the page talks: no sandbox (containers), no GPU, no updates, no services of its own.
-_ARGUMENTS = (
+ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 )  # fmt: skip
@@ -30,9 +30,8 @@ def chromium_path() -> str | None:
     return next((path for name in _NAMES if (path := shutil.which(name))), None)
 
 
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    """One browser for the whole session; a test opens its own context in it."""
+def required_chromium() -> str:
+    """Where Chromium is; the test that asks fails if it is nowhere."""
     path = chromium_path()
     if path is None:
         pytest.fail(
@@ -40,9 +39,16 @@ def chromium() -> Iterator[Browser]:
             "CHROMIUM to its path",
             pytrace=False,
         )
+    return path
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """One browser for the whole session; a test opens its own context in it."""
+    path = required_chromium()
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))
+        browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         yield browser
         browser.close()

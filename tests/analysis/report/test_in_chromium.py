@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import required_chromium
 from playwright.sync_api import Browser, Page
 from report_data import LAYERS, report_data
 
@@ -42,7 +43,7 @@ def usual() -> tuple[ReportData, str]:
 
 @pytest.fixture
 def open_page(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Opens a report (the usual one by default); at the end no page may have asked for anything else or complained of anything."""
+    """Opens a report (the usual one by default); at the end none may have asked for anything or complained."""
     complaints: list[str] = []
     contexts = []
 
@@ -65,6 +66,12 @@ def open_page(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+def test_without_chromium_the_tests_fail_and_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHROMIUM", "/nowhere")
+    with pytest.raises(pytest.fail.Exception, match=r"install it \(apt-get install chromium\) or set CHROMIUM"):
+        required_chromium()
 
 
 def draw_all(page: Page) -> None:
@@ -119,7 +126,9 @@ def test_the_table_sorts_by_a_heading_both_ways(open_page: Open) -> None:
     assert numbers == sorted(numbers)
     assert page.locator("th[aria-sort=ascending]").inner_text().strip() == "saved %"
     assert page.locator("th[aria-sort=none]").count() == page.locator("#trials-table th").count() - 1
+    page.locator("#next").click()
     assert column(page, "saved %")[-1] == ""  # failed trials come last either way
+    page.locator("#previous").click()
     page.get_by_role("button", name="status", exact=True).click()
     assert column(page, "status") == sorted(column(page, "status"))
 

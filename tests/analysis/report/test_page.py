@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -218,6 +219,12 @@ def test_importing_loads_no_plotter_and_nothing_that_trains() -> None:
     code = "import sys, analysis.report; print(' '.join(sorted(m.split('.')[0] for m in sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"plotly", "matplotlib", "torch", "ray", "scipy", "sklearn", "optuna", "tune_cac"} & set(loaded)
+
+
+def test_what_the_page_is_made_of_is_installed_with_the_package() -> None:
+    text = (Path(page.__file__).parents[2] / "pyproject.toml").read_text()
+    assert '"*.css"' in text, "package-data of analysis.report in pyproject.toml lacks *.css"
+    assert '"*.js"' in text, "package-data of analysis.report in pyproject.toml lacks *.js"
 
 
 class TestTable:
