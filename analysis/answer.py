@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from typing import Any
 
 import pandas as pd
 
-from analysis.accounting import SearchCost, search_cost, search_fraction
+from analysis.accounting import SearchCost, search_fraction
 from analysis.confirmation import of_trial
-from analysis.controls import RANDOM_STOPS, accuracy_when_shorter, beats_shorter, control_line
+from analysis.controls import accuracy_when_shorter
 from analysis.layout import StudyInfo
 from analysis.ranking import ROUNDING
+from analysis.shell_lines import environment_lines
 from trainables.config import TrialConfig, field_kinds
-from trainables.gradskip.settings import BY_NAME, Settings
+from trainables.gradskip.settings import BY_NAME
 
 
 def percent(fraction: float) -> str:
@@ -143,8 +143,8 @@ def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None) -> str:
     if math.isnan(reached) or best["accuracy"] > reached + ROUNDING:
         return ""
     return (
-        f"It does not beat simply training shorter: {percent(1 - best['compute_saved'])} of the epochs reach "
-        f"{reached:.4f}, this setting {best['accuracy']:.4f}."
+        f"It does not beat simply training shorter, which reaches {reached:.4f} for the same compute, this setting "
+        f"{best['accuracy']:.4f}."
     )
 
 
@@ -157,10 +157,9 @@ def best_env(
     ]
     if best is None or best["method"] == "none" or best["compute_saved"] <= 0:
         lines.append(f"# Nothing tried saves compute within the allowed drop of {points(allowed_drop)}: off.")
-        settings = Settings(start_thr=-1)
+        config = TrialConfig(method="none")
     else:
         config = config_of(best)
-        settings = config.gradskip_settings()
         lines.append(
             f"# trial {best['trial']}: compute saved {percent(best['compute_saved'])}, validation accuracy "
             f"{best['accuracy']:.4f}, drop {points(best['accuracy_drop'])} (allowed {points(allowed_drop)})"
@@ -175,18 +174,7 @@ def best_env(
         else:
             lines.append(f"# One seed, {_not_confirmed(again)}.")
         lines.append("# Iterations are those of a run of this length.")
-        if config.forward_cache_mb:
-            lines.append(f"# The trial had forward_cache_mb={config.forward_cache_mb}, which no variable sets.")
-    environment = settings.to_environment()
-    ours = [name for name in environment if not BY_NAME[name].published]
-    if ours:
-        lines.append("# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:")
-        lines += textwrap.wrap(", ".join(ours), width=110, initial_indent="#   ", subsequent_indent="#   ")
-    # One left over in the shell could win over the answer, or be refused beside it.
-    unset = [name for name in BY_NAME if name not in environment]
-    lines += textwrap.wrap(" ".join(unset), width=110, initial_indent="unset ", subsequent_indent="unset ")
-    lines += [f"export {name}={value}" for name, value in environment.items()]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + environment_lines(config)) + "\n"
 
 
 def settings_text(row: pd.Series) -> str:
@@ -197,51 +185,19 @@ def settings_text(row: pd.Series) -> str:
     if row["method"] == "none":
         return "-"
     return " ".join(
-        f"{name.removeprefix('CAC_').removeprefix('VAR_')}={_short(value)}"
+        f"{name.removeprefix('CAC_').removeprefix('VAR_')}={short(value)}"
         for name, value in _hyperparameters(row).items()
         if name in BY_NAME
     )
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as its variable takes it, numbers to four digits."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     if isinstance(value, bool):
         return str(int(value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def confirmation_lines(confirmation: pd.DataFrame | None) -> list[str]:
-    """The section on fresh seeds in Markdown; nothing where none was begun."""
-    if confirmation is None:
-        return []
-    lines = [
-        "", "## Confirmation", "",
-        "Retrained with the baseline on seeds that the search never saw; drops are in test accuracy, in points, with "
-        "intervals that hold together.", "",
-        "| trial | seeds | compute saved | drop | from | to | confirmed |", "|--:|--:|--:|--:|--:|--:|:--|",
-    ]  # fmt: skip
-    for _, row in confirmation.iterrows():
-        drops = " | ".join(f"{100 * row[name]:+.2f}" for name in ("accuracy_drop", "drop_low", "drop_high"))
-        lines.append(
-            f"| {row['candidate']} | {row['seeds']} | {percent(row['compute_saved'])} | {drops} | "
-            f"{'yes' if row['confirmed'] else 'no'} |"
-        )
-    return lines
-
-
-def control_lines(trials: pd.DataFrame, line: pd.DataFrame) -> list[str]:
-    """The section on controls in Markdown; nothing where there are none."""
-    stops = trials[(trials["status"] == "completed") & (trials["role"] == "control")]
-    stops = stops[stops["control"] == RANDOM_STOPS] if len(stops) else stops
-    if len(line) == 0 and len(stops) == 0:
-        return []
-    lines = ["", "## Controls", "", "| trained | compute saved | accuracy |", "|:--|--:|--:|"]
-    for _, row in line.iterrows():
-        lines.append(f"| {plural(row['epochs'], 'epoch')} | {percent(row['compute_saved'])} | {row['accuracy']:.4f} |")
-    for _, row in stops.iterrows():
-        lines.append(f"| {settings_text(row)} | {percent(row['compute_saved'])} | {row['accuracy']:.4f} |")
-    return lines
 
 
 def ranked_table(
@@ -292,76 +248,3 @@ def ranked_table(
             cells.insert(4, "-" if pd.isna(row["test_accuracy"]) else f"{row['test_accuracy']:.4f}")
         table.append(cells)
     return table
-
-
-def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
-                    allowed_drop: float, *, top: int = 20, picture: str | None = None,
-                    confirmation: pd.DataFrame | None = None) -> str:  # fmt: skip
-    """The report: headline, the best trial on the test split, settings, ranked table, failures, versions.
-
-    Args:
-        info: what was searched.
-        trials: from `analysis.load`.
-        ranking: from `analysis.rank`.
-        best: from `analysis.best`.
-        allowed_drop: accuracy that may be lost, a fraction.
-        top: rows of the ranked table.
-        picture: file name of the stage tree's picture, beside the report; None without one.
-        confirmation: from `analysis.confirm_table`; None where none was begun.
-    """
-    line = control_line(trials)
-    said = headline(ranking, best, allowed_drop, confirmation=confirmation, line=line)
-    lines = [f"# {info.space} on {info.workload}", "", said, ""]
-    lines += [search_cost_line(search_cost(trials)), ""]
-    counts = trials["status"].value_counts()
-    lines.append(
-        f"{info.epochs} epochs, seed {info.seed}; trials: " + ", ".join(f"{n} {s}" for s, n in counts.items()) + "."
-    )
-    if info.hold:
-        held = " ".join(f"{name}={_short(value)}" for name, value in info.hold.items())
-        lines.append(f"Held in every trial but the baseline: {held}.")
-    if best is not None and best["compute_saved"] > 0:
-        lines += [
-            "",
-            "## Best settings",
-            "",
-            "```sh",
-            best_env(info, best, allowed_drop, confirmation=confirmation).rstrip(),
-            "```",
-        ]
-        baseline = ranking[ranking["role"] == "baseline"].iloc[0]
-        lines += [
-            "",
-            f"On the test split, which no choice was made by: {best['test_accuracy']:.4f}, "
-            f"baseline {baseline['test_accuracy']:.4f}.",
-            f"Backward FLOPs saved: {percent(best['backward_saved'])}. "
-            f"Training time saved in this run: {percent(best['time_saved'])} (one measurement, beside other trials).",
-        ]
-        events = json.loads(best["stop_events"])
-        if events:
-            lines += ["", "| iteration | layer | name | rule | variance / peak |", "|--:|--:|:--|:--|--:|"]
-            for event in events:
-                ratio = "" if event["ratio"] is None else f"{event['ratio']:.4f}"
-                lines.append(
-                    f"| {event['iteration']} | {event['layer']} | {event['name']} | {event['rule']} | {ratio} |"
-                )
-    lines += confirmation_lines(confirmation) + control_lines(trials, line)
-    table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line))
-    lines += ["", "## Ranking", "", "| " + " | ".join(table[0]) + " |", "|" + "--|" * len(table[0])]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table[1:]]
-    if picture is not None:
-        lines += [
-            "",
-            "## Stage tree",
-            "",
-            "Every bar is a stretch of training that begins where its trials did something that the others did not; "
-            "what trials have in common was trained once and is drawn once.",
-            "",
-            f"![stage tree]({picture})",
-        ]
-    failed = trials[trials["status"] == "failed"]
-    if len(failed):
-        lines += ["", "## Failed trials", ""]
-        lines += [f"- trial {row['trial']}: {row['error']}" for _, row in failed.iterrows()]
-    lines += ["", "Versions: " + ", ".join(f"{k} {v}" for k, v in info.versions.items()) + ".", ""]
-    return "\n".join(lines)

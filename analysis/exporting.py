@@ -5,16 +5,13 @@ from __future__ import annotations
 import io
 import json
 import math
-import shlex
-import textwrap
 
 import pandas as pd
 
 from analysis.answer import config_of, percent, points, settings_text
 from analysis.layout import StudyInfo
-from trainables.config import TrialConfig
+from analysis.shell_lines import environment_lines
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.settings import BY_NAME, Settings
 
 #: Formats of one trial's settings, and of a table of trials.
 TRIAL_FORMATS = ("env", "yaml", "json")
@@ -44,7 +41,6 @@ _LATEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
 }
-_WIDTH = 110
 
 
 def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
@@ -75,7 +71,7 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
 
         text: str = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
         return "\n".join(about) + "\n" + text
-    return "\n".join([*about, *_environment_lines(config)]) + "\n"
+    return "\n".join([*about, *environment_lines(config)]) + "\n"
 
 
 def _about(row: pd.Series, info: StudyInfo) -> list[str]:
@@ -86,25 +82,6 @@ def _about(row: pd.Series, info: StudyInfo) -> list[str]:
         f"{row['accuracy']:.4f}, drop {drop}",
         "One seed. Iterations are those of a run of this length.",
     ]
-
-
-def _environment_lines(config: TrialConfig) -> list[str]:
-    """Comments, ``unset`` of every other variable and ``export`` of these, for a POSIX shell."""
-    # Without a method nothing stops, which in the variables is auto mode turned off.
-    settings = Settings(start_thr=-1) if config.method == "none" else config.gradskip_settings()
-    environment = settings.to_environment()
-    lines = []
-    if config.forward_cache_mb:
-        lines.append(f"# The trial had forward_cache_mb={config.forward_cache_mb}, which no variable sets.")
-    ours = [name for name in environment if not BY_NAME[name].published]
-    if ours:
-        lines.append("# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:")
-        lines += textwrap.wrap(", ".join(ours), width=_WIDTH, initial_indent="#   ", subsequent_indent="#   ")
-    # One left over in the shell could win over these, or be refused beside them.
-    unset = [name for name in BY_NAME if name not in environment]
-    lines += textwrap.wrap(" ".join(unset), width=_WIDTH, initial_indent="unset ", subsequent_indent="unset ")
-    # Plain numbers, names and comma lists need no quotes and get none.
-    return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in environment.items())]
 
 
 def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) -> str | bytes:

@@ -12,7 +12,6 @@ from analysis.answer import (
     best_env,
     headline,
     ranked_table,
-    report_markdown,
     search_cost_line,
     trials_for_trainings,
 )
@@ -20,6 +19,7 @@ from analysis.confirmation import read_confirmation
 from analysis.controls import beats_shorter, control_line
 from analysis.layout import Layout
 from analysis.loading import load
+from analysis.markdown_report import report_markdown
 from analysis.ranking import best, rank
 from analysis.tree import stage_frame
 from analysis.tree_picture import tree_svg

@@ -20,7 +20,7 @@ _Found = TypeVar("_Found")
 
 def report(arguments: argparse.Namespace) -> int:
     """Print a study's report and write its page; works while the study is searched."""
-    from analysis.answer import report_markdown
+    from analysis.markdown_report import report_markdown
     from analysis.report import report_html, write_pngs
     from tune_cac.showing import answer_of
 
@@ -30,12 +30,7 @@ def report(arguments: argparse.Namespace) -> int:
     page = Path(arguments.output) if arguments.output else layout.page
     _write(page, report_html(data))
     if arguments.png is not None:
-        try:
-            pictures = write_pngs(data, Path(arguments.png))
-        except OSError as error:
-            raise UserError(
-                f"cannot write to {arguments.png}: {error.strerror or error}; choose another --png"
-            ) from None
+        pictures = write_pngs(data, Path(arguments.png))
         print(f"{len(pictures)} pictures in {arguments.png}", file=sys.stderr)
     text = report_markdown(
         info, found.trials, found.ranking, found.best, drop, top=arguments.top, confirmation=found.confirmation

@@ -14,9 +14,10 @@ import pytest
 
 import analysis
 import search_spaces
-from analysis.answer import best_env, config_of, headline, ranked_table, report_markdown, settings_text
+from analysis.answer import best_env, config_of, headline, ranked_table, settings_text
 from analysis.layout import StudyInfo
 from analysis.loading import to_frame
+from analysis.markdown_report import report_markdown
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import BY_NAME, RULES, Settings

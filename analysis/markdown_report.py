@@ -1,0 +1,118 @@
+"""A study's report as Markdown. Pure: frames in, text out."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+
+from analysis.accounting import search_cost
+from analysis.answer import best_env, headline, percent, plural, ranked_table, search_cost_line, settings_text, short
+from analysis.controls import RANDOM_STOPS, beats_shorter, control_line
+from analysis.layout import StudyInfo
+
+
+def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
+                    allowed_drop: float, *, top: int = 20, picture: str | None = None,
+                    confirmation: pd.DataFrame | None = None) -> str:  # fmt: skip
+    """The report: headline, the best trial on the test split, settings, ranked table, failures, versions.
+
+    Args:
+        info: what was searched.
+        trials: from `analysis.load`.
+        ranking: from `analysis.rank`.
+        best: from `analysis.best`.
+        allowed_drop: accuracy that may be lost, a fraction.
+        top: rows of the ranked table.
+        picture: file name of the stage tree's picture, beside the report; None without one.
+        confirmation: from `analysis.confirm_table`; None where none was begun.
+    """
+    line = control_line(trials)
+    said = headline(ranking, best, allowed_drop, confirmation=confirmation, line=line)
+    lines = [f"# {info.space} on {info.workload}", "", said, ""]
+    lines += [search_cost_line(search_cost(trials)), ""]
+    counts = trials["status"].value_counts()
+    lines.append(
+        f"{info.epochs} epochs, seed {info.seed}; trials: " + ", ".join(f"{n} {s}" for s, n in counts.items()) + "."
+    )
+    if info.hold:
+        held = " ".join(f"{name}={short(value)}" for name, value in info.hold.items())
+        lines.append(f"Held in every trial but the baseline: {held}.")
+    if best is not None and best["compute_saved"] > 0:
+        lines += [
+            "",
+            "## Best settings",
+            "",
+            "```sh",
+            best_env(info, best, allowed_drop, confirmation=confirmation).rstrip(),
+            "```",
+        ]
+        baseline = ranking[ranking["role"] == "baseline"].iloc[0]
+        lines += [
+            "",
+            f"On the test split, which no choice was made by: {best['test_accuracy']:.4f}, "
+            f"baseline {baseline['test_accuracy']:.4f}.",
+            f"Backward FLOPs saved: {percent(best['backward_saved'])}. "
+            f"Training time saved in this run: {percent(best['time_saved'])} (one measurement, beside other trials).",
+        ]
+        events = json.loads(best["stop_events"])
+        if events:
+            lines += ["", "| iteration | layer | name | rule | variance / peak |", "|--:|--:|:--|:--|--:|"]
+            for event in events:
+                ratio = "" if event["ratio"] is None else f"{event['ratio']:.4f}"
+                lines.append(
+                    f"| {event['iteration']} | {event['layer']} | {event['name']} | {event['rule']} | {ratio} |"
+                )
+    lines += confirmation_lines(confirmation) + control_lines(trials, line)
+    table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line))
+    lines += ["", "## Ranking", "", "| " + " | ".join(table[0]) + " |", "|" + "--|" * len(table[0])]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table[1:]]
+    if picture is not None:
+        lines += [
+            "",
+            "## Stage tree",
+            "",
+            "Every bar is a stretch of training that begins where its trials did something that the others did not; "
+            "what trials have in common was trained once and is drawn once.",
+            "",
+            f"![stage tree]({picture})",
+        ]
+    failed = trials[trials["status"] == "failed"]
+    if len(failed):
+        lines += ["", "## Failed trials", ""]
+        lines += [f"- trial {row['trial']}: {row['error']}" for _, row in failed.iterrows()]
+    lines += ["", "Versions: " + ", ".join(f"{k} {v}" for k, v in info.versions.items()) + ".", ""]
+    return "\n".join(lines)
+
+
+def confirmation_lines(confirmation: pd.DataFrame | None) -> list[str]:
+    """The section on fresh seeds in Markdown; nothing where none was begun."""
+    if confirmation is None:
+        return []
+    lines = [
+        "", "## Confirmation", "",
+        "Retrained with the baseline on seeds that the search never saw; drops are in test accuracy, in points, with "
+        "intervals that hold together.", "",
+        "| trial | seeds | compute saved | drop | from | to | confirmed |", "|--:|--:|--:|--:|--:|--:|:--|",
+    ]  # fmt: skip
+    for _, row in confirmation.iterrows():
+        drops = " | ".join(f"{100 * row[name]:+.2f}" for name in ("accuracy_drop", "drop_low", "drop_high"))
+        lines.append(
+            f"| {row['candidate']} | {row['seeds']} | {percent(row['compute_saved'])} | {drops} | "
+            f"{'yes' if row['confirmed'] else 'no'} |"
+        )
+    return lines
+
+
+def control_lines(trials: pd.DataFrame, line: pd.DataFrame) -> list[str]:
+    """The section on controls in Markdown; nothing where there are none."""
+    stops = trials[(trials["status"] == "completed") & (trials["role"] == "control")]
+    stops = stops[stops["control"] == RANDOM_STOPS] if len(stops) else stops
+    if len(line) == 0 and len(stops) == 0:
+        return []
+    lines = ["", "## Controls", "", "| trained | compute saved | accuracy |", "|:--|--:|--:|"]
+    for _, row in line.iterrows():
+        lines.append(f"| {plural(row['epochs'], 'epoch')} | {percent(row['compute_saved'])} | {row['accuracy']:.4f} |")
+    for _, row in stops.iterrows():
+        lines.append(f"| {settings_text(row)} | {percent(row['compute_saved'])} | {row['accuracy']:.4f} |")
+    return lines
