@@ -125,11 +125,10 @@ def test_a_setting_that_does_not_beat_training_shorter_is_marked_in_the_headline
     trials = analysis.load(folder)
     ranking = analysis.rank(trials, allowed_drop=0.005)
     said = headline(ranking, analysis.best(ranking), 0.005, line=analysis.controls.control_line(trials))
-    assert (
-    expected = "It does not beat simply training shorter, which reaches 0.9701 for the same compute, this setting 0.9700."
+    expected = (
+        "It does not beat simply training shorter, which reaches 0.9701 for the same compute, this setting 0.9700."
+    )
     assert (expected in said) is beaten
-        in said
-    ) is beaten
 
 
 def test_the_resolution_of_a_test_split_is_read_off_its_accuracies() -> None:
