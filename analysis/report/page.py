@@ -91,7 +91,8 @@ def _plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise UserError("the report's plots need plotly, which is not installed: pip install plotly") from None
-    text = str(get_plotlyjs())
+    # V8's hint to compile all functions at once, not each twice: a tenth less CPU until the first plot.
+    text = "//# allFunctionsCalledOnLoad\n" + str(get_plotlyjs())
     # Inside a script only these could end it or hide its end; in JavaScript they stand in strings and regular
     # expressions alone, where the backslash changes nothing.
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")

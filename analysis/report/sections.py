@@ -84,12 +84,26 @@ def header(data: ReportData) -> str:
             f'<p class="running">The search is running ({what}): this is what it had found when the report was '
             "made.</p>"
         )
+    answer, caveats = first_sentence(data.headline)
+    more = f'<p class="caveats">{escape(caveats)}</p>' if caveats else ""
     return (
-        f'<p class="study">{escape(info.space)} on {escape(info.workload)}</p><h1>{escape(data.headline)}</h1>{running}'
+        f'<p class="study">{escape(info.space)} on {escape(info.workload)}</p><h1>{escape(answer)}</h1>{more}{running}'
         f'<p class="cost">{escape(data.cost_line)}</p>{_tiles(data)}'
         f'<p class="faint">{plural(info.epochs, "epoch")}, seed {info.seed}; allowed drop {points(data.allowed_drop)}; '
         f"trials: {told}.</p>"
     )
+
+
+def first_sentence(text: str) -> tuple[str, str]:
+    """A text's first sentence, and the others.
+
+    >>> first_sentence("You can skip 3.1 % (allowed: 0.50 points). One seed, not confirmed. So be it.")
+    ('You can skip 3.1 % (allowed: 0.50 points).', 'One seed, not confirmed. So be it.')
+    >>> first_sentence("No trial has completed.")
+    ('No trial has completed.', '')
+    """
+    first, *others = re.split(r"(?<=\.)\s+(?=[A-Z])", text, maxsplit=1)
+    return first, "".join(others)
 
 
 def _tiles(data: ReportData) -> str:
