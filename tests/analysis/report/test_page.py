@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
+from html import escape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ from report_data import report_data
 from analysis.answer import best_env, headline
 from analysis.ranking import rank
 from analysis.report import ReportData, page, report_html
+from analysis.report.sections import first_sentence
 from analysis.report.table import trial_table
 from trainables.errors import UserError
 
@@ -91,7 +93,10 @@ def test_the_policy_allows_the_two_scripts_by_their_content_alone() -> None:
 
 def test_the_answer_comes_first_and_headings_go_down_one_level_at_a_time() -> None:
     headings = read().headings
-    assert headings[0] == ("h1", report_data(40).headline)
+    answer, caveats = first_sentence(report_data(40).headline)
+    assert headings[0] == ("h1", answer)
+    assert caveats
+    assert f'<p class="caveats">{escape(caveats)}</p>' in full()
     assert [level for level, _ in headings].count("h1") == 1
     levels = [int(level[1]) for level, _ in headings]
     assert all(b <= a + 1 for a, b in pairwise(levels))
