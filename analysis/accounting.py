@@ -35,6 +35,13 @@ def search_cost(trials: pd.DataFrame) -> SearchCost:
     Args:
         trials: one row a trial, as `analysis.load` gives it. A trial of a study without the column `search_flops`
             trained alone, so its `executed_flops` count. One that is known to have executed nothing counts nothing.
+
+    >>> trials = pd.DataFrame({
+    ...     "role": ["baseline", "search"], "status": "completed", "dense_flops": 1000,
+    ...     "executed_flops": [1000, 700], "search_flops": [1000, 250],
+    ... })
+    >>> search_cost(trials)
+    SearchCost(trials=2, search_flops=1250, dense_equivalents=1.25, own_equivalents=1.7)
     """
     return SearchCost(
         trials=int(trials["status"].isin(_ENDED).sum()),

@@ -36,6 +36,13 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         A copy with the columns added (or renewed).
+
+    >>> trials = pd.DataFrame({
+    ...     "role": ["baseline", "search", "search"], "status": "completed", "seed": [0, 0, 1],
+    ...     "accuracy": [0.97, 0.96, 0.99], "train_time_s": [10.0, 8.0, 8.0],
+    ... })
+    >>> relative_to_baseline(trials)[["accuracy_drop", "time_saved"]].round(3).values.tolist()
+    [[0.0, 0.0], [0.01, 0.2], [nan, nan]]
     """
     trials = trials.copy()
     baseline = _baseline_of_each(trials)

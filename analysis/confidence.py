@@ -55,6 +55,10 @@ def paired_interval(
 
     Raises:
         UserError: a number is out of range.
+
+    >>> found = paired_interval([0.001, 0.002, 0.0, 0.001], comparisons=5, resolution=0.0005)
+    >>> round(found.mean, 4), round(found.low, 4), round(found.high, 4)
+    (0.001, -0.0014, 0.0034)
     """
     sample = np.asarray(differences, dtype=float)
     if sample.ndim != 1:
@@ -162,6 +166,15 @@ def confirm_table(
 
     Raises:
         UserError: a number is out of range, or the trials are of no confirmation study.
+
+    >>> trials = pd.DataFrame({
+    ...     "role": ["baseline"] * 3 + ["candidate"] * 3, "candidate": [None] * 3 + [17] * 3, "seed": [1, 2, 3] * 2,
+    ...     "status": "completed", "test_accuracy": [0.97, 0.96, 0.98, 0.968, 0.957, 0.979],
+    ...     "compute_saved": [0.0] * 3 + [0.3] * 3,
+    ... })
+    >>> table = confirm_table(trials, allowed_drop=0.005)
+    >>> table[["candidate", "seeds", "accuracy_drop", "drop_low", "drop_high", "confirmed"]].round(4).values.tolist()
+    [[17, 3, 0.002, -0.0005, 0.0045, True]]
     """
     check_allowed_drop(allowed_drop)
     _check_levels(confidence, 1, resolution)

@@ -38,6 +38,14 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Columns ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy``. Empty where the
         study has no completed baseline or no completed shorter training.
+
+    >>> trials = pd.DataFrame({
+    ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "control", "control"], "status": "completed",
+    ...     "control": [None, None, "shorter", "shorter"], "epochs": [10, 10, 8, 6],
+    ...     "accuracy": [0.97, 0.965, 0.968, 0.95], "compute_saved": [0.0, 0.3, 0.2, 0.4],
+    ... })
+    >>> control_line(trials).values.tolist()
+    [[0.0, 10.0, 0.0, 0.97], [2.0, 8.0, 0.2, 0.968], [3.0, 6.0, 0.4, 0.95]]
     """
     done = trials[trials["status"] == "completed"]
     shorter = done[_kind(done) == SHORTER]
@@ -54,6 +62,10 @@ def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]
     Args:
         line: from `control_line`.
         saved: (N,) fractions of the baseline's compute.
+
+    >>> line = pd.DataFrame({"compute_saved": [0.0, 0.2, 0.4], "accuracy": [0.97, 0.968, 0.95]})
+    >>> accuracy_when_shorter(line, [0.1, 0.3, 0.5]).round(4).tolist()
+    [0.969, 0.959, nan]
     """
     wanted = np.asarray(saved, dtype=np.float64)
     if len(line) == 0:
@@ -74,6 +86,13 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     Returns:
         Nullable booleans on the trials' index; NA where the line does not reach, for trials that save nothing or did
         not complete, and for the points of the line itself.
+
+    >>> line = pd.DataFrame({"compute_saved": [0.0, 0.2, 0.4], "accuracy": [0.97, 0.968, 0.95]})
+    >>> trials = pd.DataFrame({
+    ...     "status": "completed", "accuracy": [0.97, 0.965, 0.96, 0.97], "compute_saved": [0.0, 0.1, 0.3, 0.6],
+    ... })
+    >>> beats_shorter(trials, line).tolist()
+    [<NA>, False, True, <NA>]
     """
     reached = accuracy_when_shorter(line, trials["compute_saved"].astype(float))
     judged = (

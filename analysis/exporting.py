@@ -99,6 +99,14 @@ def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) 
 
     Raises:
         UserError: an unknown format or one for a trial, `top` below 1, or nothing to show.
+
+    >>> ranking = pd.DataFrame({
+    ...     "rank": [1, 2], "trial": [5, 0], "role": ["search", "baseline"], "method": ["gradskip", "none"],
+    ...     "accuracy": [0.968, 0.97], "accuracy_drop": [0.002, 0.0], "compute_saved": [0.3, 0.0],
+    ...     "CAC_VAR_START_THR": [0.97, None],
+    ... })
+    >>> print(export_table(ranking, "csv", top=1).splitlines()[1])
+    1,5,search,gradskip,0.968,0.002,0.3,0.97
     """
     if format not in TABLE_FORMATS:
         raise unknown_name("format of a table", format, TABLE_FORMATS)

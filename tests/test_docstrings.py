@@ -1,0 +1,43 @@
+"""The examples in docstrings, run as they stand; and that the public functions of `analysis` have one."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import os
+from pathlib import Path
+
+import pytest
+
+import analysis
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
+#: Public functions of `analysis` that read a study's files, and those that draw its tree: docs/analysis.ipynb and
+#: docs/stage-tree.md show these.
+NEED_A_STUDY = {
+    "load", "history", "importance", "interactions", "compare", "export_trial", "replay", "load_trace", "stage_frame",
+    "tree_text", "tree_svg",
+}  # fmt: skip
+
+
+def modules_with_examples() -> list[str]:
+    """Names of the modules of the four packages in which an example stands."""
+    files = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+    return [".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files if ">>> " in f.read_text()]
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted > 0
+    assert result.failed == 0
+    assert os.listdir(tmp_path) == []  # an example leaves no files
+
+
+def test_public_functions_have_an_example() -> None:
+    functions = {name for name in analysis.__all__ if inspect.isfunction(getattr(analysis, name))}
+    shown = {name for name in functions if ">>> " in (inspect.getdoc(getattr(analysis, name)) or "")}
+    assert functions - shown == NEED_A_STUDY
