@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 SEARCH ?= --space auto_thresholds
+# Two files of tests at a time; PYTEST= runs one after the other.
+PYTEST ?= -n 2 --dist loadfile
 
 .PHONY: search test lint clean
 
