@@ -35,6 +35,8 @@ _ROW_NAMES = tuple(metric.name for metric in ROW)
 _SPENT = ("search_flops", "dense_flops")
 #: Settings that do nothing are passed over so often in a row; then one is tried all the same.
 _MOST_SKIPPED = 50
+#: Violation of a constraint, more than any drop in accuracy is.
+_NEVER = 10.0
 #: Most settings of a study's start that are chosen by replay; at most a third of its trials are.
 _MOST_SPREAD = 10
 
@@ -202,16 +204,19 @@ class StudySearch(OptunaSearch):
         if self._to_ask == 0:
             return self._next_control() if self._with_controls else FINISHED
         trial = self._ask()
+        if trial is None and self._with_controls:
+            return self._next_control(shorter_alone=True)  # which wait for nobody, so that no processor does
         if trial is not None and self._to_ask is not None:
             self._to_ask -= 1
         return trial
 
-    def _next_control(self) -> optuna.Trial | str | None:
-        missing = self.missing_controls(shorter_alone=self._searches_run())
+    def _next_control(self, *, shorter_alone: bool = False) -> optuna.Trial | str | None:
+        shorter_alone = shorter_alone or self._searches_run()
+        missing = self.missing_controls(shorter_alone=shorter_alone)
         if missing:
             control = missing[0]
             return self._start_given({"role": "control", "control": control.kind}, control.values)
-        return None if self._searches_run() else FINISHED
+        return None if shorter_alone else FINISHED
 
     def _searches_run(self) -> bool:
         """Whether trials are under way from whose results the best one is not known yet."""
@@ -456,13 +461,16 @@ def tell_complete(
 ) -> None:
     """Tell a finished trial: its objectives, and the drop beyond the allowed one as constraint (<= 0 is feasible).
 
-    A shorter run reports what it saves of its own budget; told is what it saves of the baseline's.
+    A shorter run reports what it saves of its own budget; told is what it saves of the baseline's. A control is never
+    feasible: it is no setting that a sampler could learn from, and good ones would stand where settings should.
     """
     if baseline is not None and row["dense_flops"] != baseline["dense_flops"]:
         row = {**row, "compute_saved": 1 - row["executed_flops"] / baseline["dense_flops"]}
     if baseline is not None:
         excess = baseline["accuracy"] - row["accuracy"] - allowed_drop
         trial.set_constraint("accuracy_drop", excess if excess > 1e-9 else min(excess, 0.0))
+    if trial.user_attrs.get("role") == "control":
+        trial.set_constraint("control", _NEVER)
     study.tell(trial, [row[name] for name in OBJECTIVES])
 
 

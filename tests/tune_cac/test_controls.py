@@ -118,6 +118,41 @@ def test_an_interrupted_control_is_begun_again_where_it_was(tmp_path: Path) -> N
     assert read_journal(tmp_path / "optuna.journal")[number]["status"] == "interrupted"
 
 
+def test_shorter_runs_fill_the_time_in_which_others_wait_for_the_baseline(tmp_path: Path) -> None:
+    search = searcher(tmp_path, baseline=False)
+    search.plan(2, controls=True)
+    roles = [search.suggest(name)["role"] for name in "abc"]  # type: ignore[index]
+    assert roles == ["baseline", "control", "control"]
+    complete(search, "a")
+    assert search.suggest("d")["role"] == "published"  # type: ignore[index]
+    complete(search, "d")
+    assert [search.suggest(name)["config"]["epochs"] for name in "efg"] == [21, 18, 15]  # type: ignore[index]
+
+
+def test_a_sampler_learns_from_settings_as_if_there_were_no_controls(tmp_path: Path) -> None:
+    """Settings with START_THR near 1 are the better ones; good controls must not stand in their place."""
+    found = {}
+    for controls in (False, True):
+        folder = tmp_path / str(controls)
+        folder.mkdir()
+        search = searcher(folder, baseline=False)
+        search.plan(1, controls=controls)
+        search.suggest("baseline")
+        complete(search, "baseline")
+        for number in range(5 if controls else 0):
+            assert search.suggest(f"c{number}")["role"] == "control"  # type: ignore[index]
+            # Better than every setting in both.
+            complete(search, f"c{number}", accuracy=0.99, dense_flops=500, executed_flops=100)
+        search.plan(60)
+        for number in range(60):
+            suggested = search.suggest(str(number))["config"]["CAC_VAR_START_THR"]  # type: ignore[index]
+            complete(search, str(number), compute_saved=1 - 9 * (1 - suggested))
+            found.setdefault(controls, []).append(suggested)
+    late = {controls: sum(values[20:]) / 40 for controls, values in found.items()}
+    assert late[True] > 0.975  # half of the range is above 0.95
+    assert abs(late[True] - late[False]) < 0.01
+
+
 def test_controls_are_trained_once_a_study(tmp_path: Path) -> None:
     first = searcher(tmp_path, baseline=False)
     first.plan(1, controls=True)
