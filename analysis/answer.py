@@ -111,6 +111,7 @@ def headline(
             f"test accuracy (allowed: {points(allowed_drop)}); confirmed over {plural(again['seeds'], 'seed')}: the "
             f"drop is at most {points(again['drop_high'])} with {again['confidence']:.0%} confidence."
         )
+        text += _saves_more(ranking, best, confirmation)
     else:
         text = (
             f"You can skip {percent(best['compute_saved'])} of the training compute {_at(best['accuracy_drop'])} in "
@@ -133,6 +134,16 @@ def _not_confirmed(again: pd.Series | None) -> str:
         f"not confirmed: over {plural(again['seeds'], 'fresh seed')} the drop in test accuracy is "
         f"{points(again['accuracy_drop'])} and may be {points(again['drop_high'])}"
     )
+
+
+def _saves_more(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.DataFrame | None) -> str:
+    """A sentence where a later trial saves more than what was confirmed, and was not retrained."""
+    first = ranking.iloc[0]
+    if not first["within_drop"] or first["compute_saved"] <= best["compute_saved"] + ROUNDING:
+        return ""
+    if of_trial(confirmation, first["trial"]) is not None:
+        return ""
+    return f" Trial {first['trial']} saves {percent(first['compute_saved'])} on one seed and was not retrained."
 
 
 def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None) -> str:

@@ -98,13 +98,15 @@ def answer(
 
 
 def best_or_confirmed(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> pd.Series | None:
-    """The confirmed setting that saves most; where none is, the best of the search."""
-    if confirmation is not None:
-        for number in confirmation.loc[confirmation["confirmed"], "candidate"]:
-            found = ranking[ranking["trial"] == number]
-            if len(found):
-                return found.iloc[0]
-    return best(ranking)
+    """The confirmed setting that saves most, or with a price is worth most; where none is, the best of the search."""
+    confirmed = [] if confirmation is None else confirmation.loc[confirmation["confirmed"], "candidate"].tolist()
+    held = ranking[ranking["trial"].isin(confirmed)]
+    if held.empty:
+        return best(ranking)
+    if "worth" not in held.columns:  # else in the order of worth
+        order = {number: place for place, number in enumerate(confirmed)}
+        held = held.sort_values("trial", key=lambda numbers: numbers.map(order))
+    return held.iloc[0]
 
 
 def write_answer(layout: Layout, result: SearchResult) -> None:

@@ -96,6 +96,23 @@ def test_what_is_confirmed_is_preferred_and_said(tmp_path: Path) -> None:
     )
 
 
+def test_with_a_price_the_confirmed_setting_that_is_worth_most_is_preferred(tmp_path: Path) -> None:
+    folder = study(tmp_path, trial(0.3, 0.966), trial(0.2, 0.97), trial(0.5))
+    table = confirmation((1, 0.3, 0.004, 0.005, True), (2, 0.2, 0.0, 0.001, True))
+    for price, chosen in ((None, 1), (0.1, 1), (1.0, 2)):
+        best = best_or_confirmed(analysis.rank(analysis.load(folder), allowed_drop=0.005, price=price), table)
+        assert best is not None
+        assert best["trial"] == chosen, price
+
+
+def test_a_later_trial_that_saves_more_than_what_was_confirmed_is_named(tmp_path: Path) -> None:
+    folder = study(tmp_path, trial(0.1), trial(0.3))
+    ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
+    table = confirmation((1, 0.1, 0.0, 0.001, True))
+    said = headline(ranking, best_or_confirmed(ranking, table), 0.005, confirmation=table)
+    assert said.endswith("Trial 2 saves 30.0 % on one seed and was not retrained.")
+
+
 def test_what_did_not_hold_is_said(tmp_path: Path) -> None:
     folder = study(tmp_path, trial(0.3))
     ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
