@@ -62,7 +62,10 @@ def anchors(markdown: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/gradient-skip.md", "docs/stage-tree.md", "docs/analysis.md", "docs/findings.md"])
+PAGES = ("README.md", "docs/gradient-skip.md", "docs/stage-tree.md", "docs/analysis.md", "docs/findings.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_and_scripts_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     for target, anchor in re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", text):
