@@ -47,13 +47,18 @@ def search_cost(trials: pd.DataFrame) -> SearchCost:
         trials=int(trials["status"].isin(_ENDED).sum()),
         search_flops=sum(int(flops) for flops in _search_flops(trials) if not np.isnan(flops)),
         dense_equivalents=float(search_fraction(trials).sum()),
-        own_equivalents=float(_in_dense_runs(trials, _numbers(trials, "executed_flops")).sum()),
+        own_equivalents=float(own_fraction(trials).sum()),
     )
 
 
 def search_fraction(trials: pd.DataFrame) -> pd.Series[float]:
     """What the search executed for each trial, as a fraction of a dense run; NaN where nothing is known."""
     return _in_dense_runs(trials, _search_flops(trials))
+
+
+def own_fraction(trials: pd.DataFrame) -> pd.Series[float]:
+    """What each trial would have executed alone, as a fraction of a dense run; NaN where nothing is known."""
+    return _in_dense_runs(trials, _numbers(trials, "executed_flops"))
 
 
 def _search_flops(trials: pd.DataFrame) -> pd.Series[float]:
@@ -64,7 +69,9 @@ def _in_dense_runs(trials: pd.DataFrame, flops: pd.Series[float]) -> pd.Series[f
     dense = _numbers(trials, "dense_flops")
     if "role" in trials.columns and (trials["role"] == "control").any():
         # A shorter training has a smaller budget of its own; what it costs counts in trainings of the study.
-        dense = dense.where(trials["role"] != "control", dense[trials["role"] == "baseline"].max())
+        study = trials["study"] if "study" in trials.columns else pd.Series("", index=trials.index)
+        full = dense[trials["role"] == "baseline"].groupby(study).max()
+        dense = dense.where(trials["role"] != "control", study.map(full).astype("float64"))
     return flops / dense.where(dense > 0)
 
 

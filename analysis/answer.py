@@ -103,22 +103,35 @@ def headline(
     if not (ranking["role"] == "baseline").any():
         return "The baseline did not complete, so no drop in accuracy can be stated and nothing is recommended."
     if best is None or best["compute_saved"] <= 0:
-        return f"No setting tried saves compute within the allowed drop of {points(allowed_drop)}."
+        return _nothing(ranking, allowed_drop, confirmation)
     again = of_trial(confirmation, best["trial"])
-    if again is not None and again["confirmed"]:
-        text = (
-            f"You can skip {percent(again['compute_saved'])} of the training compute {_at(again['accuracy_drop'])} in "
-            f"test accuracy (allowed: {points(allowed_drop)}); confirmed over {plural(again['seeds'], 'seed')}: the "
-            f"drop is at most {points(again['drop_high'])} with {again['confidence']:.0%} confidence."
-        )
-        text += _saves_more(ranking, best, confirmation)
-    else:
+    if again is None:
         text = (
             f"You can skip {percent(best['compute_saved'])} of the training compute {_at(best['accuracy_drop'])} in "
-            f"validation accuracy (allowed: {points(allowed_drop)}). One seed, {_not_confirmed(again)}."
+            f"validation accuracy (allowed: {points(allowed_drop)}). One seed, not confirmed."
         )
-    shorter = _shorter_does_it(best, line)
-    return f"{text} {shorter}" if shorter else text
+    elif again["confirmed"]:
+        text = (
+            f"You can skip {percent(again['compute_saved'])} of the training compute {_at(again['accuracy_drop'])} in "
+            f"test accuracy (allowed: {points(allowed_drop)}); confirmed over {plural(again['seeds'], 'seed')}: "
+            f"{_at_most(again['drop_high'])} with {again['confidence']:.0%} confidence."
+        )
+    else:
+        text = (
+            f"No setting was confirmed to stay within the allowed drop of {points(allowed_drop)}. The best on one "
+            f"seed skips {percent(best['compute_saved'])} of the training compute {_at(best['accuracy_drop'])} in "
+            f"validation accuracy; {_again(again)}."
+        )
+    parts = [text, _not_retrained(ranking, best, confirmation), _shorter_does_it(best, line)]
+    return " ".join(part for part in parts if part)
+
+
+def _nothing(ranking: pd.DataFrame, allowed_drop: float, confirmation: pd.DataFrame | None) -> str:
+    if "worth" in ranking.columns and bool((ranking["within_drop"] & (ranking["compute_saved"] > 0)).any()):
+        return "No setting tried is worth more at this price of a point of accuracy than training in full."
+    text = f"No setting tried saves compute within the allowed drop of {points(allowed_drop)}."
+    refuted = 0 if confirmation is None else int(confirmation["refuted"].sum())
+    return f"{text} {plural(refuted, 'setting')} did on one seed and not on fresh ones." if refuted else text
 
 
 def _at(drop: float) -> str:
@@ -127,23 +140,32 @@ def _at(drop: float) -> str:
     return "at no drop" if drop == 0 else f"at no drop ({points(-drop)} better)"
 
 
-def _not_confirmed(again: pd.Series | None) -> str:
-    if again is None:
-        return "not confirmed"
-    return (
-        f"not confirmed: over {plural(again['seeds'], 'fresh seed')} the drop in test accuracy is "
-        f"{points(again['accuracy_drop'])} and may be {points(again['drop_high'])}"
-    )
+def _at_most(high: float) -> str:
+    return f"the drop is at most {points(high)}" if high > 0 else "nothing is lost"
 
 
-def _saves_more(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.DataFrame | None) -> str:
-    """A sentence where a later trial saves more than what was confirmed, and was not retrained."""
-    first = ranking.iloc[0]
-    if not first["within_drop"] or first["compute_saved"] <= best["compute_saved"] + ROUNDING:
+def _again(again: pd.Series) -> str:
+    """What fresh seeds said of a setting that they did not confirm."""
+    failed = f"it failed on {plural(again['failed'], 'fresh seed')}" if again["failed"] else ""
+    if again["seeds"] == 0:
+        return failed or "it was not retrained to the end"
+    seeds = plural(again["seeds"], "fresh seed")
+    found = f"over {seeds} it skips {percent(again['compute_saved'])} {_at(again['accuracy_drop'])} in test accuracy"
+    if again["seeds"] >= 2:
+        found += f", and {_at_most(again['drop_high'])}"
+    return f"{found}; {failed}" if failed else found
+
+
+def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.DataFrame | None) -> str:
+    """A sentence where another trial saves more than what was confirmed, and was not retrained."""
+    if confirmation is None:
         return ""
-    if of_trial(confirmation, first["trial"]) is not None:
+    others = ranking[ranking["within_drop"] & ~ranking["trial"].isin(confirmation["candidate"])]
+    others = others[others["compute_saved"] > best["compute_saved"] + ROUNDING]
+    if others.empty:
         return ""
-    return f" Trial {first['trial']} saves {percent(first['compute_saved'])} on one seed and was not retrained."
+    first = others.iloc[0]
+    return f"Trial {first['trial']} saves {percent(first['compute_saved'])} on one seed and was not retrained."
 
 
 def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None) -> str:
@@ -151,11 +173,13 @@ def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None) -> str:
     if line is None or len(line) == 0:
         return ""
     reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
-    if math.isnan(reached) or best["accuracy"] > reached + ROUNDING:
+    if math.isnan(reached):
+        return f"Training so much shorter was not tried: the shortest saves {percent(line['compute_saved'].max())}."
+    if best["accuracy"] > reached + ROUNDING:
         return ""
     return (
-        f"It does not beat simply training shorter, which reaches {reached:.4f} for the same compute, this setting "
-        f"{best['accuracy']:.4f}."
+        f"It does not beat simply training shorter, which reaches {reached:.4f} for the same compute on that seed, "
+        f"this setting {best['accuracy']:.4f}."
     )
 
 
@@ -176,14 +200,19 @@ def best_env(
             f"{best['accuracy']:.4f}, drop {points(best['accuracy_drop'])} (allowed {points(allowed_drop)})"
         )
         again = of_trial(confirmation, best["trial"])
-        if again is not None and again["confirmed"]:
+        if again is None:
+            lines.append("# One seed, not confirmed.")
+        elif again["confirmed"]:
             lines.append(
-                f"# Confirmed on {plural(again['seeds'], 'fresh seed')} and the test split: drop "
-                f"{points(again['accuracy_drop'])}, at most {points(again['drop_high'])} with "
+                f"# Confirmed on {plural(again['seeds'], 'fresh seed')} and the test split: compute saved "
+                f"{percent(again['compute_saved'])},"
+            )
+            lines.append(
+                f"#   drop {points(again['accuracy_drop'])}; {_at_most(again['drop_high'])} with "
                 f"{again['confidence']:.0%} confidence."
             )
         else:
-            lines.append(f"# One seed, {_not_confirmed(again)}.")
+            lines.append(f"# Not confirmed: {_again(again)}.")
         lines.append("# Iterations are those of a run of this length.")
     return "\n".join(lines + environment_lines(config)) + "\n"
 

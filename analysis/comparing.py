@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from analysis.accounting import search_cost
 from analysis.answer import percent, plural, points, settings_text
+from analysis.controls import is_control
 from analysis.layout import Layout, StudyInfo
 from analysis.loading import load
 from analysis.pareto import hypervolume, non_dominated
@@ -75,7 +76,7 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
           average over all allowances between no drop and the reference's;
         - ``best_trial``, ``compute_saved``, ``accuracy_drop``: most compute saved within the allowed drop; missing
           where nothing saves compute within it;
-        - ``search_trainings``: what the search cost, in dense trainings (`analysis.search_cost`);
+        - ``search_trainings``: what the search cost without controls, in dense trainings (`analysis.search_cost`);
         - ``share_of_joint_front``: share of the joint front's distinct outcomes that the study reached. An outcome
           that several reached counts for each, so the shares may add up to more than 1. Missing where the joint front
           is empty.
@@ -168,7 +169,7 @@ def _on_front(candidates: pd.DataFrame, reference: float) -> NDArray[np.bool_]:
 def _figures(trials: pd.DataFrame, own: pd.DataFrame, reference: float) -> dict[str, Any]:
     chosen = best(own[own["_saved"] > 0])  # in the order of the ranking still
     front = set(_outcomes(own[own["on_own_front"]]))
-    cost = search_cost(trials)
+    cost = search_cost(trials[~is_control(trials)])  # which not every study has
     return {
         "trials": cost.trials,
         "failed": int((trials["status"] == "failed").sum()),

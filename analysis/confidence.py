@@ -21,9 +21,11 @@ from trainables.errors import UserError
 RESAMPLES = 9999
 #: Columns of `confirm_table`.
 COLUMNS = (
-    "candidate", "seeds", "compute_saved", "compute_saved_low", "compute_saved_high",
-    "accuracy_drop", "drop_low", "drop_high", "confidence", "confirmed",
+    "candidate", "seeds", "failed", "compute_saved", "compute_saved_low", "compute_saved_high",
+    "accuracy_drop", "drop_low", "drop_high", "confidence", "confirmed", "refuted",
 )  # fmt: skip
+#: Fewest pairs that confirm: two equal differences say next to nothing of how they vary.
+FEWEST_PAIRS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +146,12 @@ def mean_limits(
 
 
 def confirm_table(
-    trials: pd.DataFrame, *, allowed_drop: float, confidence: float = 0.95, resolution: float | None = None
+    trials: pd.DataFrame,
+    *,
+    allowed_drop: float,
+    confidence: float = 0.95,
+    resolution: float | None = None,
+    planned: int = 0,
 ) -> pd.DataFrame:
     """What retraining on fresh seeds says of each candidate.
 
@@ -152,17 +159,23 @@ def confirm_table(
     completed; a seed trained several times counts once, with its mean. Intervals are corrected for the number of
     candidates, those that never completed among them. Each column's intervals hold together with `confidence`.
 
+    A candidate is *confirmed* when it was trained on 3 seeds at least, failed on none, saves something there on
+    average, and the drop's upper end is within the allowed drop. It is *refuted* when even the lower end is beyond it,
+    or when it failed on as many seeds as it completed or more. Equal drops whose resolution is not known confirm
+    nothing.
+
     Args:
         trials: of a confirmation study: roles ``baseline`` and ``candidate``, and a column `candidate` with the number
             of the trial that a row confirms.
         allowed_drop: accuracy that may be lost, a fraction in [0, 1).
         confidence: in (0, 1).
         resolution: 1 / number of test samples, see `mean_limits`; for drops alone.
+        planned: candidates that were picked, where some have not begun yet.
 
     Returns:
-        One row a candidate: `candidate`, `seeds` (pairs), means and intervals of compute saved and of the drop
-        (fractions; intervals NaN below two pairs), `confidence`, and `confirmed`: the drop's upper end is within the
-        allowed drop. Confirmed ones first, then by compute saved, most first, then by number.
+        One row a candidate: `candidate`, `seeds` (pairs), `failed` (seeds on which it failed and the baseline did
+        not), means and intervals of compute saved and of the drop (fractions; intervals NaN below two pairs),
+        `confidence`, `confirmed`, `refuted`. Confirmed ones first, then by compute saved, most first, then by number.
 
     Raises:
         UserError: a number is out of range, or the trials are of no confirmation study.
@@ -189,20 +202,31 @@ def confirm_table(
     runs = done.groupby(["candidate", "seed"])[["test_accuracy", "compute_saved"]].mean().reset_index()
     runs["drop"] = runs["seed"].map(baseline).astype(float) - runs["test_accuracy"]
     runs = runs.dropna(subset=["drop", "compute_saved"])
+    comparisons = max(len(candidates), planned)
     rows = []
     for number in candidates:
         own = runs[runs["candidate"] == number]
-        saved = _mean_and_limits(own["compute_saved"], confidence, len(candidates), None)
-        drop = _mean_and_limits(own["drop"], confidence, len(candidates), resolution)
-        confirmed = bool(drop[2] <= allowed_drop + ROUNDING)  # NaN is not
-        rows.append((int(number), len(own), *saved, *drop, confidence, confirmed))
+        failed = _failed_seeds(trials, number, baseline) - set(own["seed"])
+        saved = _mean_and_limits(own["compute_saved"], confidence, comparisons, None)
+        drop = _mean_and_limits(own["drop"], confidence, comparisons, resolution)
+        varies = resolution is not None or own["drop"].nunique() > 1
+        holds = bool(drop[2] <= allowed_drop + ROUNDING) and varies  # NaN does not
+        confirmed = holds and len(own) >= FEWEST_PAIRS and not failed and saved[0] > 0
+        refuted = bool(drop[1] > allowed_drop + ROUNDING) or (bool(failed) and len(failed) >= len(own))
+        rows.append((int(number), len(own), len(failed), *saved, *drop, confidence, confirmed, refuted))
+    counts, truths = ("candidate", "seeds", "failed"), ("confirmed", "refuted")
     table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(
-        {"candidate": "int64", "seeds": "int64", "confirmed": "bool"}
-        | {name: "float64" for name in COLUMNS if name not in ("candidate", "seeds", "confirmed")}
+        {name: "int64" if name in counts else "bool" if name in truths else "float64" for name in COLUMNS}
     )
     return table.sort_values(
         ["confirmed", "compute_saved", "candidate"], ascending=[False, False, True], ignore_index=True
     )
+
+
+def _failed_seeds(trials: pd.DataFrame, candidate: int, baseline: pd.Series[float]) -> set[int]:
+    """Seeds on which a candidate failed and the baseline did not."""
+    runs = trials[(trials["role"] == "candidate") & (trials["candidate"] == candidate)]
+    return set(runs.loc[runs["status"] == "failed", "seed"]) & set(baseline.index)
 
 
 def _mean_and_limits(

@@ -39,6 +39,10 @@ class StudyInfo:
     """Whether its trials share training; a resumed search goes on as it was."""
     controls: bool = False
     """Whether shorter trainings and random stops are trained beside its trials."""
+    candidates: list[int] = field(default_factory=list)
+    """Of a confirmation: numbers of the trials that were picked, over all its calls; empty for a search."""
+    gpus_per_trial: float = 0.0
+    """GPUs that a trial had."""
     format: int = FORMAT
     """Version of this file."""
 

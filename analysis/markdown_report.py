@@ -50,7 +50,8 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         baseline = ranking[ranking["role"] == "baseline"].iloc[0]
         lines += [
             "",
-            f"On the test split, which no choice was made by: {best['test_accuracy']:.4f}, "
+            f"On the test split{'' if confirmation is not None else ', which no choice was made by'}, "
+            f"seed {int(best['seed'])}: {best['test_accuracy']:.4f}, "
             f"baseline {baseline['test_accuracy']:.4f}.",
             f"Backward FLOPs saved: {percent(best['backward_saved'])}. "
             f"Training time saved in this run: {percent(best['time_saved'])} (one measurement, beside other trials).",

@@ -15,7 +15,7 @@ from analysis.answer import (
     search_cost_line,
     trials_for_trainings,
 )
-from analysis.confirmation import read_confirmation
+from analysis.confirmation import held, read_confirmation
 from analysis.controls import beats_shorter, control_line
 from analysis.layout import Layout
 from analysis.loading import load
@@ -98,15 +98,15 @@ def answer(
 
 
 def best_or_confirmed(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> pd.Series | None:
-    """The confirmed setting that saves most, or with a price is worth most; where none is, the best of the search."""
+    """The confirmed setting that saves most, or with a price is worth most; where none is, the best not refuted."""
     confirmed = [] if confirmation is None else confirmation.loc[confirmation["confirmed"], "candidate"].tolist()
-    held = ranking[ranking["trial"].isin(confirmed)]
-    if held.empty:
-        return best(ranking)
-    if "worth" not in held.columns:  # else in the order of worth
+    found = ranking[ranking["within_drop"] & ranking["trial"].isin(confirmed)]
+    if found.empty:
+        return best(held(ranking, confirmation))
+    if "worth" not in found.columns:  # else in the order of worth
         order = {number: place for place, number in enumerate(confirmed)}
-        held = held.sort_values("trial", key=lambda numbers: numbers.map(order))
-    return held.iloc[0]
+        found = found.sort_values("trial", key=lambda numbers: numbers.map(order))
+    return found.iloc[0]
 
 
 def write_answer(layout: Layout, result: SearchResult) -> None:
@@ -115,7 +115,8 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
     trials, ranking, found = result.trials, result.ranking, result.best
     trials.to_parquet(layout.trials)
     # What a choice may be made by: the test split stays out of the ranked table.
-    ranking.drop(columns=list(_HIDDEN)).to_csv(layout.ranking, index=False)
+    beats = beats_shorter(ranking, result.control_line)
+    ranking.drop(columns=list(_HIDDEN)).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
     layout.best.write_text(best_env(info, found, allowed_drop, confirmation=result.confirmation))
     picture = layout.tree_picture.name if draw_tree(layout, result.cost) else None
     layout.report.write_text(

@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tune_cac.showing import print_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def confirm(arguments: argparse.Namespace) -> int:
     """Confirm; print the table of candidates and the study's answer."""
+    from analysis.accounting import search_cost
+    from analysis.answer import search_cost_line
     from tune_cac.confirming import confirm as confirm_study
 
     found = confirm_study(
@@ -21,21 +27,11 @@ def confirm(arguments: argparse.Namespace) -> int:
         concurrency=arguments.concurrency,
         checkpoint_budget=arguments.checkpoint_budget,
     )
-    cells = [["trial", "seeds", "compute saved", "drop in test accuracy", "interval", "confirmed"]]
-    for _, row in found.table.iterrows():
-        cells.append(
-            [
-                str(row["candidate"]),
-                str(row["seeds"]),
-                f"{100 * row['compute_saved']:.1f} %",
-                f"{100 * row['accuracy_drop']:+.2f} points",
-                f"{100 * row['drop_low']:+.2f} to {100 * row['drop_high']:+.2f}",
-                "yes" if row["confirmed"] else "no",
-            ]
-        )
-    print_table(cells)
-    print()
+    if found.table is not None:
+        print_table(_cells(found.table))
+        print()
     print(found.headline)
+    print(search_cost_line(search_cost(found.trials)).replace("Search cost", "Cost of the confirmation"))
     failed = found.trials[found.trials["status"] == "failed"]
     for _, row in failed.iterrows():
         print(f"run {row['trial']} failed: {row['error']}", file=sys.stderr)
@@ -43,3 +39,21 @@ def confirm(arguments: argparse.Namespace) -> int:
         print("Interrupted. The same command goes on with what is missing.", file=sys.stderr)
         return 130
     return 1 if len(failed) else 0
+
+
+def _cells(table: pd.DataFrame) -> list[list[str]]:
+    cells = [["trial", "seeds", "failed", "compute saved", "drop in test accuracy", "interval", "confirmed"]]
+    for _, row in table.iterrows():
+        known = row["seeds"] > 0
+        cells.append(
+            [
+                str(row["candidate"]),
+                str(row["seeds"]),
+                str(row["failed"]),
+                f"{100 * row['compute_saved']:.1f} %" if known else "-",
+                f"{100 * row['accuracy_drop']:+.2f} points" if known else "-",
+                f"{100 * row['drop_low']:+.2f} to {100 * row['drop_high']:+.2f}" if row["seeds"] > 1 else "-",
+                "yes" if row["confirmed"] else "refuted" if row["refuted"] else "no",
+            ]
+        )
+    return cells

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,15 +13,15 @@ import pandas as pd
 
 import search_spaces
 from analysis.answer import config_of, plural
-from analysis.confirmation import read_confirmation
-from analysis.layout import Layout, StudyInfo
+from analysis.confidence import FEWEST_PAIRS
+from analysis.layout import Layout
 from analysis.loading import load
 from analysis.ranking import rank
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.answering import answer, write_answer
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
-from tune_cac.study import find_study, locked, mend_journal, package_versions, written
+from tune_cac.study import check_writable, find_study, locked, mend_journal, package_versions, written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +30,8 @@ class Confirmation:
 
     folder: Path
     """The study's folder."""
-    table: pd.DataFrame
-    """One row a candidate (`analysis.confirm_table`)."""
+    table: pd.DataFrame | None
+    """One row a candidate (`analysis.confirm_table`); None where none has begun."""
     trials: pd.DataFrame
     """The runs on fresh seeds (`analysis.load` of the study's confirmation)."""
     headline: str
@@ -62,14 +63,14 @@ def confirm(
 
     The runs are a study of their own in the study's folder, trained as a search trains: sharing what the runs of a
     seed have in common, on as many processors or GPUs as the study's trials had. Asked again, what is there is not
-    trained again: an interrupted confirmation goes on, and more seeds or candidates are added. ``best.env`` and the
-    reports are written anew and prefer what was confirmed.
+    trained again: an interrupted confirmation goes on, what failed without diverging is tried again, and more seeds or
+    candidates are added. ``best.env`` and ``report.md`` are written anew and prefer what was confirmed.
 
     Args:
         study: name under ``results``, or path of the study's folder.
         results: folder that holds the studies.
         top: candidates, >= 1: settings within the allowed drop that save most.
-        seeds: fresh seeds, >= 2: the numbers after the study's own.
+        seeds: fresh seeds, >= 3: the numbers after the study's own.
         concurrency: runs at a time; None for as many as the processors allow.
         checkpoint_budget: as in `search`.
 
@@ -77,7 +78,7 @@ def confirm(
         UserError: no such study, none of its settings saves anything within the allowed drop, its baseline did not
             complete, or a number is out of range.
     """
-    for flag, value, low in (("--top", top, 1), ("--seeds", seeds, 2)):
+    for flag, value, low in (("--top", top, 1), ("--seeds", seeds, FEWEST_PAIRS)):
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise UserError(f"{flag} must be an integer >= {low}, got {value!r}")
     layout = find_study(Path(results), str(study))
@@ -88,18 +89,26 @@ def confirm(
     if candidates.empty:
         raise UserError(
             f"nothing to confirm in {layout.root}: no setting saves compute within the allowed drop of "
-            f"{info.allowed_drop}; search more trials, or a larger --allowed-drop"
+            f"{info.allowed_drop}: search more trials, or anew with a larger --allowed-drop"
         )
     fresh = [info.seed + 1 + n for n in range(seeds)]
     wanted = runs(candidates, base, fresh)
     child = layout.confirmation
-    with locked(layout):
+    check_writable(layout.root)
+    _check_device(base, layout)
+    with locked(layout), written(layout, f"confirm {layout.root} --top {top} --seeds {seeds}"):
         child.root.mkdir(exist_ok=True)
-        child.write_info(_child_info(info, wanted))
+        picked = candidates["trial"].tolist()
+        if child.info.is_file():
+            picked = sorted({*picked, *child.read_info().candidates})
+        child.write_info(
+            replace(info, trials=len(wanted), versions=package_versions(), controls=False, candidates=picked)
+        )
         options = SearchOptions(
             space=info.space, workload=info.workload, trials=len(wanted), epochs=info.epochs, seed=info.seed,
             allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=base.threads,
-            gpus_per_trial=1.0 if base.device == "cuda" else 0.0, results=child.root.parent, sharing=info.sharing,
+            gpus_per_trial=(info.gpus_per_trial or 1.0) if base.device == "cuda" else 0.0,
+            results=child.root.parent, sharing=info.sharing,
             checkpoint_budget=checkpoint_budget, controls=False,
         )  # fmt: skip
         print(
@@ -109,14 +118,15 @@ def confirm(
             flush=True,
         )
         mend_journal(child.journal)
-        with written(layout):
-            interrupted = _train(child, options, base, wanted)
-            found = answer(layout, allowed_drop=info.allowed_drop)
-            write_answer(layout, found)
-    table = read_confirmation(layout, allowed_drop=info.allowed_drop)
-    assert table is not None
+        interrupted = _train(child, options, base, wanted, info.hold)
+        found = answer(layout, allowed_drop=info.allowed_drop)
+        write_answer(layout, found)
     return Confirmation(
-        folder=layout.root, table=table, trials=load(child.root), headline=found.headline, interrupted=interrupted
+        folder=layout.root,
+        table=found.confirmation,
+        trials=load(child.root),
+        headline=found.headline,
+        interrupted=interrupted,
     )
 
 
@@ -144,17 +154,27 @@ def _baseline_of(trials: pd.DataFrame, layout: Layout) -> TrialConfig:
     baseline = trials[(trials["role"] == "baseline") & (trials["status"] == "completed")]
     if baseline.empty:
         raise UserError(
-            f"nothing to confirm in {layout.root}: its baseline did not complete; finish the search with "
-            f"python -m tune_cac search --resume {layout.root}"
+            f"nothing to confirm in {layout.root}: its baseline did not complete; finish the search, or search anew "
+            "where it failed"
         )
     return config_of(baseline.iloc[0])
 
 
-def _child_info(info: StudyInfo, wanted: list[Run]) -> StudyInfo:
-    return replace(info, trials=len(wanted), versions=package_versions(), controls=False)
+def _check_device(base: TrialConfig, layout: Layout) -> None:
+    if base.device != "cuda" or os.environ.get("RAY_ADDRESS"):
+        return
+    import torch
+
+    if torch.cuda.device_count() == 0:
+        raise UserError(
+            f"{layout.root} was trained on a GPU and torch sees none here: confirm it where it was searched, or set "
+            "RAY_ADDRESS"
+        )
 
 
-def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[Run]) -> bool:
+def _train(
+    child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[Run], hold: Mapping[str, Any]
+) -> bool:
     """Train what is missing; True if interrupted before all runs ended."""
     import optuna
 
@@ -174,6 +194,7 @@ def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: lis
         seed=options.seed,
         run_folder=f"{child.ray.name}/{run_name}",
         checkpoint_every_s=options.checkpoint_every_s,
+        hold=hold,
         tree=child.tree.resolve(),
         sharing=options.sharing,
         budget_bytes=options.budget_bytes,

@@ -1,7 +1,8 @@
 """What a search trains beside its settings, to know whether they found anything: shorter runs, and random stops.
 
 Controls are trials with values given in full. They are not suggested, count not among the trials that were asked for,
-and are trained last, when it is known what the best setting saves.
+and are trained last, when it is known what the best setting saves; only shorter runs fill the time in which others wait
+for the baseline.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def shorter_trainings(base: TrialConfig) -> list[Control]:
     >>> [control.values["epochs"] for control in shorter_trainings(TrialConfig(method="none", epochs=4))]
     [3, 2]
     """
-    lengths = dict.fromkeys(round(share * base.epochs) for share in SHARES)
+    lengths = dict.fromkeys(int(share * base.epochs + 1e-9) for share in SHARES)  # at most the share
     return [
         Control(kind=SHORTER, values={"method": "none", "epochs": epochs})
         for epochs in lengths

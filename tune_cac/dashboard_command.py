@@ -15,7 +15,7 @@ HOST = "127.0.0.1"
 
 def dashboard(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C; the study may be searched meanwhile."""
-    from tune_cac.study import find_study
+    from tune_cac.study import find_study, written
 
     layout = find_study(Path(arguments.results), arguments.study)
     if not layout.journal.is_file():
@@ -37,9 +37,11 @@ def dashboard(arguments: argparse.Namespace) -> int:
             raise UserError(
                 f"port {arguments.port} of {HOST} cannot be used: {error.strerror}; choose another --port"
             ) from None
+    with written(layout, f"dashboard {layout.root}"):
+        storage = JournalStorage(JournalFileBackend(str(layout.journal)))
     address = f"http://{HOST}:{arguments.port}/"
     print(f"{layout.root}: {address} (Ctrl-C ends it)", flush=True)
     if not arguments.no_browser:
         webbrowser.open(address)
-    run_server(JournalStorage(JournalFileBackend(str(layout.journal))), host=HOST, port=arguments.port)
+    run_server(storage, host=HOST, port=arguments.port)
     return 0

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import optuna
+from optuna.trial import TrialState
 
+from trainables.errors import TrainingDiverged
 from tune_cac.progress import SearchProgress
 from tune_cac.searcher import FINISHED, StudySearch, as_key
 
@@ -34,15 +36,29 @@ class GivenSearch(StudySearch):
     def __init__(self, *, wanted: Sequence[GivenRun], **how: Any) -> None:
         super().__init__(**how)
         self._wanted = list(wanted)
+        self._again = self._failed_before()
+
+    def _failed_before(self) -> set[str]:
+        """Keys of runs that failed in an earlier call, as when memory ran out; one that diverged would do so again."""
+        keys: dict[str, bool] = {}
+        for trial in self.study.get_trials(deepcopy=False):
+            attrs = trial.user_attrs
+            if "given" in attrs and "continued_by" not in attrs:
+                diverged = str(attrs.get("error", "")).startswith(TrainingDiverged.__name__)
+                keys[as_key(attrs["given"])] = trial.state == TrialState.FAIL and not diverged
+        return {key for key, failed in keys.items() if failed}
 
     def missing(self) -> list[GivenRun]:
-        """Runs that were not begun, or interrupted."""
-        begun = self.begun()
+        """Runs that were not begun, or interrupted, or failed in an earlier call."""
+        begun = self.begun() - self._again
         return [run for run in self._wanted if as_key(run.values) not in begun]
 
     def _next(self) -> optuna.Trial | str | None:
         missing = self.missing()
-        return self._start_given(missing[0].attrs, missing[0].values) if missing else FINISHED
+        if not missing:
+            return FINISHED
+        self._again.discard(as_key(missing[0].values))
+        return self._start_given(missing[0].attrs, missing[0].values)
 
     def _tell_waiting(self) -> None:
         # There are several baselines, and nobody learns from the drop.

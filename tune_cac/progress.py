@@ -48,7 +48,7 @@ class SearchProgress(tune.Callback):
             if record["role"] != "control"
         ]
         self._live: dict[str, dict[str, Any]] = {}
-        self._trainings = 0.0  # that the trials that have ended cost, in dense ones
+        self._spent: list[dict[str, Any]] = []  # last rows of the trials that have ended
         self.ended = 0
         """Trials that ended; controls do not count."""
         self.controls = 0
@@ -87,7 +87,7 @@ class SearchProgress(tune.Callback):
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """A trial that ended well."""
         row = self._live.pop(trial.trial_id, {})
-        self._trainings += self._in_trainings(row)
+        self._spent.append(row)
         number, role = trial.config["trial"], trial.config["role"]
         if role == "control":
             self._end_control(f"trial {number}: accuracy {row['accuracy']:.4f}")
@@ -99,7 +99,7 @@ class SearchProgress(tune.Callback):
         """A trial that raised."""
         message = failure_message(trial)
         row = self._live.pop(trial.trial_id, {})
-        self._trainings += self._in_trainings(row)
+        self._spent.append(row)
         self._searcher.tell_failure(trial.trial_id, message)
         self.failures.append((trial.config["trial"], message))
         line = f"trial {trial.config['trial']} failed: {message}"
@@ -132,8 +132,8 @@ class SearchProgress(tune.Callback):
         if self.failures:
             parts.append(f"{len(self.failures)} failed")
         if self.ended or self._live:
-            live = sum(self._in_trainings(row) for row in self._live.values())
-            parts.append(trials_for_trainings(self.ended + self.controls, self._trainings + live))
+            spent = sum(self._in_trainings(row) for row in (*self._spent, *self._live.values()))
+            parts.append(trials_for_trainings(self.ended + self.controls, spent))
         if self.controls:
             parts.append(plural(self.controls, "control"))
         left = self._to_run - self.ended

@@ -51,6 +51,7 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
     from analysis.traces import load_trace
     from analysis.tree import stage_frame
     from tune_cac.answering import tree_picture
+    from tune_cac.study import is_locked
 
     info, trials = layout.read_info(), found.trials
     stages = _or_none(lambda: stage_frame(layout.root))
@@ -58,7 +59,6 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
     best = found.best
     picture = _or_none(lambda: variance_frames(trace, best)) if trace is not None and best is not None else None
     controls = trials[is_control(trials) & (trials["status"] == "completed")]
-    running = int((trials["status"] == "running").sum())
     environment = dict(info.versions)
     if trace is not None and "device_kind" in trace.run:
         environment["trained on"] = str(trace.run["device_kind"])
@@ -71,7 +71,7 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
         headline=found.headline,
         cost_line=found.cost_line,
         best_env=best_env(info, best, found.allowed_drop, confirmation=found.confirmation),
-        status="running" if running else "finished",
+        status="running" if is_locked(layout) else "finished",
         history=_or_none(lambda: history(layout.root)),
         importance=_or_none(lambda: importance(layout.root)),
         interactions=_or_none(lambda: interactions(layout.root)),

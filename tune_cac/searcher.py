@@ -22,6 +22,7 @@ from analysis.layout import STUDY_NAME
 from analysis.ranking import ROUNDING
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
+from trainables.errors import UserError
 from trainables.metrics import OBJECTIVES, ROW
 from trainables.stage_tree.coordinator import RayClaims, start_coordinator
 from trainables.stage_tree.store import StageStore
@@ -273,7 +274,7 @@ class StudySearch(OptunaSearch):
                 self._random[near] = random_stops(
                     trace, store, self._base, self._context.unit_ends, saved=near, seed=self._base.seed
                 )
-            except OSError as error:
+            except (OSError, UserError) as error:
                 warnings.warn(f"no controls with random stops: {error}", stacklevel=2)
                 self._random[near] = []
         return self._random[near]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -115,6 +114,8 @@ def resume(
     """
     layout = find_study(Path(results), name)
     check_writable(layout.root)
+    if layout.read_info().candidates:
+        raise UserError(f"{layout.root} is a confirmation: go on with python -m tune_cac confirm {layout.root.parent}")
     with locked(layout):
         info = layout.read_info()
         options = SearchOptions(
@@ -158,7 +159,7 @@ def _run(layout: Layout, options: SearchOptions) -> SearchResult:
         size += f", {shown_hold(options.hold)} held"
     # Said before torch and Ray load, which takes seconds.
     print(f"{layout.root}: {options.space} on {options.workload}, {size}", file=sys.stderr, flush=True)
-    with written(layout):
+    with written(layout, f"search --resume {layout.root}"):
         return _run_missing(layout, options)
 
 
@@ -187,28 +188,22 @@ def _searcher(
     begun = layout.journal.exists()
     earlier = len(read_journal(layout.journal)) if begun else 0
     run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"
-    try:
-        searcher = StudySearch(
-            space=space,
-            context=context,
-            base=base,
-            journal=layout.journal,
-            allowed_drop=options.allowed_drop,
-            # A later search of the same study must not draw the same random start again.
-            seed=options.seed + 7919 * earlier,
-            run_folder=f"{layout.ray.name}/{run_name}",
-            checkpoint_every_s=options.checkpoint_every_s,
-            hold=options.hold,
-            tree=layout.tree.resolve(),
-            sharing=options.sharing,
-            budget_bytes=options.budget_bytes,
-            trials=layout.read_info().trials,
-        )
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"the journal {layout.journal} is damaged ({error.msg}), so Optuna cannot go on with this study: rank and "
-            "report read what can be read; search under another --name"
-        ) from None
+    searcher = StudySearch(
+        space=space,
+        context=context,
+        base=base,
+        journal=layout.journal,
+        allowed_drop=options.allowed_drop,
+        # A later search of the same study must not draw the same random start again.
+        seed=options.seed + 7919 * earlier,
+        run_folder=f"{layout.ray.name}/{run_name}",
+        checkpoint_every_s=options.checkpoint_every_s,
+        hold=options.hold,
+        tree=layout.tree.resolve(),
+        sharing=options.sharing,
+        budget_bytes=options.budget_bytes,
+        trials=layout.read_info().trials,
+    )
     if len(searcher.study.get_trials(deepcopy=False)) == 0:
         searcher.begin()
     searcher.adopt_unfinished(layout.root)

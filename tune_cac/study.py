@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ def open_study(options: SearchOptions) -> Layout:
         hold=dict(options.hold),
         sharing=options.sharing,
         controls=options.controls,
+        gpus_per_trial=options.gpus_per_trial,
     )
     if layout.info.exists():
         held = layout.read_info()
@@ -114,8 +116,13 @@ def mend_journal(journal: Path) -> None:
 
 
 @contextmanager
-def written(layout: Layout) -> Iterator[None]:
-    """Work that writes into a study; UserError where the disk refuses. What has ended by then is kept."""
+def written(layout: Layout, again: str) -> Iterator[None]:
+    """Work that writes into a study; UserError where the disk refuses or the journal cannot be read on.
+
+    Args:
+        layout: of the study. What has ended is kept.
+        again: the command that goes on.
+    """
     try:
         yield
     except OSError as error:
@@ -123,8 +130,25 @@ def written(layout: Layout) -> Iterator[None]:
             raise
         raise UserError(
             f"{layout.root} cannot be written ({error.strerror}): what has ended is kept; make room, then go on with "
-            f"python -m tune_cac search --resume {layout.root}"
+            f"python -m tune_cac {again}"
         ) from error
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"the journal {layout.journal} is damaged ({error.msg}), so Optuna cannot go on with it: rank and report "
+            "read what can be read; search under another --name"
+        ) from error
+
+
+def is_locked(layout: Layout) -> bool:
+    """Whether a search or a confirmation is at work on the study."""
+    try:
+        with open(layout.lock) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 @contextmanager
@@ -141,7 +165,8 @@ def locked(layout: Layout) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise UserError(
-                f"{layout.root} is being searched by process {holder}: wait for it, or choose another --name"
+                f"{layout.root} is being searched or confirmed by process {holder}: wait for it, or choose another "
+                "study"
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))

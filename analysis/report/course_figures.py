@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.accounting import search_fraction
+from analysis.accounting import own_fraction, search_fraction
 from analysis.answer import percent, points
 from analysis.ranking import GIVEN_AWAY, ROUNDING
 from analysis.report.columns import is_one_of, numbers, percent_values
@@ -94,9 +94,7 @@ def cost(data: ReportData) -> Cost | None:
     """What the search cost; None where nothing is known."""
     rows = data.trials.sort_values("trial")
     executed = np.asarray(search_fraction(rows), dtype=np.float64)
-    dense = numbers(rows, "dense_flops")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        alone = np.where(dense > 0, numbers(rows, "executed_flops") / dense, np.nan)
+    alone = np.asarray(own_fraction(rows), dtype=np.float64)
     known = np.isfinite(executed)
     if not known.any():
         return None

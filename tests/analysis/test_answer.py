@@ -231,7 +231,7 @@ def test_the_report_shows_test_accuracy_and_failures() -> None:
     trials = study(record(1, 0.967, 0.31, **VARIABLES), failed)
     ranking = analysis.rank(trials)
     text = report_markdown(INFO, trials, ranking, analysis.best(ranking), 0.005)
-    assert "On the test split, which no choice was made by: 0.9670, baseline 0.9700." in text
+    assert "On the test split, which no choice was made by, seed 0: 0.9670, baseline 0.9700." in text
     assert "- trial 2: ValueError: no" in text
     assert "export CAC_VAR_START_THR=0.97" in text
 

@@ -229,9 +229,47 @@ def test_confirmed_candidates_come_first_then_by_compute_saved() -> None:
         ]
 
     rows = [*candidate(1, 0.2, 0), *candidate(4, 0.9, 0.1), *candidate(3, 0.3, 0), *candidate(2, 0.3, 0)]
-    table = confirm_table(confirmation(*BASELINES, *rows), allowed_drop=0.005)
+    table = confirm_table(confirmation(*BASELINES, *rows), allowed_drop=0.005, resolution=1e-4)
     assert table["candidate"].tolist() == [2, 3, 1, 4]
     assert table["confirmed"].tolist() == [True, True, True, False]
+
+
+def runs_of(number: int, drops: list[float], saved: float = 0.3) -> list[dict[str, object]]:
+    return [
+        run("candidate", seed, float(str(BASELINES[seed]["test_accuracy"])) - drop, saved, of=number)
+        for seed, drop in enumerate(drops)
+    ]
+
+
+def verdict(*rows: dict[str, object], **how: object) -> tuple[bool, bool]:
+    """Whether the one candidate is confirmed, and whether it is refuted."""
+    given = {"allowed_drop": 0.005, "resolution": 1e-4, **how}
+    (row,) = confirm_table(confirmation(*BASELINES, *rows), **given).to_dict("records")  # type: ignore[arg-type]
+    return row["confirmed"], row["refuted"]
+
+
+def test_what_is_confirmed_and_what_is_refuted() -> None:
+    assert verdict(*runs_of(1, [0.001, 0.0, 0.001, 0.0])) == (True, False)
+    assert verdict(*runs_of(1, [0.001, 0.0])) == (False, False)  # two pairs are too few
+    assert verdict(*runs_of(1, [0.001, 0.0, 0.001, 0.0], saved=0.0)) == (False, False)  # nothing is saved there
+    assert verdict(*runs_of(1, [0.0, 0.02, 0.001, 0.0])) == (False, False)  # too wide to say
+    assert verdict(*runs_of(1, [0.03, 0.031, 0.029, 0.03])) == (False, True)  # surely beyond the allowed drop
+    failed = run("candidate", 3, 0, of=1, status="failed")
+    assert verdict(*runs_of(1, [0.001, 0.0, 0.001]), failed) == (False, False)  # it need not hold where it failed
+    assert verdict(*runs_of(1, [0.001]), failed) == (False, True)
+    assert verdict(failed) == (False, True)
+    # One that failed and was trained again has not failed.
+    assert verdict(*runs_of(1, [0.001, 0.0, 0.001, 0.0]), failed) == (True, False)
+    # Equal drops say nothing of how they vary, unless it is known how finely they are told apart.
+    assert verdict(*runs_of(1, [0.0] * 4), resolution=None) == (False, False)
+    assert verdict(*runs_of(1, [0.0] * 4)) == (True, False)
+
+
+def test_candidates_that_have_not_begun_count_in_the_correction() -> None:
+    rows = (*BASELINES, *runs_of(1, [0.001, 0.0, 0.002, 0.0]))
+    alone, of_five = (confirm_table(confirmation(*rows), allowed_drop=0.005, planned=n).iloc[0] for n in (0, 5))
+    assert alone["drop_high"] == pytest.approx(paired_interval([0.001, 0.0, 0.002, 0.0]).high)
+    assert of_five["drop_high"] == pytest.approx(paired_interval([0.001, 0.0, 0.002, 0.0], comparisons=5).high)
 
 
 def test_a_confirmation_without_candidates_is_an_empty_table() -> None:

@@ -42,16 +42,16 @@ def test_trials_on_two_nodes_share_training(two_nodes: str, tune_cac_command: Ru
         tmp_path / "results" / "s",
         [
             {"row": result_row(), "config": TrialConfig(method="none", epochs=12).to_dict()},
-            *({"row": result_row(saved=0.3), "config": manual(60, last)} for last in (70, 80, 90)),
+            *({"row": result_row(saved=0.3), "config": manual(60, last)} for last in (70, 80)),
         ],
     )
     done = tune_cac_command(
-        "confirm", "s", "--top", "3", "--seeds", "2", "--concurrency", "2", RAY_ADDRESS=two_nodes
+        "confirm", "s", "--top", "2", "--seeds", "3", "--concurrency", "2", RAY_ADDRESS=two_nodes
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     study = layout.confirmation.root
     trials = analysis.load(study)
-    assert trials["status"].tolist() == ["completed"] * 8
+    assert trials["status"].tolist() == ["completed"] * 9
     assert trials["search_flops"].sum() < 0.7 * trials["executed_flops"].sum()
     for _, row in trials.iterrows():
         assert_equals_alone(row)

@@ -20,7 +20,8 @@ from tune_cac.searcher import FINISHED
 
 
 @pytest.mark.parametrize(
-    ("epochs", "expected"), [(30, [27, 24, 21, 18, 15]), (4, [3, 2]), (2, [1]), (1, []), (100, [90, 80, 70, 60, 50])]
+    ("epochs", "expected"),
+    [(100, [90, 80, 70, 60, 50]), (30, [27, 24, 21, 18, 15]), (15, [13, 12, 10, 9, 7]), (4, [3, 2]), (2, [1]), (1, [])],
 )
 def test_shorter_runs_are_dense_and_of_other_lengths_than_the_full_one(epochs: int, expected: list[int]) -> None:
     controls = shorter_trainings(TrialConfig(method="none", epochs=epochs))
