@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 SEARCH ?= --space auto_thresholds
-# Two files of tests at a time; PYTEST= runs one after the other.
+# Two files of tests at a time, with a thread of torch each; PYTEST= runs one file after the other.
 PYTEST ?= -n 2 --dist loadfile
 
 .PHONY: search test lint clean
@@ -14,7 +14,7 @@ test: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest $(PYTEST)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(PYTEST)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

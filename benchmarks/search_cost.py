@@ -25,7 +25,9 @@ from typing import Any
 from machine import header
 
 #: Columns that measure this machine and moment, or say what the search spent.
-NOT_THE_RUNS = ["train_time_s", "wall_time_s", "peak_memory_bytes", "search_flops", "stage", "time_saved"]
+NOT_THE_RUNS = [
+    "train_time_s", "wall_time_s", "peak_memory_bytes", "search_flops", "stage", "time_saved", "peak_memory_saved",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -180,7 +180,7 @@ def test_a_trial_that_raises_is_counted_and_shown_and_the_others_go_on(
     monkeypatch.setitem(sys.modules, "search_spaces.sometimes", module)
     monkeypatch.setitem(search_spaces.SPACES, "sometimes", "fails now and then")
     monkeypatch.chdir(tmp_path)
-    arguments = "search --space sometimes --trials 8 --epochs 2 --name s --concurrency 2"
+    arguments = "search --space sometimes --trials 8 --epochs 2 --name s --concurrency 2 --no-controls"
     assert main(arguments.split()) == 1
     out, err = capsys.readouterr()
     trials = analysis.load("results/s")

@@ -31,7 +31,7 @@ SEARCH = ("search", "--trials", "8", "--epochs", "20", "--concurrency", "1", "--
 
 
 def comparable(trials: pd.DataFrame) -> pd.DataFrame:
-    return trials[[name for name in trials.columns if name not in {*NOT_THE_RUNS, "time_saved"}]]
+    return trials[[name for name in trials.columns if name not in {*NOT_THE_RUNS, "time_saved", "peak_memory_saved"}]]
 
 
 @pytest.fixture(scope="module")
