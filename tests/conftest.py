@@ -16,6 +16,24 @@ hypothesis.settings.register_profile("tune_cac", deadline=None, derandomize=True
 hypothesis.settings.load_profile("tune_cac")
 
 
+#: Files that start Ray. Two clusters that start at once may choose the same port, so these never run side by side.
+_START_RAY = ("integration/", "trainables/stage_tree/test_coordinator.py", "test_notebook.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several processes (pytest-xdist, ``--dist loadgroup``): a file stays together, and so do those with Ray."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    folder = Path(__file__).parent
+    groups = {}
+    for item in items:
+        file = item.path.relative_to(folder).as_posix()
+        groups[item] = "ray" if file.startswith(_START_RAY) else file
+        item.add_marker(pytest.mark.xdist_group(groups[item]))
+    if config.getoption("dist") == "loadgroup":
+        items.sort(key=lambda item: groups[item] != "ray")  # they take longest
+
+
 @pytest.fixture(autouse=True)
 def _no_cac_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on the developer's own variables."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,11 +71,13 @@ def killed_after(ended: int, folder: Path, *arguments: str) -> None:
         text=True,
     )  # fmt: skip
     assert process.stderr is not None
+    said = []
     for line in process.stderr:
+        said.append(line)
         if line.startswith(f"[{ended}/"):
             process.kill()
             break
-    process.wait(timeout=60)
+    assert process.wait(timeout=60) == -signal.SIGKILL, said
 
 
 def test_confirm_trains_fresh_seeds_and_goes_on_after_a_crash(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +105,7 @@ def test_confirm_trains_fresh_seeds_and_goes_on_after_a_crash(study: Path, capsy
     assert ended["test_accuracy_drop"][3:].tolist() == pytest.approx(drop.tolist())
     assert "confirmed over 3 seeds" in done.stdout  # nearly everything may be lost here
     answer = Layout(study).best.read_text()
-    assert "# Confirmed on 3 fresh seeds and the test split: drop" in answer
+    assert "# Confirmed on 3 fresh seeds and the test split: compute saved" in answer
     assert "## Confirmation" in Layout(study).report.read_text()
     assert main(["report", str(study)]) == 0
     assert "confirmed over 3 seeds" in capsys.readouterr().out

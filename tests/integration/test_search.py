@@ -295,7 +295,8 @@ def test_a_study_that_is_being_searched_is_refused(tmp_path: Path) -> None:
     _, err = second.communicate(timeout=60)
     assert second.returncode == 2
     assert err == (
-        f"tune_cac: error: results/s is being searched by process {first.pid}: wait for it, or choose another --name\n"
+        f"tune_cac: error: results/s is being searched or confirmed by process {first.pid}: wait for it, or choose "
+        "another study\n"
     )
     _, err = first.communicate(timeout=240)
     assert first.returncode == 0, err
