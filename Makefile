@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SEARCH ?= --space auto_thresholds
 # Two files of tests at a time, with a thread of torch each; PYTEST= runs one file after the other.
-PYTEST ?= -n 2 --dist loadgroup --no-loadscope-reorder
+PYTEST ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: search test lint clean
 

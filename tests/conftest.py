@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -20,18 +21,26 @@ hypothesis.settings.load_profile("tune_cac")
 _START_RAY = ("integration/", "trainables/stage_tree/test_coordinator.py", "test_notebook.py")
 
 
+def _starts_ray(nodeid: str) -> bool:
+    return nodeid.removeprefix("tests/").startswith(_START_RAY)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several processes (pytest-xdist, ``--dist loadfile``): files stay together, and all those with Ray do."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "ray" if _starts_ray(nodeid) else str(super()._split_scope(nodeid))
+
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several processes (pytest-xdist, ``--dist loadgroup``): a file stays together, and so do those with Ray."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    folder = Path(__file__).parent
-    groups = {}
-    for item in items:
-        file = item.path.relative_to(folder).as_posix()
-        groups[item] = "ray" if file.startswith(_START_RAY) else file
-        item.add_marker(pytest.mark.xdist_group(groups[item]))
-    if config.getoption("dist") == "loadgroup":
-        items.sort(key=lambda item: groups[item] != "ray")  # they take longest
+    """There, those with Ray come first: they take longest."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not _starts_ray(item.nodeid))
 
 
 @pytest.fixture(autouse=True)
