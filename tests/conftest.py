@@ -17,7 +17,8 @@ hypothesis.settings.register_profile("tune_cac", deadline=None, derandomize=True
 hypothesis.settings.load_profile("tune_cac")
 
 
-#: Files that start Ray again and again. Two clusters that start at once may choose the same port, so these never run side by side.
+#: Files that start Ray again and again. Two clusters that start at once may choose the same port, so these never run
+#: side by side.
 _START_RAY = ("integration/", "trainables/stage_tree/test_coordinator.py")
 
 
