@@ -55,9 +55,9 @@ def trials_for_trainings(trials: int, trainings: float) -> str:
     return f"{plural(trials, 'trial')} for {said} training{'' if said == '1.0' else 's'}"
 
 
-def search_cost_line(cost: SearchCost) -> str:
-    """One sentence: what the search executed, and what its trials would have alone where that is more."""
-    line = f"Search cost: {trials_for_trainings(cost.trials, cost.dense_equivalents)}"
+def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
+    """One sentence: what was executed, and what the trials would have executed alone where that is more."""
+    line = f"{of}: {trials_for_trainings(cost.trials, cost.dense_equivalents)}"
     alone, executed = f"{cost.own_equivalents:.1f}", f"{cost.dense_equivalents:.1f}"
     if cost.own_equivalents > cost.dense_equivalents and alone != executed:
         line += f"; alone, each from its start, they would have been {alone}"

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 import pandas as pd
-from machine import header, spread
+from machine import header, seconds, spread
 from optuna.storages.journal import JournalFileBackend
 
 import analysis
@@ -96,17 +95,6 @@ def write_parquet(layout: Layout) -> None:
     trials.to_parquet(layout.trials)
 
 
-def seconds(call: Callable[[], Any], repeats: int = REPEATS) -> list[float]:
-    """Wall time of each call after a first one."""
-    call()
-    found = []
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - begun)
-    return found
-
-
 def optuna_reads(layout: Layout) -> list[optuna.trial.FrozenTrial]:
     """The journal's trials by Optuna's own reader."""
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(layout.journal)))
@@ -123,13 +111,13 @@ def main() -> None:
         ours, theirs = analysis.load(layout.journal), optuna_reads(layout)
         assert ours["accuracy"].tolist() == [trial.values[0] for trial in theirs]
         print(f"journal of {IN_JOURNAL} trials, {layout.journal.stat().st_size / 1e6:.0f} MB")
-        times = seconds(lambda: analysis.load(layout.journal))
+        times = seconds(lambda: analysis.load(layout.journal), REPEATS)
         print(f"  seconds: {spread(times)}; trials a second: {spread([IN_JOURNAL / t for t in times])}")
         print(f"  Optuna's own reader alone, seconds: {spread(seconds(lambda: optuna_reads(layout), 3))}")
         write_parquet(layout)
         loaded = analysis.load(layout.root)
         print(f"Parquet of {len(loaded)} trials, {layout.trials.stat().st_size / 1e6:.0f} MB")
-        print(f"  seconds: {spread(seconds(lambda: analysis.load(layout.root)))}")
+        print(f"  seconds: {spread(seconds(lambda: analysis.load(layout.root), REPEATS))}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""What every benchmark prints first: machine, versions; and how it prints spread."""
+"""What every benchmark prints first: machine, versions; how it takes times and prints spread."""
 
 from __future__ import annotations
 
 import os
 import platform
+import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 
 def header(script: str) -> str:
@@ -18,6 +21,17 @@ def header(script: str) -> str:
         model = names[0] if names else model
     packages = ", ".join(f"{p} {version(p)}" for p in ("torch", "ray", "optuna", "pandas"))
     return f"{script} | {model}, {os.cpu_count()} cores | Python {platform.python_version()}, {packages}"
+
+
+def seconds(call: Callable[[], Any], repeats: int) -> list[float]:
+    """Wall time of each call after a first one."""
+    call()
+    found = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - begun)
+    return found
 
 
 def spread(values: list[float]) -> str:

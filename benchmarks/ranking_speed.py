@@ -9,13 +9,9 @@ duplicate. Seconds of each call after a first one.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pandas as pd
-from machine import header, spread
+from machine import header, seconds, spread
 from numpy.typing import NDArray
 
 import analysis
@@ -24,17 +20,6 @@ from analysis.pareto import hypervolume, non_dominated
 from analysis.ranking import pareto_front
 
 TRIALS, REPEATS = 100_000, 7
-
-
-def seconds(call: Callable[[], Any]) -> list[float]:
-    """Wall time of each call after a first one."""
-    call()
-    found = []
-    for _ in range(REPEATS):
-        begun = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - begun)
-    return found
 
 
 def random_trials(count: int, seed: int = 0) -> pd.DataFrame:
@@ -82,22 +67,22 @@ def main() -> None:
             size = int(non_dominated(values).sum())
             print(
                 f"non_dominated, {TRIALS} rows, M = {columns}, {kind} ({size} on the front), seconds: "
-                + spread(seconds(lambda values=values: non_dominated(values)))
+                + spread(seconds(lambda values=values: non_dominated(values), REPEATS))
             )
     for count, columns in ((1000, 2), (1000, 3), (100, 4)):
         values, origin = sphere(count, columns), np.zeros(columns)
         print(
             f"hypervolume, front of {count}, M = {columns}, seconds: "
-            + spread(seconds(lambda values=values, origin=origin: hypervolume(values, origin)))
+            + spread(seconds(lambda values=values, origin=origin: hypervolume(values, origin), REPEATS))
         )
     trials = random_trials(TRIALS)
     ranking = analysis.rank(trials)
     print(f"a frame of {len(trials)} trials, {trials.shape[1]} columns, {ranking['duplicate_of'].count()} duplicates")
-    print(f"rank, seconds: {spread(seconds(lambda: analysis.rank(trials)))}")
-    print(f"rank with a price, seconds: {spread(seconds(lambda: analysis.rank(trials, price=0.1)))}")
+    print(f"rank, seconds: {spread(seconds(lambda: analysis.rank(trials), REPEATS))}")
+    print(f"rank with a price, seconds: {spread(seconds(lambda: analysis.rank(trials, price=0.1), REPEATS))}")
     three = ("accuracy", "compute_saved", "train_time_s")
-    print(f"pareto_front, 2 objectives, seconds: {spread(seconds(lambda: pareto_front(trials)))}")
-    print(f"pareto_front, 3 objectives, seconds: {spread(seconds(lambda: pareto_front(trials, three)))}")
+    print(f"pareto_front, 2 objectives, seconds: {spread(seconds(lambda: pareto_front(trials), REPEATS))}")
+    print(f"pareto_front, 3 objectives, seconds: {spread(seconds(lambda: pareto_front(trials, three), REPEATS))}")
 
 
 if __name__ == "__main__":

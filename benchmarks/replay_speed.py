@@ -13,13 +13,11 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from machine import header, spread
+from machine import header, seconds, spread
 
 import analysis
 from analysis.replaying import replay
@@ -43,17 +41,6 @@ def random_settings(count: int, steps: int, seed: int = 0) -> pd.DataFrame:
             "CAC_BRAKING_DISTANCE": steps // 50 * rng.integers(0, 6, count),
         }
     )
-
-
-def seconds(call: Callable[[], Any], repeats: int) -> list[float]:
-    """Wall time of each call after a first one."""
-    call()
-    found = []
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - begun)
-    return found
 
 
 def measure(trace: RunTrace) -> None:

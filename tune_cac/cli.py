@@ -91,7 +91,6 @@ def build_parser() -> argparse.ArgumentParser:
         "seeds that the search has not seen; say which of them hold there, on the test split, with intervals. Asked "
         "again, it goes on where it was interrupted, or adds what more is asked for.",
     )  # fmt: skip
-    confirm.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
     confirm.add_argument("--top", type=int, default=5, help="settings to retrain (default: 5)")
     confirm.add_argument("--seeds", type=int, default=5, help="fresh seeds (default: 5)")
     confirm.add_argument("--concurrency", type=int, help="runs at a time (default: what the processors allow)")
@@ -99,15 +98,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--checkpoint-budget", default="20GB", metavar="BYTES",
         help="most bytes of checkpoints that sharing keeps, such as 500MB (default: 20GB)",
     )  # fmt: skip
-    _add_results(confirm)
-    confirm.set_defaults(run="confirm")
+    _of_a_study(confirm, "confirm")
 
     for name, text in (
         ("report", "print the answer of a study and write it as a page to look at, report.html"),
         ("rank", "print a study's ranked table"),
     ):
         command = commands.add_parser(name, parents=[debug], help=text, description=text[0].upper() + text[1:] + ".")
-        command.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
         command.add_argument("--allowed-drop", type=float, help="accuracy that may be lost (default: the study's)")
         command.add_argument("--top", type=int, default=20, help="rows to show (default: 20)")
         command.add_argument(
@@ -117,8 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
         if name == "report":
             command.add_argument("--output", metavar="FILE", help="the page (default: report.html in the study)")
             command.add_argument("--png", metavar="FOLDER", help="write every plot as a picture, too")
-        _add_results(command)
-        command.set_defaults(run=name)
+        _of_a_study(command, name)
 
     compare = commands.add_parser(
         "compare", parents=[debug], help="several studies of the same training side by side",
@@ -138,36 +134,30 @@ def build_parser() -> argparse.ArgumentParser:
         description="Write one trial's settings (env, yaml, json; the best's without --trial) or the ranking (csv, "
         "parquet, latex, markdown).",
     )  # fmt: skip
-    export.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
     export.add_argument("--format", default="env", help="env (default), yaml, json, csv, parquet, latex or markdown")
     export.add_argument("--trial", type=int, help="number of the trial (default: the best)")
     export.add_argument("--output", metavar="FILE", help="write there instead of printing")
     export.add_argument("--top", type=int, help="rows of the ranking (default: all)")
     export.add_argument("--allowed-drop", type=float, help="accuracy that may be lost (default: the study's)")
-    _add_results(export)
-    export.set_defaults(run="export")
+    _of_a_study(export, "export")
 
     dashboard = commands.add_parser(
         "dashboard", parents=[debug], help="look at a study in optuna-dashboard, also while it is searched",
         description="Serve optuna-dashboard on a study's journal, to this machine alone, until Ctrl-C.",
     )  # fmt: skip
-    dashboard.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
     dashboard.add_argument("--port", type=int, default=8080, help="port (default: 8080)")
     dashboard.add_argument("--no-browser", action="store_true", help="print the address only")
-    _add_results(dashboard)
-    dashboard.set_defaults(run="dashboard")
+    _of_a_study(dashboard, "dashboard")
 
     tree = commands.add_parser(
         "tree", parents=[debug], help="draw a study's stage tree: what its trials trained, shared stretches once",
         description="Draw a study's stage tree, one line a stage: the iteration at which trials did something, what, "
         "up to which iteration it was trained, how many trials go through, and the result of those that end there.",
     )  # fmt: skip
-    tree.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
     tree.add_argument("--depth", type=int, help="interventions to go down to (default: all)")
     tree.add_argument("--top", type=int, default=40, help="stages to show, the most visited (default: 40)")
     tree.add_argument("--svg", metavar="FILE", help="write the picture, too")
-    _add_results(tree)
-    tree.set_defaults(run="tree")
+    _of_a_study(tree, "tree")
 
     replay = commands.add_parser(
         "replay", parents=[debug], help="predict what settings stop and save, from a study's recorded training",
@@ -175,7 +165,6 @@ def build_parser() -> argparse.ArgumentParser:
         "were trained so, an estimate from the run without a method after it. CAC_* variables of the environment "
         "count; --set wins. With --random, the distinct outcomes of random settings of a space.",
     )  # fmt: skip
-    replay.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
     replay.add_argument(
         "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",
         help="a variable, such as CAC_VAR_START_THR=0.97; may be repeated",
@@ -185,8 +174,7 @@ def build_parser() -> argparse.ArgumentParser:
     replay.add_argument("--seed", type=int, default=0, help="of the random settings (default: 0)")
     replay.add_argument("--top", type=int, default=20, help="outcomes to show, the most frequent (default: 20)")
     replay.add_argument("--root", help="id of the recorded run, or how it begins, where the study has several")
-    _add_results(replay)
-    replay.set_defaults(run="replay")
+    _of_a_study(replay, "replay")
 
     spaces = commands.add_parser("spaces", parents=[debug], help="list the search spaces, or show one with its ranges")
     spaces.add_argument("space", nargs="?", metavar="SPACE", help="show this one")
@@ -206,6 +194,13 @@ def build_parser() -> argparse.ArgumentParser:
     workloads = commands.add_parser("workloads", parents=[debug], help="list the workloads")
     workloads.set_defaults(run="workloads")
     return parser
+
+
+def _of_a_study(parser: argparse.ArgumentParser, run: str) -> None:
+    """A command on one study."""
+    parser.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
+    _add_results(parser)
+    parser.set_defaults(run=run)
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:

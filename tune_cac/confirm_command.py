@@ -31,7 +31,7 @@ def confirm(arguments: argparse.Namespace) -> int:
         print_table(_cells(found.table))
         print()
     print(found.headline)
-    print(search_cost_line(search_cost(found.trials)).replace("Search cost", "Cost of the confirmation"))
+    print(search_cost_line(search_cost(found.trials), of="Cost of the confirmation"))
     failed = found.trials[found.trials["status"] == "failed"]
     for _, row in failed.iterrows():
         print(f"run {row['trial']} failed: {row['error']}", file=sys.stderr)

@@ -48,7 +48,8 @@ class SearchProgress(tune.Callback):
             if record["role"] != "control"
         ]
         self._live: dict[str, dict[str, Any]] = {}
-        self._spent: list[dict[str, Any]] = []  # last rows of the trials that have ended
+        # By the trials that have ended: FLOPs, and the same in dense trainings of their own budgets.
+        self._spent_flops, self._spent_trainings = 0, 0.0
         self.ended = 0
         """Trials that ended; controls do not count."""
         self.controls = 0
@@ -87,7 +88,7 @@ class SearchProgress(tune.Callback):
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """A trial that ended well."""
         row = self._live.pop(trial.trial_id, {})
-        self._spent.append(row)
+        self._spend(row)
         number, role = trial.config["trial"], trial.config["role"]
         if role == "control":
             self._end_control(f"trial {number}: accuracy {row['accuracy']:.4f}")
@@ -99,7 +100,7 @@ class SearchProgress(tune.Callback):
         """A trial that raised."""
         message = failure_message(trial)
         row = self._live.pop(trial.trial_id, {})
-        self._spent.append(row)
+        self._spend(row)
         self._searcher.tell_failure(trial.trial_id, message)
         self.failures.append((trial.config["trial"], message))
         line = f"trial {trial.config['trial']} failed: {message}"
@@ -132,8 +133,7 @@ class SearchProgress(tune.Callback):
         if self.failures:
             parts.append(f"{len(self.failures)} failed")
         if self.ended or self._live:
-            spent = sum(self._in_trainings(row) for row in (*self._spent, *self._live.values()))
-            parts.append(trials_for_trainings(self.ended + self.controls, spent))
+            parts.append(trials_for_trainings(self.ended + self.controls, self._trainings()))
         if self.controls:
             parts.append(plural(self.controls, "control"))
         left = self._to_run - self.ended
@@ -142,9 +142,17 @@ class SearchProgress(tune.Callback):
             parts.append(f"about {_duration(seconds)} left")
         return ", ".join(parts)
 
-    def _in_trainings(self, row: Mapping[str, Any]) -> float:
+    def _spend(self, row: Mapping[str, Any]) -> None:
+        self._spent_flops += search_flops(row)
+        self._spent_trainings += in_trainings(row)
+
+    def _trainings(self) -> float:
+        """What this search executed, in trainings of the baseline, or of each trial's own budget before it is known."""
         baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
-        return in_trainings(row if baseline is None else {**row, "dense_flops": baseline["dense_flops"]})
+        if baseline is None or not baseline["dense_flops"]:
+            return self._spent_trainings + sum(in_trainings(row) for row in self._live.values())
+        flops = self._spent_flops + sum(search_flops(row) for row in self._live.values())
+        return float(flops / baseline["dense_flops"])
 
     def _best_so_far(self) -> str:
         baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
@@ -164,7 +172,12 @@ class SearchProgress(tune.Callback):
 def in_trainings(row: Mapping[str, Any]) -> float:
     """What the search has executed for a trial by this row, in dense trainings; 0 before its first row."""
     dense = row.get("dense_flops", 0)
-    return row.get("search_flops", row.get("executed_flops", 0)) / dense if dense else 0.0
+    return search_flops(row) / dense if dense else 0.0
+
+
+def search_flops(row: Mapping[str, Any]) -> int:
+    """What the search has executed for a trial by this row; 0 before its first row."""
+    return int(row.get("search_flops", row.get("executed_flops", 0)))
 
 
 def failure_message(trial: Any) -> str:

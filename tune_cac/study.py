@@ -20,9 +20,9 @@ from tune_cac.held import shown_hold
 from tune_cac.options import SearchOptions
 
 #: Packages whose versions a study records.
+_PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
 #: What a disk says when it is full, over quota or read-only.
 _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-_PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
 
 
 def package_versions() -> dict[str, str]:
