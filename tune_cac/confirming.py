@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 
-import search_spaces
 from analysis.answer import config_of, plural
 from analysis.confidence import FEWEST_PAIRS
 from analysis.layout import Layout
@@ -105,9 +104,10 @@ def confirm(
             replace(info, trials=len(wanted), versions=package_versions(), controls=False, candidates=picked)
         )
         options = SearchOptions(
-            space=info.space, workload=info.workload, trials=len(wanted), epochs=info.epochs, seed=info.seed,
+            space=info.space, workload=info.workload, workload_options=tuple(info.workload_options), trials=len(wanted), epochs=info.epochs, seed=info.seed,
             allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=base.threads,
             gpus_per_trial=(info.gpus_per_trial or 1.0) if base.device == "cuda" else 0.0,
+            workers_per_trial=info.workers_per_trial,
             results=child.root.parent, sharing=info.sharing,
             checkpoint_budget=checkpoint_budget, controls=False,
         )  # fmt: skip
@@ -176,29 +176,12 @@ def _train(
     child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[Run], hold: Mapping[str, Any]
 ) -> bool:
     """Train what is missing; True if interrupted before all runs ended."""
-    import optuna
-
     from tune_cac.given import GivenProgress, GivenSearch
-    from tune_cac.searching import check_gpus, run_context, train
+    from tune_cac.searching import check_gpus, context_of, make_searcher, train
 
     check_gpus(options)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    run_name = f"run-{len(list(child.ray.glob('run-*'))):03d}"
-    searcher = GivenSearch(
-        wanted=wanted,
-        space=search_spaces.load(options.space),
-        context=run_context(replace(base, device="cpu")),
-        base=base,
-        journal=child.journal,
-        allowed_drop=options.allowed_drop,
-        seed=options.seed,
-        run_folder=f"{child.ray.name}/{run_name}",
-        checkpoint_every_s=options.checkpoint_every_s,
-        hold=hold,
-        tree=child.tree.resolve(),
-        sharing=options.sharing,
-        budget_bytes=options.budget_bytes,
-        trials=len(wanted),
+    searcher, run_name = make_searcher(
+        GivenSearch, child, options, context_of(base), base, wanted=wanted, hold=hold, trials=len(wanted)
     )
     searcher.adopt_unfinished(child.root)
     missing = len(searcher.missing())

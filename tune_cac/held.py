@@ -16,6 +16,8 @@ from trainables.gradskip.settings import BY_NAME, variable_named
 #: Fields that have options of their own.
 _OPTIONS = {
     "workload": "--workload",
+    "workload_options": "--data, --model or --option",
+    "workers": "--workers-per-trial of a search",
     "epochs": "--epochs",
     "seed": "--seed",
     "method": "--method of a trial; in a search the space says it",

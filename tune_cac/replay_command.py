@@ -59,7 +59,12 @@ def of_run(trace: RunTrace, values: Mapping[str, Any]) -> TrialConfig:
     """A configuration of the trace's run, on the CPU."""
     run = trace.run
     return TrialConfig(
-        workload=run["workload"], epochs=run["epochs"], seed=run["seed"], threads=run["threads"], **values
+        workload=run["workload"],
+        workload_options=tuple(run.get("workload_options", ())),
+        epochs=run["epochs"],
+        seed=run["seed"],
+        threads=run["threads"],
+        **values,
     )
 
 

@@ -65,6 +65,7 @@ class StudySearch(OptunaSearch):
             same settings are suggested with and without.
         budget_bytes: most bytes of checkpoints.
         trials: of the study, as planned.
+        worker_resources: what each of several workers of a trial has, in Ray's words; None for trials of one process.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class StudySearch(OptunaSearch):
         sharing: bool = True,
         budget_bytes: int,
         trials: int,
+        worker_resources: Mapping[str, float] | None = None,
     ) -> None:
+        self._worker_resources = None if worker_resources is None else dict(worker_resources)
         self._search_space = space
         self._context = context
         self._base = base
@@ -170,9 +173,11 @@ class StudySearch(OptunaSearch):
         return {
             "config": config,
             "trial": trial.number,
+            "folder": str(self._tree.parent / folder),
             "role": attrs.get("role", "search"),
             "resume_from": attrs.get("resume_from"),
             "checkpoint_every_s": self._checkpoint_every_s,
+            "worker_resources": self._worker_resources,
             "sharing": self._sharing_of(folder) if (self._sharing and not _is_shorter(attrs)) or baseline else None,
         }
 

@@ -78,7 +78,7 @@ class CostTable:
         return self._cost(self._dense, batch)
 
     def _cost(self, mask: tuple[bool, ...], batch: Batch) -> StepCost:
-        key = (self._workload.name, mask, shapes_of(batch))
+        key = (self._workload.key, mask, shapes_of(batch))
         cost = _COUNTED.get(key)
         if cost is None:
             begun = time.perf_counter()
@@ -107,7 +107,7 @@ class CostTable:
         )
 
     def _prefix_flops(self, names: tuple[str, ...], batch: Batch) -> int:
-        key = (self._workload.name, names, shapes_of(batch))
+        key = (self._workload.key, names, shapes_of(batch))
         flops = _COUNTED_PREFIXES.get(key)
         if flops is None:
             begun = time.perf_counter()
