@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from trainables.stage_tree.coordinator import RayClaims
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
 from trainables.workloads import SCRIPT
+from trainables.workloads.options import CACHE_VARIABLE
 
 
 def continued(kind: type[TrainingRun], config: TrialConfig, resume_from: str | None) -> TrainingRun:
@@ -48,6 +51,12 @@ def build_shared_run(config: TrialConfig, sharing: dict[str, Any]) -> SharedRun:
     return SharedRun(config, how, claims=claims, holder=sharing["holder"])
 
 
+def keep_decoded_data(config: Mapping[str, Any]) -> None:
+    """Keep it where the search does: the same place for all trials of this process."""
+    if config.get("cache"):
+        os.environ[CACHE_VARIABLE] = config["cache"]
+
+
 class Trial(tune.Trainable):
     """One configuration trained. The process is reused for the next one (`TuneConfig(reuse_actors=True)`).
 
@@ -55,6 +64,7 @@ class Trial(tune.Trainable):
         config: the fields of `TrialConfig`.
         trial: the Optuna trial's number.
         folder: of the trial, absolute; a script's output is kept there.
+        cache: folder for decoded data, or None.
         resume_from: folder of a checkpoint to continue from, or None; not needed with a stage tree.
         checkpoint_every_s: seconds from one checkpoint to the next, at epoch ends.
         sharing: fields of `Sharing`, the name of the coordinator (``claims``, None for none) and of this trial there
@@ -68,6 +78,7 @@ class Trial(tune.Trainable):
 
     def _start(self, config: dict[str, Any]) -> None:
         trial, sharing = TrialConfig.from_mapping(config["config"]), config.get("sharing")
+        keep_decoded_data(config)
         if trial.workload == SCRIPT:
             self._run = ScriptRun(trial, Path(config["folder"]))
         elif sharing is None:

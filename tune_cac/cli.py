@@ -248,8 +248,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "search" and arguments.resume is not None:
             _refuse_study_flags(arguments)
         import tune_cac.commands
+        from tune_cac.decoded_images import kept_beside
 
-        code: int = getattr(tune_cac.commands, arguments.run)(arguments)
+        with kept_beside(getattr(arguments, "results", "results")):
+            code: int = getattr(tune_cac.commands, arguments.run)(arguments)
         sys.stdout.flush()
         return code
     except UserError as error:

@@ -19,6 +19,7 @@ from analysis.ranking import rank
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.answering import answer, write_answer
+from tune_cac.decoded_images import keeps_decoded_images
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
 from tune_cac.study import check_writable, find_study, locked, mend_journal, package_versions, written
 
@@ -49,6 +50,7 @@ class Run:
     """Fields of the config that differ from the study's baseline, in plain types."""
 
 
+@keeps_decoded_images
 def confirm(
     study: str | Path,
     *,

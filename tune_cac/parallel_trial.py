@@ -116,14 +116,15 @@ def train_worker(config: dict[str, Any]) -> None:
     from ray import train
 
     from trainables.training.parallel import ParallelRun
-    from trainables.trial import continued
+    from trainables.trial import continued, keep_decoded_data
 
     trial = TrialConfig.from_mapping(config["config"])
     rank = train.get_context().get_world_rank()
     rows: Queue = config["rows"]
     folder = Path(config["folder"])
     checkpointed = time.monotonic()
-    run = continued(ParallelRun, trial, config.get("resume_from"))
+    keep_decoded_data(config)
+    run: Any = continued(ParallelRun, trial, config.get("resume_from"))
     with run:
         if run.finished and run.row is not None and rank == 0:
             rows.put({**run.row, DONE: True})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from trainables.errors import UserError
 from trainables.metrics import OBJECTIVES, ROW
 from trainables.stage_tree.coordinator import RayClaims, start_coordinator
 from trainables.stage_tree.store import StageStore
+from trainables.workloads.options import CACHE_VARIABLE
 from tune_cac.controls import EQUAL_COMPUTE, Control, random_stops, shorter_trainings
 from tune_cac.learning import Learned, learn
 
@@ -174,6 +176,7 @@ class StudySearch(OptunaSearch):
             "config": config,
             "trial": trial.number,
             "folder": str(self._tree.parent / folder),
+            "cache": os.environ.get(CACHE_VARIABLE),
             "role": attrs.get("role", "search"),
             "resume_from": attrs.get("resume_from"),
             "checkpoint_every_s": self._checkpoint_every_s,

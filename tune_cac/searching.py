@@ -17,11 +17,13 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.workloads import SCRIPT, is_factory
 from tune_cac.answering import SearchResult, answer, write_answer
+from tune_cac.decoded_images import keeps_decoded_images
 from tune_cac.held import check_hold_on_run, shown_hold
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
 from tune_cac.study import check_writable, find_study, locked, mend_journal, open_study, written
 
 
+@keeps_decoded_images
 def search(
     *,
     space: str = "auto_thresholds",
@@ -114,6 +116,7 @@ def search(
         return _run(layout, options, context)
 
 
+@keeps_decoded_images
 def resume(
     name: str,
     *,
@@ -311,7 +314,8 @@ def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, 
     from tune_cac.cluster import ray_session
 
     at_a_time = options.trials_at_a_time
-    with progress, ray_session(cpus=at_a_time * options.processors_per_trial), searcher.coordinated():
+    session = ray_session(cpus=at_a_time * options.processors_per_trial, modules=_own_modules(options))
+    with progress, session, searcher.coordinated():
         _check_resources(options)
         tune.Tuner(
             _trainable(options),
@@ -332,6 +336,17 @@ def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, 
                 checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
             ),
         ).fit()
+
+
+def _own_modules(options: SearchOptions) -> list[Path]:
+    """Modules of the user's that trials import: of the workload, and of options such as ``model=package:function``."""
+    values = [options.workload, *(text.partition("=")[2] for text in options.workload_options)]
+    named = [value for value in values if not options.is_script and is_factory(value)]
+    if not named:
+        return []
+    from trainables.workloads.user_code import own_modules
+
+    return sorted({path for name in named for path in own_modules(name.partition(":")[0])})
 
 
 def _trainable(options: SearchOptions) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -88,11 +89,18 @@ def environment_of(config: TrialConfig, folder: Path) -> dict[str, str]:
 
 
 def working_directory(config: TrialConfig) -> Path:
-    """Where the command runs: where the search was started, or its copy on another machine."""
-    wanted = read_options(config.workload_options or ()).get("cwd")
-    if wanted is not None and Path(wanted).is_dir():
-        return Path(wanted)
-    return Path(os.environ.get("TUNE_ORIG_WORKING_DIR") or os.getcwd())  # Ray has moved us into the trial's folder
+    """Where the command runs: where the search was started.
+
+    Raises:
+        ScriptFailed: that folder is not there, as on another machine.
+    """
+    wanted = Path(read_options(config.workload_options or ()).get("cwd", os.curdir))
+    if not wanted.is_dir():
+        raise ScriptFailed(
+            f"{wanted}, from where the search was started, is not there on {platform.node()}: start a search with "
+            "--script in a folder that every node sees"
+        )
+    return wanted.absolute()
 
 
 class ScriptRun:

@@ -69,6 +69,15 @@ def code_digest(module_name: str) -> str:
     return digest.hexdigest()
 
 
+def own_modules(module_name: str) -> list[Path]:
+    """Top-level modules, files or package folders, that another machine needs to import it; none where installed."""
+    root = _root_of(module_name.partition(".")[0])
+    if root is None or _is_installed(root):
+        return []
+    tops = {path.relative_to(root).parts[0] for path in _files(module_name)}
+    return [root / top for top in sorted(tops)]
+
+
 def _files(module_name: str) -> set[Path]:
     top = module_name.partition(".")[0]
     root = _root_of(top)
@@ -87,6 +96,10 @@ def _files(module_name: str) -> set[Path]:
     return found
 
 
+def _is_installed(path: Path) -> bool:
+    return "site-packages" in path.parts or "dist-packages" in path.parts
+
+
 def _root_of(top: str) -> Path | None:
     """The folder from which a top-level module comes."""
     spec = importlib.util.find_spec(top)
@@ -100,13 +113,13 @@ def _root_of(top: str) -> Path | None:
 def _sources(root: Path, name: str) -> Iterator[Path]:
     if (root / f"{name}.py").is_file():
         yield root / f"{name}.py"
-    elif (root / name).is_dir():
-        yield from (path for path in (root / name).rglob("*.py") if "site-packages" not in path.parts)
+    elif (root / name / "__init__.py").is_file() or any((root / name).glob("*.py")):
+        yield from (root / name).rglob("*.py")
 
 
 def _imported(path: Path) -> Iterator[str]:
     """Top-level modules that a file imports anywhere. Installed beside it, a package's imports are others' work."""
-    if "site-packages" in path.parts:
+    if _is_installed(path):
         return
     try:
         tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
