@@ -156,8 +156,9 @@ def confirm_table(
     """What retraining on fresh seeds says of each candidate.
 
     Drops are baseline minus candidate in `test_accuracy`, on data the search never saw (in `accuracy` where the runs
-    have no test split: then only the seeds are fresh), over the seeds on which both completed; a seed trained several times counts once, with its mean. Intervals are corrected for the number of
-    candidates, those that never completed among them. Each column's intervals hold together with `confidence`.
+    have no test split: then only the seeds are fresh), over the seeds on which both completed; a seed trained several
+    times counts once, with its mean. Intervals are corrected for the number of candidates, those that never completed
+    among them. Each column's intervals hold together with `confidence`.
 
     A candidate is *confirmed* when it was trained on 3 seeds at least, failed on none, saves something there on
     average, and the drop's upper end is within the allowed drop. It is *refuted* when even the lower end is beyond it,

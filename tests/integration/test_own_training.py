@@ -185,9 +185,9 @@ def test_images_from_parquet_and_folders_with_a_model_of_ones_own(tune_cac_comma
         write_folder(tmp_path / "folders" / split, list(noise(count, 8)), [f"class{label}" for label in labels])
     for name in ("parquet", "folders"):
         done = tune_cac_command(
-            "search", "--workload", "images", "--data", name, "--model", "own_project.training:small_model", "--option",
-            "batch_size=8", "--trials", "3", "--epochs", "2", "--name", name + "-study", "--no-controls", "--concurrency",
-            "1",
+            "search", "--workload", "images", "--data", name, "--model", "own_project.training:small_model",
+            "--option", "batch_size=8", "--trials", "3", "--epochs", "2", "--name", f"{name}-study", "--no-controls",
+            "--concurrency", "1",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         trials = analysis.load(tmp_path / "results" / f"{name}-study")

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 
-from trainables.config import TrialConfig
 from trainables.gradskip.controller import GradientSkip
 from trainables.gradskip.data_parallel import DistributedDataParallel
 from trainables.training.run import CHECKPOINT_FILE, TrainingRun, read_state
@@ -126,4 +125,3 @@ class ParallelRun(TrainingRun):
     def load(self, folder: str | Path) -> None:
         """Continue from a checkpoint of as many processes."""
         self.load_state_dict(read_state(Path(folder) / worker_file(self.rank)))
-

@@ -112,7 +112,7 @@ def _parts(name: str, options: tuple[str, ...]) -> Parts | Workload:
             returned = call_with_options(function, read_options(options), f"workload {name}")
         except UserError:
             raise
-        except Exception as error:  # noqa: BLE001  # anything may go wrong in the user's function
+        except Exception as error:  # anything may go wrong in the user's function
             raise UserError(f"workload {name} raised {type(error).__name__}: {error}") from error
     return returned if isinstance(returned, Workload) else read_parts(returned, name)
 
@@ -124,10 +124,11 @@ def read_parts(returned: Any, name: str) -> Parts:
         UserError: it returned None, lacks a part, has one that is not known, or one of the wrong kind.
     """
     known = [field.name for field in fields(Parts)]
+    wanted = "a dict of model (a function), train, validation, ..."
     if returned is None:
-        raise UserError(f"workload {name} returned None: return a dict of model, train, validation, ...")
+        raise UserError(f"workload {name} returned None: return {wanted}")
     if isinstance(returned, nn.Module):
-        raise UserError(f"workload {name} returned a model: return a dict of model (a function), train, validation, ...")
+        raise UserError(f"workload {name} returned a model: return {wanted}")
     if isinstance(returned, Mapping):
         given = dict(returned)
         for key in given:
@@ -139,36 +140,42 @@ def read_parts(returned: Any, name: str) -> Parts:
     for key in ("model", "train", "validation"):
         if key not in given:
             raise UserError(f"workload {name} must return {key}: there is no default for it")
-    for key, signature in _FUNCTIONS.items():
-        value = given.get(key)
-        if isinstance(value, nn.Module) and key != "loss":
-            raise UserError(
-                f"{key} of workload {name} must be a function {signature} that makes a fresh one, got a model that is "
-                f"built already ({type(value).__name__}): every trial would go on with the same weights"
-            )
-        if value is not None and not callable(value):
-            raise UserError(f"{key} of workload {name} must be a function {signature}, got {type(value).__name__}")
-    for key in ("train", "validation", "test"):
-        value = given.get(key)
-        if value is not None and not hasattr(value, "__iter__") and not (key == "train" and callable(value)):
-            raise UserError(f"{key} of workload {name} must be batches, such as a DataLoader, got {type(value).__name__}")
-        if value is not None and iter_once(value):
-            raise UserError(
-                f"{key} of workload {name} can be iterated only once, and every epoch needs it: give a DataLoader or a "
-                "list, not a generator"
-            )
-        if getattr(value, "persistent_workers", False):
-            raise UserError(
-                f"{key} of workload {name} must not keep its worker processes (persistent_workers=True): their random "
-                "generators would go on from epoch to epoch, so that no run could be continued"
-            )
-    for key in ("epochs", "steps_per_epoch"):
-        value = given.get(key)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise UserError(f"{key} of workload {name} must be an integer >= 1, got {value!r}")
-    if "fingerprint" in given and not isinstance(given["fingerprint"], str):
-        raise UserError(f"fingerprint of workload {name} must be text, got {given['fingerprint']!r}")
+    for key, value in given.items():
+        of = f"{key} of workload {name}"
+        if key in _FUNCTIONS:
+            _check_function(value, of, _FUNCTIONS[key], may_be_module=key == "loss")
+        elif key in ("train", "validation", "test"):
+            _check_batches(value, of, may_be_function=key == "train")
+        elif key == "fingerprint":
+            if not isinstance(value, str):
+                raise UserError(f"{of} must be text, got {value!r}")
+        elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(f"{of} must be an integer >= 1, got {value!r}")
     return Parts(**given)
+
+
+def _check_function(value: Any, of: str, signature: str, *, may_be_module: bool) -> None:
+    if isinstance(value, nn.Module) and not may_be_module:
+        raise UserError(
+            f"{of} must be a function {signature} that makes a fresh one, got a model that is built already "
+            f"({type(value).__name__}): every trial would go on with the same weights"
+        )
+    if not callable(value):
+        raise UserError(f"{of} must be a function {signature}, got {type(value).__name__}")
+
+
+def _check_batches(value: Any, of: str, *, may_be_function: bool) -> None:
+    if not hasattr(value, "__iter__") and not (may_be_function and callable(value)):
+        raise UserError(f"{of} must be batches, such as a DataLoader, got {type(value).__name__}")
+    if iter_once(value):
+        raise UserError(
+            f"{of} can be iterated only once, and every epoch needs it: give a DataLoader or a list, not a generator"
+        )
+    if getattr(value, "persistent_workers", False):
+        raise UserError(
+            f"{of} must not keep its worker processes (persistent_workers=True): their random generators would go on "
+            "from epoch to epoch, so that no run could be continued"
+        )
 
 
 def iter_once(value: Any) -> bool:
@@ -225,7 +232,9 @@ class FactoryWorkload(Workload):
             return SGD(named_parameters, lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
         made = self._made.optimizer(list(named_parameters))
         if not isinstance(made, Optimizer):
-            raise UserError(f"optimizer of workload {self.name} must return a torch optimizer, got {type(made).__name__}")
+            raise UserError(
+                f"optimizer of workload {self.name} must return a torch optimizer, got {type(made).__name__}"
+            )
         return made
 
     def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
