@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainables import gradskip
-    from tune_cac.answering import SearchResult
     from trainables.script.reporting import report
+    from tune_cac.answering import SearchResult
     from tune_cac.searching import search
 
 __version__ = "0.1.0"

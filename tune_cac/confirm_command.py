@@ -17,6 +17,7 @@ def confirm(arguments: argparse.Namespace) -> int:
     """Confirm; print the table of candidates and the study's answer."""
     from analysis.accounting import search_cost
     from analysis.answer import search_cost_line
+    from analysis.confidence import compared_accuracy
     from tune_cac.confirming import confirm as confirm_study
 
     found = confirm_study(

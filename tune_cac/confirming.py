@@ -106,7 +106,8 @@ def confirm(
             replace(info, trials=len(wanted), versions=package_versions(), controls=False, candidates=picked)
         )
         options = SearchOptions(
-            space=info.space, workload=info.workload, workload_options=tuple(info.workload_options), trials=len(wanted), epochs=info.epochs, seed=info.seed,
+            space=info.space, workload=info.workload, workload_options=tuple(info.workload_options),
+            trials=len(wanted), epochs=info.epochs, seed=info.seed,
             allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=base.threads,
             gpus_per_trial=(info.gpus_per_trial or 1.0) if base.device == "cuda" else 0.0,
             workers_per_trial=info.workers_per_trial,

@@ -100,9 +100,7 @@ def parameter_cells(rows: Sequence[ParameterFacts]) -> list[list[str]]:
     for row in rows:
         shape = "x".join(str(size) for size in row.shape) or "scalar"
         watched = "yes" if row.watched else ""
-        cost = [
-            "" if flops is None else flops_text(flops) for flops in (row.forward_flops, row.backward_flops)
-        ]
+        cost = ["" if flops is None else flops_text(flops) for flops in (row.forward_flops, row.backward_flops)]
         cells.append([str(row.number), row.name, shape, f"{row.elements:,}", watched, *cost, _share(row.saved)])
     return cells
 

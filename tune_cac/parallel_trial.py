@@ -1,7 +1,7 @@
 """A trial that several processes train: Ray Train inside a Ray Tune trial.
 
-The trial itself only listens. It lives here and not beside `trainables.trial`, because that file and the coordinator are
-all of `trainables` that know Ray.
+The trial itself only listens. It lives here and not beside `trainables.trial`, because that file and the coordinator
+are all of `trainables` that know Ray.
 """
 
 from __future__ import annotations

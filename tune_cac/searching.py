@@ -88,10 +88,11 @@ def search(
     if workload == SCRIPT and not any(text.startswith("cwd=") for text in workload_options):
         workload_options = (*workload_options, f"cwd={Path.cwd()}")
     options = SearchOptions(
-        space=space, workload=workload, workload_options=tuple(workload_options), trials=trials, epochs=epochs, seed=seed, allowed_drop=allowed_drop,
+        space=space, workload=workload, workload_options=tuple(workload_options), trials=trials, epochs=epochs,
+        seed=seed, allowed_drop=allowed_drop,
         concurrency=concurrency, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial,
-        workers_per_trial=workers_per_trial, results=Path(results), name=name, checkpoint_every_s=checkpoint_every_s, hold=hold or {}, sharing=sharing,
-        checkpoint_budget=checkpoint_budget, controls=controls,
+        workers_per_trial=workers_per_trial, results=Path(results), name=name,
+        checkpoint_every_s=checkpoint_every_s, hold=hold or {}, sharing=sharing, checkpoint_budget=checkpoint_budget, controls=controls,
     )  # fmt: skip
     check_gpus(options)
     context = None

@@ -383,19 +383,16 @@ def test_batches_go_flat_and_back() -> None:
 
 
 def test_model_given_as_a_class(write: Write) -> None:
-    name = write(
-        "class Net(nn.Linear):\n    def __init__(self): super().__init__(4, 3)\ndef make(): return {**parts(), 'model': Net}"
-    )
+    net = "class Net(nn.Linear):\n    def __init__(self): super().__init__(4, 3)\n"
+    name = write(net + "def make(): return {**parts(), 'model': Net}")
     check(name)
     assert isinstance(build(name).make_model(), nn.Linear)
 
 
 def test_the_example_of_the_docs_trains(write: Write) -> None:
     page = Path(__file__).parents[3] / "docs" / "own-training.md"
-    example = next(
-        part for part in page.read_text().split("```python\n") if part.startswith("# my_project/training.py")
-    )
-    code = example.split("```")[0]
+    blocks = page.read_text().split("```python\n")
+    code = next(block for block in blocks if block.startswith("# my_project/training.py")).split("```")[0]
     assert len(code.strip().splitlines()) <= 31  # the path, and 30 lines
     name = write("make = make_workload", head=code)
     check(name, "width=4")
