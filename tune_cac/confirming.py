@@ -20,6 +20,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.answering import answer, write_answer
 from tune_cac.decoded_images import keeps_decoded_images
+from tune_cac.given_run import GivenRun
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
 from tune_cac.study import check_writable, find_study, locked, mend_journal, package_versions, written
 
@@ -38,16 +39,6 @@ class Confirmation:
     """The study's answer, with what was confirmed."""
     interrupted: bool
     """Whether it ended before all runs did."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run that a confirmation wants."""
-
-    attrs: Mapping[str, Any]
-    """Role, and the candidate's number."""
-    values: Mapping[str, Any]
-    """Fields of the config that differ from the study's baseline, in plain types."""
 
 
 @keeps_decoded_images
@@ -140,16 +131,16 @@ def candidates_of(trials: pd.DataFrame, allowed_drop: float, top: int) -> pd.Dat
     return ranking[worth & ranking["duplicate_of"].isna()].head(top)
 
 
-def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[Run]:
+def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[GivenRun]:
     """The runs of a confirmation. Baselines come first: what candidates share with them is then there."""
-    found = [Run(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in seeds]
+    found = [GivenRun(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in seeds]
     common = base.to_dict()
     for _, row in candidates.iterrows():
         own = config_of(row).to_dict()
         values = {name: value for name, value in own.items() if common.get(name) != value and name != "seed"}
         for seed in seeds:
             attrs = {"role": "candidate", "candidate": int(row["trial"])}
-            found.append(Run(attrs=attrs, values={**values, "seed": seed}))
+            found.append(GivenRun(attrs=attrs, values={**values, "seed": seed}))
     return found
 
 
@@ -176,7 +167,7 @@ def _check_device(base: TrialConfig, layout: Layout) -> None:
 
 
 def _train(
-    child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[Run], hold: Mapping[str, Any]
+    child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[GivenRun], hold: Mapping[str, Any]
 ) -> bool:
     """Train what is missing; True if interrupted before all runs ended."""
     from tune_cac.given import GivenProgress, GivenSearch

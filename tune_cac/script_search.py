@@ -11,7 +11,7 @@ import optuna
 from search_spaces import SpaceContext
 from trainables.script.run import RUN_FACTS
 from trainables.workloads.options import read_options
-from tune_cac.controls import Control
+from tune_cac.given_run import GivenRun
 from tune_cac.learning import Learned
 from tune_cac.searcher import FINISHED, StudySearch
 
@@ -78,7 +78,7 @@ class ScriptSearch(StudySearch):
             trial.set_user_attr(RUN_FACTS, result[RUN_FACTS])
         super().on_trial_complete(trial_id, result, error)
 
-    def missing_controls(self, *, shorter_alone: bool = False) -> list[Control]:
+    def missing_controls(self, *, shorter_alone: bool = False) -> list[GivenRun]:
         """Shorter runs, where the command takes ``{epochs}``."""
         command = read_options(self._base.workload_options or ())["command"]
         if "{epochs}" not in command:

@@ -92,7 +92,8 @@ def search(
         seed=seed, allowed_drop=allowed_drop,
         concurrency=concurrency, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial,
         workers_per_trial=workers_per_trial, results=Path(results), name=name,
-        checkpoint_every_s=checkpoint_every_s, hold=hold or {}, sharing=sharing, checkpoint_budget=checkpoint_budget, controls=controls,
+        checkpoint_every_s=checkpoint_every_s, hold=hold or {}, sharing=sharing,
+        checkpoint_budget=checkpoint_budget, controls=controls,
     )  # fmt: skip
     check_gpus(options)
     context = None
