@@ -5,7 +5,6 @@ Shapes: images (2, channels, S, S) float32; scores (2, classes).
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainables.errors import UserError, unknown_name
+from trainables.errors import UserError
 from trainables.training.generators import kept_generators
+from trainables.workloads.user_code import import_attribute
 
 #: Two, for a batch norm over single pixels needs more than one sample to train.
 TRIED_IMAGES = 2
@@ -35,7 +35,7 @@ def build_custom(name: str, *, classes: int, image_size: int, channels: int) -> 
     try:
         model = function(**_taken(function, sizes))
     except Exception as error:
-        raise UserError(f"model {name} must be built by a call, which raised {_in_one_line(error)}") from error
+        raise UserError(f"model {name} must be built by calling it, which raised {_in_one_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name} must return an nn.Module, got {_kind(model)}")
     _check_scores(name, model, classes, (TRIED_IMAGES, channels, image_size, image_size))
@@ -46,14 +46,7 @@ def _find(name: str) -> Callable[..., Any]:
     path, _, attribute = name.partition(":")
     if not attribute.isidentifier() or not all(part.isidentifier() for part in path.split(".")):
         raise UserError(f"a model of one's own must be given as package.module:function, got {name!r}")
-    try:
-        module = importlib.import_module(path)
-    except Exception as error:
-        raise UserError(f"model {name}: module {path} does not import: {_in_one_line(error)}") from error
-    function = getattr(module, attribute, None)
-    if function is None:
-        there = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
-        raise unknown_name(f"function of module {path}", attribute, there)
+    function = import_attribute(name, "model")
     if not callable(function):
         raise UserError(f"model {name} must be a function or a class, got {_kind(function)}")
     return function  # type: ignore[no-any-return]
