@@ -43,7 +43,7 @@ def draw_offsets(count: int, generator: torch.Generator) -> Tensor:
 
 
 def padded_crops(images: Tensor, offsets: Tensor, flips: Tensor) -> Tensor:
-    """Crops of the images' own size from images with `PADDING` zeros on each side, some mirrored; (B, C, T, T) uint8."""
+    """Crops of the images' own size, `PADDING` zeros added on each side, some mirrored; (B, C, T, T) uint8."""
     count, channels, height, width = images.shape
     padded = F.pad(images, (PADDING,) * 4)
     rows = torch.arange(height) + offsets[:, :1]

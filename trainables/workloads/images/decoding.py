@@ -136,6 +136,6 @@ def _blamed(split: ImageSplit, index: int) -> Iterator[None]:
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, ...
         said = (str(error).splitlines() or [""])[0] or type(error).__name__
         said = "no image format that Pillow knows" if isinstance(error, Image.UnidentifiedImageError) else said
-        raise UserError(f"{split.place(index)}: the image cannot be decoded ({said}): replace it or leave it out") from (
-            error
-        )
+        raise UserError(
+            f"{split.place(index)}: the image cannot be decoded ({said}): replace it or leave it out"
+        ) from (error)

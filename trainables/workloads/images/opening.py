@@ -203,7 +203,7 @@ def _fits(cache: Path, needed_bytes: int, limit_bytes: float) -> bool:
     )
     warnings.warn(
         f"images are decoded anew for each batch, which is slow: decoded they take {needed_bytes / 1e9:.3g} GB, {why}",
-        stacklevel=4,
+        stacklevel=2,
     )
     return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Generic, TypeVar
@@ -24,7 +24,7 @@ class _End:
     error: BaseException | None
 
 
-def prefetched(items: Iterator[T], ahead: int = AHEAD) -> Iterator[T]:
+def prefetched(items: Iterator[T], ahead: int = AHEAD) -> Generator[T, None, None]:
     """The same items in the same order, made by a thread of their own, up to ``ahead`` before they are asked for.
 
     The thread starts with the first item asked for. It ends when the items do, or once this iterator is closed or
@@ -53,7 +53,8 @@ def prefetched(items: Iterator[T], ahead: int = AHEAD) -> Iterator[T]:
     finally:
         stop.set()
         room.release()
-        thread.join()
+        if threading.current_thread() is not thread:  # the garbage collector may run there
+            thread.join()
 
 
 def _make(

@@ -104,9 +104,7 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     return array
 
 
-def write_store(
-    folder: Path, splits: Mapping[str, ImageSplit], layout: Layout, class_names: list[str] | None
-) -> None:
+def write_store(folder: Path, splits: Mapping[str, ImageSplit], layout: Layout, class_names: list[str] | None) -> None:
     """Decode all images into a folder. The caller holds the folder's lock; what was there before is removed.
 
     Raises:

@@ -66,7 +66,7 @@ class Images(Workload):
     momentum: float = 0.9
     """In [0, 1)."""
     validation: float = 0.1
-    """Share of the training images, of each class alike, that validate where the data has no validation split; (0, 1)."""
+    """Share of each class's training images that validate where the data has no validation split, in (0, 1)."""
     augment: bool = True
     """Whether training inputs are cropped and mirrored at random."""
     cache: str | None = None
