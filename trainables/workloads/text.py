@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import inspect
 import math
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -30,10 +31,11 @@ CONTEXT = 64
 WIDTH = 64
 BLOCKS = 2
 HEADS = 4
-BATCH_SIZE = 32
+BATCH_SIZE = 16
+EVALUATION_BATCH_SIZE = 32
 STEPS_PER_EPOCH = 30
 EVALUATION_WINDOWS = 256
-LEARNING_RATE = 3e-3
+LEARNING_RATE = 1e-2
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 #: Share of the run in which the learning rate rises.
@@ -58,8 +60,24 @@ def _documents() -> list[str]:
 
 
 def _text() -> str:
-    """The documents with each paragraph once: topics repeat each other, and none may be in two splits."""
-    return "\n\n".join(dict.fromkeys(p for document in _documents() for p in document.split("\n\n") if p.strip()))
+    """The documents with each paragraph once, for topics repeat each other and no paragraph may be in two splits.
+
+    Paragraphs are equal if their words are: repeated ones are indented, wrapped and underlined in other ways.
+    """
+    paragraphs: dict[str, str] = {}
+    for document in _documents():
+        for paragraph in re.split(r"\n(?:[ \t]*\n)+", document.strip("\n")):
+            paragraphs.setdefault(words(paragraph), paragraph)
+    return "\n\n".join(paragraph for key, paragraph in paragraphs.items() if key)
+
+
+def words(paragraph: str) -> str:
+    """The paragraph's words, without underlines of headings.
+
+    >>> words("  Lists\\n  =====")
+    'Lists'
+    """
+    return " ".join(re.sub(r"[-=*^~]{3,}", " ", paragraph).split())
 
 
 def _encoded(text: str, known: str) -> Tensor:
@@ -114,7 +132,7 @@ class Attention(nn.Module):
         """(B, T, D) to (B, T, D)."""
         batch, length, _ = x.shape
         query, key, value = self.qkv(x).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-        scores = query @ key.transpose(-2, -1) / math.sqrt(WIDTH // HEADS)  # (B, HEADS, T, T)
+        scores = query / math.sqrt(WIDTH // HEADS) @ key.transpose(-2, -1)  # (B, HEADS, T, T)
         future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         mixed = scores.masked_fill(future, -math.inf).softmax(-1) @ value
         return self.output(mixed.transpose(1, 2).reshape(batch, length, WIDTH))  # type: ignore[no-any-return]
@@ -205,7 +223,7 @@ class Text(Workload):
         """Share of characters predicted, given up to 63 before them; each character of a window counts once."""
         windows = evaluation_windows(split)
         correct = torch.zeros((), dtype=torch.int64, device=device)
-        for part in windows.split(BATCH_SIZE):
+        for part in windows.split(EVALUATION_BATCH_SIZE):
             inputs, targets = _inputs_and_targets(part.to(device))
             correct += (model(inputs).argmax(-1) == targets).sum()
         return int(correct) / (len(windows) * CONTEXT)

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainables.errors import UserError
 from trainables.gradskip.forward_chain import resolve_chain
 from trainables.workloads.models import MODELS, build_model
-from trainables.workloads.models.resnet import Bottleneck
+from trainables.workloads.models.resnet import BasicBlock, Bottleneck
 from trainables.workloads.models.resnet_cifar import Block, PaddedShortcut
 
 #: Classes, side in pixels, parameters, multiply-adds in billions: as published (He et al. 2016; torchvision's tables).
@@ -68,38 +68,48 @@ def test_alexnet_weights_without_biases_are_the_published_count() -> None:
     assert sum(p.numel() for p in on_meta("alexnet", 1000).parameters() if p.dim() > 1) == 61_090_496
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_parameter_gets_the_same_gradient_without_in_place_activations(name: str) -> None:
-    classes, size = 3, max(MODELS[name].least_image_size, 16)
+@pytest.mark.parametrize(
+    ("build", "channels"),
+    [
+        (lambda: Block(3, 6, stride=2), 3),
+        (lambda: Block(4, 4, stride=1), 4),
+        (lambda: BasicBlock(3, 4, stride=2), 3),
+        (lambda: BasicBlock(4, 4, stride=1), 4),
+        (lambda: Bottleneck(3, 2, stride=2), 3),
+        (lambda: Bottleneck(8, 2, stride=1), 8),
+        (lambda: build_model("resnet20", 3), 3),
+        (lambda: features("alexnet"), 3),
+        (lambda: features("vgg16"), 3),
+    ],
+)
+def test_activations_in_place_change_no_gradient(build: Callable[[], nn.Module], channels: int) -> None:
     torch.manual_seed(0)
-    if name in ("alexnet", "vgg16"):
-        # Their convolutions alone: the classifiers' 10^8 weights have no activation of another kind.
-        model = build_features(name)
-    else:
-        model = build_model(name, classes, size)
+    model = build()
     plain = copy.deepcopy(model)
-    for module in plain.modules():
-        if isinstance(module, nn.ReLU):
-            module.inplace = False
-    x = torch.randn(2, 3, size, size)
-    for each in (model, plain):
-        each(x).square().sum().backward()
+    activations = [module for module in plain.modules() if isinstance(module, nn.ReLU)]
+    assert all(module.inplace for module in activations)
+    for module in activations:
+        module.inplace = False
+    x = torch.randn(2, channels, 64, 64)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    for each, given in zip((model, plain), inputs, strict=True):
+        each(given).square().sum().backward()
+    assert torch.equal(inputs[0].grad, inputs[1].grad)
     for (path, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
-        assert ours.grad is not None, path
-        assert theirs.grad is not None, path
         assert torch.equal(ours.grad, theirs.grad), path
         assert bool(ours.grad.any()), path
 
 
-def build_features(name: str) -> nn.Module:
-    features = on_meta(name, 3).features.to_empty(device="cpu")
-    for module in features.modules():
+def features(name: str) -> nn.Module:
+    """A model's convolutions: the 10^8 weights of its classifier have no activation of another kind."""
+    convolutions = on_meta(name, 3).features.to_empty(device="cpu")
+    for module in convolutions.modules():
         if isinstance(module, nn.Conv2d):
             module.reset_parameters()
-    return features
+    return convolutions
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["resnet20", "resnet18", "alexnet", "vgg16"])
 def test_models_are_chains_that_a_forward_cache_can_cut(name: str) -> None:
     model = on_meta(name, 10)
     _, names = resolve_chain(model, None)
@@ -163,7 +173,7 @@ def test_initial_weights_are_drawn_from_the_global_generator_with_he_fan_out(nam
             assert bool((module.bias == 0).all()), path
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["resnet20", "resnet18", "alexnet", "vgg16"])
 def test_the_least_image_size_is_the_least_that_runs(name: str) -> None:
     least = MODELS[name].least_image_size
     assert on_meta(name, 10, least, 1)(images(least, 1)).shape == (2, 10)
