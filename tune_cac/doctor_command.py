@@ -31,6 +31,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     """Train and evaluate for a moment; print what a run costs, and whether it repeats to the last bit."""
     options = workload_options(arguments)
     epochs = getattr(arguments, "epochs", None)
+    all_layers = getattr(arguments, "all_layers", False)
     trials = getattr(arguments, "trials", DEFAULT_TRIALS)
     if trials < 1:
         raise UserError(f"--trials must be an integer >= 1, got {trials}")
@@ -44,16 +45,16 @@ def doctor(arguments: argparse.Namespace) -> int:
     )
     from trainables.stage_tree.root import device_kind
     from trainables.training.determinism import differing_tensors
-    from trainables.training.dry_run import dry_run
+    from trainables.training.dry_run import MOST_UNITS, dry_run
     from trainables.workloads import build
 
     build(config.workload, config.workload_options or ()).check(config.seed)
-    found = dry_run(config)
+    found = dry_run(config, most_units=None if all_layers else MOST_UNITS)
     print("versions: " + ", ".join(f"{name} {version}" for name, version in package_versions().items()))
     print(f"device: {config.device} ({device_kind(config.device)}), {config.threads} threads a trial")
     print(length_line(found))
     print()
-    _print_layers(found, getattr(arguments, "all_layers", False))
+    _print_layers(found, all_layers)
     print()
     print(compute_line(found))
     print(memory_line(found, config.device))
@@ -81,17 +82,31 @@ def _print_layers(found: DryRun, all_layers: bool) -> None:
     by_units = len(rows) > MOST_ROWS and len(units) > 1 and not all_layers
     print(f"layers: {len(rows)} parameters in the model's order, {elements:,} elements")
     print_table(unit_cells(units) if by_units else parameter_cells(rows))
+    print("\n".join(layer_notes(found, by_units)))
+
+
+def layer_notes(found: DryRun, by_units: bool) -> list[str]:
+    """What belongs to no layer, and how to read the table."""
+    rows = found.parameters
+    notes = []
     outside = (found.outside_forward_flops, found.outside_backward_flops)
     if any(outside):
-        print(f"outside layers: {flops_text(outside[0])} forward, {flops_text(outside[1])} backward")
-    print(
+        notes.append(f"outside layers: {flops_text(outside[0])} forward, {flops_text(outside[1])} backward")
+    notes.append(
         "number: what CAC_STOP_LAYER_NUM takes; a stop at N stops the parameters 0..N. saved: share of a step's FLOPs "
         "that is gone then, at the ends of units (a layer with its bias and norm)"
     )
+    ends = [row for row in rows if row.unit_end]
+    uncounted = sum(row.saved is None for row in ends)
+    if uncounted:
+        notes.append(f"saved is not counted for {uncounted} of the {len(ends)} units: --all-layers counts each")
     if by_units:
-        print(f"one row a unit, for the model has more than {MOST_ROWS} parameters: --all-layers shows each")
+        notes.append(f"one row a unit, for the model has more than {MOST_ROWS} parameters: --all-layers shows each")
     if not any(row.watched for row in rows):
-        print("the rule watches nothing here by default (CAC_WATCH=conv): set CAC_WATCH=linear, or names of modules")
+        notes.append(
+            "the rule watches nothing here by default (CAC_WATCH=conv): set CAC_WATCH=linear, or names of module classes"
+        )
+    return notes
 
 
 def parameter_cells(rows: Sequence[ParameterFacts]) -> list[list[str]]:
@@ -110,7 +125,7 @@ def units_of(rows: Sequence[ParameterFacts]) -> list[list[ParameterFacts]]:
     groups: list[list[ParameterFacts]] = [[]]
     for row in rows:
         groups[-1].append(row)
-        if row.saved is not None:
+        if row.unit_end:
             groups.append([])
     return [group for group in groups if group]
 

@@ -314,6 +314,7 @@ def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, 
     from ray import tune
 
     from tune_cac.cluster import ray_session
+    from tune_cac.row_events import RowEvents
 
     at_a_time = options.trials_at_a_time
     session = ray_session(cpus=at_a_time * options.processors_per_trial, modules=_own_modules(options))
@@ -333,7 +334,7 @@ def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, 
                 name=run_name,
                 storage_path=str(layout.ray.resolve()),
                 verbose=0,
-                callbacks=[progress],
+                callbacks=[progress, RowEvents()],
                 # At its end a trial has its result; asked for a checkpoint there, Ray would also send every row alone.
                 checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
             ),
