@@ -50,8 +50,9 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     build(config.workload, config.workload_options or ()).check(config.seed)
     found = dry_run(config, most_units=None if all_layers else MOST_UNITS)
+    threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
     print("versions: " + ", ".join(f"{name} {version}" for name, version in package_versions().items()))
-    print(f"device: {config.device} ({device_kind(config.device)}), {config.threads} threads a trial")
+    print(f"device: {config.device} ({device_kind(config.device)}), {threads} a trial")
     print(length_line(found))
     print()
     _print_layers(found, all_layers)
@@ -104,7 +105,7 @@ def layer_notes(found: DryRun, by_units: bool) -> list[str]:
         notes.append(f"one row a unit, for the model has more than {MOST_ROWS} parameters: --all-layers shows each")
     if not any(row.watched for row in rows):
         notes.append(
-            "the rule watches nothing here by default (CAC_WATCH=conv): set CAC_WATCH=linear, or names of module classes"
+            "the rule watches nothing here by default (CAC_WATCH=conv): set CAC_WATCH=linear, or module classes"
         )
     return notes
 

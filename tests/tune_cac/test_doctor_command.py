@@ -12,19 +12,21 @@ from torch import nn
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from trainables.training import dry_run
 from trainables.workloads import WORKLOADS, Entry
+from tune_cac import doctor_command
 from tune_cac.cli import main
 from tune_cac.doctor_command import doctor, trials_at_a_time
 
 
 class DeepLinear(tiny_workload.Tiny):
-    """No convolution, and more parameters than are shown one by one."""
+    """Ten linear layers and no convolution."""
 
     name = "deep_linear"
 
     def make_model(self) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten(), nn.Linear(36, 4)]
-        for _ in range(30):
+        for _ in range(8):
             layers += [nn.Linear(4, 4), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(4, 3))
 
@@ -33,6 +35,8 @@ class DeepLinear(tiny_workload.Tiny):
 def deep_linear(monkeypatch: pytest.MonkeyPatch) -> str:
     entry = Entry(home=f"{__name__}:DeepLinear", default_epochs=4, description="a test's")
     monkeypatch.setitem(WORKLOADS, DeepLinear.name, entry)
+    monkeypatch.setattr(doctor_command, "MOST_ROWS", 15)
+    monkeypatch.setattr(dry_run, "MOST_UNITS", 3)
     return DeepLinear.name
 
 
@@ -134,18 +138,21 @@ def test_a_search_has_24_trials_unless_asked(capsys: pytest.CaptureFixture[str])
 def test_a_large_model_is_shown_by_units(capsys: pytest.CaptureFixture[str], deep_linear: str) -> None:
     lines = run_doctor(capsys, deep_linear)
     rows = rows_of(lines)
-    assert [row[0] for row in rows] == [str(end) for end in range(1, 64, 2)]
+    assert [row[0] for row in rows] == [str(end) for end in range(1, 20, 2)]
     assert rows[0][:4] == ["1", "1.weight", "2", str(36 * 4 + 4)]
     assert rows[0][4] == f"{2 * 8 * 36 * 4 / 1000:.4g} kFLOP"  # the column before it, watched, is empty
-    assert rows[-1][1] == "62.weight"
-    assert not rows[-1][-1].endswith("%")  # stopping all of them is no question
-    assert "one row a unit, for the model has more than 60 parameters: --all-layers shows each" in lines
-    assert any("CAC_WATCH=linear" in line for line in lines)
+    assert [row[0] for row in rows if row[-1].endswith(" %")] == ["5", "11", "17"]  # a third of the nine units
+    assert rows[-1][1] == "18.weight"
+    assert "saved is not counted for 6 of the 9 units: --all-layers counts each" in lines
+    assert "one row a unit, for the model has more than 15 parameters: --all-layers shows each" in lines
+    assert any("set CAC_WATCH=linear" in line for line in lines)
 
 
 def test_all_of_its_layers_are_shown_when_asked(capsys: pytest.CaptureFixture[str], deep_linear: str) -> None:
     lines = run_doctor(capsys, deep_linear, all_layers=True)
-    assert [row[0] for row in rows_of(lines)] == [str(number) for number in range(64)]
+    rows = rows_of(lines)
+    assert [row[0] for row in rows] == [str(number) for number in range(20)]
+    assert [row[0] for row in rows if row[-1].endswith(" %")] == [str(end) for end in range(1, 18, 2)]
     assert not any("--all-layers" in line for line in lines)
 
 

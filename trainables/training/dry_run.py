@@ -28,6 +28,8 @@ from trainables.workloads.base import Batch
 STEPS_BUDGET_S = 20.0
 #: An evaluation that took less is timed once more: the first one also pays for reading and for choosing kernels.
 SHORT_EVALUATION_S = 2.0
+#: Units whose stop is counted: each takes about as long as a step on the meta device, some tenths of a second.
+MOST_UNITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +48,10 @@ class ParameterFacts:
     """FLOPs of its module's forward pass; None where an earlier parameter of the module has them."""
     backward_flops: int | None
     """FLOPs of its module's gradients; None as above."""
+    unit_end: bool
+    """Whether a unit ends here: a layer with its bias and norm (``CAC_WHOLE_UNITS=1``)."""
     saved: float | None
-    """Share of a step's FLOPs, in [0, 1), that is gone when 0..number stand still; None but at ends of units."""
+    """Share of a step's FLOPs, in [0, 1], that is gone when 0..number stand still; None where it was not counted."""
 
     @property
     def elements(self) -> int:
@@ -145,12 +149,13 @@ class DryRun:
         return math.ceil(trials / trials_at_a_time) * self.run_time_s
 
 
-def dry_run(config: TrialConfig, steps: int = 5) -> DryRun:
+def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_UNITS) -> DryRun:
     """Train a few steps without a method, evaluate, count; the process's state is as it was afterwards.
 
     Args:
         config: what is trained, where, with how many threads; its method plays no part.
         steps: steps to time after one of warm-up, >= 1. Fewer (two) where a step takes long.
+        most_units: count what stopping saves for so many units at most, evenly spread; None counts all.
 
     Raises:
         UserError: ``steps`` below 1, or what `TrainingRun` refuses.
@@ -165,7 +170,7 @@ def dry_run(config: TrialConfig, steps: int = 5) -> DryRun:
         )
         assert run.first_batch is not None
         costs = layer_costs(run.workload, run.model, run.first_batch)
-        saved = saved_shares(run.workload, run.model, run.first_batch)
+        saved = saved_shares(run.workload, run.model, run.first_batch, most_units)
         return DryRun(
             epochs=config.epochs,
             steps_per_epoch=run.workload.steps_per_epoch,
@@ -268,7 +273,7 @@ def _memory(run: TrainingRun) -> MemoryFacts:
     )
 
 
-def _parameters(model: nn.Module, costs: list[LayerCost], saved: dict[int, float]) -> tuple[ParameterFacts, ...]:
+def _parameters(model: nn.Module, costs: list[LayerCost], saved: dict[int, float | None]) -> tuple[ParameterFacts, ...]:
     named = list(model.named_parameters())
     plan = make_plan([p for _, p in named], ("conv",), model=model)
     watched = {number for unit in plan.units for number in unit.watched}
@@ -285,6 +290,7 @@ def _parameters(model: nn.Module, costs: list[LayerCost], saved: dict[int, float
             watched=number in watched,
             forward_flops=flops[number][0] if number in flops else None,
             backward_flops=flops[number][1] if number in flops else None,
+            unit_end=number in saved,
             saved=saved.get(number),
         )
         for number, (name, parameter) in enumerate(named)

@@ -52,6 +52,7 @@ def test_rows_are_the_models_parameters_and_their_modules_flops(digits: DryRun) 
     assert rows[3].shape == (8, 8, 3, 3)
     assert rows[3].elements == 8 * 8 * 9
     assert [row.number for row in rows if row.watched] == [0, 3, 6, 9, 12, 15]
+    assert [row.number for row in rows if row.unit_end] == [2, 5, 8, 11, 14, 17]
     assert (rows[1].forward_flops, rows[2].forward_flops) == (0, None)  # a norm: its first parameter has the row
     assert sum(row.forward_flops or 0 for row in rows) == digits.step_cost.forward_flops
     assert sum(row.backward_flops or 0 for row in rows) == digits.step_cost.backward_flops
@@ -73,6 +74,13 @@ def test_what_stopping_through_a_unit_saves_is_the_closed_form(digits: DryRun) -
     assert {row.number: row.saved for row in digits.parameters if row.saved is not None} == pytest.approx(
         expected, rel=1e-12
     )
+
+
+@pytest.mark.usefixtures("tiny")
+def test_savings_are_counted_for_as_many_units_as_asked() -> None:
+    found = dry_run(TrialConfig(workload="tiny", epochs=1), steps=1, most_units=2)
+    assert [row.number for row in found.parameters if row.unit_end] == [2, 5, 8, 11]
+    assert [row.number for row in found.parameters if row.saved is not None] == [5, 11]
 
 
 def test_memory_is_that_of_float32_with_momentum(digits: DryRun) -> None:

@@ -19,7 +19,15 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.training.cost import CostTable
-from trainables.training.layer_costs import OUTSIDE, LayerCost, layer_costs, on_meta, owned_numbers
+from trainables.training.layer_costs import (
+    OUTSIDE,
+    LayerCost,
+    layer_costs,
+    on_meta,
+    owned_numbers,
+    saved_shares,
+    spread,
+)
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.digits import Digits
 
@@ -346,3 +354,33 @@ def test_owners_come_in_the_order_of_their_first_numbers() -> None:
         "encoder.norm1": (9, 10),
         "encoder.norm2": (11, 12),
     }
+
+
+def test_what_is_saved_is_what_the_model_itself_no_longer_computes() -> None:
+    """The shortcut is registered first and runs late: stopping it alone ends no backward pass."""
+    model = Residual()
+    model.norm.bias.requires_grad_(False)
+    forward, dense = counted_here(model, images())
+    expected = {}
+    for end in (1, 5, 7, 8):
+        for parameter in list(model.parameters())[: end + 1]:
+            parameter.requires_grad_(False)
+        expected[end] = 1 - (forward + counted_here(model, images())[1]) / (forward + dense)
+    model.requires_grad_(True)
+    model.norm.bias.requires_grad_(False)
+    assert saved_shares(SquaredOutput("saved"), model, images()) == pytest.approx(expected, rel=1e-12)
+    assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["norm.bias"]
+    some = saved_shares(SquaredOutput("saved"), model, images(), most=2)
+    assert some == {1: None, 5: pytest.approx(expected[5]), 7: None, 8: pytest.approx(expected[8])}
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 100])
+@pytest.mark.parametrize("most", [1, 3, 16])
+def test_some_of_the_values_are_spread_over_all(count: int, most: int) -> None:
+    values = [10 * number for number in range(count)]
+    found = spread(values, most)
+    assert len(found) == min(count, most)
+    assert found == sorted(set(found))
+    assert found[-1] == values[-1]
+    gaps = [(b - a) // 10 for a, b in zip([-10, *found], found, strict=False)]
+    assert max(gaps) - min(gaps) <= 1
