@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import threading
@@ -14,7 +15,9 @@ import torch
 from image_files import noise, write_folder, write_parquet
 from torch import Tensor, nn
 
+from trainables.config import TrialConfig
 from trainables.errors import UserError
+from trainables.training.run import TrainingRun
 from trainables.workloads import WORKLOADS, Entry, build
 from trainables.workloads.base import Batch
 from trainables.workloads.images.classes import hold_out
@@ -190,7 +193,7 @@ def test_optimizer_and_schedule(data: Path) -> None:
     group = optimizer.param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.4, 0.8, 0.01)
     assert group["param_names"] == ["weight"]
-    for epochs, warm_up in ((40, 12), (200, 30)):  # 5 % of 240 steps; 5 epochs of 6 steps
+    for epochs, warm_up in ((20, 6), (110, 30)):  # 5 % of 120 steps; 5 epochs of 6 steps
         optimizer = images.make_optimizer([("weight", parameter)])
         scheduler = images.make_scheduler(optimizer, 6 * epochs)
         rates = []
@@ -292,3 +295,38 @@ def test_a_model_learns_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     model.eval()
     with torch.no_grad():
         assert images.evaluate(model, "validation", "cpu") > 0.9
+
+
+def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_the_same_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = f"{Images.__module__}:{Images.__qualname__}"
+    monkeypatch.setitem(WORKLOADS, "images", Entry(home=home, default_epochs=2, description="", needs=("data",)))
+    config = TrialConfig(
+        workload="images",
+        workload_options=(f"data={data}", f"cache={tmp_path / 'cache'}", "batch_size=16"),
+        epochs=2,
+    )
+
+    def trained(run: TrainingRun) -> tuple[list[Tensor], float]:
+        while not run.finished:
+            row = run.train_epoch()
+        assert row["test_accuracy"] is not None
+        return list(run.model.state_dict().values()), row["train_loss"]
+
+    with TrainingRun(config) as run:
+        whole, loss = trained(run)
+    with TrainingRun(config) as run:
+        run.train_epoch()
+        run.begin_epoch()
+        run.train_step()
+        (tmp_path / "checkpoint").mkdir()
+        run.save(tmp_path / "checkpoint")
+    with TrainingRun(config) as run:
+        run.load(tmp_path / "checkpoint")
+        resumed, loss_again = trained(run)
+    assert loss_again == loss
+    assert all(map(torch.equal, resumed, whole))
+    del run
+    gc.collect()  # a run is a cycle; its batches go with it, and their thread with them
+    assert not [thread for thread in threading.enumerate() if thread.name == "tune_cac-prefetch"]

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -75,9 +76,12 @@ class DecodedPixels:
         numbers = [int(index) for index in indices]
         encoded = self._split.encoded(numbers)
         pieces = [slice(at, at + PIECE_IMAGES) for at in range(0, len(numbers), PIECE_IMAGES)]
+
+        def work(piece: slice) -> NDArray[np.uint8]:
+            return decode_rows(self._split, numbers[piece], encoded[piece], self._layout)
+
         with ThreadPoolExecutor(decoding_threads()) as pool:
-            parts = pool.map(lambda p: decode_rows(self._split, numbers[p], encoded[p], self._layout), pieces)
-            return np.concatenate(list(parts))
+            return np.concatenate(list(pool.map(work, pieces)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +154,7 @@ def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size:
         raise UserError(f"the image data in {source.root} cannot be read: {error}") from error
     key = hashlib.sha256(repr((FORMAT, digest, image_size)).encode()).hexdigest()[:32]
     folder = cache / key
-    facts = {"source": source, "digest": digest, "memory": folder}
+    made = partial(ImageData, source=source, digest=digest, memory=folder)
     store = read_store(folder)
     if store is None:
         with _cache_errors(cache), locked(cache / f"{key}.lock"):
@@ -158,8 +162,7 @@ def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size:
             if store is None:
                 splits, layout = _read_splits(source, folder, image_size)
                 if not _fits(cache, store_bytes(splits, layout), cache_limit_bytes):
-                    return ImageData(
-                        **facts,
+                    return made(
                         layout=layout,
                         class_names=source.class_names(),
                         pixels={name: DecodedPixels(split, layout) for name, split in splits.items()},
@@ -170,8 +173,7 @@ def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size:
                 store = read_store(folder)
                 if store is None:
                     raise UserError(f"the image cache in {folder} was written and cannot be read: use another folder")
-    return ImageData(
-        **facts,
+    return made(
         layout=store.layout,
         class_names=store.class_names,
         pixels={name: StoredPixels(array) for name, array in store.pixels.items()},
