@@ -20,7 +20,7 @@ from PIL import Image
 
 from trainables.errors import UserError
 from trainables.workloads.images import digest as digest_module
-from trainables.workloads.images import opening
+from trainables.workloads.images import opening, progress
 from trainables.workloads.images.finding import find_source
 from trainables.workloads.images.moments import image_moments, mean_and_deviation, statistics_indices
 from trainables.workloads.images.opening import ImageData, open_images
@@ -312,3 +312,14 @@ def test_statistics_are_those_of_the_pixels() -> None:
     assert deviation[2] == 1.0  # nothing is divided by zero
     assert statistics_indices(np.arange(7), limit=7).tolist() == list(range(7))
     assert statistics_indices(np.arange(10), limit=4).tolist() == [0, 2, 5, 7]
+
+
+def test_progress_is_shown_for_what_takes_long(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened(small, tmp_path / "quick")
+    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    opened(small, tmp_path / "slow")
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.splitlines() == ["decoding images: 64 of 130", "decoding images: 130 of 130"]
