@@ -44,8 +44,9 @@ WARM_UP = 0.05
 CHARACTERS = 96
 #: Share of the text that trains; halves of the rest validate and test.
 TRAINING_SHARE = 0.8
-#: Standard deviation of initial weights, as in GPT-2 (Radford et al. 2019).
-INITIAL_DEVIATION = 0.02
+#: Standard deviation of the embeddings' initial weights; with the usual 0.02 in all layers the first 60 steps at this
+#: learning rate learned nothing but the most frequent character.
+INITIAL_DEVIATION = 0.5
 #: Read where a Python comes without its manual.
 STANDARD_MODULES = ("argparse", "ast", "datetime", "decimal", "doctest", "inspect", "logging", "pdb", "tarfile")
 
@@ -135,7 +136,7 @@ class Attention(nn.Module):
         scores = query / math.sqrt(WIDTH // HEADS) @ key.transpose(-2, -1)  # (B, HEADS, T, T)
         future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         mixed = scores.masked_fill(future, -math.inf).softmax(-1) @ value
-        return self.output(mixed.transpose(1, 2).reshape(batch, length, WIDTH))  # type: ignore[no-any-return]
+        return self.output(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
 
 
 class TransformerBlock(nn.Module):
@@ -151,7 +152,7 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, T, D)."""
         x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+        return x + self.mlp(self.norm2(x))
 
 
 def learning_rate_share(step: int, total_steps: int) -> float:
@@ -186,10 +187,8 @@ class Text(Workload):
             )
         )
         for module in model.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
+            if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=INITIAL_DEVIATION)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
         return model
 
     def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:

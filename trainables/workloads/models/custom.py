@@ -49,7 +49,7 @@ def _find(name: str) -> Callable[..., Any]:
     function = import_attribute(name, "model")
     if not callable(function):
         raise UserError(f"model {name} must be a function or a class, got {_kind(function)}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _taken(function: Callable[..., Any], sizes: Mapping[str, int]) -> dict[str, int]:

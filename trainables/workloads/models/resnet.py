@@ -36,7 +36,7 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, S, S) to (N, width, S', S')."""
         y = self.relu1(self.bn1(self.conv1(x)))
-        return self.relu2(self.bn2(self.conv2(y)) + self.downsample(x))  # type: ignore[no-any-return]
+        return self.relu2(self.bn2(self.conv2(y)) + self.downsample(x))
 
 
 class Bottleneck(nn.Module):
@@ -62,7 +62,7 @@ class Bottleneck(nn.Module):
         """(N, C, S, S) to (N, 4 width, S', S')."""
         y = self.relu1(self.bn1(self.conv1(x)))
         y = self.relu2(self.bn2(self.conv2(y)))
-        return self.relu3(self.bn3(self.conv3(y)) + self.downsample(x))  # type: ignore[no-any-return]
+        return self.relu3(self.bn3(self.conv3(y)) + self.downsample(x))
 
 
 def _shortcut(channels_in: int, channels_out: int, stride: int) -> nn.Module:

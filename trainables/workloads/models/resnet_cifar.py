@@ -52,7 +52,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, S, S) to (N, C', S', S')."""
         y = self.relu1(self.bn1(self.conv1(x)))
-        return self.relu2(self.bn2(self.conv2(y)) + self.shortcut(x))  # type: ignore[no-any-return]
+        return self.relu2(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
 def resnet20(classes: int, channels: int = 3) -> nn.Sequential:
