@@ -137,10 +137,10 @@ class StepRecord:
         stretch = self._stretches[-1]
         stretch.forward_flops.append(flops.forward_flops)
         stretch.backward_flops.append(flops.backward_flops)
-        if not stretch.gradient_bytes:
-            self._take_bytes(stretch)
+        self._take_bytes(stretch)
 
     def _take_bytes(self, stretch: _Stretch) -> None:
+        stretch.gradient_bytes = stretch.optimizer_bytes = 0  # the first step has made state that the next one visits
         state = self._gradskip.optimizer.state
         for parameter in self._gradskip.parameters:
             if parameter.grad is not None:
@@ -158,16 +158,14 @@ class StepRecord:
         forward_step = median_low(dense.forward_flops) if dense.forward_flops else 0
         backward_step = median_low(dense.backward_flops) if dense.backward_flops else 0
         steps = sum(stretch.steps for stretch in self._stretches)
-        backward = before = 0
-        sent = visited = 0
-        cost = backward_step
+        backward = sent = visited = 0
+        seen, cost = dense, backward_step
         for stretch in self._stretches:
-            # A stretch too short to be looked at costs what the one before it did.
-            cost = median_low(stretch.backward_flops) if stretch.backward_flops else cost
+            if stretch.backward_flops:  # one too short to be looked at costs what the one before it did
+                seen, cost = stretch, median_low(stretch.backward_flops)
             backward += stretch.steps * cost
-            before = stretch.gradient_bytes or before
-            sent += stretch.steps * before
-            visited += stretch.steps * (stretch.optimizer_bytes or 0)
+            sent += stretch.steps * seen.gradient_bytes
+            visited += stretch.steps * seen.optimizer_bytes
         return {
             "steps": steps,
             "iteration": gradskip.iteration,

@@ -106,7 +106,7 @@ def test_bytes_are_those_of_gradients_and_state() -> None:
     train(optimizer, net, 12)
     found = record.summary()
     assert found["gradient_bytes"] == 6 * sum(sizes) + 6 * sum(sizes[2:])
-    # The first step's momentum is made in it, so it is seen from the second look on; three tensors a parameter.
+    # Parameter, gradient and momentum.
     assert found["optimizer_bytes"] == 6 * 3 * sum(sizes) + 6 * 3 * sum(sizes[2:])
     record.close()
 
