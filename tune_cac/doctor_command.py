@@ -154,9 +154,10 @@ def unit_cells(units: Sequence[Sequence[ParameterFacts]]) -> list[list[str]]:
 def compute_line(found: DryRun) -> str:
     """FLOPs of a step and of a run."""
     cost = found.step_cost
+    most = "at most " if found.train_samples is None else ""  # the last batch may be smaller
     return (
         f"compute: a step {flops_text(cost.forward_flops)} forward, {flops_text(cost.backward_flops)} backward; "
-        f"a run {flops_text(found.run_flops)}"
+        f"a run {most}{flops_text(found.run_flops)}"
     )
 
 

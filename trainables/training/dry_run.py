@@ -162,7 +162,8 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
     """
     if steps < 1:
         raise UserError(f"steps must be an integer >= 1, got {steps}")
-    with _TimedRun(replace(config, method="none", forward_cache_mb=0)) as run:
+    run = _TimedRun(replace(config, method="none", forward_cache_mb=0))
+    with run:
         step_times_s, loader_times_s = _time_steps(run, steps)
         memory = _memory(run)
         times = TimeFacts(
