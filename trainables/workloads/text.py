@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from trainables.errors import UserError
 from trainables.workloads.base import Batch, Workload
 
 CONTEXT = 64
@@ -168,14 +169,29 @@ def learning_rate_share(step: int, total_steps: int) -> float:
 
 
 class Text(Workload):
-    """Two transformer blocks of width 64 on 64 characters, AdamW, linear warm-up and cosine schedule."""
+    """Two transformer blocks of width 64 on 64 characters, AdamW, linear warm-up and cosine schedule.
+
+    Args:
+        batch_size: sequences in a batch, >= 1.
+        steps_per_epoch: batches in an epoch, >= 1; sequences are drawn, so an epoch may be of any length.
+
+    Raises:
+        UserError: a number below 1.
+    """
 
     name = "text"
     default_epochs = 30
 
+    def __init__(self, *, batch_size: int = BATCH_SIZE, steps_per_epoch: int = STEPS_PER_EPOCH) -> None:
+        for option, value in (("batch_size", batch_size), ("steps_per_epoch", steps_per_epoch)):
+            if value < 1:
+                raise UserError(f"{option} of workload text must be at least 1, got {value}")
+        self._batch_size = batch_size
+        self._steps_per_epoch = steps_per_epoch
+
     @property
     def steps_per_epoch(self) -> int:
-        return STEPS_PER_EPOCH
+        return self._steps_per_epoch
 
     def make_model(self) -> nn.Module:
         model = nn.Sequential(
@@ -204,12 +220,12 @@ class Text(Workload):
         windows = _splits()["train"].unfold(0, CONTEXT + 1, 1)
         # One generator an epoch: the sequences of epoch k need no replay of the epochs before it.
         generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        chosen = torch.randint(len(windows), (STEPS_PER_EPOCH, BATCH_SIZE), generator=generator)
+        chosen = torch.randint(len(windows), (self._steps_per_epoch, self._batch_size), generator=generator)
         for places in chosen[start:]:
             yield _inputs_and_targets(windows[places])
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(super().fingerprint().encode())
+        digest = hashlib.sha256(f"{super().fingerprint()} {self._batch_size} {self._steps_per_epoch}".encode())
         for part in _splits().values():
             digest.update(part.numpy().tobytes())
         return digest.hexdigest()

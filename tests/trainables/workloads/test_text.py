@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from trainables.errors import UserError
 from trainables.gradskip.layers import make_plan
 from trainables.workloads import text
 from trainables.workloads.text import (
@@ -263,3 +264,17 @@ def test_the_fingerprint_tells_texts_apart(monkeypatch: pytest.MonkeyPatch) -> N
     splits = _splits()
     monkeypatch.setattr(text, "_splits", lambda: {**splits, "test": splits["test"].flip(0)})
     assert Text().fingerprint() != first
+
+
+def test_an_epoch_may_be_shorter_and_its_batches_smaller() -> None:
+    workload = Text(batch_size=3, steps_per_epoch=5)
+    batches = list(workload.train_batches(0, 0))
+    assert len(batches) == workload.steps_per_epoch == 5
+    assert all(part.shape == (3, CONTEXT) for batch in batches for part in batch)
+    assert workload.fingerprint() != Text().fingerprint()
+
+
+@pytest.mark.parametrize("option", ["batch_size", "steps_per_epoch"])
+def test_options_below_one_are_refused(option: str) -> None:
+    with pytest.raises(UserError, match=f"^{option} of workload text must be at least 1, got 0$"):
+        Text(**{option: 0})
