@@ -98,7 +98,7 @@ def start(command: str, environment: dict[str, str], prctl: Callable[[int, int],
             os.write(STDERR, f"/bin/sh cannot be started: {error}\n".encode())
         finally:
             os._exit(127)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # also where our parent had blocked them
     os.close(out_of_script)
     os.close(errors_of_script)
     return script, out, errors
@@ -273,7 +273,6 @@ def write_log(data: bytes) -> None:
 def main() -> None:
     status, parent_number, lc_ctype, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     os.set_inheritable(status, False)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # of the thread that started us
     parent = None
     with suppress(AttributeError, OSError):  # not Linux, or too old: the pipe alone must do
         parent = os.pidfd_open(parent_number)

@@ -15,8 +15,10 @@ from trainables.script.placeholders import fill, names
 
 VALUES = {"CAC_VAR_START_THR": 0.5, "LAYERS": (1, 2), "NAME": 'it\'s a "name"', "NONE": None, "YES": True, "a": "A"}
 
-#: What an argument of a program can hold.
-ARGUMENTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+#: What an argument of a program can hold, most of it with a meaning for the shell.
+MEANINGFUL = st.sampled_from([*"'\"\\$`(){}!*?[]~#;&|<>=- \t\n", "$HOME", "$(id)", "{X}", "a"])
+ANY = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=3)
+ARGUMENTS = st.lists(MEANINGFUL | ANY, max_size=8).map("".join)
 
 
 def read_by_sh(command: str) -> list[str]:

@@ -283,6 +283,8 @@ def test_more_than_is_held_back_arrives_whole(tmp_path: Path) -> None:
     program = "import os\nfor n in range(250): os.write(1, b'%0*d\\n' % (99_999, n))"
     with start(python(program), tmp_path) as script:
         wait_for(lambda: (tmp_path / "log").stat().st_size > 16 * 2**20, "until the guard is full")
+        time.sleep(0.1)  # would it take more, it had time to
+        assert (tmp_path / "log").stat().st_size < 17 * 2**20
         assert [int(line.lstrip("0") or "0") for line in script.lines()] == list(range(250))
         assert script.returncode == 0
 
