@@ -199,11 +199,15 @@ def build_parser() -> argparse.ArgumentParser:
     spaces.set_defaults(run="spaces")
 
     doctor = commands.add_parser(
-        "doctor", parents=[debug], help="whether training repeats bit for bit on this machine",
-        description="Train a few steps twice, once with a fork in the middle, and compare all weights.",
+        "doctor", parents=[debug], help="a short dry run: layers, FLOPs, memory, times, and whether it repeats exactly",
+        description="A short dry run of a training: layers with numbers, names and FLOPs, memory, time of a step, how "
+        "long a search would take, and whether training repeats bit for bit on this machine.",
     )  # fmt: skip
     doctor.add_argument("--workload", default="digits", help="what is trained (default: digits)")
     _add_workload_options(doctor)
+    doctor.add_argument("--epochs", type=int, help="epochs of a run (default: the workload's)")
+    doctor.add_argument("--trials", type=int, default=24, help="trials of the search that is estimated (default: 24)")
+    doctor.add_argument("--all-layers", action="store_true", help="show every parameter of a large model")
     doctor.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     doctor.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     doctor.set_defaults(run="doctor")

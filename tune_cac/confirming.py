@@ -175,7 +175,7 @@ def _train(
 
     check_gpus(options)
     searcher, run_name = make_searcher(
-        GivenSearch, child, options, context_of(base), base, wanted=wanted, hold=hold, trials=len(wanted)
+        GivenSearch, child, options, context_of(base), base, wanted=wanted, trials=len(wanted)
     )
     searcher.adopt_unfinished(child.root)
     missing = len(searcher.missing())

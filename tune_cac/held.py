@@ -91,6 +91,11 @@ def check_hold_on_run(space: str, hold: Mapping[str, Any], context: SpaceContext
             raise UserError(f"{shown_hold(hold)} can't be held in space {space}: {error}") from None
 
 
+def with_watch(hold: Mapping[str, Any], context: SpaceContext) -> dict[str, Any]:
+    """What is held, and which layers are watched where the model has none of the default kind."""
+    return {**({"CAC_WATCH": list(context.watch)} if context.watch else {}), **hold}
+
+
 def shown_hold(hold: Mapping[str, Any]) -> str:
     """What is held, as one would give it to ``--set``; ``nothing`` if nothing is."""
     return " ".join(f"{name}={shown(value)}" for name, value in hold.items()) or "nothing"

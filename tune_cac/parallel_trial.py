@@ -89,7 +89,12 @@ class ParallelTrial(tune.Trainable):
     def _how_it_failed(self) -> Exception:
         if self._failure is None:
             return RuntimeError("the trial's workers ended without a result")
-        return RuntimeError(f"a worker failed: {str(self._failure).strip()[-_LONGEST_MESSAGE:]}")
+        failures = getattr(self._failure, "worker_failures", {})
+        if failures:
+            rank, error = min(failures.items())
+            cause = getattr(error, "cause", None) or error  # Ray wraps what a worker raised
+            return RuntimeError(f"worker {rank} failed: {type(cause).__name__}: {cause}"[:_LONGEST_MESSAGE])
+        return RuntimeError(f"a worker failed: {self._failure}"[:_LONGEST_MESSAGE])
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Nothing to write: the workers keep theirs in the trial's folder."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import search_spaces
 from trainables.errors import UserError
 from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
-from tune_cac.held import read_assignments, shown_hold
+from tune_cac.held import read_assignments, shown_hold, with_watch
 from tune_cac.recorded_run import of_run
 
 if TYPE_CHECKING:
@@ -162,8 +162,9 @@ def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str,
     from tune_cac.showing import print_table
 
     space = search_spaces.load(name)
-    base, hold = of_run(trace, {"method": "none"}), {**layout.read_info().hold, **values}
+    base = of_run(trace, {"method": "none"})
     context = run_context(base)
+    hold = {**with_watch(layout.read_info().hold, context), **values}
     typical = typical_configs(space, context, base, hold)
     trace = completed(layout, trace, typical)
     context = informed(context, trace, typical)

@@ -53,7 +53,7 @@ class EventFile:
         self._writer.close()
 
 
-class RowEvents(TBXLoggerCallback):  # type: ignore[misc]
+class RowEvents(TBXLoggerCallback):
     """Ray's logger for TensorBoard, one event a row; hyperparameters at a trial's end as there."""
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ from search_spaces import SpaceContext
 from trainables.script.run import RUN_FACTS
 from trainables.workloads.options import read_options
 from tune_cac.given_run import GivenRun
+from tune_cac.held import with_watch
 from tune_cac.learning import Learned
 from tune_cac.searcher import FINISHED, StudySearch
 
@@ -39,10 +40,13 @@ class ScriptSearch(StudySearch):
     def _sharing_of(self, folder: str) -> Any:
         return None
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether the baseline failed, or did not tell how long a run is: the others would not know what to try."""
+        return self._baseline_failed() or (self._baseline_row() is not None and self._total_steps() is None)
+
     def _ask(self) -> optuna.Trial | str | None:
-        if self._baseline_failed() or (self._baseline_row() is not None and self._total_steps() is None):
-            return FINISHED  # the others would not know what to try
-        return super()._ask()
+        return FINISHED if self.gave_up else super()._ask()
 
     def _next(self) -> optuna.Trial | str | None:
         found = super()._next()
@@ -57,7 +61,9 @@ class ScriptSearch(StudySearch):
                 total_steps=int(facts["total_steps"]),
                 layer_names=tuple(facts["layer_names"]),
                 unit_ends=tuple(facts["unit_ends"]),
+                watch=tuple(facts["watch"]),
             )
+            self._hold = with_watch(self._hold, self._context)
             self._learned = Learned(
                 space=self._search_space, context=self._context, base=self._base, hold=self._hold, trace=None
             )

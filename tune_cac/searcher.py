@@ -245,6 +245,11 @@ class StudySearch(OptunaSearch):
         begun = self.begun()
         return [control for control in wanted if control.key not in begun]
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether it suggests no more because nothing can be learned from the baseline."""
+        return False
+
     def runs_on(self) -> bool:
         """Whether trials were begun that have neither ended nor failed: Ray was told to stop before."""
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))

@@ -18,7 +18,7 @@ from trainables.errors import UserError
 from trainables.workloads import SCRIPT, is_factory
 from tune_cac.answering import SearchResult, answer, write_answer
 from tune_cac.decoded_images import keeps_decoded_images
-from tune_cac.held import check_hold_on_run, shown_hold
+from tune_cac.held import check_hold_on_run, shown_hold, with_watch
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
 from tune_cac.study import check_writable, find_study, locked, mend_journal, open_study, written
 
@@ -161,14 +161,19 @@ def resume(
 
 def run_context(config: TrialConfig) -> SpaceContext:
     """What a space may ask about a run: its steps and layers. Builds the model once, and tries what a user gave."""
-    from trainables.gradskip.layers import unit_ends
+    from trainables.gradskip.layers import unit_ends, watch_needed
     from trainables.training.run import TrainingRun
     from trainables.workloads import build
 
     build(config.workload, config.workload_options or ()).check(config.seed)
     with TrainingRun(config) as run:
         names = tuple(name for name, _ in run.model.named_parameters())
-        return SpaceContext(total_steps=run.total_steps, layer_names=names, unit_ends=unit_ends(run.model))
+        return SpaceContext(
+            total_steps=run.total_steps,
+            layer_names=names,
+            unit_ends=unit_ends(run.model),
+            watch=watch_needed(list(run.model.parameters()), run.model),
+        )
 
 
 def context_of(base: TrialConfig) -> SpaceContext:
@@ -255,7 +260,7 @@ def make_searcher(
             "seed": options.seed,
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,
-            "hold": options.hold,
+            "hold": with_watch(options.hold, context),
             "tree": layout.tree.resolve(),
             "sharing": options.sharing,
             "budget_bytes": options.budget_bytes,
@@ -292,12 +297,24 @@ def _search(layout: Layout, options: SearchOptions, searcher: Any, run_name: str
     from tune_cac.controls import MOST_CONTROLS
     from tune_cac.progress import SearchProgress
 
-    done = [record for record in read_journal(layout.journal) if record["status"] == "completed"]
+    done = _completed(layout)
     progress = SearchProgress(searcher, finished_before=done, to_run=to_run, allowed_drop=options.allowed_drop)
     searcher.plan(to_run, controls=options.controls)
     # The searcher ends it before, where fewer controls are wanted.
     train(layout, options, searcher, progress, run_name, to_run + (MOST_CONTROLS if options.controls else 0))
+    if searcher.gave_up:
+        failed = not any(record["role"] == "baseline" for record in _completed(layout))
+        why = "failed" if failed else "reported no step"
+        print(
+            f"the baseline {why}, so nothing else was tried: mend the command and search under another --name",
+            file=sys.stderr,
+        )
+        return False
     return progress.ended < to_run or searcher.runs_on() or (options.controls and bool(searcher.missing_controls()))
+
+
+def _completed(layout: Layout) -> list[dict[str, Any]]:
+    return [record for record in read_journal(layout.journal) if record["status"] == "completed"]
 
 
 def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, run_name: str, most: int) -> None:
@@ -359,7 +376,8 @@ def _trainable(options: SearchOptions) -> Any:
     if options.workers_per_trial > 1:
         from tune_cac.parallel_trial import ParallelTrial
 
-        return tune.with_resources(ParallelTrial, {"cpu": 0})
+        # A byte of memory: Ray wants a trial to have something, and every processor may be a worker's.
+        return tune.with_resources(ParallelTrial, {"memory": 1})
     from trainables.trial import Trial
 
     return tune.with_resources(Trial, {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial})

@@ -1,7 +1,7 @@
 """What the steps of a user's own training loop cost, counted from inside its optimizer.
 
 In a script nobody but the optimizer sees the training, so a step is what happens from the end of one `step()` to the
-end of the next. FLOPs are those of torch's own formulas (`torch.utils.flop_counter`), told apart by whether autograd's
+end of the next. FLOPs are by the formulas of `trainables.flops`, told apart by whether autograd's
 backward pass is at work; what runs without gradients outside of it, such as an evaluation between two steps, is no
 part of a step. A few steps are looked at after each change of the stopped layers, and their median stands for all until
 the next: steps are taken to be alike. No other step is slowed down.
@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+
+from trainables.flops import formula_of
+from trainables.gradskip.layers import watch_needed
 
 if TYPE_CHECKING:
     from trainables.gradskip.controller import GradientSkip
@@ -46,7 +48,7 @@ class StepFlops(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        count = flop_registry.get(func._overloadpacket)
+        count = formula_of(func._overloadpacket)
         if count is not None:
             if in_backward():
                 self.backward_flops += int(count(*args, **kwargs, out_val=out))
@@ -181,6 +183,7 @@ class StepRecord:
             "parameters": len(gradskip.parameters),
             "layer_names": gradskip.names,
             "unit_ends": [unit.end for unit in gradskip.plan.units],
+            "watch": list(watch_needed(gradskip.parameters, None)),
             "peak_memory_bytes": _peak_bytes(),
         }
 

@@ -29,6 +29,7 @@ LOG_FILE = "output.log"
 RUN_FACTS = "run_facts"
 #: Lines of output that a failure shows.
 _SHOWN_LINES = 12
+_SHOWN_CHARACTERS = 200
 #: What only an optimizer of ours counts.
 _COUNTED = ("forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes")
 
@@ -123,6 +124,7 @@ class ScriptRun:
         """Whether the command has ended well and its last row is given."""
         self._begun = time.perf_counter()
         folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
         self._process = ScriptProcess(
             filled_command(config, folder),
             environment=environment_of(config, folder),
@@ -171,11 +173,13 @@ class ScriptRun:
 
     def _how_it_failed(self, code: int | None) -> str:
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        if code is not None and 128 < code <= 192:
+            how += f" (signal {code - 128}, as a shell says it)"
         return f"the script {how}{self._tail()}"
 
     def _tail(self) -> str:
-        lines = [line.rstrip() for line in self._process.last_lines(_SHOWN_LINES) if line.strip()]
-        return "; its last lines:\n" + "\n".join(f"  {line}" for line in lines) if lines else "; it printed nothing"
+        lines = [line.strip()[:_SHOWN_CHARACTERS] for line in self._process.last_lines(_SHOWN_LINES) if line.strip()]
+        return "; its last lines: " + " | ".join(lines) if lines else "; it printed nothing"
 
     def _row(self, told: Mapping[str, Any], count: int) -> dict[str, Any]:
         if "accuracy" not in told:
@@ -261,4 +265,5 @@ def _facts(counted: Mapping[str, Any], step: float | None) -> dict[str, Any]:
         "total_steps": None if step is None else int(step),
         "layer_names": names,
         "unit_ends": counted.get("unit_ends", []),
+        "watch": counted.get("watch", []),
     }

@@ -16,7 +16,7 @@ from trainables.workloads.base import Workload
 from trainables.workloads.options import what_is_trained
 
 #: Code that decides what a run computes, besides the workload's own.
-_CODE = ("training/*.py", "gradskip/*.py", "workloads/base.py", "stage_tree/*.py")
+_CODE = ("flops.py", "training/*.py", "gradskip/*.py", "workloads/base.py", "stage_tree/*.py")
 
 
 def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:

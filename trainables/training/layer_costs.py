@@ -14,7 +14,6 @@ dimension is the sample.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,11 +23,11 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.utils.flop_counter import FlopCounterMode
 
+from trainables.flops import flop_counter
 from trainables.gradskip.layers import unit_ends
 from trainables.training.cost import CostTable
-from trainables.training.shapes import to_meta
+from trainables.training.shapes import on_meta, to_meta
 from trainables.workloads.base import Batch, Workload
 
 #: Name of what no module with parameters of its own computes: attention scores, a loss, matrix products of a caller.
@@ -133,16 +132,6 @@ def spread(values: Sequence[int], most: int) -> list[int]:
     return [values[(place * len(values)) // most - 1] for place in range(1, most + 1)]
 
 
-def on_meta(model: nn.Module) -> nn.Module:
-    """A copy on the meta device in which shared parameters stay shared, made without copying any numbers."""
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = buffer.detach().to("meta")
-    return copy.deepcopy(model, memo)
-
-
 def owned_numbers(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Modules that own parameters, by name, with the numbers of these; in the order of the first numbers."""
     number_of = {id(parameter): number for number, parameter in enumerate(model.parameters())}
@@ -169,7 +158,7 @@ class _Ledger:
     """Who is at work, and what was counted meanwhile. None stands for outside layers."""
 
     def __init__(self) -> None:
-        self._counter = FlopCounterMode(display=False)
+        self._counter = flop_counter()
         self._credited = 0
         self._flops: Counter[str | None] = Counter()
         #: Layers that run, the innermost last; under them, in the backward pass, the one whose node executes.
@@ -179,7 +168,7 @@ class _Ledger:
     @contextmanager
     def counting(self) -> Iterator[Counter[str | None]]:
         """Count what runs inside; FLOPs by layer, complete at the end."""
-        self._counter, self._credited, self._flops = FlopCounterMode(display=False), 0, Counter()
+        self._counter, self._credited, self._flops = flop_counter(), 0, Counter()
         self._at_work = [None]
         with self._counter:
             yield self._flops

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 
-from trainables.gradskip.controller import GradientSkip
 from trainables.gradskip.data_parallel import DistributedDataParallel
+from trainables.gradskip.method import AttachedGradientSkip
 from trainables.training.run import CHECKPOINT_FILE, TrainingRun, read_state
 from trainables.workloads.base import Batch
 
@@ -46,12 +46,11 @@ class ParallelRun(TrainingRun):
             self.device = torch.device("cuda", torch.cuda.current_device())
         super()._build()
         gpu: dict[str, Any] = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
-        with_stops = isinstance(getattr(self.optimizer, "gradskip", None), GradientSkip)
-        self._parallel: nn.Module = (
-            DistributedDataParallel(self.model, self.optimizer, **gpu)
-            if with_stops
-            else TorchDataParallel(self.model, **gpu)
-        )
+        if isinstance(self.method, AttachedGradientSkip):
+            self.optimizer.gradskip = self.method.gradskip  # type: ignore[attr-defined]  # as `wrap` leaves it
+            self._parallel: nn.Module = DistributedDataParallel(self.model, self.optimizer, **gpu)
+        else:
+            self._parallel = TorchDataParallel(self.model, **gpu)
         # Masks of dropout differ between processes; weights were drawn alike and sent by the first one.
         torch.manual_seed((self.config.seed * 1_000_003 + self.rank) % 2**63)
         self._weight = 1.0

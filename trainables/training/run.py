@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from trainables.training.stopwatch import Stopwatch
 from trainables.training.warm_up import warm_up
 from trainables.workloads import build
 from trainables.workloads.base import Batch, Workload
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: The one file of a checkpoint folder.
 CHECKPOINT_FILE = "run.pt"
@@ -144,7 +147,7 @@ class TrainingRun:
         )
         return self._stack.enter_context(cache)
 
-    def __enter__(self) -> TrainingRun:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -152,6 +155,7 @@ class TrainingRun:
 
     def close(self) -> None:
         """Put the process state back as it was before the run."""
+        self._epoch_batches = iter(())  # a loader that reads ahead ends its thread
         self._stack.close()
 
     @property

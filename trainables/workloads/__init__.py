@@ -37,6 +37,19 @@ WORKLOADS: dict[str, Entry] = {
         default_epochs=30,
         description="real handwritten digits that ship with scikit-learn, six convolutions; seconds a run on one core",
     ),
+    "images": Entry(
+        home="trainables.workloads.images.workload:Images",
+        default_epochs=30,
+        description="your images: Hugging Face Parquet or folders by class (--data PATH), on resnet20, resnet18, ... "
+        "(--model NAME, or package.module:function)",
+        needs=("data",),
+    ),
+    "text": Entry(
+        home="trainables.workloads.text:Text",
+        default_epochs=30,
+        description="the next character of the manual that ships with Python: two transformer blocks, no convolution; "
+        "half a minute a run on one core",
+    ),
 }
 
 

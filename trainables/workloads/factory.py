@@ -23,7 +23,7 @@ generators, so that a random split is the same in every trial.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import islice
@@ -304,12 +304,12 @@ class FactoryWorkload(Workload):
             return digest.hexdigest()
         digest.update(str(self.steps_per_epoch).encode())
         parts = [seeded_epoch(self._epoch_of(0, 0), 0, 0), seeded_epoch(self._made.validation, 0, 0)]
-        for batches in parts:
-            for tensor in flatten(next(iter(batches), torch.empty(0))):
+        for first in parts:
+            for tensor in flatten(next(first, torch.empty(0))):
                 digest.update(f"{tensor.shape} {tensor.dtype}".encode())
                 digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         for batches in (self._made.validation, self._made.test):
-            if hasattr(batches, "__len__"):
+            if isinstance(batches, Sized):
                 digest.update(str(len(batches)).encode())
         return digest.hexdigest()
 

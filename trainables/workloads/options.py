@@ -13,7 +13,7 @@ from trainables.errors import UserError, unknown_name
 #: Variable that says where decoded data is kept, for workloads that keep it.
 CACHE_VARIABLE = "TUNE_CAC_CACHE"
 #: Options that say where something is kept, not what is trained.
-PLACES = ("cache", "cwd")
+PLACES = ("cache", "cache_limit_gb", "cwd")
 _TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 

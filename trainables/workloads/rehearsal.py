@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +37,11 @@ def rehearse(workload: FactoryWorkload, parts: Parts, seed: int) -> int | None:
     batch = _first(name, "train", lambda: next(workload.train_batches(0, seed), None))
     classes = None
     if parts.loss is None or parts.evaluate is None:
-        for split, batches in (("train", None), ("validation", parts.validation), ("test", parts.test)):
-            if split == "train" or batches is not None:
-                found = batch if batches is None else _first(name, split, lambda b=batches: _flat(b))
-                _check_pair(name, split, found, "loss" if parts.loss is None else "evaluate")
+        part = "loss" if parts.loss is None else "evaluate"
+        _check_pair(name, "train", batch, part)
+        for split, batches in (("validation", parts.validation), ("test", parts.test)):
+            if batches is not None:
+                _check_pair(name, split, _first(name, split, partial(_flat, batches)), part)
     if parts.loss is None:
         classes = _outputs(name, model, batch)
     model.train()
@@ -123,7 +125,7 @@ def _tried(name: str, part: str, call: Callable[[], Any]) -> Any:
         return call()
     except UserError:
         raise
-    except Exception as error:  # noqa: BLE001  # anything may go wrong in the user's functions
+    except Exception as error:  # anything may go wrong in the user's functions
         text = str(error).strip().splitlines()
         raise UserError(
             f"{part} of workload {name} raised {type(error).__name__}: {text[0] if text else 'no message'}; --debug "

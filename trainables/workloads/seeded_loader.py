@@ -55,7 +55,8 @@ def epoch_seed(epoch: int, seed: int) -> int:
 
 
 def _holders(loader: Any) -> list[Any]:
-    found, remaining = [], [loader]
+    found: list[Any] = []
+    remaining = [loader]
     while remaining:
         holder = remaining.pop()
         if holder is None or any(holder is known for known in found):

@@ -54,7 +54,7 @@ def import_module(module_name: str, what: str, reference: str) -> Any:
                 "package.module:function"
             ) from error
         raise UserError(f"{what} {reference}: importing {module_name} failed: {error}") from error
-    except Exception as error:  # noqa: BLE001  # anything may go wrong in the user's module
+    except Exception as error:  # anything may go wrong in the user's module
         raise UserError(
             f"{what} {reference}: importing {module_name} failed: {type(error).__name__}: {error}"
         ) from error

@@ -115,7 +115,7 @@ def test_a_script_with_our_optimizer_reports_what_it_saved(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("echo hello; echo bad >&2; exit 3", r"ended with exit code 3; its last lines:\n  hello\n  bad"),
+        ("echo hello; echo bad >&2; exit 3", r"ended with exit code 3; its last lines: hello \| bad"),
         ("exit 3", "ended with exit code 3; it printed nothing"),
         ("kill -9 $$", "was ended by signal 9"),
         ("echo no metrics here", r"printed no metric: call tune_cac.report.*no metrics here"),

@@ -201,8 +201,7 @@ def test_sums_are_what_the_real_device_computes(name: str) -> None:
     assert sum(cost.backward_flops for cost in costs.values()) == backward
 
 
-# Not "tied": the table copies a model with Module.to("meta"), which makes a shared parameter two.
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "tied"])
+@pytest.mark.parametrize("name", list(MODELS))
 def test_sums_are_the_cost_tables(name: str) -> None:
     costs, model, batch = costs_of(name)
     dense = CostTable(SquaredOutput(f"layer costs: {name}"), model).dense_step(batch)

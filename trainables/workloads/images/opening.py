@@ -29,6 +29,7 @@ from trainables.workloads.images.moments import image_moments, mean_and_deviatio
 from trainables.workloads.images.remembered import remembered
 from trainables.workloads.images.source import ImageSplit, Source
 from trainables.workloads.images.store import decoding_threads, locked, read_store, store_bytes, write_store
+from trainables.workloads.options import CACHE_VARIABLE
 
 #: Part of every key: raise it when the pixels of a store, or its files, are to be others.
 FORMAT = 1
@@ -39,7 +40,9 @@ PIECE_IMAGES = 8
 
 
 def default_cache() -> Path:
-    """The folder for decoded images unless one is given: this user's, for temporary files."""
+    """The folder for decoded images unless one is given: the search's, or else this user's for temporary files."""
+    if os.environ.get(CACHE_VARIABLE):
+        return Path(os.environ[CACHE_VARIABLE])
     return Path(tempfile.gettempdir()) / f"tune_cac-images-{os.getuid()}"
 
 
