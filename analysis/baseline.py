@@ -53,15 +53,17 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
         trials[name] = _saved(trials, spent, baseline[spent])
     epochs = _numbers(trials, "epochs")
     other_length = epochs.notna() & baseline["epochs"].notna() & (epochs != baseline["epochs"])
-    budget = _numbers(trials, "dense_flops")
     # Several baselines have the mean of their budgets, which may differ from each by a rounding.
-    other_length |= (budget - baseline["dense_flops"]).abs() > 1e-9 * baseline["dense_flops"]
+    whole_flops = baseline["dense_flops"]
+    other_budget = (_numbers(trials, "dense_flops") - whole_flops).abs() > 1e-9 * whole_flops.where(whole_flops > 0)
     for name, spent, whole in (
         ("compute_saved", "executed_flops", "dense_flops"),
         ("backward_saved", "backward_flops", "backward_flops"),
     ):
-        if other_length.any():
-            trials[name] = _numbers(trials, name).where(~other_length, _saved(trials, spent, baseline[whole]))
+        restated = _saved(trials, spent, baseline[whole])
+        here = other_length | (other_budget & restated.notna())
+        if here.any():
+            trials[name] = _numbers(trials, name).where(~here, restated)
     return trials
 
 
