@@ -204,7 +204,7 @@ def best_env(
             lines.append("# One seed, not confirmed.")
         elif again["confirmed"]:
             lines.append(
-                f"# Confirmed on {plural(again['seeds'], 'fresh seed')} and the test split: compute saved "
+                f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{_and_split(best)}: compute saved "
                 f"{percent(again['compute_saved'])},"
             )
             lines.append(
@@ -215,6 +215,10 @@ def best_env(
             lines.append(f"# Not confirmed: {_again(again)}.")
         lines.append("# Iterations are those of a run of this length.")
     return "\n".join(lines + environment_lines(config)) + "\n"
+
+
+def _and_split(best: pd.Series) -> str:
+    return "" if pd.isna(best.get("test_accuracy")) else " and the test split"
 
 
 def settings_text(row: pd.Series) -> str:

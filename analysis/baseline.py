@@ -27,7 +27,8 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
     longest counts.
 
     A trial measures `compute_saved` and `backward_saved` against its own full budget. For one with another number of
-    epochs than its baseline, such as dense training cut short, they are restated here against the baseline's:
+    epochs than its baseline, such as dense training cut short, or with other FLOPs of a full budget, such as a script
+    that only knows what it executed, they are restated here against the baseline's:
     ``1 - executed_flops / the baseline's dense_flops``, and the same of the backward FLOPs. Both come from what was
     counted, so doing this twice changes nothing.
 
@@ -52,12 +53,17 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
         trials[name] = _saved(trials, spent, baseline[spent])
     epochs = _numbers(trials, "epochs")
     other_length = epochs.notna() & baseline["epochs"].notna() & (epochs != baseline["epochs"])
+    # Several baselines have the mean of their budgets, which may differ from each by a rounding.
+    whole_flops = baseline["dense_flops"]
+    other_budget = (_numbers(trials, "dense_flops") - whole_flops).abs() > 1e-9 * whole_flops.where(whole_flops > 0)
     for name, spent, whole in (
         ("compute_saved", "executed_flops", "dense_flops"),
         ("backward_saved", "backward_flops", "backward_flops"),
     ):
-        if other_length.any():
-            trials[name] = _numbers(trials, name).where(~other_length, _saved(trials, spent, baseline[whole]))
+        restated = _saved(trials, spent, baseline[whole])
+        here = other_length | (other_budget & restated.notna())
+        if here.any():
+            trials[name] = _numbers(trials, name).where(~here, restated)
     return trials
 
 

@@ -95,6 +95,7 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
             raise UserError(f"a comparison needs folders of studies, {source.path} is none: give what a search wrote")
     infos = {name: Layout(source.path).read_info() for name, source in zip(names, found, strict=True)}
     _check_same(infos, "workload")
+    _check_same(infos, "workload_options")
     _check_same(infos, "epochs")
     drop = min(info.allowed_drop for info in infos.values()) if allowed_drop is None else allowed_drop
     first = next(iter(infos.values()))
@@ -128,7 +129,7 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
 
 def _check_same(infos: dict[str, StudyInfo], field: str) -> None:
     values = {name: getattr(info, field) for name, info in infos.items()}
-    if len(set(values.values())) > 1:
+    if len({str(value) for value in values.values()}) > 1:
         shown = ", ".join(f"{value} ({name})" for name, value in values.items())
         raise UserError(f"studies can be compared if their {field} is the same, got {shown}: leave out what differs")
 

@@ -155,9 +155,10 @@ def confirm_table(
 ) -> pd.DataFrame:
     """What retraining on fresh seeds says of each candidate.
 
-    Drops are baseline minus candidate in `test_accuracy`, on data the search never saw, over the seeds on which both
-    completed; a seed trained several times counts once, with its mean. Intervals are corrected for the number of
-    candidates, those that never completed among them. Each column's intervals hold together with `confidence`.
+    Drops are baseline minus candidate in `test_accuracy`, on data the search never saw (in `accuracy` where the runs
+    have no test split: then only the seeds are fresh), over the seeds on which both completed; a seed trained several
+    times counts once, with its mean. Intervals are corrected for the number of candidates, those that never completed
+    among them. Each column's intervals hold together with `confidence`.
 
     A candidate is *confirmed* when it was trained on 3 seeds at least, failed on none, saves something there on
     average, and the drop's upper end is within the allowed drop. It is *refuted* when even the lower end is beyond it,
@@ -196,11 +197,12 @@ def confirm_table(
             "the trials have no column 'candidate': give those of a confirmation study (python -m tune_cac confirm)"
         )
     done = trials[trials["status"] == "completed"]
-    baseline = done[done["role"] == "baseline"].groupby("seed")["test_accuracy"].mean()
+    name = compared_accuracy(trials)
+    baseline = done[done["role"] == "baseline"].groupby("seed")[name].mean()
     candidates = trials.loc[trials["role"] == "candidate", "candidate"].dropna().astype("int64").unique()
     done = done[(done["role"] == "candidate") & done["candidate"].notna()]
-    runs = done.groupby(["candidate", "seed"])[["test_accuracy", "compute_saved"]].mean().reset_index()
-    runs["drop"] = runs["seed"].map(baseline).astype(float) - runs["test_accuracy"]
+    runs = done.groupby(["candidate", "seed"])[[name, "compute_saved"]].mean().reset_index()
+    runs["drop"] = runs["seed"].map(baseline).astype(float) - runs[name]
     runs = runs.dropna(subset=["drop", "compute_saved"])
     comparisons = max(len(candidates), planned)
     rows = []
@@ -221,6 +223,11 @@ def confirm_table(
     return table.sort_values(
         ["confirmed", "compute_saved", "candidate"], ascending=[False, False, True], ignore_index=True
     )
+
+
+def compared_accuracy(trials: pd.DataFrame) -> str:
+    """The column by which runs are compared: that of the test split, or of the validation split where there is none."""
+    return "test_accuracy" if trials["test_accuracy"].notna().any() or "accuracy" not in trials.columns else "accuracy"
 
 
 def _failed_seeds(trials: pd.DataFrame, candidate: int, baseline: pd.Series[float]) -> set[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.confidence import confirm_table
+from analysis.confidence import compared_accuracy, confirm_table
 from analysis.layout import Layout
 from analysis.loading import load
 from trainables.errors import UserError
@@ -41,7 +41,7 @@ def read_confirmation(layout: Layout, *, allowed_drop: float, confidence: float 
         trials,
         allowed_drop=allowed_drop,
         confidence=confidence,
-        resolution=resolution_of(trials["test_accuracy"]),
+        resolution=resolution_of(trials[compared_accuracy(trials)]),
         planned=len(planned),
     )
     return table if len(table) else None

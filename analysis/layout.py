@@ -43,6 +43,10 @@ class StudyInfo:
     """Of a confirmation: numbers of the trials that were picked, over all its calls; empty for a search."""
     gpus_per_trial: float = 0.0
     """GPUs that a trial had."""
+    workload_options: list[str] = field(default_factory=list)
+    """The workload's options, texts NAME=VALUE."""
+    workers_per_trial: int = 1
+    """Processes that trained a trial data-parallel."""
     format: int = FORMAT
     """Version of this file."""
 

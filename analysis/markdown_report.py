@@ -50,11 +50,13 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         baseline = ranking[ranking["role"] == "baseline"].iloc[0]
         lines += [
             "",
-            f"On the test split{'' if confirmation is not None else ', which no choice was made by'}, "
+            "There is no test split, so all accuracies are those of the validation split."
+            if pd.isna(best["test_accuracy"])
+            else f"On the test split{'' if confirmation is not None else ', which no choice was made by'}, "
             f"seed {int(best['seed'])}: {best['test_accuracy']:.4f}, "
             f"baseline {baseline['test_accuracy']:.4f}.",
-            f"Backward FLOPs saved: {percent(best['backward_saved'])}. "
-            f"Training time saved in this run: {percent(best['time_saved'])} (one measurement, beside other trials).",
+            ("" if pd.isna(best["backward_saved"]) else f"Backward FLOPs saved: {percent(best['backward_saved'])}. ")
+            + f"Training time saved in this run: {percent(best['time_saved'])} (one measurement, beside other trials).",
         ]
         events = json.loads(best["stop_events"])
         if events:

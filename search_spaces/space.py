@@ -17,6 +17,8 @@ class SpaceContext:
     """Names of the parameters, by layer number."""
     unit_ends: tuple[int, ...] = ()
     """Number of the last parameter of each unit, in order, without one whose stop would leave nothing to train."""
+    watch: tuple[str, ...] = ()
+    """`CAC_WATCH` under which the model has layers to stop, where the default finds none."""
     start_thr_range: tuple[float, float] | None = None
     """Thresholds of the first target that make a difference on this run; None where the run is not known."""
     later_thr_range: tuple[float, float] | None = None

@@ -14,7 +14,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.settings import BY_NAME, Settings
 from trainables.registry import METHODS
-from trainables.workloads import WORKLOADS
+from trainables.workloads import check_workload
+from trainables.workloads.options import canonical, read_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,9 @@ class TrialConfig:
     """
 
     workload: str = "digits"
-    """Name of the workload: model, data, loss and their hyperparameters."""
+    """Name of the workload, or ``package.module:function``: model, data, loss and their hyperparameters."""
+    workload_options: tuple[str, ...] | None = None
+    """The workload's options, texts NAME=VALUE by name. None: all at their defaults."""
     epochs: int = 30
     """Passes over the training data, >= 1; the full budget that savings are counted against."""
     seed: int = 0
@@ -37,6 +40,8 @@ class TrialConfig:
     """``cpu`` or ``cuda``."""
     threads: int = 1
     """CPU threads of torch inside the trial, >= 1. Part of the config because sums depend on it in the last bit."""
+    workers: int = 1
+    """Processes that train the trial data-parallel, >= 1; each has `threads`."""
     CAC_STOP_LAYER_NUM: tuple[int, ...] | None = None
     """Manual mode: layers to stop. None, here and below: the published default."""
     CAC_STOP_LAYER_ITR: tuple[int, ...] | None = None
@@ -87,13 +92,16 @@ class TrialConfig:
     """Budget of the forward cache in MB (10^6 bytes), >= 0; 0 is off. Needs a workload whose inputs repeat."""
 
     def __post_init__(self) -> None:
-        if self.workload not in WORKLOADS:
-            raise unknown_name("workload", str(self.workload), WORKLOADS)
+        if self.workload_options is not None:
+            options = canonical(read_options(self.workload_options))
+            object.__setattr__(self, "workload_options", options or None)
+        check_workload(self.workload, self.workload_options or ())
         if self.method not in METHODS:
             raise unknown_name("method", str(self.method), METHODS)
         _check_int("epochs", self.epochs, 1)
         _check_int("seed", self.seed, 0)
         _check_int("threads", self.threads, 1)
+        _check_int("workers", self.workers, 1)
         if self.device not in ("cpu", "cuda"):
             raise UserError(f"device must be cpu or cuda, got {self.device!r}")
         _check_int("forward_cache_mb", self.forward_cache_mb, 0)

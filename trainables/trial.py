@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,17 @@ from ray import tune
 from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from trainables.config import TrialConfig
+from trainables.script.run import ScriptRun
 from trainables.stage_tree.coordinator import RayClaims
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
+from trainables.workloads import SCRIPT
+from trainables.workloads.options import CACHE_VARIABLE
 
 
-def build_run(config: TrialConfig, resume_from: str | None) -> TrainingRun:
+def continued(kind: type[TrainingRun], config: TrialConfig, resume_from: str | None) -> TrainingRun:
     """A run, continued from a checkpoint if one is given; one that cannot be read costs its epochs, not the trial."""
-    run = TrainingRun(config)
+    run = kind(config)
     if not resume_from:
         return run
     try:
@@ -28,7 +33,7 @@ def build_run(config: TrialConfig, resume_from: str | None) -> TrainingRun:
     except (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
         run.close()  # it may be half loaded
         warnings.warn(f"training from the start, for {resume_from} cannot be read: {error}", stacklevel=2)
-        return TrainingRun(config)
+        return kind(config)
     return run
 
 
@@ -46,12 +51,20 @@ def build_shared_run(config: TrialConfig, sharing: dict[str, Any]) -> SharedRun:
     return SharedRun(config, how, claims=claims, holder=sharing["holder"])
 
 
+def keep_decoded_data(config: Mapping[str, Any]) -> None:
+    """Keep it where the search does: the same place for all trials of this process."""
+    if config.get("cache"):
+        os.environ[CACHE_VARIABLE] = config["cache"]
+
+
 class Trial(tune.Trainable):
     """One configuration trained. The process is reused for the next one (`TuneConfig(reuse_actors=True)`).
 
     Ray's config holds:
         config: the fields of `TrialConfig`.
         trial: the Optuna trial's number.
+        folder: of the trial, absolute; a script's output is kept there.
+        cache: folder for decoded data, or None.
         resume_from: folder of a checkpoint to continue from, or None; not needed with a stage tree.
         checkpoint_every_s: seconds from one checkpoint to the next, at epoch ends.
         sharing: fields of `Sharing`, the name of the coordinator (``claims``, None for none) and of this trial there
@@ -60,13 +73,16 @@ class Trial(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Build the run; a wrong config raises here and fails the trial."""
-        self._run: TrainingRun | SharedRun | None = None
+        self._run: TrainingRun | SharedRun | ScriptRun | None = None
         self._start(config)
 
     def _start(self, config: dict[str, Any]) -> None:
         trial, sharing = TrialConfig.from_mapping(config["config"]), config.get("sharing")
-        if sharing is None:
-            self._run = build_run(trial, config.get("resume_from"))
+        keep_decoded_data(config)
+        if trial.workload == SCRIPT:
+            self._run = ScriptRun(trial, Path(config["folder"]))
+        elif sharing is None:
+            self._run = continued(TrainingRun, trial, config.get("resume_from"))
         else:
             self._run = build_shared_run(trial, sharing)
         self._checkpoint_every_s = float(config.get("checkpoint_every_s", 60.0))
@@ -87,12 +103,12 @@ class Trial(tune.Trainable):
         return result
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write the run's whole state. One over a stage tree has it there."""
+        """Write the run's whole state. One over a stage tree has it there; a script keeps its own."""
         run = self._live()
         if isinstance(run, TrainingRun):
             run.save(checkpoint_dir)
         else:
-            (Path(checkpoint_dir) / "stage_tree").touch()
+            (Path(checkpoint_dir) / "kept_elsewhere").touch()
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Continue from it. A run over a stage tree walks to where it was."""
@@ -112,6 +128,6 @@ class Trial(tune.Trainable):
             self._run.close()
             self._run = None
 
-    def _live(self) -> TrainingRun | SharedRun:
+    def _live(self) -> TrainingRun | SharedRun | ScriptRun:
         assert self._run is not None
         return self._run

@@ -3,6 +3,8 @@
     import tune_cac as cac
     optimizer = cac.gradskip.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
+    cac.report(accuracy=0.91, step=100)     # in a script that a search runs
+
     found = cac.search(space="auto_thresholds", workload="digits", trials=24)
     found.ranking       # pandas
 
@@ -15,13 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainables import gradskip
+    from trainables.script.reporting import report
     from tune_cac.answering import SearchResult
     from tune_cac.searching import search
 
 __version__ = "0.1.0"
-__all__ = ["gradskip", "search", "SearchResult", "__version__"]
+__all__ = ["gradskip", "report", "search", "SearchResult", "__version__"]
 
-_HOMES = {"search": "tune_cac.searching", "SearchResult": "tune_cac.answering"}
+_HOMES = {
+    "report": "trainables.script.reporting",
+    "search": "tune_cac.searching",
+    "SearchResult": "tune_cac.answering",
+}
 
 
 def __getattr__(name: str) -> Any:

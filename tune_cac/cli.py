@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from trainables.errors import UserError
 
 #: Options of ``search`` that say what is searched; a resumed study has its own.
-_STUDY_FLAGS = ("space", "workload", "trials", "epochs", "seed", "allowed_drop", "name", "set", "controls")
+_STUDY_FLAGS = (
+    "space", "workload", "script", "data", "model", "option", "workers_per_trial", "trials", "epochs", "seed",
+    "allowed_drop", "name", "set", "controls",
+)  # fmt: skip
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -36,7 +39,14 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     # Defaults are None so that --resume can tell what was given; SearchOptions holds the real ones.
     search.add_argument("--space", help="search space (default: auto_thresholds); see the command spaces")
-    search.add_argument("--workload", help="what is trained (default: digits); see the command workloads")
+    search.add_argument(
+        "--workload", help="what is trained (default: digits): see the command workloads, or package.module:function"
+    )
+    _add_workload_options(search)
+    search.add_argument(
+        "--script", metavar="COMMAND", help="train with a command of yours, such as 'python train.py': CAC_* variables "
+        "are set for it, {CAC_VAR_START_THR} is filled in, and it prints its metrics (tune_cac.report, or JSON lines)",
+    )  # fmt: skip
     search.add_argument("--trials", type=int, help="trials, the baseline among them (default: 24)")
     search.add_argument("--epochs", type=int, help="epochs a trial (default: the workload's)")
     search.add_argument("--seed", type=int, help="seed of the trials and of the sampler (default: 0)")
@@ -48,6 +58,10 @@ def build_parser() -> argparse.ArgumentParser:
     search.add_argument("--concurrency", type=int, help="trials at a time (default: what the processors allow)")
     search.add_argument("--cpus-per-trial", type=int, default=1, help="processors a trial (default: 1)")
     search.add_argument("--gpus-per-trial", type=float, default=0.0, help="GPUs a trial (default: 0)")
+    search.add_argument(
+        "--workers-per-trial", type=int, help="processes that train each trial data-parallel, each with the processors "
+        "and GPUs of a trial (default: 1)",
+    )  # fmt: skip
     _add_results(search)
     search.add_argument(
         "--name", help="name of the study (default: from workload, space and time); an existing one gets more trials"
@@ -74,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Train one configuration in this process. CAC_* variables of the environment count; --set wins.",
     )  # fmt: skip
     trial.add_argument("--workload", default="digits", help="what is trained (default: digits)")
+    _add_workload_options(trial)
     trial.add_argument("--epochs", type=int, help="epochs (default: the workload's)")
     trial.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
     trial.add_argument("--method", default="gradskip", help="method (default: gradskip); none is the baseline")
@@ -179,14 +194,20 @@ def build_parser() -> argparse.ArgumentParser:
     spaces = commands.add_parser("spaces", parents=[debug], help="list the search spaces, or show one with its ranges")
     spaces.add_argument("space", nargs="?", metavar="SPACE", help="show this one")
     spaces.add_argument("--workload", default="digits", help="whose run the ranges are for (default: digits)")
+    _add_workload_options(spaces)
     spaces.add_argument("--epochs", type=int, help="epochs of that run (default: the workload's)")
     spaces.set_defaults(run="spaces")
 
     doctor = commands.add_parser(
-        "doctor", parents=[debug], help="whether training repeats bit for bit on this machine",
-        description="Train a few steps twice, once with a fork in the middle, and compare all weights.",
+        "doctor", parents=[debug], help="a short dry run: layers, FLOPs, memory, times, and whether it repeats exactly",
+        description="A short dry run of a training: layers with numbers, names and FLOPs, memory, time of a step, how "
+        "long a search would take, and whether training repeats bit for bit on this machine.",
     )  # fmt: skip
     doctor.add_argument("--workload", default="digits", help="what is trained (default: digits)")
+    _add_workload_options(doctor)
+    doctor.add_argument("--epochs", type=int, help="epochs of a run (default: the workload's)")
+    doctor.add_argument("--trials", type=int, default=24, help="trials of the search that is estimated (default: 24)")
+    doctor.add_argument("--all-layers", action="store_true", help="show every parameter of a large model")
     doctor.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     doctor.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     doctor.set_defaults(run="doctor")
@@ -201,6 +222,14 @@ def _of_a_study(parser: argparse.ArgumentParser, run: str) -> None:
     parser.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
     _add_results(parser)
     parser.set_defaults(run=run)
+
+
+def _add_workload_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", metavar="PATH", help="the workload's data, such as image Parquet or an image folder")
+    parser.add_argument("--model", help="the workload's model, such as resnet18")
+    parser.add_argument(
+        "--option", action="append", metavar="NAME=VALUE", help="another option of the workload; may be repeated"
+    )
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
@@ -223,8 +252,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "search" and arguments.resume is not None:
             _refuse_study_flags(arguments)
         import tune_cac.commands
+        from tune_cac.decoded_images import kept_beside
 
-        code: int = getattr(tune_cac.commands, arguments.run)(arguments)
+        with kept_beside(getattr(arguments, "results", "results")):
+            code: int = getattr(tune_cac.commands, arguments.run)(arguments)
         sys.stdout.flush()
         return code
     except UserError as error:

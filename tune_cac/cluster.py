@@ -7,8 +7,9 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -31,7 +32,7 @@ _token_given = False
 
 
 @contextmanager
-def ray_session(*, cpus: int) -> Iterator[None]:
+def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
     """A connected Ray. One that this call starts ends with it.
 
     Ray's own services listen on every interface (it replaces a loopback address by the machine's), so our cluster
@@ -40,6 +41,7 @@ def ray_session(*, cpus: int) -> Iterator[None]:
 
     Args:
         cpus: processors that our own cluster should offer at least.
+        modules: files and package folders of the user's that workers import; sent to the nodes of a cluster.
     """
     global _token_given
     environment = dict(_ENVIRONMENT)
@@ -55,7 +57,9 @@ def ray_session(*, cpus: int) -> Iterator[None]:
     ours = not ray.is_initialized()
     try:
         if ours and os.environ.get("RAY_ADDRESS"):
-            ray.init(log_to_driver=False, logging_level=logging.CRITICAL)
+            # Processes of our own cluster look where this one does; those of another machine cannot.
+            sent = {"py_modules": [str(path) for path in modules]} if modules else None
+            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, runtime_env=sent)
         elif ours:
             ray.init(
                 num_cpus=max(cpus, os.cpu_count() or 1),

@@ -15,7 +15,7 @@ from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
 from trainables.registry import METHODS
-from trainables.workloads import WORKLOADS
+from trainables.workloads import WORKLOADS, default_epochs
 from tune_cac.compare_command import compare as compare
 from tune_cac.confirm_command import confirm as confirm
 from tune_cac.dashboard_command import dashboard as dashboard
@@ -26,6 +26,7 @@ from tune_cac.replay_command import replay as replay
 from tune_cac.report_command import report as report
 from tune_cac.showing import answer_of, print_table
 from tune_cac.tree_command import tree as tree
+from tune_cac.workload_arguments import take_script, workload_options
 
 
 def search(arguments: argparse.Namespace) -> int:
@@ -40,11 +41,17 @@ def search(arguments: argparse.Namespace) -> int:
         "checkpoint_every_s": arguments.checkpoint_every,
         "checkpoint_budget": arguments.checkpoint_budget,
     }
+    take_script(arguments)
     given = {
         name: getattr(arguments, name)
         for name in ("space", "workload", "trials", "epochs", "seed", "allowed_drop", "name")
         if getattr(arguments, name) is not None
     }
+    options = workload_options(arguments)
+    if options is not None:
+        given["workload_options"] = options
+    if arguments.workers_per_trial is not None:
+        given["workers_per_trial"] = arguments.workers_per_trial
     if arguments.no_sharing:
         how["sharing"] = False
     if arguments.controls is not None:
@@ -93,11 +100,11 @@ def trial(arguments: argparse.Namespace) -> int:
         values |= {v.name: getattr(settings, v.field) for v in VARIABLES}
     elif arguments.assignments:
         raise UserError(f"--set needs --method gradskip, got --method {arguments.method}")
-    if arguments.workload in WORKLOADS and arguments.epochs is None:
-        arguments.epochs = WORKLOADS[arguments.workload].default_epochs
+    options = workload_options(arguments) or ()
     config = TrialConfig(
         workload=arguments.workload,
-        epochs=arguments.epochs if arguments.epochs is not None else 1,
+        workload_options=options,
+        epochs=default_epochs(arguments.workload, options) if arguments.epochs is None else arguments.epochs,
         seed=arguments.seed,
         method=arguments.method,
         device=arguments.device,
@@ -160,11 +167,11 @@ def spaces(arguments: argparse.Namespace) -> int:
         print("\nRanges and meanings of one: python -m tune_cac spaces NAME")
         return 0
     space = search_spaces.load(arguments.space)
-    if arguments.workload in WORKLOADS and arguments.epochs is None:
-        arguments.epochs = WORKLOADS[arguments.workload].default_epochs
-    config = TrialConfig(workload=arguments.workload, epochs=arguments.epochs or 1, method="none")
     if arguments.epochs is not None and arguments.epochs < 1:
         raise UserError(f"--epochs must be an integer >= 1, got {arguments.epochs}")
+    options = workload_options(arguments) or ()
+    epochs = arguments.epochs or default_epochs(arguments.workload, options)
+    config = TrialConfig(workload=arguments.workload, workload_options=options, epochs=epochs, method="none")
     from tune_cac.searching import run_context
 
     context = run_context(config)
@@ -201,7 +208,10 @@ def _ranges_table(space: Space, ranges: list[Range], start: Mapping[str, Any]) -
 
 def workloads(arguments: argparse.Namespace) -> int:
     """List the workloads."""
-    _print_list({name: f"{entry.description}; {entry.default_epochs} epochs" for name, entry in WORKLOADS.items()})
+    listed = {name: f"{entry.description}; {entry.default_epochs} epochs" for name, entry in WORKLOADS.items()}
+    listed["module:function"] = "what a function of yours returns: a dict of model, train, validation, ..."
+    listed["--script 'COMMAND'"] = "a training script of yours; it prints its metrics, with tune_cac.report or as JSON"
+    _print_list(listed)
     return 0
 
 

@@ -19,7 +19,7 @@ def compare(arguments: argparse.Namespace) -> int:
     from analysis.comparing import compare as compare_studies
     from analysis.comparing import comparison_line, comparison_table, joint_front_table
     from analysis.ranking import check_allowed_drop
-    from tune_cac.showing import print_table
+    from tune_cac.showing import print_table, write_asked
     from tune_cac.study import find_study
 
     if arguments.allowed_drop is not None:
@@ -31,7 +31,7 @@ def compare(arguments: argparse.Namespace) -> int:
         if file is not None:
             from analysis.comparing_picture import comparison_picture
 
-            _write(Path(file), comparison_picture(found, format), f"--{format}")
+            write_asked(Path(file), comparison_picture(found, format), f"--{format}")
     print(f"{found.workload}, {found.epochs} epochs\n")
     print_table(comparison_table(found))
     front = len(found.joint_front)
@@ -50,10 +50,3 @@ def compare(arguments: argparse.Namespace) -> int:
         if file is not None:
             print(f"Picture: {file}")
     return 0 if len(found.candidates) else 1
-
-
-def _write(path: Path, content: bytes, option: str) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise UserError(f"cannot write {option} {path}: {error.strerror or error}; choose another file") from None

@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 
-import search_spaces
 from analysis.answer import config_of, plural
 from analysis.confidence import FEWEST_PAIRS
 from analysis.layout import Layout
@@ -20,6 +19,8 @@ from analysis.ranking import rank
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.answering import answer, write_answer
+from tune_cac.decoded_images import keeps_decoded_images
+from tune_cac.given_run import GivenRun
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
 from tune_cac.study import check_writable, find_study, locked, mend_journal, package_versions, written
 
@@ -40,16 +41,7 @@ class Confirmation:
     """Whether it ended before all runs did."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run that a confirmation wants."""
-
-    attrs: Mapping[str, Any]
-    """Role, and the candidate's number."""
-    values: Mapping[str, Any]
-    """Fields of the config that differ from the study's baseline, in plain types."""
-
-
+@keeps_decoded_images
 def confirm(
     study: str | Path,
     *,
@@ -105,9 +97,11 @@ def confirm(
             replace(info, trials=len(wanted), versions=package_versions(), controls=False, candidates=picked)
         )
         options = SearchOptions(
-            space=info.space, workload=info.workload, trials=len(wanted), epochs=info.epochs, seed=info.seed,
+            space=info.space, workload=info.workload, workload_options=tuple(info.workload_options),
+            trials=len(wanted), epochs=info.epochs, seed=info.seed,
             allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=base.threads,
             gpus_per_trial=(info.gpus_per_trial or 1.0) if base.device == "cuda" else 0.0,
+            workers_per_trial=info.workers_per_trial,
             results=child.root.parent, sharing=info.sharing,
             checkpoint_budget=checkpoint_budget, controls=False,
         )  # fmt: skip
@@ -137,16 +131,16 @@ def candidates_of(trials: pd.DataFrame, allowed_drop: float, top: int) -> pd.Dat
     return ranking[worth & ranking["duplicate_of"].isna()].head(top)
 
 
-def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[Run]:
+def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[GivenRun]:
     """The runs of a confirmation. Baselines come first: what candidates share with them is then there."""
-    found = [Run(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in seeds]
+    found = [GivenRun(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in seeds]
     common = base.to_dict()
     for _, row in candidates.iterrows():
         own = config_of(row).to_dict()
         values = {name: value for name, value in own.items() if common.get(name) != value and name != "seed"}
         for seed in seeds:
             attrs = {"role": "candidate", "candidate": int(row["trial"])}
-            found.append(Run(attrs=attrs, values={**values, "seed": seed}))
+            found.append(GivenRun(attrs=attrs, values={**values, "seed": seed}))
     return found
 
 
@@ -173,32 +167,15 @@ def _check_device(base: TrialConfig, layout: Layout) -> None:
 
 
 def _train(
-    child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[Run], hold: Mapping[str, Any]
+    child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[GivenRun], hold: Mapping[str, Any]
 ) -> bool:
     """Train what is missing; True if interrupted before all runs ended."""
-    import optuna
-
     from tune_cac.given import GivenProgress, GivenSearch
-    from tune_cac.searching import check_gpus, run_context, train
+    from tune_cac.searching import check_gpus, context_of, make_searcher, train
 
     check_gpus(options)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    run_name = f"run-{len(list(child.ray.glob('run-*'))):03d}"
-    searcher = GivenSearch(
-        wanted=wanted,
-        space=search_spaces.load(options.space),
-        context=run_context(replace(base, device="cpu")),
-        base=base,
-        journal=child.journal,
-        allowed_drop=options.allowed_drop,
-        seed=options.seed,
-        run_folder=f"{child.ray.name}/{run_name}",
-        checkpoint_every_s=options.checkpoint_every_s,
-        hold=hold,
-        tree=child.tree.resolve(),
-        sharing=options.sharing,
-        budget_bytes=options.budget_bytes,
-        trials=len(wanted),
+    searcher, run_name = make_searcher(
+        GivenSearch, child, options, context_of(base), base, wanted=wanted, trials=len(wanted)
     )
     searcher.adopt_unfinished(child.root)
     missing = len(searcher.missing())

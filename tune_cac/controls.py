@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from analysis.controls import RANDOM_STOPS, SHORTER
-from analysis.replaying import missing_costs, replay
-from analysis.traces import RunTrace, read_trace
+from analysis.replaying import replay
+from analysis.traces import RunTrace
 from trainables.config import TrialConfig
-from trainables.stage_tree.facts import ensure_costs
 from trainables.stage_tree.store import StageStore
-from tune_cac.learning import write_facts
+from tune_cac.given_run import GivenRun
+from tune_cac.learning import completed
 
 #: Lengths of the shorter runs, as shares of the full one.
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
@@ -36,33 +36,24 @@ _DRAWS = 200
 _TRIED, _POWER = 64, 64.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Control:
-    """A trial whose values are given."""
-
-    kind: str
-    """Value of the column ``control``."""
-    values: Mapping[str, Any]
-    """Fields of the config that differ from the baseline's, in plain types."""
+def control(kind: str, values: Mapping[str, Any]) -> GivenRun:
+    """A control of that kind, the value of the column ``control``."""
+    return GivenRun(attrs={"role": "control", "control": kind}, values=values)
 
 
-def shorter_trainings(base: TrialConfig) -> list[Control]:
+def shorter_trainings(base: TrialConfig) -> list[GivenRun]:
     """Dense runs of 90 to 50 % of the epochs; their schedules are as long as they are.
 
-    >>> [control.values["epochs"] for control in shorter_trainings(TrialConfig(method="none", epochs=4))]
+    >>> [run.values["epochs"] for run in shorter_trainings(TrialConfig(method="none", epochs=4))]
     [3, 2]
     """
     lengths = dict.fromkeys(int(share * base.epochs + 1e-9) for share in SHARES)  # at most the share
-    return [
-        Control(kind=SHORTER, values={"method": "none", "epochs": epochs})
-        for epochs in lengths
-        if 1 <= epochs < base.epochs
-    ]
+    return [control(SHORTER, {"method": "none", "epochs": epochs}) for epochs in lengths if 1 <= epochs < base.epochs]
 
 
 def random_stops(
     trace: RunTrace, store: StageStore, base: TrialConfig, ends: Sequence[int], *, saved: float, seed: int
-) -> list[Control]:
+) -> list[GivenRun]:
     """Manual stops at random layers and times that save what a setting saves, found by replay.
 
     A draw picks layers and the order of their times; the times are then moved towards the run's start or end together
@@ -85,12 +76,8 @@ def random_stops(
     draw = random.Random(seed)
     if not ends:
         return []
-    every = _manual(base, ends, range(len(ends)))
-    write_facts(store, [every])
-    trace = read_trace(store)
-    ensure_costs(store, replace(every, device="cpu"), missing_costs(trace, [every]))
-    trace = read_trace(store)
-    found: list[Control] = []
+    trace = completed(store, trace, [_manual(base, ends, range(len(ends)))])
+    found: list[GivenRun] = []
     for _ in range(_DRAWS):
         if len(found) == RANDOM_RUNS:
             break
@@ -104,7 +91,7 @@ def random_stops(
         if distance[nearest] <= EQUAL_COMPUTE:
             config = tried[nearest].to_dict()
             names = ("method", "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR")
-            found.append(Control(kind=RANDOM_STOPS, values={name: config[name] for name in names}))
+            found.append(control(RANDOM_STOPS, {name: config[name] for name in names}))
     return found
 
 

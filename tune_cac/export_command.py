@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def export(arguments: argparse.Namespace) -> int:
     """Write one trial's settings, by default the best's, or the ranking, to a file or to standard output."""
     from analysis.exporting import FORMATS, TABLE_FORMATS
+    from tune_cac.showing import write_asked
 
     if arguments.format not in FORMATS:
         raise unknown_name("--format", arguments.format, FORMATS)
@@ -39,7 +40,7 @@ def export(arguments: argparse.Namespace) -> int:
     layout = find_study(Path(arguments.results), arguments.study)
     content = _table(layout, arguments) if table else _trial(layout, arguments)
     if arguments.output is not None:
-        _write(Path(arguments.output), content)
+        write_asked(Path(arguments.output), content, "--output")
     else:
         sys.stdout.write(content if isinstance(content, str) else content.decode())
     return 0
@@ -87,13 +88,3 @@ def _best(layout: Layout, arguments: argparse.Namespace) -> str:
 
 def _allowed_drop(layout: Layout, arguments: argparse.Namespace) -> float:
     return layout.read_info().allowed_drop if arguments.allowed_drop is None else float(arguments.allowed_drop)
-
-
-def _write(path: Path, content: str | bytes) -> None:
-    try:
-        if isinstance(content, str):
-            path.write_text(content, encoding="utf-8", newline="\n")
-        else:
-            path.write_bytes(content)
-    except OSError as error:
-        raise UserError(f"cannot write --output {path}: {error.strerror or error}; choose another file") from None

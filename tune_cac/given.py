@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import optuna
 from optuna.trial import TrialState
 
 from trainables.errors import TrainingDiverged
+from tune_cac.given_run import GivenRun, as_key
 from tune_cac.progress import SearchProgress
-from tune_cac.searcher import FINISHED, StudySearch, as_key
-
-
-class GivenRun(Protocol):
-    """A trial that is given."""
-
-    @property
-    def attrs(self) -> Mapping[str, Any]:
-        """User attributes of its Optuna trial, the role among them."""
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """Fields of the config that differ from the base, in plain types."""
+from tune_cac.searcher import FINISHED, StudySearch, tell_complete
 
 
 class GivenSearch(StudySearch):
@@ -51,19 +40,19 @@ class GivenSearch(StudySearch):
     def missing(self) -> list[GivenRun]:
         """Runs that were not begun, or interrupted, or failed in an earlier call."""
         begun = self.begun() - self._again
-        return [run for run in self._wanted if as_key(run.values) not in begun]
+        return [run for run in self._wanted if run.key not in begun]
 
     def _next(self) -> optuna.Trial | str | None:
         missing = self.missing()
         if not missing:
             return FINISHED
-        self._again.discard(as_key(missing[0].values))
-        return self._start_given(missing[0].attrs, missing[0].values)
+        self._again.discard(missing[0].key)
+        return self._start_given(missing[0])
 
     def _tell_waiting(self) -> None:
         # There are several baselines, and nobody learns from the drop.
         for trial, row in self._waiting_for_baseline:
-            self.study.tell(trial, [row[name] for name in ("accuracy", "compute_saved")])
+            tell_complete(self.study, trial, row, None, self._allowed_drop)
         self._waiting_for_baseline.clear()
 
 

@@ -16,6 +16,8 @@ from trainables.gradskip.settings import BY_NAME, variable_named
 #: Fields that have options of their own.
 _OPTIONS = {
     "workload": "--workload",
+    "workload_options": "--data, --model or --option",
+    "workers": "--workers-per-trial of a search",
     "epochs": "--epochs",
     "seed": "--seed",
     "method": "--method of a trial; in a search the space says it",
@@ -87,6 +89,11 @@ def check_hold_on_run(space: str, hold: Mapping[str, Any], context: SpaceContext
             TrialConfig(method=found.method, **{**values, **hold})
         except UserError as error:
             raise UserError(f"{shown_hold(hold)} can't be held in space {space}: {error}") from None
+
+
+def with_watch(hold: Mapping[str, Any], context: SpaceContext) -> dict[str, Any]:
+    """What is held, and which layers are watched where the model has none of the default kind."""
+    return {**({"CAC_WATCH": list(context.watch)} if context.watch else {}), **hold}
 
 
 def shown_hold(hold: Mapping[str, Any]) -> str:

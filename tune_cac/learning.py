@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.traces import load_trace
+from analysis.replaying import missing_costs, missing_facts
+from analysis.traces import RunTrace, load_trace, read_trace
 from search_spaces import Space, SpaceContext
 from search_spaces.space import corners
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from trainables.gradskip.settings import BY_NAME
 from trainables.registry import METHODS
 from trainables.stage_tree.facts import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
 from tune_cac.informed import informed, never_acts, spread_starts
+from tune_cac.recorded_run import of_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,29 @@ def learn(
         warnings.warn(f"nothing was learned from the baseline: {error}", stacklevel=2)
         return nothing
     return Learned(space=space, context=informed(context, trace, configs), base=base, hold=hold, trace=trace)
+
+
+def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:
+    """The trace with the plans of layers and costs that these settings need; what is missing is counted and kept.
+
+    Args:
+        store: of the trace's root.
+        trace: the recorded run.
+        settings: as for `analysis.replay`.
+
+    Raises:
+        OSError: it cannot be written into the study.
+    """
+    plans = missing_facts(trace, settings)
+    if plans:
+        given = [{name: getattr(plan, name) for name in BY_NAME} for plan in plans]
+        write_facts(store, [of_run(trace, values) for values in given])
+        trace = read_trace(store)
+    masks = missing_costs(trace, settings)
+    if masks:
+        ensure_costs(store, of_run(trace, {"method": "none"}), masks)
+        trace = read_trace(store)
+    return trace
 
 
 def typical_configs(

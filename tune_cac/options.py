@@ -13,7 +13,8 @@ from typing import Any
 import search_spaces
 from analysis.ranking import check_allowed_drop
 from trainables.errors import UserError, unknown_name
-from trainables.workloads import WORKLOADS
+from trainables.workloads import SCRIPT, check_workload, default_epochs
+from trainables.workloads.options import canonical, read_options
 from tune_cac.held import check_hold
 
 #: Bytes of checkpoints that sharing keeps.
@@ -50,7 +51,9 @@ class SearchOptions:
     space: str = "auto_thresholds"
     """Search space."""
     workload: str = "digits"
-    """Workload."""
+    """Workload: a registered name, or ``package.module:function``."""
+    workload_options: tuple[str, ...] = ()
+    """Its options, texts NAME=VALUE."""
     trials: int = 24
     """Trials, the baseline and the published defaults among them, >= 1."""
     epochs: int | None = None
@@ -65,6 +68,8 @@ class SearchOptions:
     """Processors a trial, >= 1; also its torch threads."""
     gpus_per_trial: float = 0.0
     """GPUs a trial, >= 0; a fraction shares one."""
+    workers_per_trial: int = 1
+    """Processes that train a trial data-parallel, >= 1; each has ``cpus_per_trial`` and ``gpus_per_trial``."""
     results: Path = Path("results")
     """Folder that holds the studies."""
     name: str | None = None
@@ -83,14 +88,15 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if self.space not in search_spaces.SPACES:
             raise unknown_name("space", self.space, search_spaces.SPACES)
-        if self.workload not in WORKLOADS:
-            raise unknown_name("workload", self.workload, WORKLOADS)
+        object.__setattr__(self, "workload_options", canonical(read_options(self.workload_options)))
+        check_workload(self.workload, self.workload_options)
         for flag, value, low in (
             ("--trials", self.trials, 1),
             ("--epochs", self.epochs, 1),
             ("--seed", self.seed, 0),
             ("--concurrency", self.concurrency, 1),
             ("--cpus-per-trial", self.cpus_per_trial, 1),
+            ("--workers-per-trial", self.workers_per_trial, 1),
         ):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
                 raise UserError(f"{flag} must be an integer >= {low}, got {value!r}")
@@ -102,6 +108,8 @@ class SearchOptions:
                 raise UserError(f"{flag} must be a number >= 0, got {number!r}")
         check_allowed_drop(self.allowed_drop)
         object.__setattr__(self, "checkpoint_budget", read_bytes(self.checkpoint_budget))
+        if self.is_script or self.workers_per_trial > 1:
+            object.__setattr__(self, "sharing", False)  # there is no state of the training that others could take
         object.__setattr__(self, "results", Path(self.results))
         object.__setattr__(self, "hold", check_hold(self.space, self.hold))
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
@@ -117,9 +125,19 @@ class SearchOptions:
     @property
     def trial_epochs(self) -> int:
         """Epochs a trial."""
-        return self.epochs or WORKLOADS[self.workload].default_epochs
+        return self.epochs or default_epochs(self.workload, self.workload_options)
+
+    @property
+    def is_script(self) -> bool:
+        """Whether a command of the user's is trained."""
+        return self.workload == SCRIPT
+
+    @property
+    def processors_per_trial(self) -> int:
+        """Over all workers of a trial."""
+        return self.cpus_per_trial * self.workers_per_trial
 
     @property
     def trials_at_a_time(self) -> int:
         """Trials that train together; on a cluster, give ``--concurrency``."""
-        return self.concurrency or max(1, (os.cpu_count() or 1) // self.cpus_per_trial)
+        return self.concurrency or max(1, (os.cpu_count() or 1) // self.processors_per_trial)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import search_spaces
-from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
-from tune_cac.held import read_assignments, shown_hold
+from tune_cac.held import read_assignments, shown_hold, with_watch
+from tune_cac.recorded_run import of_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,45 +55,23 @@ def _run_line(trace: RunTrace) -> str:
     return f"{run['workload']}, {run['epochs']} epochs ({trace.total_steps} steps), seed {run['seed']}"
 
 
-def of_run(trace: RunTrace, values: Mapping[str, Any]) -> TrialConfig:
-    """A configuration of the trace's run, on the CPU."""
-    run = trace.run
-    return TrialConfig(
-        workload=run["workload"], epochs=run["epochs"], seed=run["seed"], threads=run["threads"], **values
-    )
-
-
 def completed(layout: Layout, trace: RunTrace, settings: Any) -> RunTrace:
-    """The trace with the plans of layers and costs that these settings need; what is missing is counted and kept.
-
-    Raises:
-        UserError: it cannot be written into the study.
-    """
+    """`learning.completed`; UserError where the study cannot be written."""
     from analysis.replaying import missing_costs, missing_facts
-    from analysis.traces import read_trace
+
+    if not missing_facts(trace, settings) and not missing_costs(trace, settings):
+        return trace  # as a rule: torch need not be loaded
     from trainables.stage_tree.store import StageStore
+    from tune_cac import learning
 
     store = StageStore(layout.tree, trace.root)
     try:
-        plans = missing_facts(trace, settings)
-        if plans:
-            from tune_cac.learning import write_facts
-
-            given = [{name: getattr(plan, name) for name in BY_NAME} for plan in plans]
-            write_facts(store, [of_run(trace, values) for values in given])
-            trace = read_trace(store)
-        masks = missing_costs(trace, settings)
-        if masks:
-            from trainables.stage_tree.facts import ensure_costs
-
-            ensure_costs(store, of_run(trace, {"method": "none"}), masks)
-            trace = read_trace(store)
+        return learning.completed(store, trace, settings)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(
             f"cannot write what steps cost to {store.folder}: {reason}; replay a copy of the study"
         ) from None
-    return trace
 
 
 # --- one setting ----------------------------------------------------------------------------------------------------
@@ -184,8 +162,9 @@ def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str,
     from tune_cac.showing import print_table
 
     space = search_spaces.load(name)
-    base, hold = of_run(trace, {"method": "none"}), {**layout.read_info().hold, **values}
+    base = of_run(trace, {"method": "none"})
     context = run_context(base)
+    hold = {**with_watch(layout.read_info().hold, context), **values}
     typical = typical_configs(space, context, base, hold)
     trace = completed(layout, trace, typical)
     context = informed(context, trace, typical)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from trainables.errors import UserError
 
@@ -22,13 +22,13 @@ def report(arguments: argparse.Namespace) -> int:
     """Print a study's report and write its page; works while the study is searched."""
     from analysis.markdown_report import report_markdown
     from analysis.report import report_html, write_pngs
-    from tune_cac.showing import answer_of
+    from tune_cac.showing import answer_of, write_asked
 
     found, layout, info = answer_of(arguments)
     drop = found.allowed_drop
     data = gather(layout, found)
     page = Path(arguments.output) if arguments.output else layout.page
-    _write(page, report_html(data))
+    write_asked(page, report_html(data), "the page to", "choose another --output")
     if arguments.png is not None:
         pictures = write_pngs(data, Path(arguments.png))
         print(f"{len(pictures)} pictures in {arguments.png}", file=sys.stderr)
@@ -90,14 +90,3 @@ def _or_none(read: Callable[[], _Found]) -> _Found | None:
         return read()
     except (UserError, OSError):
         return None
-
-
-def _write(path: Path, text: str) -> None:
-    part: Any = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the page to {path}: {error.strerror or error}; choose another --output"
-        ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,7 +27,9 @@ from trainables.errors import UserError
 from trainables.metrics import OBJECTIVES, ROW
 from trainables.stage_tree.coordinator import RayClaims, start_coordinator
 from trainables.stage_tree.store import StageStore
-from tune_cac.controls import EQUAL_COMPUTE, Control, random_stops, shorter_trainings
+from trainables.workloads.options import CACHE_VARIABLE
+from tune_cac.controls import EQUAL_COMPUTE, random_stops, shorter_trainings
+from tune_cac.given_run import GivenRun, as_key
 from tune_cac.learning import Learned, learn
 
 #: Ray's word for a search that suggests no more.
@@ -65,6 +68,7 @@ class StudySearch(OptunaSearch):
             same settings are suggested with and without.
         budget_bytes: most bytes of checkpoints.
         trials: of the study, as planned.
+        worker_resources: what each of several workers of a trial has, in Ray's words; None for trials of one process.
     """
 
     def __init__(
@@ -83,7 +87,9 @@ class StudySearch(OptunaSearch):
         sharing: bool = True,
         budget_bytes: int,
         trials: int,
+        worker_resources: Mapping[str, float] | None = None,
     ) -> None:
+        self._worker_resources = None if worker_resources is None else dict(worker_resources)
         self._search_space = space
         self._context = context
         self._base = base
@@ -103,7 +109,7 @@ class StudySearch(OptunaSearch):
         self._start_seed = seed
         self._to_ask: int | None = None
         self._with_controls = False
-        self._random: dict[float, list[Control]] = {}
+        self._random: dict[float, list[GivenRun]] = {}
         self._checkpoints: dict[str, str] = {}  # of interrupted trials with given values, by these
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
@@ -170,9 +176,12 @@ class StudySearch(OptunaSearch):
         return {
             "config": config,
             "trial": trial.number,
+            "folder": str(self._tree.parent / folder),
+            "cache": os.environ.get(CACHE_VARIABLE),
             "role": attrs.get("role", "search"),
             "resume_from": attrs.get("resume_from"),
             "checkpoint_every_s": self._checkpoint_every_s,
+            "worker_resources": self._worker_resources,
             "sharing": self._sharing_of(folder) if (self._sharing and not _is_shorter(attrs)) or baseline else None,
         }
 
@@ -215,8 +224,7 @@ class StudySearch(OptunaSearch):
         shorter_alone = shorter_alone or self._searches_run()
         missing = self.missing_controls(shorter_alone=shorter_alone)
         if missing:
-            control = missing[0]
-            return self._start_given({"role": "control", "control": control.kind}, control.values)
+            return self._start_given(missing[0])
         return None if shorter_alone else FINISHED
 
     def _searches_run(self) -> bool:
@@ -224,7 +232,7 @@ class StudySearch(OptunaSearch):
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return any(t.user_attrs.get("role") != "control" for t in running)
 
-    def missing_controls(self, *, shorter_alone: bool = False) -> list[Control]:
+    def missing_controls(self, *, shorter_alone: bool = False) -> list[GivenRun]:
         """Controls that this study wants and has not begun: shorter runs, and random stops of the best's compute.
 
         Args:
@@ -235,7 +243,12 @@ class StudySearch(OptunaSearch):
         if best > EQUAL_COMPUTE and not shorter_alone:
             wanted += self._random_stops(best)
         begun = self.begun()
-        return [control for control in wanted if as_key(control.values) not in begun]
+        return [control for control in wanted if control.key not in begun]
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether it suggests no more because nothing can be learned from the baseline."""
+        return False
 
     def runs_on(self) -> bool:
         """Whether trials were begun that have neither ended nor failed: Ray was told to stop before."""
@@ -263,7 +276,7 @@ class StudySearch(OptunaSearch):
         lowest = baseline["accuracy"] - self._allowed_drop - ROUNDING
         return max((row["compute_saved"] for row in rows if row["accuracy"] >= lowest), default=0.0)
 
-    def _random_stops(self, saved: float) -> list[Control]:
+    def _random_stops(self, saved: float) -> list[GivenRun]:
         trace = self._learn().trace
         if trace is None:
             return []
@@ -279,15 +292,13 @@ class StudySearch(OptunaSearch):
                 self._random[near] = []
         return self._random[near]
 
-    def _start_given(self, attrs: Mapping[str, Any], values: Mapping[str, Any]) -> optuna.Trial:
-        """Begin a trial with these values. It is not queued: what waits in the queue may wait for another search."""
-        key = as_key(values)
-        attrs = {**attrs, "given": dict(values)}
-        if key in self._checkpoints:
-            attrs["resume_from"] = self._checkpoints[key]
+    def _start_given(self, run: GivenRun) -> optuna.Trial:
+        """Begin a trial with its values. It is not queued: what waits in the queue may wait for another search."""
+        attrs = {**run.attrs, "given": dict(run.values)}
+        if run.key in self._checkpoints:
+            attrs["resume_from"] = self._checkpoints[run.key]
         self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attrs))
-        begun = [t for t in self.study.get_trials(deepcopy=False) if as_key(t.user_attrs.get("given")) == key]
-        return optuna.Trial(self.study, begun[-1]._trial_id)
+        return optuna.Trial(self.study, self.study.get_trials(deepcopy=False)[-1]._trial_id)
 
     def _ask(self) -> optuna.Trial | None:
         """The next trial that may do something; None as long as the baseline, which others learn from, is trained."""
@@ -478,11 +489,6 @@ def tell_complete(
 def _is_shorter(attrs: Mapping[str, Any]) -> bool:
     # A run of another length shares nothing with the others, and the tree stays that of one run.
     return attrs.get("control") == SHORTER
-
-
-def as_key(values: Any) -> str:
-    """Given values as a text that can be compared."""
-    return json.dumps(values, sort_keys=True)
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:

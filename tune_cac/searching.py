@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,24 @@ from typing import Any
 import search_spaces
 from analysis.layout import Layout
 from analysis.loading import read_journal
-from search_spaces import Space, SpaceContext
+from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from trainables.workloads import SCRIPT, is_factory
 from tune_cac.answering import SearchResult, answer, write_answer
-from tune_cac.held import check_hold_on_run, shown_hold
+from tune_cac.decoded_images import keeps_decoded_images
+from tune_cac.held import check_hold_on_run, shown_hold, with_watch
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
 from tune_cac.study import check_writable, find_study, locked, mend_journal, open_study, written
 
 
+@keeps_decoded_images
 def search(
     *,
     space: str = "auto_thresholds",
     workload: str = "digits",
+    workload_options: Sequence[str] = (),
+    script: str | None = None,
     trials: int = 24,
     epochs: int | None = None,
     seed: int = 0,
@@ -32,6 +37,7 @@ def search(
     concurrency: int | None = None,
     cpus_per_trial: int = 1,
     gpus_per_trial: float = 0.0,
+    workers_per_trial: int = 1,
     results: str | Path = "results",
     name: str | None = None,
     checkpoint_every_s: float = 60.0,
@@ -48,7 +54,9 @@ def search(
 
     Args:
         space: search space, see ``python -m tune_cac spaces``.
-        workload: what is trained, see ``python -m tune_cac workloads``.
+        workload: what is trained, see ``python -m tune_cac workloads``, or ``package.module:function``.
+        workload_options: its options, texts NAME=VALUE, such as ``["data=/photos", "model=resnet18"]``.
+        script: a command of yours that trains, in place of a workload.
         trials: trials to run, >= 1.
         epochs: epochs a trial, >= 1; None for the workload's own number.
         seed: of the trials and of the sampler, >= 0.
@@ -56,6 +64,7 @@ def search(
         concurrency: trials at a time; None for as many as the processors allow.
         cpus_per_trial: processors, and torch threads, a trial.
         gpus_per_trial: GPUs a trial; 0 trains on the CPU.
+        workers_per_trial: processes that train a trial data-parallel, each with those processors and GPUs.
         results: folder that holds the studies.
         name: of the study's folder; None makes one from workload, space and time.
         checkpoint_every_s: seconds between checkpoints of a running trial, at epoch ends.
@@ -72,25 +81,44 @@ def search(
     Raises:
         UserError: wrong arguments; raised before any Ray process starts.
     """
+    if script is not None:
+        if workload_options or workload != "digits":
+            raise UserError("script= trains with a command of yours, so it takes no workload= or workload_options=")
+        workload, workload_options = SCRIPT, (f"command={script}",)
+    if workload == SCRIPT and not any(text.startswith("cwd=") for text in workload_options):
+        workload_options = (*workload_options, f"cwd={Path.cwd()}")
     options = SearchOptions(
-        space=space, workload=workload, trials=trials, epochs=epochs, seed=seed, allowed_drop=allowed_drop,
-        concurrency=concurrency, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial, results=Path(results),
-        name=name, checkpoint_every_s=checkpoint_every_s, hold=hold or {}, sharing=sharing,
+        space=space, workload=workload, workload_options=tuple(workload_options), trials=trials, epochs=epochs,
+        seed=seed, allowed_drop=allowed_drop,
+        concurrency=concurrency, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial,
+        workers_per_trial=workers_per_trial, results=Path(results), name=name,
+        checkpoint_every_s=checkpoint_every_s, hold=hold or {}, sharing=sharing,
         checkpoint_budget=checkpoint_budget, controls=controls,
     )  # fmt: skip
     check_gpus(options)
-    if options.hold:
-        check_hold_on_run(options.space, options.hold, run_context(_baseline(options, device="cpu")))
+    context = None
+    if options.hold or options.workload_options or is_factory(options.workload):
+        # What a user gave is tried before there is a folder.
+        context = context_of(_baseline(options, device="cpu"))
+    if options.hold and context is not None and not options.is_script:
+        check_hold_on_run(options.space, options.hold, context)
     layout = open_study(options)
     with locked(layout):
         info = layout.read_info()
         mend_journal(layout.journal)
         layout.write_info(
-            replace(info, trials=info.trials + trials, allowed_drop=allowed_drop, sharing=sharing, controls=controls)
+            replace(
+                info,
+                trials=info.trials + trials,
+                allowed_drop=allowed_drop,
+                sharing=options.sharing,
+                controls=controls,
+            )
         )
-        return _run(layout, options)
+        return _run(layout, options, context)
 
 
+@keeps_decoded_images
 def resume(
     name: str,
     *,
@@ -119,7 +147,8 @@ def resume(
     with locked(layout):
         info = layout.read_info()
         options = SearchOptions(
-            space=info.space, workload=info.workload, trials=max(1, info.trials), epochs=info.epochs, seed=info.seed,
+            space=info.space, workload=info.workload, workload_options=tuple(info.workload_options),
+            workers_per_trial=info.workers_per_trial, trials=max(1, info.trials), epochs=info.epochs, seed=info.seed,
             allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=cpus_per_trial,
             gpus_per_trial=gpus_per_trial, results=Path(results), checkpoint_every_s=checkpoint_every_s, hold=info.hold,
             sharing=info.sharing if sharing is None else sharing, checkpoint_budget=checkpoint_budget,
@@ -131,43 +160,69 @@ def resume(
 
 
 def run_context(config: TrialConfig) -> SpaceContext:
-    """What a space may ask about a run: its steps and layers. Builds the model once."""
-    from trainables.gradskip.layers import unit_ends
+    """What a space may ask about a run: its steps and layers. Builds the model once, and tries what a user gave."""
+    from trainables.gradskip.layers import unit_ends, watch_needed
     from trainables.training.run import TrainingRun
+    from trainables.workloads import build
 
+    build(config.workload, config.workload_options or ()).check(config.seed)
     with TrainingRun(config) as run:
         names = tuple(name for name, _ in run.model.named_parameters())
-        return SpaceContext(total_steps=run.total_steps, layer_names=names, unit_ends=unit_ends(run.model))
+        return SpaceContext(
+            total_steps=run.total_steps,
+            layer_names=names,
+            unit_ends=unit_ends(run.model),
+            watch=watch_needed(list(run.model.parameters()), run.model),
+        )
+
+
+def context_of(base: TrialConfig) -> SpaceContext:
+    """What a space may ask about a run before it was trained; of a script nothing is known."""
+    if base.workload == SCRIPT:
+        from trainables.script.run import check_command
+        from tune_cac.script_search import UNKNOWN_RUN
+
+        check_command(base)
+        return UNKNOWN_RUN
+    return run_context(replace(base, device="cpu", workers=1))
 
 
 def _baseline(options: SearchOptions, *, device: str) -> TrialConfig:
     """The run without the method; nothing is held in it."""
     return TrialConfig(
         workload=options.workload,
+        workload_options=options.workload_options,
         epochs=options.trial_epochs,
         seed=options.seed,
         method="none",
         device=device,
         threads=options.cpus_per_trial,
+        workers=options.workers_per_trial,
     )
 
 
-def _run(layout: Layout, options: SearchOptions) -> SearchResult:
-    """Run what the study still lacks. The study is locked by this process."""
+def _run(layout: Layout, options: SearchOptions, context: SpaceContext | None = None) -> SearchResult:
+    """Run what the study still lacks. The study is locked by this process.
+
+    Args:
+        layout: of the study.
+        options: what is searched, and with what.
+        context: the run it is searched on, where that was found out already.
+    """
     size = f"{layout.read_info().trials} trials of {options.trial_epochs} epochs, {options.trials_at_a_time} at a time"
     if options.hold:
         size += f", {shown_hold(options.hold)} held"
     # Said before torch and Ray load, which takes seconds.
     print(f"{layout.root}: {options.space} on {options.workload}, {size}", file=sys.stderr, flush=True)
     with written(layout, f"search --resume {layout.root}"):
-        return _run_missing(layout, options)
+        return _run_missing(layout, options, context)
 
 
-def _run_missing(layout: Layout, options: SearchOptions) -> SearchResult:
-    space = search_spaces.load(options.space)
+def _run_missing(layout: Layout, options: SearchOptions, context: SpaceContext | None) -> SearchResult:
     base = _baseline(options, device="cuda" if options.gpus_per_trial > 0 else "cpu")
-    context = run_context(replace(base, device="cpu"))
-    searcher, run_name = _searcher(layout, options, space, context, base)
+    if context is None:
+        context = context_of(base)
+    searcher, run_name = _searcher(layout, options, context, base)
     to_run = layout.read_info().trials - searcher.finished_count()
     interrupted = False
     if to_run > 0 or (options.controls and searcher.missing_controls()):
@@ -177,32 +232,59 @@ def _run_missing(layout: Layout, options: SearchOptions) -> SearchResult:
     return found
 
 
-def _searcher(
-    layout: Layout, options: SearchOptions, space: Space, context: SpaceContext, base: TrialConfig
+def make_searcher(
+    kind: type[Any], layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, **more: Any
 ) -> tuple[Any, str]:
+    """A searcher on a study, with the unfinished trials of earlier calls brought in order, and its experiment's name.
+
+    Args:
+        kind: `StudySearch` or a kind of it.
+        layout: of the study.
+        options: what is searched, and with what.
+        context: the run it is searched on.
+        base: config of the baseline.
+        more: what else the kind takes.
+    """
     import optuna
 
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"
+    gpus = {"GPU": options.gpus_per_trial} if options.gpus_per_trial else {}
+    searcher = kind(
+        **{
+            "space": search_spaces.load(options.space),
+            "context": context,
+            "base": base,
+            "journal": layout.journal,
+            "allowed_drop": options.allowed_drop,
+            "seed": options.seed,
+            "run_folder": f"{layout.ray.name}/{run_name}",
+            "checkpoint_every_s": options.checkpoint_every_s,
+            "hold": with_watch(options.hold, context),
+            "tree": layout.tree.resolve(),
+            "sharing": options.sharing,
+            "budget_bytes": options.budget_bytes,
+            "trials": layout.read_info().trials,
+            "worker_resources": {"CPU": options.cpus_per_trial, **gpus} if options.workers_per_trial > 1 else None,
+            **more,
+        }
+    )
+    return searcher, run_name
+
+
+def _searcher(layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig) -> tuple[Any, str]:
+    from tune_cac.script_search import ScriptSearch
     from tune_cac.searcher import StudySearch
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    begun = layout.journal.exists()
-    earlier = len(read_journal(layout.journal)) if begun else 0
-    run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"
-    searcher = StudySearch(
-        space=space,
-        context=context,
-        base=base,
-        journal=layout.journal,
-        allowed_drop=options.allowed_drop,
+    earlier = len(read_journal(layout.journal)) if layout.journal.exists() else 0
+    searcher, run_name = make_searcher(
+        ScriptSearch if options.is_script else StudySearch,
+        layout,
+        options,
+        context,
+        base,
         # A later search of the same study must not draw the same random start again.
         seed=options.seed + 7919 * earlier,
-        run_folder=f"{layout.ray.name}/{run_name}",
-        checkpoint_every_s=options.checkpoint_every_s,
-        hold=options.hold,
-        tree=layout.tree.resolve(),
-        sharing=options.sharing,
-        budget_bytes=options.budget_bytes,
-        trials=layout.read_info().trials,
     )
     if len(searcher.study.get_trials(deepcopy=False)) == 0:
         searcher.begin()
@@ -215,12 +297,24 @@ def _search(layout: Layout, options: SearchOptions, searcher: Any, run_name: str
     from tune_cac.controls import MOST_CONTROLS
     from tune_cac.progress import SearchProgress
 
-    done = [record for record in read_journal(layout.journal) if record["status"] == "completed"]
+    done = _completed(layout)
     progress = SearchProgress(searcher, finished_before=done, to_run=to_run, allowed_drop=options.allowed_drop)
     searcher.plan(to_run, controls=options.controls)
     # The searcher ends it before, where fewer controls are wanted.
     train(layout, options, searcher, progress, run_name, to_run + (MOST_CONTROLS if options.controls else 0))
+    if searcher.gave_up:
+        failed = not any(record["role"] == "baseline" for record in _completed(layout))
+        why = "failed" if failed else "reported no step"
+        print(
+            f"the baseline {why}, so nothing else was tried: mend the command and search under another --name",
+            file=sys.stderr,
+        )
+        return False
     return progress.ended < to_run or searcher.runs_on() or (options.controls and bool(searcher.missing_controls()))
+
+
+def _completed(layout: Layout) -> list[dict[str, Any]]:
+    return [record for record in read_journal(layout.journal) if record["status"] == "completed"]
 
 
 def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, run_name: str, most: int) -> None:
@@ -236,15 +330,15 @@ def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, 
     """
     from ray import tune
 
-    from trainables.trial import Trial
     from tune_cac.cluster import ray_session
+    from tune_cac.row_events import RowEvents
 
-    resources = {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial}
     at_a_time = options.trials_at_a_time
-    with progress, ray_session(cpus=at_a_time * options.cpus_per_trial), searcher.coordinated():
+    session = ray_session(cpus=at_a_time * options.processors_per_trial, modules=_own_modules(options))
+    with progress, session, searcher.coordinated():
         _check_resources(options)
         tune.Tuner(
-            tune.with_resources(Trial, resources),
+            _trainable(options),
             tune_config=tune.TuneConfig(
                 search_alg=searcher,
                 num_samples=most,
@@ -257,11 +351,36 @@ def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, 
                 name=run_name,
                 storage_path=str(layout.ray.resolve()),
                 verbose=0,
-                callbacks=[progress],
+                callbacks=[progress, RowEvents()],
                 # At its end a trial has its result; asked for a checkpoint there, Ray would also send every row alone.
                 checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
             ),
         ).fit()
+
+
+def _own_modules(options: SearchOptions) -> list[Path]:
+    """Modules of the user's that trials import: of the workload, and of options such as ``model=package:function``."""
+    values = [options.workload, *(text.partition("=")[2] for text in options.workload_options)]
+    named = [value for value in values if not options.is_script and is_factory(value)]
+    if not named:
+        return []
+    from trainables.workloads.user_code import own_modules
+
+    return sorted({path for name in named for path in own_modules(name.partition(":")[0])})
+
+
+def _trainable(options: SearchOptions) -> Any:
+    """What Ray runs, with its resources. Workers of a trial have their own; the trial then only listens."""
+    from ray import tune
+
+    if options.workers_per_trial > 1:
+        from tune_cac.parallel_trial import ParallelTrial
+
+        # A byte of memory: Ray wants a trial to have something, and every processor may be a worker's.
+        return tune.with_resources(ParallelTrial, {"memory": 1})
+    from trainables.trial import Trial
+
+    return tune.with_resources(Trial, {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial})
 
 
 def check_gpus(options: SearchOptions) -> None:
@@ -271,6 +390,11 @@ def check_gpus(options: SearchOptions) -> None:
     import torch
 
     there = torch.cuda.device_count()
+    if options.gpus_per_trial * options.workers_per_trial > there and options.workers_per_trial > 1:
+        raise UserError(
+            f"--workers-per-trial times --gpus-per-trial must be at most {there}, which is all that torch sees here, "
+            f"got {options.workers_per_trial} times {options.gpus_per_trial:g}; set RAY_ADDRESS to search on a cluster"
+        )
     if options.gpus_per_trial > there:
         raise UserError(
             f"--gpus-per-trial must be at most {there}, which is all that torch sees here, "
@@ -286,8 +410,10 @@ def _check_resources(options: SearchOptions) -> None:
         ("CPU", "--cpus-per-trial", options.cpus_per_trial),
         ("GPU", "--gpus-per-trial", options.gpus_per_trial),
     ):
-        if wanted > there.get(kind, 0):
-            raise UserError(f"{flag} must be at most {there.get(kind, 0):g}, which is all that Ray has, got {wanted:g}")
+        most = there.get(kind, 0) / options.workers_per_trial
+        if wanted > most:
+            each = "" if options.workers_per_trial == 1 else f" for each of {options.workers_per_trial} workers"
+            raise UserError(f"{flag} must be at most {most:g}{each}, which is all that Ray has, got {wanted:g}")
 
 
 def _trial_name(trial: Any) -> str:

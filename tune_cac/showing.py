@@ -34,6 +34,29 @@ def answer_of(arguments: argparse.Namespace) -> tuple[SearchResult, Layout, Stud
     return answer(layout, allowed_drop=drop, price=arguments.price), layout, info
 
 
+def write_asked(path: Path, content: str | bytes, what: str, instead: str = "choose another file") -> None:
+    """Write a file that a command was asked for, whole or not at all.
+
+    Args:
+        path: of the file.
+        content: text is written as UTF-8 with ``\\n``.
+        what: what messages call it, such as ``--output``.
+        instead: the way out.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        if isinstance(content, str):
+            part.write_text(content, encoding="utf-8", newline="\n")
+        else:
+            part.write_bytes(content)
+        part.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {what} {path}: {error.strerror or error}; {instead}") from None
+
+
 def print_table(cells: list[list[str]]) -> None:
     """A table fitted to the terminal; on a pipe, aligned columns without folding."""
     if sys.stdout.isatty():

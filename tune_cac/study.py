@@ -6,16 +6,19 @@ import errno
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from analysis.journal import torn_end
 from analysis.layout import Layout, StudyInfo
 from trainables.errors import UserError
+from trainables.workloads.options import what_is_trained
 from tune_cac.held import shown_hold
 from tune_cac.options import SearchOptions
 
@@ -43,7 +46,8 @@ def open_study(options: SearchOptions) -> Layout:
         UserError: the folder cannot be written, holds something else, or a study of something else.
     """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = options.name or f"{options.workload}-{options.space}-{stamp}"
+    workload = re.sub(r"[^A-Za-z0-9]+", "-", options.workload)
+    name = options.name or f"{workload}-{options.space}-{stamp}"
     layout = Layout(options.results / name)
     wanted = StudyInfo(
         space=options.space,
@@ -57,14 +61,17 @@ def open_study(options: SearchOptions) -> Layout:
         sharing=options.sharing,
         controls=options.controls,
         gpus_per_trial=options.gpus_per_trial,
+        workload_options=list(options.workload_options),
+        workers_per_trial=options.workers_per_trial,
     )
     if layout.info.exists():
         held = layout.read_info()
-        for field in ("space", "workload", "epochs", "seed"):
-            if getattr(held, field) != getattr(wanted, field):
+        for field in ("space", "workload", "workload_options", "epochs", "seed", "workers_per_trial"):
+            there, asked = (_what_counts(getattr(info, field)) for info in (held, wanted))
+            if there != asked:
                 raise UserError(
-                    f"{layout.root} holds a study with {field} {getattr(held, field)!r}, "
-                    f"not {getattr(wanted, field)!r}: choose another --name, or the same settings to add trials to it"
+                    f"{layout.root} holds a study with {field} {there!r}, not {asked!r}: choose another --name, or the "
+                    "same settings to add trials to it"
                 )
         if held.hold != wanted.hold:
             raise UserError(
@@ -78,6 +85,10 @@ def open_study(options: SearchOptions) -> Layout:
     check_writable(layout.root)
     layout.write_info(replace(wanted, trials=0))
     return layout
+
+
+def _what_counts(value: Any) -> Any:
+    return list(what_is_trained(value)) if isinstance(value, list) else value
 
 
 def find_study(results: Path, name: str) -> Layout:

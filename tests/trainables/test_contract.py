@@ -9,6 +9,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
+from image_files import noise, write_parquet
 from runs import MEASURED, Row, facts, finish, rows_alone, without
 
 import search_spaces
@@ -29,10 +30,24 @@ ACTIVE: dict[str, dict[str, Any]] = {
     "gradskip": {"CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (8, 22), "CAC_BRAKING_DISTANCE": 7},
 }
 CASES = [(method, workload) for method in METHODS for workload in WORKLOADS]
+#: Options under which a workload's run of four epochs takes a second; images get their data below.
+SHORT: dict[str, tuple[str, ...]] = {"text": ("steps_per_epoch=7", "batch_size=2")}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def image_data(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("images")
+    for split, count in (("train", 40), ("test", 12)):
+        labels = [number % 4 for number in range(count)]
+        write_parquet(folder / f"{split}-00000.parquet", list(noise(count, 8)), labels)
+    SHORT["images"] = (f"data={folder}", "batch_size=6", f"cache={folder / 'cache'}")
 
 
 def config_of(method: str, workload: str, **more: Any) -> TrialConfig:
-    return TrialConfig(method=method, workload=workload, epochs=4, **ACTIVE[method], **more)
+    options = SHORT.get(workload)
+    return TrialConfig(
+        method=method, workload=workload, workload_options=options, epochs=4, **ACTIVE[method], **more
+    )  # fmt: skip
 
 
 def train(config: TrialConfig) -> tuple[list[Row], list[torch.Tensor]]:
@@ -105,7 +120,7 @@ def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "garbage"])
 def test_a_checkpoint_that_cannot_be_read_costs_its_epochs_and_nothing_else(damage: str, tmp_path: Path) -> None:
-    from trainables.trial import build_run
+    from trainables.trial import continued
 
     config = config_of("gradskip", "digits")
     rows, _ = train(config)
@@ -118,7 +133,7 @@ def test_a_checkpoint_that_cannot_be_read_costs_its_epochs_and_nothing_else(dama
     else:
         file.write_bytes(file.read_bytes()[:2000] if damage == "truncated" else b"garbage" * 500)
     with pytest.warns(UserWarning, match="training from the start"):
-        run = build_run(config, str(tmp_path))
+        run = continued(TrainingRun, config, str(tmp_path))
     with run:
         assert unmeasured(run.train_epoch()) == unmeasured(rows[0])
 

@@ -26,7 +26,7 @@ from tune_cac.searcher import FINISHED
 def test_shorter_runs_are_dense_and_of_other_lengths_than_the_full_one(epochs: int, expected: list[int]) -> None:
     controls = shorter_trainings(TrialConfig(method="none", epochs=epochs))
     assert [control.values for control in controls] == [{"method": "none", "epochs": n} for n in expected]
-    assert {control.kind for control in controls} <= {SHORTER}
+    assert {control.attrs["control"] for control in controls} <= {SHORTER}
 
 
 def asked(search: Any, *names: str) -> list[dict[str, Any]]:

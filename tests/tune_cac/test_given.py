@@ -14,12 +14,12 @@ import search_spaces
 from analysis.layout import Layout
 from trainables.config import TrialConfig
 from tune_cac.cli import main
-from tune_cac.confirming import Run
 from tune_cac.given import GivenSearch
+from tune_cac.given_run import GivenRun
 from tune_cac.searcher import FINISHED
 from tune_cac.study import is_locked, locked
 
-RUNS = [Run(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in (1, 2, 3)]
+RUNS = [GivenRun(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in (1, 2, 3)]
 
 
 def given(folder: Path) -> GivenSearch:

@@ -8,6 +8,7 @@ parameters go. With nothing to do the two hooks are a counter and three comparis
 from __future__ import annotations
 
 import math
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ from trainables.gradskip.settings import RULES, Settings
 from trainables.gradskip.signals import GradientNormSignal, PlasticitySignal, Signal, VarianceSignal
 from trainables.gradskip.trace import ForwardHook, ModelTrace, copied, trace_model
 
+#: Set for a script that a search runs; what its steps cost is counted then.
+TRIAL_FOLDER = "TUNE_CAC_TRIAL_DIR"
 #: The key under which an optimizer's ``state_dict()`` carries the rule's state.
 STATE_KEY = "gradskip"
 
@@ -112,6 +115,10 @@ class GradientSkip:
         optimizer.register_state_dict_post_hook(lambda _, state: {**state, STATE_KEY: self.state_dict()})
         optimizer.register_load_state_dict_post_hook(lambda _: self._load_pending())
         optimizer.register_load_state_dict_pre_hook(lambda _, state: self._remember(state))
+        if os.environ.get(TRIAL_FOLDER):
+            from trainables.gradskip.step_record import start
+
+            start(self)
 
     # --- what is numbered how ---------------------------------------------------------------------------------------
 

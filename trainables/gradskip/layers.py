@@ -16,6 +16,9 @@ from trainables.errors import UserError, unknown_name
 from trainables.gradskip.blueprint import LayerPlan, Unit
 from trainables.gradskip.trace import ModelTrace
 
+#: Kinds of layers, the default of ``CAC_WATCH`` first.
+KINDS = ("conv", "linear")
+
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside data-parallel and compiled wrappers."""
@@ -169,8 +172,21 @@ def unit_ends(model: nn.Module) -> tuple[int, ...]:
     Units begin at convolutions, or at linear weights in a model without convolutions.
     """
     parameters = list(model.parameters())
-    for watch in ("conv", "linear"):
+    for watch in KINDS:
         plan = make_plan(parameters, (watch,), model=model, whole_units=True)
         if plan.units:
             return tuple(unit.end for unit in plan.units if unit.end < len(parameters) - 1)
+    return ()
+
+
+def watch_needed(parameters: Sequence[Tensor], model: nn.Module | None) -> tuple[str, ...]:
+    """``CAC_WATCH`` under which there are layers to stop, where the default finds none; empty where it does.
+
+    Args:
+        parameters: in the model's order.
+        model: their owner, if known.
+    """
+    for number, watch in enumerate(KINDS):
+        if make_plan(list(parameters), (watch,), model=model, whole_units=False).units:
+            return () if number == 0 else (watch,)
     return ()

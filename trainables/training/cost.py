@@ -1,22 +1,22 @@
 """What a training step costs, counted once for each set of stopped layers and each batch shape.
 
-Counting runs a copy of the model on torch's meta device, which computes shapes and no numbers: the counts are those
-of `torch.utils.flop_counter.FlopCounterMode` on the real device, the run's weights, buffers and random generators
-are not touched. Matrix products and convolutions count; norms, activations and the optimizer's arithmetic do not.
+Counting runs a copy of the model on torch's meta device, which computes shapes and no numbers: the run's weights,
+buffers and random generators are not touched. The counts are those on the real device, but that torch counts not all of
+a fused attention on a CPU. Matrix products and convolutions count; norms, activations and the optimizer's arithmetic do
+not.
 """
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from trainables.flops import flop_counter
 from trainables.gradskip.prefix_pass import PassReport
-from trainables.training.shapes import shapes_of, to_meta
+from trainables.training.shapes import on_meta, shapes_of, to_meta
 from trainables.workloads.base import Batch, Workload
 
 
@@ -78,7 +78,7 @@ class CostTable:
         return self._cost(self._dense, batch)
 
     def _cost(self, mask: tuple[bool, ...], batch: Batch) -> StepCost:
-        key = (self._workload.name, mask, shapes_of(batch))
+        key = (self._workload.key, mask, shapes_of(batch))
         cost = _COUNTED.get(key)
         if cost is None:
             begun = time.perf_counter()
@@ -92,7 +92,7 @@ class CostTable:
         parameters = list(model.parameters())
         for parameter, trainable in zip(parameters, mask, strict=True):
             parameter.requires_grad_(trainable)
-        forward, backward = FlopCounterMode(display=False), FlopCounterMode(display=False)
+        forward, backward = flop_counter(), flop_counter()
         with forward:
             loss = self._workload.loss(model, to_meta(batch))
         if loss.requires_grad:
@@ -107,7 +107,7 @@ class CostTable:
         )
 
     def _prefix_flops(self, names: tuple[str, ...], batch: Batch) -> int:
-        key = (self._workload.name, names, shapes_of(batch))
+        key = (self._workload.key, names, shapes_of(batch))
         flops = _COUNTED_PREFIXES.get(key)
         if flops is None:
             begun = time.perf_counter()
@@ -118,7 +118,7 @@ class CostTable:
     def _count_prefix(self, names: tuple[str, ...], batch: Batch) -> int:
         """Forward FLOPs up to the return of the prefix's last module."""
         model = self._meta_model(batch)
-        counter = FlopCounterMode(display=False)
+        counter = flop_counter()
         counts: list[int] = []  # after each module call; a shared module is called more than once
         handles = [
             module.register_forward_hook(lambda *_: counts.append(int(counter.get_total_flops())))
@@ -134,7 +134,7 @@ class CostTable:
 
     def _meta_model(self, batch: Batch) -> nn.Module:
         if self._meta is None:
-            model = copy.deepcopy(self._model).to("meta")
+            model = on_meta(self._model)
             model.zero_grad(set_to_none=True)
             for parameter, trainable in zip(model.parameters(), self._dense, strict=True):
                 parameter.requires_grad_(trainable)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from trainables.training.stopwatch import Stopwatch
 from trainables.training.warm_up import warm_up
 from trainables.workloads import build
 from trainables.workloads.base import Batch, Workload
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: The one file of a checkpoint folder.
 CHECKPOINT_FILE = "run.pt"
@@ -93,7 +96,7 @@ class TrainingRun:
 
     def _build(self) -> None:
         config = self.config
-        self.workload = build(config.workload)
+        self.workload = build(config.workload, config.workload_options or ())
         self.total_steps = self.workload.steps_per_epoch * config.epochs
         self.model = self.workload.make_model().to(self.device)
         self.optimizer = self.workload.make_optimizer(self.model.named_parameters())
@@ -144,7 +147,7 @@ class TrainingRun:
         )
         return self._stack.enter_context(cache)
 
-    def __enter__(self) -> TrainingRun:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -152,6 +155,7 @@ class TrainingRun:
 
     def close(self) -> None:
         """Put the process state back as it was before the run."""
+        self._epoch_batches = iter(())  # a loader that reads ahead ends its thread
         self._stack.close()
 
     @property
@@ -261,11 +265,11 @@ class TrainingRun:
         dense = self._cost.dense_step(batch)
         cache = self.forward_cache
         with cache.batch(indices) if cache is not None and indices is not None else nullcontext():
-            loss = self.workload.loss(self.model, batch)
+            loss = self.workload.loss(self._trained_model, batch)
         cost = self._cost.step(self.method.stop_key(), batch, None if cache is None else cache.last)
         self.optimizer.zero_grad(set_to_none=True)
         if loss.requires_grad:
-            loss.backward()
+            self._weighted(loss).backward()
         self.optimizer.step()
         self.scheduler.step()
         counts = self._counts
@@ -278,9 +282,18 @@ class TrainingRun:
         counts["dense_backward_flops"] += dense.backward_flops
         return loss.detach()
 
+    @property
+    def _trained_model(self) -> nn.Module:
+        """What the loss runs: the model, or a wrapper of it."""
+        return self.model
+
+    def _weighted(self, loss: Tensor) -> Tensor:
+        """What the backward pass begins from."""
+        return loss
+
     def _row(self, train_loss: float) -> dict[str, Any]:
         accuracy = self._accuracy("validation")
-        test_accuracy = self._accuracy("test") if self.finished else None
+        test_accuracy = self._accuracy("test") if self.finished and "test" in self.workload.splits else None
         counts = self._counts
         # Epochs are alike, so the executed part gives the full budget's cost.
         budget = counts["dense_flops"] * self.config.epochs // self.epoch

@@ -1,11 +1,17 @@
-"""Shapes of batches: what a step costs depends on them alone, so they are kept as run lengths over an epoch.
+"""Batches and models without their numbers: what a step costs depends on shapes alone.
+
+Shapes of an epoch's batches are kept as run lengths.
 
 Shapes: a batch is a tuple of tensors of any shapes; run lengths are [(count, batch on the meta device), ...].
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Iterable
+from typing import Any
+
+from torch import nn
 
 from trainables.workloads.base import Batch
 
@@ -18,6 +24,16 @@ def shapes_of(batch: Batch) -> Hashable:
 def to_meta(batch: Batch) -> Batch:
     """The batch on the meta device, without its numbers."""
     return tuple(t.to("meta") for t in batch)
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """A copy on the meta device in which shared parameters stay shared, made without copying any numbers."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().to("meta")
+    return copy.deepcopy(model, memo)
 
 
 def see_batch(lengths: list[tuple[int, Batch]], batch: Batch) -> None:

@@ -4,6 +4,7 @@ kernels and allocators that grow, and the first trial is the baseline, against w
 from __future__ import annotations
 
 import copy
+from collections.abc import Hashable
 
 import torch
 from torch import nn
@@ -11,14 +12,14 @@ from torch import nn
 from trainables.training.generators import kept_generators
 from trainables.workloads.base import Workload
 
-_WARM: set[tuple[str, str]] = set()
+_WARM: set[Hashable] = set()
 
 
 def warm_up(workload: Workload, model: nn.Module, device: torch.device, seed: int) -> None:
     """Run forward and backward on a copy of the model; the run's weights, buffers and generators stay as they are."""
-    if (workload.name, str(device)) in _WARM:
+    if (workload.key, str(device)) in _WARM:
         return
-    _WARM.add((workload.name, str(device)))
+    _WARM.add((workload.key, str(device)))
     with kept_generators([device]):
         rehearsal = copy.deepcopy(model).train()
         for batch, _ in zip(workload.train_batches(0, seed), range(2), strict=False):

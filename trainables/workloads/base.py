@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+
+from trainables.workloads.options import what_is_trained
 
 #: A batch is a tuple of tensors; the first dimension of each is the sample.
 Batch = tuple[Tensor, ...]
@@ -25,6 +27,24 @@ class Workload(ABC):
 
     name: str
     """As on the command line."""
+    options: tuple[str, ...] = ()
+    """As given: texts NAME=VALUE."""
+    splits: tuple[str, ...] = ("train", "validation", "test")
+    """Which splits there are; without ``test``, reports show the validation accuracy alone."""
+    default_epochs: int = 30
+    """Epochs of a run unless asked otherwise."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal where models, losses and optimizers are built equal: costs are counted once for each."""
+        return (self.name, what_is_trained(self.options))
+
+    def check(self, seed: int) -> None:  # noqa: B027  # most have nothing to check
+        """Raise UserError for what a user gave that cannot be trained. Called once, before a search begins.
+
+        Args:
+            seed: of the run.
+        """
 
     @property
     @abstractmethod

@@ -7,8 +7,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.config import TrialConfig
+from trainables.training.cost import CostTable
 from trainables.training.run import TrainingRun
-from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE
+from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE, Digits
 
 STEPS_PER_EPOCH = 10
 SAMPLES = 599
@@ -121,3 +122,52 @@ def test_counting_leaves_the_run_alone() -> None:
     cost._COUNTED.clear()
     counted_here, counted_before = final(), final()
     assert all(torch.equal(a, b) for a, b in zip(counted_here, counted_before, strict=True))
+
+
+def conv_by_hand(layer: torch.nn.Module, x: torch.Tensor) -> tuple[int, int]:
+    """Forward and backward FLOPs of a convolution: two for each weight and place that meet, counted one by one."""
+    out = layer(x)
+    places = (x if layer.transposed else out).shape[2:].numel()
+    forward = 2 * len(x) * places * layer.weight.numel()
+    return forward, 2 * forward
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("kind", [torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.ConvTranspose2d])
+def test_grouped_convolutions_cost_what_their_groups_do(kind: type[torch.nn.Module], groups: int) -> None:
+    """torch 2.13 counts the weights' gradient ``groups`` times too high; where there is one group they agree."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from trainables.flops import flop_counter, formula_of
+
+    layer = kind(8, 16, 3, stride=2, groups=groups)
+    x = torch.rand(2, 8, *[9] * (layer.weight.dim() - 2), requires_grad=True)
+    forward, backward = conv_by_hand(layer, x)
+    out = layer(x)
+    with flop_counter() as counted, FlopCounterMode(display=False) as theirs:
+        out.sum().backward()
+    assert counted.get_total_flops() == backward
+    assert (theirs.get_total_flops() == backward) == (groups == 1)
+    formula = formula_of(torch.ops.aten.convolution_backward)
+    assert formula is not None
+    assert formula(out, x, layer.weight, None, 2, 0, 1, layer.transposed, 0, groups, (True, True, False)) == backward
+    assert formula(out, x, layer.weight, None, 2, 0, 1, layer.transposed, 0, groups, (False, True, True)) == forward
+
+
+def test_shared_weights_are_counted_once_for_each_use() -> None:
+    class Tied(Digits):
+        def make_model(self) -> torch.nn.Module:
+            layer = torch.nn.Linear(256, 256, bias=False)
+            again = torch.nn.Linear(256, 256, bias=False)
+            again.weight = layer.weight
+            return torch.nn.Sequential(torch.nn.Flatten(), layer, torch.nn.ReLU(), again)
+
+    workload = Tied()
+    workload.options = ("tied=1",)  # costs are kept by name and options
+    table = CostTable(workload, workload.make_model())
+    images, labels = next(iter(workload.train_batches(0, 0)))
+    cost = table.dense_step((images, labels))
+    product = 2 * len(images) * 256 * 256
+    assert cost.forward_flops == 2 * product
+    assert cost.backward_flops == 3 * product
+    assert cost.gradient_bytes == 4 * 256 * 256

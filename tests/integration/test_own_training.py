@@ -1,0 +1,197 @@
+"""Each way in for one's own training, from the command line to the answer, on a real Ray."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands_run import Run
+from image_files import noise, write_folder, write_parquet
+
+import analysis
+import tune_cac
+from trainables.config import TrialConfig
+from trainables.training.run import TrainingRun
+from tune_cac.cli import main
+from tune_cac.cluster import ray_session
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+import os, sys, torch, tune_cac as cac
+torch.manual_seed(int(os.environ["TUNE_CAC_SEED"]))
+generator = torch.Generator().manual_seed(0)
+labels = torch.randint(0, 3, (60,), generator=generator)
+images = torch.randn(60, 1, 6, 6, generator=generator) + labels.view(-1, 1, 1, 1)
+layers = []
+for inside, outside in ((1, 4), (4, 4), (4, 6)):
+    layers += [torch.nn.Conv2d(inside, outside, 3, padding=1), torch.nn.ReLU()]
+net = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(216, 3))
+optimizer = cac.gradskip.SGD(net.parameters(), lr=float(sys.argv[1]), weight_decay=0.02, model=net)
+for epoch in range(4):
+    for part in torch.randperm(60).split(10):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(images[part]), labels[part]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        accuracy = (net(images).argmax(1) == labels).float().mean()
+    print("epoch", epoch, "done")
+    cac.report(accuracy=accuracy, step=optimizer.gradskip.iteration)
+"""
+
+FACTORY = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import shapes_beside
+
+def data(seed, count):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    return TensorDataset(torch.randn(count, 1, 6, 6, generator=generator) + labels.view(-1, 1, 1, 1), labels)
+
+def make_model():
+    return nn.Sequential(
+        nn.Conv2d(1, shapes_beside.WIDTH, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(shapes_beside.WIDTH, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+def make_workload(batch: int = 10):
+    return {
+        "model": make_model,
+        "train": DataLoader(data(0, 60), batch_size=batch, shuffle=True),
+        "validation": DataLoader(data(1, 30), batch_size=30),
+        "epochs": 3,
+    }
+
+def small_model(num_classes):
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.AdaptiveAvgPool2d(1),
+                         nn.Flatten(), nn.Linear(4, num_classes))
+"""
+
+
+@pytest.fixture(scope="module")
+def one_ray() -> Iterator[None]:
+    """One cluster for all searches in this process."""
+    with ray_session(cpus=2):
+        yield
+
+
+def write_factory(folder: Path) -> None:
+    (folder / "own_project").mkdir()
+    (folder / "own_project" / "__init__.py").touch()
+    (folder / "own_project" / "training.py").write_text(FACTORY)
+    (folder / "shapes_beside.py").write_text("WIDTH = 4\n")
+
+
+@pytest.mark.usefixtures("one_ray")
+def test_a_script_with_our_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CAC_VAR_START_THR", "0.5")  # what the shell has set is no trial's
+    (tmp_path / "train.py").write_text(TRAIN)
+    found = tune_cac.search(script=f"{sys.executable} train.py 0.1", trials=5, name="s", concurrency=2)
+    trials = found.trials
+    assert trials["status"].tolist() == ["completed"] * 5
+    assert trials["role"].tolist() == ["baseline", "published", "search", "search", "search"]
+    assert trials["epoch"].tolist() == [4] * 5
+    assert trials["step"].tolist() == [24] * 5
+    assert trials.loc[0, "compute_saved"] == 0
+    assert trials["dense_flops"].nunique() == 1
+    # Ranges are those of a run of 24 steps, which the baseline told.
+    assert trials["CAC_VAR_START_ITR"].dropna().max() <= 12
+    for _, row in trials.iterrows():
+        assert bool(row["compute_saved"] > 0) == bool(json.loads(row["stop_events"]))
+    folders = sorted((tmp_path / "results" / "s" / "ray" / "run-000").glob("trial-*"))
+    assert "epoch 3 done" in (folders[0] / "output.log").read_text()
+    rows = [json.loads(line) for line in (folders[1] / "result.json").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    again = tune_cac.search(script=f"{sys.executable} train.py 0.1", trials=1, name="s", concurrency=1)
+    assert len(again.trials) == 6
+
+
+@pytest.mark.usefixtures("one_ray")
+def test_a_shell_script_with_placeholders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.sh").write_text(
+        'awk -v t="$1" -v i="$2" \'BEGIN { s = t < 0 ? 0 : 1 - t; '
+        'printf "{\\"accuracy\\": %g, \\"step\\": 90, \\"executed_flops\\": %d}\\n", 0.9 - s / 10, 1000 * (1 - s) }\'\n'
+    )
+    command = "sh train.sh {CAC_VAR_START_THR} {CAC_VAR_START_ITR}"
+    found = tune_cac.search(script=command, trials=4, name="s", concurrency=1, allowed_drop=0.1)
+    trials = found.trials
+    assert trials["status"].tolist() == ["completed"] * 4
+    search = trials[trials["role"] != "baseline"]
+    # Restated against the baseline's 1000.
+    assert search["compute_saved"].tolist() == pytest.approx((1 - search["CAC_VAR_START_THR"]).tolist(), abs=1e-3)
+    assert found.best is not None
+    assert found.best["compute_saved"] == search["compute_saved"].max()
+
+
+@pytest.mark.usefixtures("one_ray")
+def test_a_script_that_crashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = main(["search", "--script", "echo loading; echo out of data >&2; exit 7", "--trials", "3", "--name", "s"])
+    assert code == 1
+    err = capsys.readouterr().err
+    assert (
+        "trial 0 failed: ScriptFailed: the script ended with exit code 7; its last lines: loading | out of data" in err
+    )
+    assert "the baseline failed, so nothing else was tried" in err
+    # Nobody knows how long a run is, so nothing else was tried.
+    assert len(analysis.load(tmp_path / "results" / "s")) == 1
+
+
+@pytest.mark.usefixtures("one_ray")
+def test_two_workers_in_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = tune_cac.search(
+        space="manual_layers", trials=2, epochs=3, workers_per_trial=2, name="s", controls=False, concurrency=1
+    )
+    trials = found.trials
+    assert trials["status"].tolist() == ["completed"] * 2, trials["error"].tolist()
+    assert trials["workers"].tolist() == [2, 2]
+    with TrainingRun(TrialConfig(method="none", epochs=3)) as run:
+        rows = [run.train_epoch() for _ in range(3)]
+    # Rows of a batch are dealt out, none twice: all workers together execute what one would.
+    assert trials.loc[0, "executed_flops"] == rows[-1]["executed_flops"]
+    assert trials.loc[0, "gradient_bytes"] == 2 * rows[-1]["gradient_bytes"]
+    assert trials.loc[0, "step"] == rows[-1]["step"]
+    assert trials.loc[0, "accuracy"] > 0.2
+    assert trials.loc[1, "compute_saved"] > 0
+
+
+def test_a_factory_in_the_working_directory(tune_cac_command: Run, tmp_path: Path) -> None:
+    write_factory(tmp_path)
+    done = tune_cac_command(
+        "search", "--workload", "own_project.training:make_workload", "--option", "batch=20", "--trials", "4", "--name",
+        "s", "--no-controls", "--concurrency", "1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    trials = analysis.load(tmp_path / "results" / "s")
+    assert trials["status"].tolist() == ["completed"] * 4
+    assert trials["step"].tolist() == [9] * 4
+    assert (tmp_path / "results" / "s" / "tree").is_dir()
+    report = (tmp_path / "results" / "s" / "report.md").read_text()
+    assert "own_project.training:make_workload" in report
+
+
+def test_images_from_parquet_and_folders_with_a_model_of_ones_own(tune_cac_command: Run, tmp_path: Path) -> None:
+    write_factory(tmp_path)
+    for split, count in (("train", 24), ("test", 9)):
+        labels = [number % 3 for number in range(count)]
+        write_parquet(tmp_path / "parquet" / f"{split}-00000.parquet", list(noise(count, 8)), labels)
+        write_folder(tmp_path / "folders" / split, list(noise(count, 8)), [f"class{label}" for label in labels])
+    for name in ("parquet", "folders"):
+        done = tune_cac_command(
+            "search", "--workload", "images", "--data", name, "--model", "own_project.training:small_model",
+            "--option", "batch_size=8", "--trials", "3", "--epochs", "2", "--name", f"{name}-study", "--no-controls",
+            "--concurrency", "1",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        trials = analysis.load(tmp_path / "results" / f"{name}-study")
+        assert trials["status"].tolist() == ["completed"] * 3
+    assert list((tmp_path / "results" / ".images").iterdir())  # decoded once, beside the results

@@ -1,0 +1,375 @@
+"""A real command as a child: its output as it comes, its end, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trainables.script.guard import descendants
+from trainables.script.process import LINE_CHARACTERS, ScriptProcess
+
+START = "with ScriptProcess({command!r}, environment=dict(os.environ), cwd=Path('.'), log=Path('log')) as script:\n"
+IMPORTS = "import os, signal, time\nfrom pathlib import Path\nfrom trainables.script.process import ScriptProcess\n"
+ROOT = Path(__file__).parents[3]
+
+
+def start(command: str, folder: Path, **environment: str) -> ScriptProcess:
+    return ScriptProcess(command, environment={**os.environ, **environment}, cwd=folder, log=folder / "log")
+
+
+def python(program: str) -> str:
+    """A command that runs a program without waiting for site-packages."""
+    return f"{shlex.quote(sys.executable)} -S -c {shlex.quote(program)}"
+
+
+def runs(process: int) -> bool:
+    """Whether there is such a process, and it is no zombie that its parent has yet to see."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Until it holds; a minute without is a failure on any machine."""
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_open() -> Iterator[None]:
+    """Neither files nor threads nor children of this process, whatever a test does."""
+    files, threads, children = os.listdir("/proc/self/fd"), threading.active_count(), descendants(os.getpid())
+    yield
+    assert len(os.listdir("/proc/self/fd")) == len(files)
+    assert threading.active_count() == threads
+    assert descendants(os.getpid()) == children
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo one; echo aside >&2; while [ ! -e go ]; do sleep 0.01; done; echo two",
+        python(
+            "import os, sys, time\nprint('one')\nprint('aside', file=sys.stderr)\n"
+            "while not os.path.exists('go'): time.sleep(0.01)\nprint('two')"
+        ),
+    ],
+)
+def test_lines_and_log_come_while_the_script_runs(command: str, tmp_path: Path) -> None:
+    with start(command, tmp_path) as script:
+        for line in script.lines():
+            assert line == "one"
+            break
+        assert script.returncode is None
+        wait_for(lambda: script.last_lines() == ["one", "aside"], "the log comes too")
+        (tmp_path / "go").touch()
+        assert list(script.lines()) == ["two"]  # goes on where the first loop left off
+        assert script.returncode == 0
+        assert script.last_lines() == ["one", "aside", "two"]
+
+
+@pytest.mark.parametrize(
+    ("command", "returncode"),
+    [
+        ("true", 0),
+        ("exit 3", 3),
+        ("exit 143", 143),  # told apart from SIGTERM
+        ("kill -TERM $$", -signal.SIGTERM),
+        ("kill -KILL $$", -signal.SIGKILL),
+        ("no-such-program-anywhere", 127),
+        ("echo 'unfinished", 2),
+        ("exec " + python("import os; os.abort()"), -signal.SIGABRT),
+    ],
+)
+def test_exit_status(command: str, returncode: int, tmp_path: Path) -> None:
+    with start(command, tmp_path) as script:
+        assert list(script.lines()) == []
+        assert script.returncode == returncode
+    assert script.returncode == returncode
+
+
+def test_a_background_child_that_keeps_stdout_holds_nobody_up(tmp_path: Path) -> None:
+    command = "sleep 1000 & echo $!; while :; do echo tick; sleep 0.05; done & echo $!; exit 4"
+    with start(command, tmp_path) as script:
+        lines = [line for line in script.lines() if line != "tick"]
+        assert script.returncode == 4
+    assert len(lines) == 2
+    assert not any(runs(int(line)) for line in lines)
+
+
+#: Prints the numbers of a child in a session of its own and of a daemon (double fork), deaf to SIGTERM if asked.
+STRAYS = """
+import os, signal, subprocess, sys, time
+if sys.argv[1] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid())
+print(subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL).pid)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.write(1, b"%d\\n" % os.getpid())
+    time.sleep(1000)
+print("ready")
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("ears", ["deaf", "hearing"])
+def test_close_ends_children_in_other_sessions_and_daemons(ears: str, tmp_path: Path) -> None:
+    (tmp_path / "strays.py").write_text(STRAYS)
+    with start(f"{shlex.quote(sys.executable)} -S strays.py {ears}; true", tmp_path) as script:
+        lines = [next(script.lines()) for _ in range(4)]
+        processes = [int(line) for line in lines if line != "ready"]
+        assert len({os.getsid(process) for process in processes}) == 3
+        assert all(runs(process) for process in processes)
+        script.close(grace_s=0.2)
+        assert not any(runs(process) for process in processes)
+        assert script.returncode == -signal.SIGTERM  # the shell around them
+        script.close()
+        assert list(script.lines()) == []
+
+
+def test_whatever_a_script_leaves_behind_is_ended_when_it_ends(tmp_path: Path) -> None:
+    command = "setsid sleep 1000 > /dev/null 2>&1 & echo $!; (sleep 1000 > /dev/null 2>&1 & echo $!)"
+    with start(command, tmp_path) as script:
+        processes = [int(line) for line in script.lines()]
+        assert script.returncode == 0
+        wait_for(lambda: not any(runs(process) for process in processes), "they end before close")
+    assert len(processes) == 2
+
+
+def test_sigterm_comes_first_and_a_script_can_say_goodbye(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'bye\\n'), os.write(2, b'sorry\\n'), os._exit(5)))\n"
+        "print('on')\n"
+        "time.sleep(1000)"
+    )
+    with start("exec " + python(program), tmp_path) as script:
+        assert next(script.lines()) == "on"
+    assert script.returncode == 5
+    assert script.last_lines() == ["on", "bye", "sorry"]
+
+
+def test_a_child_born_after_sigterm_has_its_own_when_its_parent_ends(tmp_path: Path) -> None:
+    """Else it would run for the whole grace, as what a shell was just about to start."""
+    program = """
+import os, signal, time
+def born(*_):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    if os.fork():
+        os._exit(5)
+    signal.sigwait([signal.SIGTERM])
+    os.write(1, b"told")
+    os._exit(0)
+signal.signal(signal.SIGTERM, born)
+print("on")
+time.sleep(1000)
+"""
+    with start("exec " + python(program), tmp_path) as script:
+        assert next(script.lines()) == "on"
+    assert script.returncode == 5
+    assert script.last_lines() == ["on", "told"]
+
+
+def test_what_a_script_runs_to_clean_up_is_left_to_it(tmp_path: Path) -> None:
+    """Also where its shell, a child of the guard as well, ends at once."""
+    program = """
+import os, signal, subprocess, time
+def clean(*_):
+    while os.getppid() == shell: time.sleep(0.01)
+    subprocess.run(["sh", "-c", "sleep 0.1; echo clean"])
+    os._exit(5)
+shell = os.getppid()
+signal.signal(signal.SIGTERM, clean)
+print("on")
+time.sleep(1000)
+"""
+    with start(python(program) + "; true", tmp_path) as script:
+        assert next(script.lines()) == "on"
+    assert script.returncode == -signal.SIGTERM
+    assert script.last_lines() == ["on", "clean"]
+
+
+def test_a_stopped_script_ends_too(tmp_path: Path) -> None:
+    with start("echo $$; kill -STOP $$; sleep 1000", tmp_path) as script:
+        process = int(next(script.lines()))
+        wait_for(lambda: Path(f"/proc/{process}/stat").read_text().split()[2] == "T", "it stops itself")
+    assert script.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_the_guard_ends_everything_when_our_process_is_killed(copies: bool, tmp_path: Path) -> None:
+    """Also where a forked copy of our process holds the pipes open."""
+    (tmp_path / "strays.py").write_text(STRAYS)
+    command = f"{shlex.quote(sys.executable)} -S strays.py hearing; true"
+    body = "    for line in script.lines():\n        print(line, flush=True)\n"
+    if copies:
+        body = "    print(os.fork() or time.sleep(1000), flush=True)\n" + body
+    parent = subprocess.Popen(
+        [sys.executable, "-c", IMPORTS + START.format(command=command) + body],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        assert parent.stdout is not None
+        copy = int(parent.stdout.readline()) if copies else None
+        lines = [parent.stdout.readline().strip() for _ in range(4)]
+        processes = [int(line) for line in lines if line != "ready"]
+        assert len(processes) == 3
+        guard = parent_of(parent_of(processes[0]))
+        wait_for(lambda: parent_of(processes[2]) == guard, "the daemon is the guard's child now")
+        parent.kill()
+        wait_for(lambda: not any(runs(process) for process in [*processes, guard]), "all end")
+        if copy is not None:
+            assert runs(copy)
+            os.kill(copy, signal.SIGKILL)
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_killing_our_direct_children_spares_the_script(tmp_path: Path) -> None:
+    """Ray does so when a worker exits, before or while the trial is closed; the guard must outlive that."""
+    before = descendants(os.getpid())
+    with start("echo $$; while [ ! -e go ]; do sleep 0.01; done; echo two", tmp_path) as script:
+        process = int(next(script.lines()))
+        assert descendants(os.getpid()) == before
+        guard = parent_of(process)
+        ours = os.getsid(0)
+        assert len({ours, os.getsid(guard), os.getsid(process)}) == 3  # a terminal's Ctrl-C reaches neither
+        (tmp_path / "go").touch()
+        assert list(script.lines()) == ["two"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_where_the_guard_itself_is_ended_the_script_ends(number: int, tmp_path: Path) -> None:
+    with start("echo $$; exec sleep 1000", tmp_path) as script:
+        process = int(next(script.lines()))
+        os.kill(parent_of(process), number)
+        assert list(script.lines()) == []
+        wait_for(lambda: not runs(process), "the script ends")
+        assert script.returncode == (-signal.SIGKILL if number == signal.SIGKILL else -signal.SIGTERM)
+
+
+def test_a_script_does_not_wait_for_a_slow_reader(tmp_path: Path) -> None:
+    line = "x" * 99
+    program = f"import sys\nfor _ in range(50_000): sys.stdout.write('{line}\\n')\nopen('done', 'w')"
+    with start(python(program), tmp_path, PYTHONUNBUFFERED="") as script:
+        wait_for((tmp_path / "done").exists, "5 MB are written while nobody reads")
+        wait_for(lambda: (tmp_path / "log").stat().st_size == 5_000_000, "the log has them")
+        assert list(script.lines()) == [line] * 50_000
+
+
+def test_more_than_is_held_back_arrives_whole(tmp_path: Path) -> None:
+    """Beyond what the guard holds the script waits; its last words are not lost with a reader that comes late."""
+    program = "import os\nfor n in range(250): os.write(1, b'%0*d\\n' % (99_999, n))"
+    with start(python(program), tmp_path) as script:
+        wait_for(lambda: (tmp_path / "log").stat().st_size > 16 * 2**20, "until the guard is full")
+        time.sleep(0.1)  # would it take more, it had time to
+        assert (tmp_path / "log").stat().st_size < 17 * 2**20
+        assert [int(line.lstrip("0") or "0") for line in script.lines()] == list(range(250))
+        assert script.returncode == 0
+
+
+def test_a_reader_that_goes_away_lets_the_script_run_into_its_end(tmp_path: Path) -> None:
+    with start("echo one; while :; do echo more; done", tmp_path) as script:
+        assert next(script.lines()) == "one"
+    assert script.returncode == -signal.SIGTERM
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    with start(r"printf 'a\377b\303\n\303\244'; printf '\377\n' >&2", tmp_path) as script:
+        assert list(script.lines()) == ["a\ufffdb\ufffd", "ä"]
+    assert (tmp_path / "log").read_bytes().count(b"\xff") == 2
+
+
+def test_a_long_line_is_cut(tmp_path: Path) -> None:
+    program = "import os; os.write(1, b'x' * 3_000_000 + b'\\nnext\\n')"
+    with start(python(program), tmp_path) as script:
+        assert list(script.lines()) == ["x" * LINE_CHARACTERS, "next"]
+
+
+def test_a_traceback_comes_last_in_the_log(tmp_path: Path) -> None:
+    program = "for n in range(5): print(n)\nraise ValueError('too bad')"
+    with start(python(program), tmp_path) as script:
+        assert list(script.lines()) == list("01234")
+        assert script.returncode == 1
+        assert script.last_lines()[:5] == list("01234")
+        assert script.last_lines()[-1] == "ValueError: too bad"
+        assert script.last_lines(1) == ["ValueError: too bad"]
+
+
+def test_the_log_goes_on_but_last_lines_are_this_scripts(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("of an earlier trial\n")
+    with start("echo here; echo there >&2", tmp_path) as script:
+        assert list(script.lines()) == ["here"]
+        assert script.last_lines() == ["here", "there"]
+    assert (tmp_path / "log").read_text() == "of an earlier trial\nhere\nthere\n"
+
+
+def test_the_script_has_the_environment_given_and_no_other(tmp_path: Path) -> None:
+    def names(**environment: str) -> dict[str, str]:
+        command = "tr '\\0' '\\n' < /proc/$$/environ"
+        with ScriptProcess(command, environment=environment, cwd=tmp_path, log=tmp_path / "log") as script:
+            return dict(line.split("=", 1) for line in script.lines())
+
+    path = os.environ["PATH"]
+    assert names(PATH=path, CAC_X="1 2") == {"PATH": path, "CAC_X": "1 2", "PYTHONUNBUFFERED": "1"}
+    given = {"PATH": path, "PYTHONUNBUFFERED": "", "LC_CTYPE": "C"}
+    assert names(**given) == given
+
+
+def test_stdin_is_empty_and_only_standard_files_are_open(tmp_path: Path) -> None:
+    with start("cat; ls /proc/$$/fd", tmp_path) as script:
+        numbers = [int(line) for line in script.lines()]
+    assert [number for number in numbers if number < 10] == [0, 1, 2]  # a shell keeps its own from 10 on
+
+
+def test_signals_are_handled_as_in_any_process(tmp_path: Path) -> None:
+    """Whatever this process blocks, and though Python ignores SIGPIPE: without it `yes | head` would not end."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGCHLD, signal.SIGTERM])
+    try:
+        with start("exec grep -E 'Sig(Blk|Ign)' /proc/self/status", tmp_path) as script:
+            blocked, ignored = [int(line.split()[1], 16) for line in script.lines()]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    assert blocked == 0
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        assert not ignored >> (number - 1) & 1
+
+
+def test_close_from_another_thread_ends_the_loop(tmp_path: Path) -> None:
+    with start("echo on; sleep 1000", tmp_path) as script:
+        assert next(script.lines()) == "on"
+        closing = threading.Thread(target=script.close)
+        closing.start()
+        assert list(script.lines()) == []
+        closing.join()
+        assert script.returncode == -signal.SIGTERM
+
+
+def test_what_cannot_be_started(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ScriptProcess("true", environment={}, cwd=tmp_path / "none", log=tmp_path / "log")
+    with pytest.raises(FileNotFoundError):
+        ScriptProcess("true", environment={}, cwd=tmp_path, log=tmp_path / "none" / "log")
+    with pytest.raises(OSError, match="too long"):
+        ScriptProcess("true #" + "x" * 10**6, environment={}, cwd=tmp_path, log=tmp_path / "log")

@@ -1,0 +1,165 @@
+"""A trial trained by a command: real processes, and what is said of those that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainables.config import TrialConfig
+from trainables.errors import TrainingDiverged, UserError
+from trainables.metrics import ROW
+from trainables.script.run import LOG_FILE, RUN_FACTS, ScriptFailed, ScriptRun, check_command, placeholders
+from trainables.workloads import build
+
+
+def config(command: str, cwd: Path, **more: Any) -> TrialConfig:
+    return TrialConfig(workload="script", workload_options=(f"command={command}", f"cwd={cwd}"), epochs=1, **more)
+
+
+def rows_of(command: str, cwd: Path, **more: Any) -> list[dict[str, Any]]:
+    run = ScriptRun(config(command, cwd, **more), cwd)
+    try:
+        rows = []
+        while not run.finished:
+            rows.append(run.train_epoch())
+        return rows
+    finally:
+        run.close()
+
+
+def test_lines_of_a_shell_script_become_rows(tmp_path: Path) -> None:
+    command = (
+        """echo training; echo '{"accuracy": 0.5, "step": 10, "loss": 2, "compute_saved": 0.25}'; echo noise >&2; """
+        """echo '{"accuracy": 0.75, "step": 20, "test_accuracy": 0.7, "compute_saved": 0.5}'"""
+    )
+    rows = rows_of(command, tmp_path)
+    assert [row["accuracy"] for row in rows] == [0.5, 0.75]
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert [row["step"] for row in rows] == [10, 20]
+    assert [row["compute_saved"] for row in rows] == [0.25, 0.5]
+    assert rows[0]["train_loss"] == 2
+    assert rows[1]["test_accuracy"] == 0.7
+    assert rows[1]["executed_flops"] is None
+    assert {metric.name for metric in ROW} | {RUN_FACTS} == set(rows[0])
+    assert json.loads(rows[1][RUN_FACTS])["total_steps"] == 20
+    log = (tmp_path / LOG_FILE).read_text()
+    assert "training" in log
+    assert "noise" in log
+
+
+def test_flops_that_a_script_counted_itself(tmp_path: Path) -> None:
+    row = rows_of("""echo '{"accuracy": 1, "executed_flops": 75, "dense_flops": 100}'""", tmp_path)[-1]
+    assert (row["compute_saved"], row["executed_flops"], row["dense_flops"]) == (0.25, 75, 100)
+    row = rows_of("""echo '{"accuracy": 1, "executed_flops": 75}'""", tmp_path)[-1]
+    assert (row["executed_flops"], row["dense_flops"]) == (75, 75)  # against the baseline's, when that is known
+
+
+def test_variables_and_placeholders_reach_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAC_VAR_MT_THR", "0.1")  # of whoever started the search
+    shown = tmp_path / "shown.json"
+    (tmp_path / "show.py").write_text(
+        "import json, os, sys\n"
+        f"json.dump([dict(os.environ), sys.argv[1:], os.getcwd()], open({str(shown)!r}, 'w'))\n"
+        """print('{"accuracy": 1, "compute_saved": 0}')\n"""
+    )
+    command = f"{sys.executable} show.py {{CAC_VAR_START_THR}} {{CAC_STOP_LAYER_NUM}} {{seed}} {{{{x}}}}"
+    rows_of(command, tmp_path, seed=3, CAC_VAR_START_THR=0.97, CAC_VAR_START_ITR=7)
+    environment, arguments, folder = json.loads(shown.read_text())
+    assert arguments == ["0.97", "", "3", "{x}"]
+    assert environment["CAC_VAR_START_THR"] == "0.97"
+    assert environment["CAC_VAR_START_ITR"] == "7"
+    assert environment["CAC_VAR_MT_THR"] == "0.96"
+    assert environment["TUNE_CAC_SEED"] == "3"
+    assert environment["TUNE_CAC_TRIAL_DIR"] == str(tmp_path)
+    assert folder == str(tmp_path)
+    rows_of(command, tmp_path, method="none")
+    environment, arguments, _ = json.loads(shown.read_text())
+    assert environment["CAC_VAR_START_THR"] == arguments[0] == "-1"  # the baseline is switched off
+
+
+def test_a_script_with_our_optimizer_reports_what_it_saved(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, torch, tune_cac as cac\n"
+        "torch.manual_seed(int(os.environ['TUNE_CAC_SEED']))\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))\n"
+        "optimizer = cac.gradskip.SGD(net.parameters(), lr=0.1, model=net)\n"
+        "for step in range(12):\n"
+        "    optimizer.zero_grad()\n"
+        "    torch.nn.functional.cross_entropy(net(torch.rand(5, 4)), torch.randint(0, 3, (5,))).backward()\n"
+        "    optimizer.step()\n"
+        "    if step % 6 == 5:\n"
+        "        cac.report(accuracy=step / 100)\n"
+    )
+    rows = rows_of(f"{sys.executable} train.py", tmp_path, CAC_STOP_LAYER_NUM=(1,), CAC_STOP_LAYER_ITR=(3,))
+    forward = 2 * 5 * (32 + 24)
+    dense = forward + forward + 2 * 5 * 24  # the first layer's input needs no gradient
+    stopped = forward + 2 * 5 * 24
+    assert [row["accuracy"] for row in rows] == [0.05, 0.11]
+    assert rows[-1]["dense_flops"] == 12 * dense
+    assert rows[-1]["executed_flops"] == 4 * dense + 8 * stopped
+    assert rows[-1]["compute_saved"] == pytest.approx(1 - (4 * dense + 8 * stopped) / (12 * dense))
+    assert rows[-1]["stopped_through"] == 1
+    assert json.loads(rows[-1]["stop_events"])[0]["iteration"] == 3
+    facts = json.loads(rows[-1][RUN_FACTS])
+    assert facts["total_steps"] == 12
+    assert facts["layer_names"] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert rows[-1]["peak_memory_bytes"] > 10**6
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("echo hello; echo bad >&2; exit 3", r"ended with exit code 3; its last lines: hello \| bad"),
+        ("exit 3", "ended with exit code 3; it printed nothing"),
+        ("kill -9 $$", "was ended by signal 9"),
+        ("echo no metrics here", r"printed no metric: call tune_cac.report.*no metrics here"),
+        ("""echo '{"accuracy": 0.5}'""", "tells nothing of what it computed"),
+        ("""echo '{"accuracy": "high"}'""", "accuracy must be a number, got 'high'"),
+        ("no-such-program-at-all", "exit code 127.*no-such-program-at-all"),
+    ],
+)
+def test_a_failing_script_fails_with_its_last_lines(tmp_path: Path, command: str, message: str) -> None:
+    import re
+
+    with pytest.raises(ScriptFailed) as told:
+        rows_of(command, tmp_path)
+    assert re.search(message, str(told.value), re.DOTALL), str(told.value)
+
+
+def test_a_diverged_script_is_told_as_one(tmp_path: Path) -> None:
+    with pytest.raises(TrainingDiverged, match="the accuracy is nan in report 1"):
+        rows_of("""echo '{"accuracy": NaN, "compute_saved": 0}'""", tmp_path)
+
+
+def test_closing_ends_the_script_and_its_children(tmp_path: Path) -> None:
+    command = """sleep 60 & echo $! > child; echo $$ > parent; echo '{"accuracy": 1, "compute_saved": 0}'; """
+    command += """echo '{"accuracy": 1, "compute_saved": 0}'; sleep 60"""
+    run = ScriptRun(config(command, tmp_path), tmp_path)
+    run.train_epoch()  # the second report has come
+    pids = [int((tmp_path / name).read_text()) for name in ("child", "parent")]
+    run.close()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert os.getpid()
+
+
+def test_what_a_script_cannot_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="workload script needs a command: give --script"):
+        TrialConfig(workload="script")
+    with pytest.raises(UserError, match="unknown option of workload script 'comand': did you mean 'command'"):
+        TrialConfig(workload="script", workload_options=("comand=x", "command=y"))
+    with pytest.raises(UserError, match="unknown placeholder 'CAC_VAR_STRT_THR': did you mean 'CAC_VAR_START_THR'"):
+        check_command(config("train {CAC_VAR_STRT_THR}", tmp_path))
+    with pytest.raises(UserError, match="--workers-per-trial must be 1 with --script, got 2"):
+        check_command(config("train", tmp_path, workers=2))
+    with pytest.raises(UserError, match="workload script is a command of yours, which only a search runs"):
+        build("script", ("command=x",))
+    assert placeholders(config("x", tmp_path), tmp_path)["CAC_VAR_SAMPLES"] == 200

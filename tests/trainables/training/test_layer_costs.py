@@ -1,0 +1,386 @@
+"""FLOPs by layer: closed forms, the cost table's totals, and what the table says when one layer alone stands still.
+
+Shapes: images (B, C, H, W); sequences (B, T, E).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import ConstantLR, LRScheduler
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainables.training.cost import CostTable
+from trainables.training.layer_costs import (
+    OUTSIDE,
+    LayerCost,
+    layer_costs,
+    on_meta,
+    owned_numbers,
+    saved_shares,
+    spread,
+)
+from trainables.workloads.base import Batch, Workload
+from trainables.workloads.digits import Digits
+
+B = 4
+
+
+class SquaredOutput(Workload):
+    """Any model; the loss is the mean square of what it returns."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return 1
+
+    def make_model(self) -> nn.Module:
+        raise NotImplementedError
+
+    def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+        return SGD(named_parameters, lr=0.1)
+
+    def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
+        return ConstantLR(optimizer)
+
+    def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        output = model(*batch)
+        return (output["out"] if isinstance(output, dict) else output).square().mean()
+
+    def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
+        raise NotImplementedError
+
+
+class Residual(nn.Module):
+    """Residual connections, ReLUs in place, and a shortcut that is registered before what runs before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shortcut = nn.Conv2d(6, 10, 1, stride=2)
+        self.stem = nn.Conv2d(3, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.conv1 = nn.Conv2d(6, 6, 3, padding=1)
+        self.conv2 = nn.Conv2d(6, 10, 3, stride=2, padding=1, bias=False)
+        self.relu = nn.ReLU(inplace=True)
+        self.head = nn.Linear(10, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.norm(self.stem(x)))
+        x = self.relu(self.conv1(x) + x)
+        x = F.relu_(self.conv2(x) + self.shortcut(x))
+        return self.head(x.mean((2, 3)))
+
+
+class CalledTwice(nn.Module):
+    """One linear layer at two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(7, 6)
+        self.again = nn.Linear(6, 6)
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.again(F.relu_(self.again(self.first(x)))))
+
+
+class Functional(nn.Module):
+    """The model itself uses a layer's weight without calling it, and multiplies on its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.first(x)
+        scores = x @ x.transpose(1, 2)
+        x = F.linear(scores @ x, self.first.weight)
+        return {"out": self.second(x)}
+
+
+class Tied(nn.Module):
+    """The output layer has the embedding's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.output = nn.Linear(8, 11)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.output(self.encoder(self.embedding(tokens)))
+
+
+class Recomputed(nn.Module):
+    """Activation checkpointing: the backward pass runs the middle once more."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.middle = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 6))
+        self.last = nn.Linear(6, 6)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = checkpoint(self.middle, x, use_reentrant=self.reentrant)
+        return self.last(x)
+
+
+def images() -> Batch:
+    return (torch.zeros(B, 3, 8, 8),)
+
+
+def sequences(width: int) -> Batch:
+    return (torch.zeros(B, 5, width),)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
+    "residual": (Residual, images()),
+    "called twice": (CalledTwice, sequences(7)),
+    "functional": (Functional, sequences(6)),
+    "tied": (Tied, (torch.zeros(B, 5, dtype=torch.int64),)),
+    "recomputed": (lambda: Recomputed(False), sequences(6)),
+    "recomputed, reentrant": (lambda: Recomputed(True), sequences(6)),
+    "parametrised": (
+        lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(6, 6)), nn.Linear(6, 2)), sequences(6)
+    ),
+    "recurrent": (lambda: nn.Sequential(nn.Linear(6, 4), LastState()), sequences(6)),
+    "without weights": (lambda: nn.Sequential(nn.PReLU()), sequences(6)),
+}  # fmt: skip
+
+
+class LastState(nn.GRU):
+    """A recurrent layer that returns its outputs alone."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0]
+
+
+def costs_of(name: str) -> tuple[dict[str, LayerCost], nn.Module, Batch]:
+    make, batch = MODELS[name]
+    model = make()
+    found = layer_costs(SquaredOutput(name), model, batch)
+    assert found[-1].name == OUTSIDE
+    assert found[-1].numbers == ()
+    return {cost.name: cost for cost in found}, model, batch
+
+
+def counted_here(model: nn.Module, batch: Batch) -> tuple[int, int]:
+    """The plain counter on the model itself: forward, backward."""
+    with FlopCounterMode(display=False) as forward:
+        loss = SquaredOutput("any").loss(model, batch)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sums_are_what_the_real_device_computes(name: str) -> None:
+    costs, model, batch = costs_of(name)
+    forward, backward = counted_here(model.train(), batch)
+    assert sum(cost.forward_flops for cost in costs.values()) == forward
+    assert sum(cost.backward_flops for cost in costs.values()) == backward
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_sums_are_the_cost_tables(name: str) -> None:
+    costs, model, batch = costs_of(name)
+    dense = CostTable(SquaredOutput(f"layer costs: {name}"), model).dense_step(batch)
+    assert sum(cost.forward_flops for cost in costs.values()) == dense.forward_flops
+    assert sum(cost.backward_flops for cost in costs.values()) == dense.backward_flops
+
+
+def conv_flops(conv: nn.Conv2d, size: int) -> int:
+    """2 * B * C_out * H_out * W_out * C_in / groups * k^2 multiplications and additions."""
+    (k, _), out = conv.kernel_size, size // conv.stride[0]
+    return 2 * B * conv.out_channels * out * out * conv.in_channels // conv.groups * k * k
+
+
+def test_convolutions_have_the_closed_form() -> None:
+    """An input and a weight gradient each, as dear as the forward pass; the first layer's input needs none."""
+    costs, model, _ = costs_of("residual")
+    forward = {name: conv_flops(getattr(model, name), 8) for name in ("shortcut", "stem", "conv1", "conv2")}
+    forward |= {"head": 2 * B * 10 * 5, "norm": 0, OUTSIDE: 0}
+    assert {name: cost.forward_flops for name, cost in costs.items()} == forward
+    backward = {name: (1 if name == "stem" else 2) * flops for name, flops in forward.items()}
+    assert {name: cost.backward_flops for name, cost in costs.items()} == backward
+    assert {name: cost.numbers for name, cost in costs.items()} == {
+        "shortcut": (0, 1), "stem": (2, 3), "norm": (4, 5), "conv1": (6, 7), "conv2": (8,), "head": (9, 10), OUTSIDE: ()
+    }  # fmt: skip
+
+
+def test_a_frozen_front_costs_nothing_backward() -> None:
+    model = Residual()
+    for module in (model.stem, model.norm):
+        module.requires_grad_(False)
+    costs = {cost.name: cost for cost in layer_costs(SquaredOutput("frozen"), model, images())}
+    conv1 = conv_flops(model.conv1, 8)
+    assert costs["stem"].backward_flops == 0
+    assert costs["stem"].forward_flops == conv_flops(model.stem, 8)
+    assert costs["conv1"].backward_flops == conv1  # its input needs no gradient any more
+    assert costs["conv2"].backward_flops == 2 * conv_flops(model.conv2, 8)
+
+
+@pytest.mark.parametrize("name", ["residual", "called twice"])
+def test_a_layers_backward_is_twice_what_its_weight_alone_costs(name: str) -> None:
+    """Independent of any attribution: hold one weight still and see what the whole step no longer costs."""
+    costs, model, batch = costs_of(name)
+    _, dense = counted_here(model, batch)
+    first = {"residual": "stem", "called twice": "first"}[name]
+    for layer, module in model.named_children():
+        if not isinstance(module, (nn.Conv2d, nn.Linear)):
+            continue
+        module.weight.requires_grad_(False)
+        without = counted_here(model, batch)[1]
+        module.weight.requires_grad_(True)
+        gradients = 1 if layer == first else 2
+        assert costs[layer].backward_flops == gradients * (dense - without) > 0
+
+
+def test_a_layer_called_twice_has_both_calls() -> None:
+    costs, _, _ = costs_of("called twice")
+    once = 2 * B * 5 * 6 * 6
+    assert costs["again"].forward_flops == 2 * once
+    assert costs["again"].backward_flops == 4 * once
+
+
+def test_what_the_caller_computes_is_outside() -> None:
+    costs, _, _ = costs_of("functional")
+    layer, product = 2 * B * 5 * 6 * 6, 2 * B * 5 * 5 * 6
+    assert costs["first"].forward_flops == costs["second"].forward_flops == layer
+    assert costs["first"].backward_flops == layer  # the first's input needs no gradient
+    assert costs["second"].backward_flops == 2 * layer
+    assert costs[OUTSIDE].forward_flops == 2 * product + layer
+    assert costs[OUTSIDE].backward_flops == 4 * product + 2 * layer
+
+
+def test_attention_is_its_modules_and_a_shared_weight_has_one_number() -> None:
+    """torch's attention uses its output projection without calling it: that is in the row of the attention itself."""
+    costs, model, _ = costs_of("tied")
+    names = [name for name, _ in model.named_parameters()]
+    tokens = 2 * B * 5
+    assert names[0] == "embedding.weight"
+    assert "output.weight" not in names
+    assert costs["output"].numbers == (0, names.index("output.bias"))
+    assert costs["embedding"].numbers == (0,)
+    assert costs["embedding"].forward_flops == 0
+    assert costs["output"].forward_flops == tokens * 8 * 11
+    assert costs["encoder.linear1"].forward_flops == costs["encoder.linear2"].forward_flops == tokens * 8 * 16
+    assert costs["encoder.self_attn"].forward_flops == tokens * 8 * (3 * 8 + 8) + 2 * tokens * 5 * 8
+    assert costs["encoder.self_attn.out_proj"].forward_flops == 0
+    for name in ("output", "encoder.linear1", "encoder.linear2", "encoder.self_attn"):
+        assert costs[name].backward_flops == 2 * costs[name].forward_flops
+    assert costs[OUTSIDE].forward_flops == 0
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_computed_again_is_the_layers_backward(reentrant: bool) -> None:
+    costs, _, _ = costs_of("recomputed, reentrant" if reentrant else "recomputed")
+    plain = 2 * B * 5 * 6 * 6
+    middle = 2 * B * 5 * 6 * 9
+    assert costs["first"].backward_flops == plain
+    assert costs["last"].backward_flops == 2 * plain
+    assert costs["middle.0"].backward_flops == 3 * middle
+    # Recomputation without reentry ends as soon as all that was kept is there: the last product is not made again.
+    assert costs["middle.2"].backward_flops == (3 if reentrant else 2) * middle
+    assert costs[OUTSIDE] == LayerCost(name=OUTSIDE, numbers=(), forward_flops=0, backward_flops=0)
+
+
+def test_a_parametrised_weight_is_its_layers() -> None:
+    costs, model, _ = costs_of("parametrised")
+    assert [name for name, _ in model.named_parameters()][1] == "0.parametrizations.weight.original"
+    assert costs["0"].numbers == (0, 1)
+    assert set(costs) == {"0", "1", OUTSIDE}
+    assert costs["0"].forward_flops > 2 * B * 5 * 6 * 6  # the map to an orthogonal matrix, too
+    assert costs[OUTSIDE].forward_flops == costs[OUTSIDE].backward_flops == 0
+
+
+def test_digits_and_its_untouched_model() -> None:
+    workload = Digits()
+    model = workload.make_model()
+    batch = next(workload.train_batches(0, 0))
+    before, generator = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    found = layer_costs(workload, model.eval(), batch)
+    dense = CostTable(workload, model).dense_step(batch)
+    assert sum(cost.forward_flops for cost in found) == dense.forward_flops
+    assert sum(cost.backward_flops for cost in found) == dense.backward_flops
+    assert found[0].backward_flops == found[0].forward_flops == 2 * 64 * 8 * 16 * 16 * 9
+    assert not model.training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert torch.equal(generator, torch.get_rng_state())
+
+
+def test_a_copy_on_the_meta_device_shares_what_the_model_shares() -> None:
+    model = Tied()
+    model.encoder.linear1.weight.requires_grad_(False)
+    found = on_meta(model)
+    assert isinstance(found, Tied)
+    assert found.output.weight is found.embedding.weight
+    assert {p.device.type for p in found.parameters()} == {"meta"}
+    assert [n for n, _ in found.named_parameters()] == [n for n, _ in model.named_parameters()]
+    assert [p.requires_grad for p in found.parameters()] == [p.requires_grad for p in model.parameters()]
+    assert model.output.weight.device.type == "cpu"
+
+
+def test_owners_come_in_the_order_of_their_first_numbers() -> None:
+    assert owned_numbers(Tied()) == {
+        "embedding": (0,),
+        "output": (0, 13),
+        "encoder.self_attn": (1, 2),
+        "encoder.self_attn.out_proj": (3, 4),
+        "encoder.linear1": (5, 6),
+        "encoder.linear2": (7, 8),
+        "encoder.norm1": (9, 10),
+        "encoder.norm2": (11, 12),
+    }
+
+
+def test_what_is_saved_is_what_the_model_itself_no_longer_computes() -> None:
+    """The shortcut is registered first and runs late: stopping it alone ends no backward pass."""
+    model = Residual()
+    model.norm.bias.requires_grad_(False)
+    forward, dense = counted_here(model, images())
+    expected = {}
+    for end in (1, 5, 7, 8):
+        for parameter in list(model.parameters())[: end + 1]:
+            parameter.requires_grad_(False)
+        expected[end] = 1 - (forward + counted_here(model, images())[1]) / (forward + dense)
+    model.requires_grad_(True)
+    model.norm.bias.requires_grad_(False)
+    assert saved_shares(SquaredOutput("saved"), model, images()) == pytest.approx(expected, rel=1e-12)
+    assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["norm.bias"]
+    some = saved_shares(SquaredOutput("saved"), model, images(), most=2)
+    assert some == {1: None, 5: pytest.approx(expected[5]), 7: None, 8: pytest.approx(expected[8])}
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 100])
+@pytest.mark.parametrize("most", [1, 3, 16])
+def test_some_of_the_values_are_spread_over_all(count: int, most: int) -> None:
+    values = [10 * number for number in range(count)]
+    found = spread(values, most)
+    assert len(found) == min(count, most)
+    assert found == sorted(set(found))
+    assert found[-1] == values[-1]
+    gaps = [(b - a) // 10 for a, b in zip([-10, *found], found, strict=False)]
+    assert max(gaps) - min(gaps) <= 1

@@ -1,0 +1,211 @@
+"""Models are those of their papers: sizes, multiply-adds, names, initial weights."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainables.errors import UserError
+from trainables.gradskip.forward_chain import resolve_chain
+from trainables.workloads.models import MODELS, build_model
+from trainables.workloads.models.resnet import BasicBlock, Bottleneck
+from trainables.workloads.models.resnet_cifar import Block, PaddedShortcut
+
+#: Classes, side in pixels, parameters, multiply-adds in billions: as published (He et al. 2016; torchvision's tables).
+PUBLISHED = {
+    "resnet20": (10, 32, 269_722, 0.0408),
+    "resnet56": (10, 32, 853_018, 0.1265),
+    "resnet18": (1000, 224, 11_689_512, 1.814),
+    "resnet50": (1000, 224, 25_557_032, 4.089),
+    "alexnet": (1000, 224, 61_100_840, 0.714),
+    "vgg16": (1000, 224, 138_357_544, 15.47),
+}
+
+
+def on_meta(name: str, classes: int, image_size: int | None = None, channels: int = 3) -> nn.Module:
+    """The model without numbers: large ones cost neither time nor memory."""
+    with torch.device("meta"):
+        return build_model(name, classes, image_size, channels)
+
+
+def images(size: int, channels: int = 3) -> Tensor:
+    return torch.empty(2, channels, size, size, device="meta")
+
+
+def test_all_models_are_compared_with_published_numbers() -> None:
+    assert set(PUBLISHED) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_and_multiply_adds_are_the_published_ones(name: str) -> None:
+    classes, size, parameters, billions = PUBLISHED[name]
+    model = on_meta(name, classes)
+    assert MODELS[name].image_size == size
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    with FlopCounterMode(display=False) as counter:
+        scores = model(images(size))
+    assert scores.shape == (2, classes)
+    # The figures of the two small ones count a multiply-add for each output of a norm as well.
+    assert counter.get_total_flops() / 2 / 2 == pytest.approx(billions * 1e9, rel=0.01)
+
+
+def test_resnet20_multiply_adds_by_hand() -> None:
+    by_hand = 432 * 32**2 + 6 * 2304 * 32**2 + (4608 + 5 * 9216) * 16**2 + (18432 + 5 * 36864) * 8**2 + 640
+    with FlopCounterMode(display=False) as counter:
+        on_meta("resnet20", 10)(images(32))
+    assert counter.get_total_flops() == 2 * 2 * by_hand
+
+
+def test_alexnet_weights_without_biases_are_the_published_count() -> None:
+    assert sum(p.numel() for p in on_meta("alexnet", 1000).parameters() if p.dim() > 1) == 61_090_496
+
+
+@pytest.mark.parametrize(
+    ("build", "channels"),
+    [
+        (lambda: Block(3, 6, stride=2), 3),
+        (lambda: Block(4, 4, stride=1), 4),
+        (lambda: BasicBlock(3, 4, stride=2), 3),
+        (lambda: BasicBlock(4, 4, stride=1), 4),
+        (lambda: Bottleneck(3, 2, stride=2), 3),
+        (lambda: Bottleneck(8, 2, stride=1), 8),
+        (lambda: build_model("resnet20", 3), 3),
+        (lambda: features("alexnet"), 3),
+        (lambda: features("vgg16"), 3),
+    ],
+)
+def test_activations_in_place_change_no_gradient(build: Callable[[], nn.Module], channels: int) -> None:
+    torch.manual_seed(0)
+    model = build()
+    plain = copy.deepcopy(model)
+    activations = [module for module in plain.modules() if isinstance(module, nn.ReLU)]
+    assert all(module.inplace for module in activations)
+    for module in activations:
+        module.inplace = False
+    x = torch.randn(2, channels, 64, 64)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    for each, given in zip((model, plain), inputs, strict=True):
+        each(given).square().sum().backward()
+    assert torch.equal(inputs[0].grad, inputs[1].grad)
+    for (path, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad), path
+        assert bool(ours.grad.any()), path
+
+
+def features(name: str) -> nn.Module:
+    """A model's convolutions: the 10^8 weights of its classifier have no activation of another kind."""
+    convolutions = on_meta(name, 3).features.to_empty(device="cpu")
+    for module in convolutions.modules():
+        if isinstance(module, nn.Conv2d):
+            module.reset_parameters()
+    return convolutions
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet18", "alexnet", "vgg16"])
+def test_models_are_chains_that_a_forward_cache_can_cut(name: str) -> None:
+    model = on_meta(name, 10)
+    _, names = resolve_chain(model, None)
+    y: Tensor = images(MODELS[name].image_size)
+    for part in names:
+        y = model.get_submodule(part)(y)
+    assert y.shape == (2, 10)
+
+
+#: First digits of the SHA-256 of the lines "name [shape]" of torchvision's state_dict, 0.29.2, with 1000 classes.
+TORCHVISION = {
+    "resnet18": "66b04efc1dfd4b80",
+    "resnet50": "614cd53ddf849669",
+    "alexnet": "23c3b8d4a3e86dc8",
+    "vgg16": "8a41c838cadbc3e0",
+}
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_names_shapes_and_order_are_those_of_torchvision(name: str) -> None:
+    lines = [f"{path} {list(value.shape)}" for path, value in on_meta(name, 1000).state_dict().items()]
+    assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == TORCHVISION[name]
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet56"])
+def test_names_of_the_small_residual_networks(name: str) -> None:
+    blocks = (int(name.removeprefix("resnet")) - 2) // 6
+    weights = ["conv1.weight", "bn1.weight", "bn1.bias"]
+    for stage in (1, 2, 3):
+        for block in range(blocks):
+            for number in (1, 2):
+                at = f"layer{stage}.{block}"
+                weights += [f"{at}.conv{number}.weight", f"{at}.bn{number}.weight", f"{at}.bn{number}.bias"]
+    assert [path for path, _ in on_meta(name, 10).named_parameters()] == [*weights, "fc.weight", "fc.bias"]
+
+
+def test_a_bottleneck_halves_the_image_in_its_3x3_convolution() -> None:
+    strides = {
+        path: module.stride[0]
+        for path, module in on_meta("resnet50", 10).named_modules()
+        if isinstance(module, nn.Conv2d) and module.stride != (1, 1)
+    }
+    halving = {f"layer{stage}.0.{conv}": 2 for stage in (2, 3, 4) for conv in ("conv2", "downsample.0")}
+    assert strides == {"conv1": 2, **halving}
+    assert Bottleneck(8, 4, stride=2)(torch.zeros(2, 8, 7, 7)).shape == (2, 16, 4, 4)
+
+
+@pytest.mark.parametrize("side", [7, 8])
+def test_option_a_is_subsampling_and_zero_channels(side: int) -> None:
+    x = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    expected = torch.zeros(2, 8, (side + 1) // 2, (side + 1) // 2)
+    for row in range(0, side, 2):
+        for column in range(0, side, 2):
+            expected[:, :3, row // 2, column // 2] = x[:, :, row, column]
+    assert torch.equal(PaddedShortcut(3, 8, stride=2)(x), expected)
+    block = Block(3, 8, stride=2)
+    nn.init.zeros_(block.bn2.weight)  # the convolutions' branch adds nothing
+    assert torch.equal(block(x), expected.relu())
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet18"])
+def test_initial_weights_are_drawn_from_the_global_generator_with_he_fan_out(name: str) -> None:
+    torch.manual_seed(3)
+    first = build_model(name, 10)
+    torch.manual_seed(3)
+    again = build_model(name, 10)
+    other = build_model(name, 10)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(next(first.parameters()), next(other.parameters()))
+    for path, module in first.named_modules():
+        if isinstance(module, nn.Conv2d) and module.weight.numel() > 5000:
+            fan_out = module.out_channels * module.kernel_size[0] * module.kernel_size[1]
+            assert float(module.weight.detach().std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.03), path
+        if isinstance(module, nn.BatchNorm2d):
+            assert bool((module.weight == 1).all()), path
+            assert bool((module.bias == 0).all()), path
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet18", "alexnet", "vgg16"])
+def test_the_least_image_size_is_the_least_that_runs(name: str) -> None:
+    least = MODELS[name].least_image_size
+    assert on_meta(name, 10, least, 1)(images(least, 1)).shape == (2, 10)
+    with pytest.raises(UserError, match=rf"image_size of model {name} must be .* at least {least}, got {least - 1}$"):
+        build_model(name, 10, least - 1)
+    with pytest.raises((RuntimeError, ValueError)):
+        on_meta(name, 10)(images(least - 1))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"name": "resnet19"}, r"unknown model 'resnet19': did you mean 'resnet1?\d'\? Valid: alexnet, package\.m"),
+        ({"classes": 0}, "classes of model resnet20 must be an integer of at least 1, got 0"),
+        ({"classes": True}, "classes of model resnet20 must be an integer of at least 1, got True"),
+        ({"channels": 2.5}, "channels of model resnet20 must be an integer of at least 1, got 2.5"),
+    ],
+)
+def test_wrong_arguments_are_one_line(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        build_model(**{"name": "resnet20", "classes": 10, "image_size": 32, **changed})  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,146 @@
+"""A user's own model is called with what it takes and checked before it trains; what is wrong is one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainables.errors import UserError
+from trainables.workloads.models import build_model
+
+HEAD = "import torch\nfrom torch import nn\n"
+#: Flat, for images of any size.
+FLAT = "nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear({channels}, {classes}))"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+    """Writes a module `own_models` for one test."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def written(source: str) -> str:
+        (tmp_path / "own_models.py").write_text(HEAD + source)
+        return "own_models:make"
+
+    yield written
+    sys.modules.pop("own_models", None)
+
+
+@pytest.mark.parametrize(
+    ("signature", "called_with"),
+    [
+        ("num_classes", {"num_classes": 5}),
+        ("num_classes=1000, width=8", {"num_classes": 5}),
+        ("**more", {"num_classes": 5}),
+        ("*, image_size, channels, **more", {"num_classes": 5, "image_size": 8, "channels": 2}),
+        ("", {}),
+    ],
+)
+def test_a_function_gets_what_its_signature_takes(
+    signature: str, called_with: dict[str, int], write: Callable[[str], str]
+) -> None:
+    own = FLAT.format(channels=2, classes=5)
+    name = write(f"def make({signature}):\n    model = {own}\n    model.seen = dict(locals())\n    return model\n")
+    seen = build_model(name, 5, 8, channels=2).seen
+    assert isinstance(seen, dict)
+    given = {**seen, **seen.get("more", {})}
+    assert {key: given[key] for key in ("num_classes", "image_size", "channels") if key in given} == called_with
+
+
+def test_a_class_is_a_function_as_well(write: Callable[[str], str]) -> None:
+    write(
+        "class Own(nn.Module):\n"
+        "    def __init__(self, num_classes):\n"
+        "        super().__init__()\n"
+        "        self.fc = nn.Linear(3, num_classes)\n"
+        "    def forward(self, x):\n"
+        "        return self.fc(x.mean((2, 3)))\n"
+    )
+    model = build_model("own_models:Own", 7)
+    assert model(torch.zeros(1, 3, 4, 4)).shape == (1, 7)
+
+
+def test_trying_a_model_leaves_it_and_the_generators_alone(write: Callable[[str], str]) -> None:
+    """Also one that looks at numbers, so that it has to run for real."""
+    name = write(
+        "class Looking(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.norm, self.drop, self.fc = nn.BatchNorm2d(3, momentum=0.5), nn.Dropout(), nn.Linear(3, 4)\n"
+        "        self.runs = []\n"
+        "    def forward(self, x):\n"
+        "        self.runs.append(float(x.sum()))\n"
+        "        return self.fc(self.drop(self.norm(x + 1)).mean((2, 3)))\n"
+        "def make():\n"
+        "    return Looking()\n"
+    )
+    torch.manual_seed(0)
+    nn.Linear(3, 4)  # all that the model draws
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    model = build_model(name, 4, 6)
+    assert model.runs == [0.0]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert {path: float(b.sum()) for path, b in model.named_buffers()} == {
+        "norm.running_mean": 0, "norm.running_var": 3, "norm.num_batches_tracked": 0
+    }  # fmt: skip
+    assert F.cross_entropy(model(torch.zeros(2, 3, 6, 6)), torch.tensor([0, 1])).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            f"def make(num_classes):\n    return {FLAT.format(channels=3, classes=4)}\n",
+            r"must give scores of shape \(2, 10\) for images of shape \(2, 3, 16, 16\), got \(2, 4\): it has 4 "
+            "outputs, the data has 10 classes$",
+        ),
+        (
+            f"def make(num_classes):\n    return {FLAT.format(channels=3, classes=11)}\n",
+            r"must give scores of shape \(2, 10\) .*, got \(2, 11\)$",
+        ),
+        ("def make():\n    return nn.Conv2d(3, 10, 3)\n", r"must give scores .*, got \(2, 10, 14, 14\)$"),
+        (
+            "class Two(nn.Module):\n    def forward(self, x):\n        return x, x\ndef make():\n    return Two()\n",
+            "must give scores .*, got tuple$",
+        ),
+        (
+            "def make():\n    return nn.Linear(5, 10)\n",
+            r"must take images of shape \(2, 3, 16, 16\), but its forward pass raised RuntimeError: mat1 and mat2",
+        ),
+        ("def make():\n    pass\n", "must return an nn.Module, got None$"),
+        ("def make():\n    return [1]\n", "must return an nn.Module, got list$"),
+        ("def make(depth):\n    pass\n", r"built by calling it, which raised TypeError: make\(\) missing .* 'depth'$"),
+        ("def make():\n    raise OSError('no weights\\nhere')\n", "which raised OSError: no weights here$"),
+        ("make = 3\n", "must be a function or a class, got int$"),
+        ("def made():\n    pass\n", "model own_models:make: unknown name in own_models 'make': did you mean 'made'"),
+        ("import not_there\n", "importing own_models failed: No module named 'not_there'$"),
+        ("def make(:\n", "importing own_models failed: SyntaxError: invalid syntax"),
+    ],
+)
+def test_what_is_wrong_with_a_model_of_ones_own_is_one_line(
+    source: str, message: str, write: Callable[[str], str]
+) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        build_model(write(source), 10, 16)
+    assert "\n" not in str(raised.value)
+    assert "own_models" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [":make", "own_models:", "own models:make", "a..b:make", "a:b:c", "a:b.c"])
+def test_a_name_of_another_form_says_how_it_must_be(name: str) -> None:
+    with pytest.raises(UserError, match=r"must be given as package\.module:function, got '"):
+        build_model(name, 10)
+
+
+def test_a_module_that_is_not_there() -> None:
+    with pytest.raises(UserError, match="model no_such_package:make: there is no module no_such_package"):
+        build_model("no_such_package:make", 10)

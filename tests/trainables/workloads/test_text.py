@@ -1,0 +1,280 @@
+"""The text workload: its sequences repeat, nothing looks ahead, it learns, and every product of matrices is counted."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainables.errors import UserError
+from trainables.gradskip.layers import make_plan
+from trainables.workloads import text
+from trainables.workloads.text import (
+    BATCH_SIZE,
+    BLOCKS,
+    CHARACTERS,
+    CONTEXT,
+    STEPS_PER_EPOCH,
+    WIDTH,
+    Text,
+    _encoded,
+    _splits,
+    _text,
+    evaluation_windows,
+    learning_rate_share,
+    words,
+)
+
+#: A block's matrices, in the order of their numbers.
+MATRICES = ("attention.qkv", "attention.output", "mlp.0", "mlp.2")
+
+
+def model(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return Text().make_model()
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits in which each character tells its place."""
+    splits = {name: torch.arange(size) for name, size in (("train", 5000), ("validation", 20_001), ("test", 1000))}
+    monkeypatch.setattr(text, "_splits", lambda: splits)
+
+
+def test_splits_are_the_text_in_order_and_share_no_paragraph() -> None:
+    whole, splits = _text(), _splits()
+    lengths = {name: len(part) for name, part in splits.items()}
+    assert sum(lengths.values()) == len(whole) > 200_000
+    assert lengths["train"] == pytest.approx(0.8 * len(whole), abs=1)
+    assert lengths["validation"] == pytest.approx(lengths["test"], abs=1)
+    first, second = lengths["train"], lengths["train"] + lengths["validation"]
+    parts = [whole[:first], whole[first:second], whole[second:]]
+    # What the cuts go through aside, a paragraph is in one split only, however it is wrapped or indented.
+    inner = [{words(paragraph) for paragraph in part.split("\n\n")[1:-1]} for part in parts]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert inner[one]
+        assert not inner[one] & inner[other]
+
+
+def test_few_sequences_of_what_is_evaluated_occur_in_the_training_text() -> None:
+    train = bytes(_splits()["train"].tolist())
+    for split in ("validation", "test"):
+        windows = [bytes(window) for window in evaluation_windows(split).tolist()]
+        assert sum(window in train for window in windows) / len(windows) < 0.02
+
+
+def test_characters_are_numbered_by_how_often_training_shows_them() -> None:
+    splits = _splits()
+    length = len(splits["train"])
+    counts = Counter(_text()[:length])
+    number = dict(zip(_text()[:length], splits["train"].tolist(), strict=True))
+    by_count = [counts[c] for c, n in sorted(number.items(), key=lambda item: item[1]) if n < CHARACTERS]
+    assert by_count == sorted(counts.values(), reverse=True)[:CHARACTERS]
+    numbers = {n for n in number.values() if n < CHARACTERS}
+    assert numbers == set(range(min(CHARACTERS, len(counts))))
+
+
+def test_characters_that_are_not_known_share_a_number() -> None:
+    assert _encoded("abcä\U0001f600a", "ba").tolist() == [1, 0, 2, 2, 2, 1]
+    assert _encoded("a", "z\U0001f600a").tolist() == [2]
+
+
+def test_without_the_manual_the_sources_of_standard_modules_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.import_module
+
+    def without_manual(name: str) -> object:
+        if name == "pydoc_data.topics":
+            raise ModuleNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(text.importlib, "import_module", without_manual)
+    assert "class ArgumentParser" in _text()
+    assert len(_text()) > 200_000
+
+
+def test_batches_are_a_function_of_epoch_and_seed_and_resume_anywhere() -> None:
+    def batches(epoch: int, seed: int, start: int = 0) -> list[Tensor]:
+        return [torch.stack(batch) for batch in Text().train_batches_from(epoch, seed, start)]
+
+    whole = batches(2, 1)
+    assert len(whole) == Text().steps_per_epoch == STEPS_PER_EPOCH
+    torch.manual_seed(7)
+    drawn = torch.get_rng_state()
+    again = [torch.stack(batch) for batch in Text().train_batches(2, 1)]
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
+    resumed = batches(2, 1, start=11)
+    assert all(torch.equal(a, b) for a, b in zip(whole[11:], resumed, strict=True))
+    assert not torch.equal(whole[0], batches(2, 2)[0])
+    assert not torch.equal(whole[0], batches(3, 1)[0])
+    assert not torch.equal(whole[0], whole[1])
+
+
+@pytest.mark.usefixtures("counting")
+def test_targets_are_the_next_characters_of_the_training_text() -> None:
+    starts = []
+    for epoch in range(4):
+        for inputs, targets in Text().train_batches(epoch, 0):
+            assert inputs.shape == targets.shape == (BATCH_SIZE, CONTEXT)
+            assert inputs.dtype == targets.dtype == torch.int64
+            assert torch.equal(inputs, inputs[:, :1] + torch.arange(CONTEXT))
+            assert torch.equal(targets, inputs + 1)
+            starts += inputs[:, 0].tolist()
+    # Anywhere in the text: 1,920 draws of 4,936 places.
+    assert 0 <= min(starts) < 50
+    assert 4886 < max(starts) <= 5000 - CONTEXT - 1
+
+
+@pytest.mark.usefixtures("counting")
+def test_evaluation_predicts_no_character_twice() -> None:
+    for split, count, size in (("validation", 256, 20_001), ("test", 15, 1000)):
+        windows = evaluation_windows(split)
+        assert windows.shape == (count, CONTEXT + 1)
+        assert torch.equal(windows, windows[:, :1] + torch.arange(CONTEXT + 1))
+        predicted = windows[:, 1:].flatten()
+        assert len(predicted.unique()) == len(predicted)
+        assert int(windows[0, 0]) == 0
+        assert size - 3 * CONTEXT <= int(predicted.max()) < size
+
+
+def test_accuracy_is_the_share_of_characters_predicted() -> None:
+    """A model that always says one character is right as often as it occurs."""
+
+    class Constant(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.one_hot(torch.zeros_like(x), CHARACTERS + 1).float()
+
+    targets = evaluation_windows("validation")[:, 1:]
+    share = float((targets == 0).float().mean())
+    assert 0.1 < share < 0.5  # the blank
+    assert Text().evaluate(Constant(), "validation", "cpu") == pytest.approx(share, abs=1e-6)
+
+
+def test_nothing_looks_ahead() -> None:
+    network = model().eval()
+    x = torch.randint(CHARACTERS, (2, CONTEXT), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before = network(x)
+        for place in (1, CONTEXT // 2, CONTEXT - 1):
+            changed = x.clone()
+            changed[:, place] = (changed[:, place] + 1) % CHARACTERS
+            after = network(changed)
+            assert torch.equal(after[:, :place], before[:, :place])
+            assert not torch.allclose(after[:, place], before[:, place])
+
+
+def test_attention_equals_that_of_torch() -> None:
+    attention = model().blocks[0].attention
+    x = torch.randn(3, 17, WIDTH, generator=torch.Generator().manual_seed(1))
+    theirs = torch.nn.MultiheadAttention(WIDTH, text.HEADS, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(attention.qkv.weight)
+        theirs.in_proj_bias.copy_(attention.qkv.bias)
+        theirs.out_proj.weight.copy_(attention.output.weight)
+        theirs.out_proj.bias.copy_(attention.output.bias)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(17)
+    expected, _ = theirs(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)
+    torch.testing.assert_close(attention(x), expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_flops_are_those_of_all_matrix_products(device: str) -> None:
+    """Backward twice the forward pass: a product for each of its two factors."""
+    network = model().to(device)
+    batch = tuple(t.to(device) for t in next(iter(Text().train_batches(0, 0))))
+    forward, backward = FlopCounterMode(display=False), FlopCounterMode(display=False)
+    with forward:
+        loss = Text().loss(network, batch)
+    with backward:
+        loss.backward()
+    weights = BLOCKS * (3 + 1 + 4 + 4) * WIDTH**2 + WIDTH * (CHARACTERS + 1)
+    attention = BLOCKS * 2 * CONTEXT * WIDTH  # multiply-adds a character: scores, and their mixture of values
+    expected = 2 * BATCH_SIZE * CONTEXT * (weights + attention)
+    assert forward.get_total_flops() == expected
+    assert backward.get_total_flops() == 2 * expected
+
+
+@pytest.mark.parametrize(
+    ("watch", "layers"),
+    [
+        (("conv",), []),
+        (("TransformerBlock",), ["blocks.0.attention.qkv.weight", "blocks.1.attention.qkv.weight"]),
+        (
+            ("linear",),
+            [
+                *(f"blocks.0.{part}.weight" for part in MATRICES),
+                *(f"blocks.1.{part}.weight" for part in MATRICES),
+                "head.weight",
+            ],
+        ),
+        (("Attention",), ["blocks.0.attention.qkv.weight", "blocks.1.attention.qkv.weight"]),
+    ],
+)
+def test_what_gradient_skip_can_watch(watch: tuple[str, ...], layers: list[str]) -> None:
+    network = model()
+    names = [name for name, _ in network.named_parameters()]
+    plan = make_plan(list(network.parameters()), watch, model=network)
+    matrices = [names[next(n for n in unit.watched if "norm" not in names[n])] for unit in plan.units]
+    assert matrices == layers
+
+
+@pytest.mark.parametrize("total_steps", [1, 2, 30, 900])
+def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(total_steps: int) -> None:
+    workload = Text()
+    optimizer = workload.make_optimizer(model().named_parameters())
+    scheduler = workload.make_scheduler(optimizer, total_steps)
+    rates = []
+    for _ in range(total_steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    rising = max(1, round(0.05 * total_steps))
+    assert max(rates) == rates[rising - 1] == pytest.approx(text.LEARNING_RATE)
+    assert all(rates[i] == pytest.approx(text.LEARNING_RATE * (i + 1) / rising) for i in range(rising))
+    for step in range(rising, total_steps):
+        cosine = 0.5 * (1 + math.cos(math.pi * (step - rising) / (total_steps - rising)))
+        assert rates[step] == pytest.approx(text.LEARNING_RATE * cosine)
+    assert learning_rate_share(total_steps, total_steps) == pytest.approx(0.0 if total_steps > 1 else 1.0)
+
+
+def test_a_short_training_beats_the_most_frequent_character_clearly() -> None:
+    workload, network = Text(), model()
+    optimizer = workload.make_optimizer(network.named_parameters())
+    scheduler = workload.make_scheduler(optimizer, 2 * STEPS_PER_EPOCH)
+    for epoch in range(2):
+        for batch in workload.train_batches(epoch, 0):
+            optimizer.zero_grad()
+            workload.loss(network, batch).backward()
+            optimizer.step()
+            scheduler.step()
+    targets = evaluation_windows("validation")[:, 1:].flatten()
+    most_frequent = int(torch.bincount(targets).max()) / len(targets)
+    with torch.no_grad():
+        assert workload.evaluate(network.eval(), "validation", "cpu") > most_frequent + 0.05
+
+
+def test_the_fingerprint_tells_texts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Text().fingerprint()
+    assert first == Text().fingerprint()
+    splits = _splits()
+    monkeypatch.setattr(text, "_splits", lambda: {**splits, "test": splits["test"].flip(0)})
+    assert Text().fingerprint() != first
+
+
+def test_an_epoch_may_be_shorter_and_its_batches_smaller() -> None:
+    workload = Text(batch_size=3, steps_per_epoch=5)
+    batches = list(workload.train_batches(0, 0))
+    assert len(batches) == workload.steps_per_epoch == 5
+    assert all(part.shape == (3, CONTEXT) for batch in batches for part in batch)
+    assert workload.fingerprint() != Text().fingerprint()
+
+
+@pytest.mark.parametrize("option", ["batch_size", "steps_per_epoch"])
+def test_options_below_one_are_refused(option: str) -> None:
+    with pytest.raises(UserError, match=f"^{option} of workload text must be at least 1, got 0$"):
+        Text(**{option: 0})

@@ -1,0 +1,66 @@
+"""FLOPs of an operation by torch's formulas, with one put right.
+
+torch counts the gradient of a grouped convolution's weights as if every group saw all channels: for a depthwise
+convolution as many times too much as there are channels (torch 2.13, `torch.utils.flop_counter.conv_backward_flop`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+_aten = torch.ops.aten
+
+
+def convolution_backward_flops(
+    grad_out_shape: Sequence[int],
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    _bias: Any,
+    _stride: Any,
+    _padding: Any,
+    _dilation: Any,
+    transposed: bool,
+    _output_padding: Any,
+    _groups: int,
+    output_mask: Sequence[bool],
+    **_: Any,
+) -> int:
+    """Gradients of a convolution's input and weights cost as much as its forward pass, each.
+
+    Args:
+        grad_out_shape: (B, C_out, *outputs).
+        x_shape: (B, C_in, *inputs).
+        w_shape: (C_out, C_in / groups, *kernel), of a transposed one (C_in, C_out / groups, *kernel).
+        transposed: whether it is one.
+        output_mask: whether gradients of input, weight, bias are computed.
+
+    >>> shapes = (2, 8, 6, 6), (2, 8, 6, 6), (8, 1, 3, 3)  # depthwise
+    >>> convolution_backward_flops(*shapes, None, 1, 1, 1, False, 0, 8, (True, True, False))
+    20736
+    """
+    places = (x_shape if transposed else grad_out_shape)[2:]
+    forward = 2 * x_shape[0] * prod(places) * prod(w_shape)
+    return forward * (bool(output_mask[0]) + bool(output_mask[1]))
+
+
+def flop_counter() -> FlopCounterMode:
+    """torch's counter with these formulas; it prints nothing."""
+    return FlopCounterMode(display=False, custom_mapping={_aten.convolution_backward: convolution_backward_flops})
+
+
+def formula_of(operation: Any) -> Callable[..., int] | None:
+    """The formula of an operation (an overload packet): (*args, out_val=..., **kwargs) -> FLOPs; None where none."""
+    if operation is _aten.convolution_backward:
+        return _of_convolution_backward
+    found: Callable[..., int] | None = flop_registry.get(operation)
+    return found
+
+
+def _of_convolution_backward(*args: Any, **_: Any) -> int:
+    shapes: list[Any] = [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args]
+    return convolution_backward_flops(*shapes)

@@ -1,0 +1,1 @@
+"""A user's training script as a child process: started, guarded, its printed reports read."""

@@ -1,0 +1,125 @@
+"""Reports that a script prints: one JSON object a line.
+
+A line is a report if it is a JSON object with the key ``accuracy``, or with the marker ``tune_cac`` (its value means
+nothing) where there is no accuracy yet. Anything else that a script prints is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Callable
+from typing import Any
+
+from trainables.errors import UserError
+
+#: Keys whose values are numbers, in the order in which they are written.
+NUMBERS = (
+    "accuracy", "step", "epoch", "loss", "train_loss", "test_accuracy", "compute_saved", "executed_flops",
+    "dense_flops", "train_time_s",
+)  # fmt: skip
+#: Those that count something, so that no NaN and no infinity can be meant.
+COUNTS = ("step", "epoch", "executed_flops", "dense_flops")
+#: Keys whose values are JSON objects.
+OBJECTS = ("gradskip",)
+MARKER = "tune_cac"
+#: Digits above which a whole number is read as a float: beyond all floats it is infinite, as ``1e999`` is.
+_INT_DIGITS = 300
+
+
+class ReportError(UserError):
+    """A report with a value of the wrong kind."""
+
+
+def read_report(line: str) -> dict[str, Any] | None:
+    """What a line reports, None if it is no report.
+
+    The keys of `NUMBERS` and `OBJECTS` stand at the top, all others under ``extra``, which is left out if there are
+    none. NaN and infinite numbers are passed on, but for `COUNTS`.
+
+    >>> read_report('{"accuracy": 0.91, "step": 200, "lr": 0.1}')
+    {'accuracy': 0.91, 'step': 200, 'extra': {'lr': 0.1}}
+    >>> read_report("epoch 3: accuracy 0.91") is None
+    True
+
+    Raises:
+        ReportError: it is a report, and a value is of the wrong kind.
+    """
+    text = line.strip()
+    if not (text.startswith("{") and text.endswith("}")):
+        return None
+    try:
+        values = json.loads(text, parse_int=_int_or_infinite)
+    except (ValueError, RecursionError):
+        return None
+    if "accuracy" not in values and MARKER not in values:
+        return None
+    _check(values)
+    report = {key: values[key] for key in (*NUMBERS, *OBJECTS) if key in values}
+    extra = {key: value for key, value in values.items() if key not in report and key != MARKER}
+    return {**report, "extra": extra} if extra else report
+
+
+def format_report(**values: Any) -> str:
+    """The line that reports these values, without its end; ``read_report`` gives them back.
+
+    Scalars of NumPy and torch are taken by their ``item()``, also inside lists and dictionaries of other keys.
+
+    >>> format_report(step=200, accuracy=0.91)
+    '{"accuracy": 0.91, "step": 200}'
+    >>> format_report(loss=2.3)
+    '{"tune_cac": 1, "loss": 2.3}'
+
+    Raises:
+        ReportError: a value is of the wrong kind, or is none that JSON can hold.
+    """
+    values = {key: _plain(value) for key, value in values.items() if key != MARKER}
+    _check(values)
+    ordered = {} if "accuracy" in values else {MARKER: 1}
+    ordered |= {key: values[key] for key in (*NUMBERS, *OBJECTS) if key in values}
+    ordered |= values
+    for key, value in ordered.items():
+        try:
+            json.dumps(value, default=_item)
+        except (TypeError, ValueError, RuntimeError):
+            raise ReportError(f"{key} must be a value that JSON can hold, got {_shown(value)}") from None
+    return json.dumps(ordered, default=_item)
+
+
+def _check(values: dict[str, Any]) -> None:
+    for key in NUMBERS:
+        if key in values and (isinstance(values[key], bool) or not isinstance(values[key], int | float)):
+            raise ReportError(f"{key} must be a number, got {_shown(values[key])}")
+    for key in COUNTS:
+        if key in values and not -math.inf < values[key] < math.inf:
+            raise ReportError(f"{key} must be a finite number, got {_shown(values[key])}")
+    for key in OBJECTS:
+        if key in values and not isinstance(values[key], dict):
+            raise ReportError(f"{key} must be an object, got {_shown(values[key])}")
+
+
+def _int_or_infinite(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _INT_DIGITS else float(digits)
+
+
+def _plain(value: Any) -> Any:
+    """The Python number of a scalar with ``item()``; anything else as it is."""
+    try:
+        return _item(value)
+    except (TypeError, ValueError, RuntimeError):  # no scalar: an array of several numbers, say
+        return value
+
+
+def _item(value: Any) -> Any:
+    item: Callable[[], Any] | None = getattr(value, "item", None)
+    if item is None:
+        raise TypeError(f"{type(value).__name__} is no scalar")
+    return item()
+
+
+def _shown(value: Any) -> str:
+    """One short line; `reprlib` also stands values that are nested too deep for `repr`."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 60
+    return " ".join(short.repr(value).split())

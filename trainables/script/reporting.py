@@ -1,0 +1,39 @@
+"""`tune_cac.report` in a user's script: one line of metrics that a search reads."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from trainables.script.report_lines import format_report
+
+
+def report(*, accuracy: Any, step: Any = None, **metrics: Any) -> None:
+    """Tell a search how the training stands; outside of a search it prints the same line.
+
+    What the gradient-skip optimizer of this process has counted goes with it. Of several processes that train together
+    (torch.distributed) the first one reports.
+
+    Args:
+        accuracy: higher is better, 1 at most; on data that was not trained on.
+        step: optimizer steps so far, where no gradient-skip optimizer counts them.
+        metrics: others: ``loss``, ``epoch``, ``test_accuracy`` (read once, at the end), ``train_time_s``,
+            ``compute_saved`` or ``executed_flops`` where no gradient-skip optimizer counts them.
+    """
+    values: dict[str, Any] = {"accuracy": accuracy}
+    if step is not None:
+        values["step"] = step
+    values.update(metrics)
+    if "torch" in sys.modules:  # a script without torch has no optimizer of ours either
+        import torch
+
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0:
+            return
+        if "trainables.gradskip.step_record" in sys.modules:
+            from trainables.gradskip.step_record import process_summary
+
+            counted = process_summary()
+            if counted is not None:
+                values["gradskip"] = counted
+    print(format_report(**values), flush=True)

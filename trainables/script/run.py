@@ -1,0 +1,269 @@
+"""A trial that a user's command trains: variables in, a row a report out.
+
+A row is held back until the next report comes or the command has ended, because the last one is special.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainables.config import TrialConfig
+from trainables.errors import TrainingDiverged, UserError
+from trainables.gradskip.settings import BY_NAME, Settings
+from trainables.metrics import METHOD_DEFAULTS
+from trainables.script.placeholders import fill
+from trainables.script.process import ScriptProcess
+from trainables.script.report_lines import ReportError, read_report
+from trainables.workloads.options import read_options
+
+#: The script's output, in the trial's folder.
+LOG_FILE = "output.log"
+#: Column beside a row's: what a space may ask of the run, as JSON.
+RUN_FACTS = "run_facts"
+#: Lines of output that a failure shows.
+_SHOWN_LINES = 12
+_SHOWN_CHARACTERS = 200
+#: What only an optimizer of ours counts.
+_COUNTED = ("forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes")
+
+
+class ScriptFailed(RuntimeError):
+    """The user's command ended badly, or told too little."""
+
+
+def settings_of(config: TrialConfig) -> Settings:
+    """What the script's optimizer is told; the baseline's is switched off."""
+    return Settings(start_thr=-1) if config.method == "none" else config.gradskip_settings()
+
+
+def placeholders(config: TrialConfig, folder: Path) -> dict[str, Any]:
+    """What ``{NAME}`` in the command stands for: the variables, seed, epochs, trial_dir and forward_cache_mb."""
+    settings = settings_of(config)
+    variables = {name: getattr(settings, variable.field) for name, variable in BY_NAME.items()}
+    return {
+        **variables,
+        "CAC_VAR_SAMPLES": settings.sampling_interval,
+        "seed": config.seed,
+        "epochs": config.epochs,
+        "trial_dir": str(folder),
+        "forward_cache_mb": config.forward_cache_mb,
+    }
+
+
+def filled_command(config: TrialConfig, folder: Path) -> str:
+    """The trial's command line.
+
+    Raises:
+        UserError: a placeholder that is not known.
+    """
+    values = placeholders(config, folder)
+    return fill(read_options(config.workload_options or ())["command"], values, list(values))
+
+
+def check_command(config: TrialConfig) -> None:
+    """Raise UserError where the command has a placeholder that is not known, or several workers are asked for."""
+    filled_command(config, Path("trial"))
+    if config.workers > 1:
+        raise UserError(
+            f"--workers-per-trial must be 1 with --script, got {config.workers}: a script starts its own, as with "
+            "torchrun"
+        )
+
+
+def environment_of(config: TrialConfig, folder: Path) -> dict[str, str]:
+    """The command's environment: this process's, with the trial's variables in place of any ``CAC_*`` of it."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CAC_")}
+    return {
+        **inherited,
+        **settings_of(config).to_environment(),
+        "TUNE_CAC_SEED": str(config.seed),
+        "TUNE_CAC_TRIAL_DIR": str(folder),
+        "OMP_NUM_THREADS": str(config.threads),
+    }
+
+
+def working_directory(config: TrialConfig) -> Path:
+    """Where the command runs: where the search was started.
+
+    Raises:
+        ScriptFailed: that folder is not there, as on another machine.
+    """
+    wanted = Path(read_options(config.workload_options or ()).get("cwd", os.curdir))
+    if not wanted.is_dir():
+        raise ScriptFailed(
+            f"{wanted}, from where the search was started, is not there on {platform.node()}: start a search with "
+            "--script in a folder that every node sees"
+        )
+    return wanted.absolute()
+
+
+class ScriptRun:
+    """One run of the user's command; the same face as `TrainingRun`'s.
+
+    Args:
+        config: of the trial, with the options ``command`` and ``cwd``.
+        folder: of the trial; the command's output is kept there.
+
+    Raises (in `train_epoch`):
+        ScriptFailed: the command ended with an error, reported nothing, or no savings.
+        TrainingDiverged: an accuracy that is not finite.
+    """
+
+    def __init__(self, config: TrialConfig, folder: Path) -> None:
+        self.config = config
+        self.row: dict[str, Any] | None = None
+        """The last report's row; None before the first."""
+        self.finished = False
+        """Whether the command has ended well and its last row is given."""
+        self._begun = time.perf_counter()
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._process = ScriptProcess(
+            filled_command(config, folder),
+            environment=environment_of(config, folder),
+            cwd=working_directory(config),
+            log=folder / LOG_FILE,
+        )
+        self._rows = self._read()
+
+    def close(self) -> None:
+        """End the command and everything that it started."""
+        self._process.close()
+
+    def train_epoch(self) -> dict[str, Any]:
+        """The next report's row, with what a space may ask of the run beside it."""
+        try:
+            self.row = next(self._rows)
+        except BaseException:
+            self._process.close()
+            raise
+        return self.row
+
+    def _read(self) -> Iterator[dict[str, Any]]:
+        held: dict[str, Any] | None = None
+        count = 0
+        for line in self._process.lines():
+            try:
+                told = read_report(line)
+            except ReportError as error:
+                raise ScriptFailed(f"the script printed a report that cannot be read: {error}") from None
+            if told is None:
+                continue
+            if held is not None:
+                yield held
+            count += 1
+            held = self._row(told, count)
+        if self._process.returncode != 0:
+            raise ScriptFailed(self._how_it_failed(self._process.returncode))
+        if held is None:
+            raise ScriptFailed(
+                "the script printed no metric: call tune_cac.report(accuracy=..., step=...), or print a line such as "
+                '{"accuracy": 0.91, "step": 100}' + self._tail()
+            )
+        self._process.close()
+        self.finished = True
+        yield held
+
+    def _how_it_failed(self, code: int | None) -> str:
+        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        if code is not None and 128 < code <= 192:
+            how += f" (signal {code - 128}, as a shell says it)"
+        return f"the script {how}{self._tail()}"
+
+    def _tail(self) -> str:
+        lines = [line.strip()[:_SHOWN_CHARACTERS] for line in self._process.last_lines(_SHOWN_LINES) if line.strip()]
+        return "; its last lines: " + " | ".join(lines) if lines else "; it printed nothing"
+
+    def _row(self, told: Mapping[str, Any], count: int) -> dict[str, Any]:
+        if "accuracy" not in told:
+            raise ScriptFailed('a report must have an accuracy, such as {"accuracy": 0.91, "step": 100}')
+        if not math.isfinite(told["accuracy"]):
+            raise TrainingDiverged(f"the accuracy is {told['accuracy']} in report {count}")
+        counted = told.get("gradskip") or {}
+        costs = costs_of(told, counted)
+        wall_time_s = time.perf_counter() - self._begun
+        step = told.get("step", counted.get("iteration"))
+        return {
+            "epoch": int(told.get("epoch", count)),
+            "step": None if step is None else int(step),
+            "train_loss": told.get("train_loss", told.get("loss")),
+            "accuracy": float(told["accuracy"]),
+            "test_accuracy": told.get("test_accuracy"),
+            **costs,
+            "search_flops": costs["executed_flops"],
+            "train_time_s": float(told.get("train_time_s", wall_time_s)),
+            "wall_time_s": wall_time_s,
+            "peak_memory_bytes": counted.get("peak_memory_bytes"),
+            "learning_rate": None,
+            "stage": "",
+            **METHOD_DEFAULTS,
+            **_stops(counted),
+            RUN_FACTS: json.dumps(_facts(counted, step)),
+        }
+
+
+def costs_of(told: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any]:
+    """FLOPs and what of them was saved: as the script says, or as its optimizer counted.
+
+    Where a script says ``executed_flops`` without ``dense_flops``, the baseline's stand for these; where it says
+    ``compute_saved`` alone, no FLOPs are known.
+
+    Raises:
+        ScriptFailed: nothing is known.
+    """
+    nothing: dict[str, Any] = dict.fromkeys(_COUNTED)
+    if "executed_flops" in told:
+        executed = round(told["executed_flops"])
+        dense = round(told.get("dense_flops", executed))
+        saved = 1 - executed / dense if dense else 0.0
+        return {
+            **nothing,
+            "compute_saved": float(told.get("compute_saved", saved)),
+            "backward_saved": None,
+            "executed_flops": executed,
+            "dense_flops": dense,
+        }
+    if "compute_saved" in told:
+        saved = float(told["compute_saved"])
+        return {**nothing, "compute_saved": saved, "backward_saved": None, "executed_flops": None, "dense_flops": None}
+    if counted.get("dense_flops"):
+        executed, backward = counted["forward_flops"] + counted["backward_flops"], counted["dense_backward_flops"]
+        return {
+            "compute_saved": 1 - executed / counted["dense_flops"],
+            "backward_saved": 1 - counted["backward_flops"] / backward if backward else 0.0,
+            "executed_flops": executed,
+            "dense_flops": counted["dense_flops"],
+            **{name: counted[name] for name in nothing},
+        }
+    if counted.get("steps"):
+        raise ScriptFailed(
+            "no FLOPs of the script's training could be counted, as where torch.compile hides them: train without it, "
+            "or report executed_flops or compute_saved"
+        )
+    raise ScriptFailed(
+        "the script tells nothing of what it computed: train with an optimizer of tune_cac.gradskip and report with "
+        "tune_cac.report, or print compute_saved or executed_flops beside the accuracy"
+    )
+
+
+def _stops(counted: Mapping[str, Any]) -> dict[str, Any]:
+    if not counted:
+        return {}
+    return {"stopped_through": counted["stopped_through"], "stop_events": json.dumps(counted["events"])}
+
+
+def _facts(counted: Mapping[str, Any], step: float | None) -> dict[str, Any]:
+    names = counted.get("layer_names") or [f"parameter {number}" for number in range(counted.get("parameters", 0))]
+    return {
+        "total_steps": None if step is None else int(step),
+        "layer_names": names,
+        "unit_ends": counted.get("unit_ends", []),
+        "watch": counted.get("watch", []),
+    }

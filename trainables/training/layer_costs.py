@@ -1,0 +1,233 @@
+"""FLOPs of a training step layer by layer: what each module's own operations cost, forward and backward.
+
+Counting runs a copy of the model on the meta device with the counter of `trainables.training.cost`, so the layers'
+sums are that module's totals. The counter is read whenever another layer takes over, and what it has grown by
+belongs to the layer before. In the forward pass the innermost module that runs is at work; in the backward pass,
+the module that made the autograd node which executes: nodes are labelled as modules are entered and left, and a hook
+on each tells when it begins. (The module tracker inside torch's counter follows the tensors that enter and leave
+modules instead. A module whose input needs no gradient, such as the first layer, is never left there, and what a
+caller computes between two modules has no place of its own.)
+
+Shapes: P parameters in the model's order have the numbers 0..P-1; a batch is a tuple of tensors whose first
+dimension is the sample.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from trainables.flops import flop_counter
+from trainables.gradskip.layers import unit_ends
+from trainables.training.cost import CostTable
+from trainables.training.shapes import on_meta, to_meta
+from trainables.workloads.base import Batch, Workload
+
+#: Name of what no module with parameters of its own computes: attention scores, a loss, matrix products of a caller.
+OUTSIDE = "outside layers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCost:
+    """What one module's own operations cost in a training step on one batch."""
+
+    name: str
+    """The module's name in the model, empty for the model itself; `OUTSIDE` for what belongs to no such module."""
+    numbers: tuple[int, ...]
+    """Numbers of the parameters that it owns itself, ascending; a shared one has one number. None for `OUTSIDE`."""
+    forward_flops: int
+    """FLOPs in the forward pass, >= 0, all its calls together."""
+    backward_flops: int
+    """FLOPs of the gradients of these operations, of weights and inputs, >= 0."""
+
+
+def layer_costs(workload: Workload, model: nn.Module, batch: Batch) -> list[LayerCost]:
+    """Costs of a training step of this batch, by layer. Model and batch are not touched.
+
+    A layer is a module that owns parameters. What runs inside it in a module without parameters, or in the module
+    around it, is not its own. A parametrised weight (`torch.nn.utils.parametrizations`) is its layer's.
+
+    Args:
+        workload: whose loss is computed.
+        model: with ``requires_grad`` as it will be trained.
+        batch: on any device; shapes and dtypes count.
+
+    Returns:
+        Layers by their first parameter's number, and `OUTSIDE` last. Their sums are the step's
+        `trainables.training.cost.StepCost.forward_flops` and ``backward_flops``.
+    """
+    rehearsal = on_meta(model).train()
+    owned = owned_numbers(rehearsal)
+    ledger = _Ledger()
+    for name, module in rehearsal.named_modules():
+        layer = _layer_of(name)
+        ledger.watch(module, layer if layer in owned else None)
+    try:
+        with ledger.counting() as forward:
+            loss = workload.loss(rehearsal, to_meta(batch))
+            ledger.label_nodes(loss)
+        with ledger.counting() as backward:
+            if loss.requires_grad:
+                loss.backward()
+    finally:
+        ledger.forget_nodes()
+    layers: list[tuple[str | None, tuple[int, ...]]] = [*owned.items(), (None, ())]
+    return [
+        LayerCost(
+            name=OUTSIDE if layer is None else layer,
+            numbers=numbers,
+            forward_flops=forward[layer],
+            backward_flops=backward[layer],
+        )
+        for layer, numbers in layers
+    ]
+
+
+def saved_shares(
+    workload: Workload, model: nn.Module, batch: Batch, most: int | None = None
+) -> dict[int, float | None]:
+    """Share of a step's FLOPs, in [0, 1], that is gone when the parameters 0..N stand still, by N.
+
+    The N are the ends of whole units (`trainables.gradskip.layers.unit_ends`). Each is counted on its own, which takes
+    half a second for a network of 60 layers. ``requires_grad`` is put back.
+
+    Args:
+        workload: whose loss is computed.
+        model: as it will be trained.
+        batch: on any device.
+        most: count at most so many units (>= 1), evenly spread; None stands for those that were not counted.
+    """
+    ends = unit_ends(model)
+    counted = set(spread(ends, len(ends) if most is None else most))
+    table, parameters = CostTable(workload, model), list(model.parameters())
+    dense = table.dense_step(batch).flops
+    trains = [p.requires_grad for p in parameters]
+    saved: dict[int, float | None] = dict.fromkeys(ends)
+    try:
+        for end in sorted(counted):
+            for parameter in parameters[: end + 1]:
+                parameter.requires_grad_(False)
+            saved[end] = 1 - table.step(end, batch).flops / dense if dense else 0.0
+    finally:
+        for parameter, flag in zip(parameters, trains, strict=True):
+            parameter.requires_grad_(flag)
+    return saved
+
+
+def spread(values: Sequence[int], most: int) -> list[int]:
+    """At most so many of them, evenly spread, the last one always.
+
+    >>> spread(range(10), 4), spread([3, 5], 4)
+    ([1, 4, 6, 9], [3, 5])
+    """
+    if len(values) <= most:
+        return list(values)
+    return [values[(place * len(values)) // most - 1] for place in range(1, most + 1)]
+
+
+def owned_numbers(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Modules that own parameters, by name, with the numbers of these; in the order of the first numbers."""
+    number_of = {id(parameter): number for number, parameter in enumerate(model.parameters())}
+    found: dict[str, set[int]] = {}
+    for name, module in model.named_modules():
+        numbers = {number_of[id(parameter)] for parameter in module.parameters(recurse=False)}
+        if numbers:
+            found.setdefault(_layer_of(name), set()).update(numbers)
+    by_first = sorted((sorted(numbers), name) for name, numbers in found.items())
+    return {name: tuple(numbers) for numbers, name in by_first}
+
+
+def _layer_of(module_name: str) -> str:
+    """torch keeps a parametrised weight in modules below its layer.
+
+    >>> _layer_of("features.0.parametrizations.weight.1")
+    'features.0'
+    """
+    parts = module_name.split(".")
+    return ".".join(parts[: parts.index("parametrizations")]) if "parametrizations" in parts else module_name
+
+
+class _Ledger:
+    """Who is at work, and what was counted meanwhile. None stands for outside layers."""
+
+    def __init__(self) -> None:
+        self._counter = flop_counter()
+        self._credited = 0
+        self._flops: Counter[str | None] = Counter()
+        #: Layers that run, the innermost last; under them, in the backward pass, the one whose node executes.
+        self._at_work: list[str | None] = [None]
+        self._labelled: set[Node] = set()
+
+    @contextmanager
+    def counting(self) -> Iterator[Counter[str | None]]:
+        """Count what runs inside; FLOPs by layer, complete at the end."""
+        self._counter, self._credited, self._flops = flop_counter(), 0, Counter()
+        self._at_work = [None]
+        with self._counter:
+            yield self._flops
+            self._credit()
+
+    def watch(self, module: nn.Module, layer: str | None) -> None:
+        """From now on notice when the module runs."""
+
+        def begin(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            self.label_nodes((args, kwargs))  # what the caller computed before
+            self._credit()
+            self._at_work.append(layer)
+
+        def end(_module: nn.Module, _args: Any, output: Any) -> None:
+            self.label_nodes(output)
+            self._credit()
+            self._at_work.pop()
+
+        module.register_forward_pre_hook(begin, with_kwargs=True)
+        # Activation checkpointing ends a module's recomputation by an exception as soon as it has what it needs.
+        module.register_forward_hook(end, always_call=True)
+
+    def label_nodes(self, value: Any) -> None:
+        """Whatever made these tensors and has no label yet is the work of the layer at work."""
+        layer = self._at_work[-1]
+        waiting = [tensor.grad_fn for tensor in _tensors(value)]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in self._labelled:
+                continue
+            self._labelled.add(node)
+            node.register_prehook(partial(self._execute, layer))
+            waiting += [earlier for earlier, _ in node.next_functions]
+
+    def forget_nodes(self) -> None:
+        """Let go of the graph, which holds this object by its hooks."""
+        self._labelled.clear()
+
+    def _execute(self, layer: str | None, _gradients: Any) -> None:
+        self._credit()
+        self._at_work[0] = layer
+
+    def _credit(self) -> None:
+        counted = int(self._counter.get_total_flops())
+        self._flops[self._at_work[-1]] += counted - self._credited
+        self._credited = counted
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in what a module takes or returns: nested tuples, lists, mappings and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    parts: list[Any] = []
+    if isinstance(value, dict):
+        parts = list(value.values())
+    elif isinstance(value, (tuple, list)):
+        parts = list(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, field.name) for field in fields(value)]
+    for part in parts:
+        yield from _tensors(part)

@@ -1,0 +1,126 @@
+"""One training run over several processes: each trains on its rows of every batch, and all count together.
+
+Shapes: a batch of B rows is dealt out, rows r, r + W, r + 2W, ... to process r of W.
+
+The gradients are those of the whole batch: a process's mean loss is weighted by its rows, W n_r / B, and gradients are
+averaged over the processes. Norms see their process's rows alone, as in torch's DistributedDataParallel.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
+
+from trainables.gradskip.data_parallel import DistributedDataParallel
+from trainables.gradskip.method import AttachedGradientSkip
+from trainables.training.run import CHECKPOINT_FILE, TrainingRun, read_state
+from trainables.workloads.base import Batch
+
+
+def worker_file(rank: int) -> str:
+    """Name of a process's file in a checkpoint folder; the first one's is that of a run alone."""
+    return CHECKPOINT_FILE if rank == 0 else f"worker-{rank}.pt"
+
+
+class ParallelRun(TrainingRun):
+    """`TrainingRun` in each of the processes of torch.distributed's default group.
+
+    Every process calls the same methods. Rows are those of the whole run: FLOPs and bytes are sums over the processes,
+    peak memory is the largest of one. The first process evaluates; the others' rows have an accuracy of 0.
+
+    Args:
+        config: with `workers` equal to the group's size.
+    """
+
+    def _build(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        assert self.size == self.config.workers
+        if self.device.type == "cuda":
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        super()._build()
+        gpu: dict[str, Any] = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
+        if isinstance(self.method, AttachedGradientSkip):
+            self.optimizer.gradskip = self.method.gradskip  # type: ignore[attr-defined]  # as `wrap` leaves it
+            self._parallel: nn.Module = DistributedDataParallel(self.model, self.optimizer, **gpu)
+        else:
+            self._parallel = TorchDataParallel(self.model, **gpu)
+        # Masks of dropout differ between processes; weights were drawn alike and sent by the first one.
+        torch.manual_seed((self.config.seed * 1_000_003 + self.rank) % 2**63)
+        self._weight = 1.0
+
+    @property
+    def _trained_model(self) -> nn.Module:
+        return self._parallel
+
+    def _weighted(self, loss: Tensor) -> Tensor:
+        return loss * self._weight
+
+    def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
+        for batch, indices in super()._batches():
+            rows = len(batch[0])
+            own = len(range(self.rank, rows, self.size))
+            self._weight = self.size * own / rows
+            # A process without a row takes part with one that counts nothing: the others wait for its gradients.
+            part = slice(self.rank, None, self.size) if own else slice(0, 1)
+            yield tuple(t[part] for t in batch), None if indices is None else indices[part]
+
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        self._parallel.train()
+
+    def train_step(self) -> None:
+        before = self._samples
+        super().train_step()
+        if self._weight == 0.0:  # the row was another process's
+            self._samples = before
+            self._loss_sum -= self._last_loss
+
+    def _step(self, batch: Batch, indices: Tensor | None = None) -> Tensor:
+        self._last_loss = super()._step(batch, indices)
+        return self._last_loss
+
+    def end_epoch(self) -> dict[str, Any]:
+        """As alone, with what all processes did."""
+        own_counts, own_before = self._counts, self._flops_before
+        names = [name for name in own_counts if name != "step"]
+        own = [self._samples, own_before, *(own_counts[name] for name in names)]
+        sums = torch.tensor(own, dtype=torch.int64, device=self.device)
+        dist.all_reduce(sums)
+        dist.all_reduce(self._loss_sum)
+        peak = torch.tensor([super()._peak_bytes()], dtype=torch.int64, device=self.device)
+        dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+        self._peak_before = int(peak)
+        self._samples, self._flops_before, *totals = sums.tolist()
+        self._counts = {**own_counts, **dict(zip(names, totals, strict=True))}
+        try:
+            return super().end_epoch()
+        finally:
+            self._counts, self._flops_before = own_counts, own_before
+
+    def _accuracy(self, split: str) -> float:
+        return super()._accuracy(split) if self.rank == 0 else 0.0
+
+    def save(self, folder: str | Path) -> None:
+        """Write this process's part of a checkpoint; the file of the first one comes last, and makes it whole."""
+        folder = Path(folder)
+        if self.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+        dist.barrier()
+        part = folder / f".{worker_file(self.rank)}.part"
+        torch.save(self.state_dict(), part)
+        if self.rank != 0:
+            os.replace(part, folder / worker_file(self.rank))
+        dist.barrier()
+        if self.rank == 0:
+            os.replace(part, folder / worker_file(0))
+
+    def load(self, folder: str | Path) -> None:
+        """Continue from a checkpoint of as many processes."""
+        self.load_state_dict(read_state(Path(folder) / worker_file(self.rank)))

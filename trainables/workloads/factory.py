@@ -1,0 +1,333 @@
+"""A workload from a function of the user's: ``--workload package.module:function``.
+
+The function returns a dict, or any object with attributes, of the parts below; only ``model``, ``train`` and
+``validation`` have no default. It is called once a process, with the options as keyword arguments and with seeded
+generators, so that a random split is the same in every trial.
+
+    model        () -> nn.Module: a fresh model, on the CPU; called after the trial's seed was set
+    train        batches of an epoch: a DataLoader, or anything that can be iterated anew each epoch; or a function
+                 (epoch, seed) -> such. A batch is a tensor, or tuples, lists, dicts of tensors
+    validation   batches on which the search looks
+    test         batches that are read once, after the last epoch. None: reports show the validation accuracy alone
+    loss         (model, batch) -> Tensor: mean loss of a batch. By default cross entropy of ``model(inputs)`` and
+                 ``targets``, for batches (inputs, targets)
+    evaluate     (model, batches, device) -> float: higher is better, 1 at most. By default the share of targets that
+                 the model's largest output hits
+    optimizer    (named_parameters) -> Optimizer. By default SGD, lr 0.1, momentum 0.9, weight decay 5e-4
+    schedule     (optimizer, total_steps) -> LRScheduler, stepped after each step. By default cosine to 0
+    epochs       passes over the data, >= 1; by default 30
+    steps_per_epoch   where ``train`` has no length
+    fingerprint  text that changes when the data does. By default from the first batches and the numbers of batches
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+
+from trainables.errors import UserError, unknown_name
+from trainables.training.isolation import isolated
+from trainables.workloads.base import Batch, Workload
+from trainables.workloads.batch_structure import flatten, structure_of, unflatten
+from trainables.workloads.options import call_with_options, read_options
+from trainables.workloads.seeded_loader import seeded_epoch
+from trainables.workloads.user_code import code_digest, import_attribute
+
+LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a factory returned; the module's docstring says what each is."""
+
+    model: Callable[[], nn.Module]
+    """A fresh model."""
+    train: Any
+    """Batches of an epoch, or (epoch, seed) -> such."""
+    validation: Iterable[Any]
+    """Batches."""
+    test: Iterable[Any] | None = None
+    """Batches."""
+    loss: Callable[[nn.Module, Any], Tensor] | None = None
+    """(model, batch) -> mean loss."""
+    evaluate: Callable[[nn.Module, Iterable[Any], Any], float] | None = None
+    """(model, batches, device) -> accuracy."""
+    optimizer: Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer] | None = None
+    """(named_parameters) -> optimizer."""
+    schedule: Callable[[Optimizer, int], LRScheduler] | None = None
+    """(optimizer, total_steps) -> schedule."""
+    epochs: int = 30
+    """Passes over the data."""
+    steps_per_epoch: int | None = None
+    """Where ``train`` has no length."""
+    fingerprint: str | None = None
+    """Tells data apart."""
+
+
+#: Parts that are functions, and how they are called.
+_FUNCTIONS = {
+    "model": "() -> nn.Module",
+    "loss": "(model, batch) -> Tensor",
+    "evaluate": "(model, batches, device) -> float",
+    "optimizer": "(named_parameters) -> Optimizer",
+    "schedule": "(optimizer, total_steps) -> LRScheduler",
+}
+
+
+def load(name: str, options: tuple[str, ...] = ()) -> Workload:
+    """The workload that ``package.module:function`` returns: its parts, or a `Workload` as it is.
+
+    Args:
+        name: of the function.
+        options: texts NAME=VALUE, its keyword arguments.
+
+    Raises:
+        UserError: the function cannot be imported or called, or returned what `read_parts` refuses.
+    """
+    made = _parts(name, options)
+    if isinstance(made, Workload):
+        made.name = name
+        return made
+    return FactoryWorkload(name, made)
+
+
+@lru_cache(maxsize=4)
+def _parts(name: str, options: tuple[str, ...]) -> Parts | Workload:
+    """What the factory returns: called once a process."""
+    function = import_attribute(name, "workload")
+    if not callable(function):
+        raise UserError(f"workload {name} must be a function, got {type(function).__name__}")
+    with isolated(seed=0, threads=torch.get_num_threads()):
+        try:
+            returned = call_with_options(function, read_options(options), f"workload {name}")
+        except UserError:
+            raise
+        except Exception as error:  # anything may go wrong in the user's function
+            raise UserError(f"workload {name} raised {type(error).__name__}: {error}") from error
+    return returned if isinstance(returned, Workload) else read_parts(returned, name)
+
+
+def read_parts(returned: Any, name: str) -> Parts:
+    """The parts of what a factory returned.
+
+    Raises:
+        UserError: it returned None, lacks a part, has one that is not known, or one of the wrong kind.
+    """
+    known = [field.name for field in fields(Parts)]
+    wanted = "a dict of model (a function), train, validation, ..."
+    if returned is None:
+        raise UserError(f"workload {name} returned None: return {wanted}")
+    if isinstance(returned, nn.Module):
+        raise UserError(f"workload {name} returned a model: return {wanted}")
+    if isinstance(returned, Mapping):
+        given = dict(returned)
+        for key in given:
+            if key not in known:
+                raise unknown_name(f"part of workload {name}", str(key), known)
+    else:
+        given = {key: getattr(returned, key) for key in known if hasattr(returned, key)}
+    given = {key: value for key, value in given.items() if value is not None}
+    for key in ("model", "train", "validation"):
+        if key not in given:
+            raise UserError(f"workload {name} must return {key}: there is no default for it")
+    for key, value in given.items():
+        of = f"{key} of workload {name}"
+        if key in _FUNCTIONS:
+            _check_function(value, of, _FUNCTIONS[key], may_be_module=key == "loss")
+        elif key in ("train", "validation", "test"):
+            _check_batches(value, of, may_be_function=key == "train")
+        elif key == "fingerprint":
+            if not isinstance(value, str):
+                raise UserError(f"{of} must be text, got {value!r}")
+        elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(f"{of} must be an integer >= 1, got {value!r}")
+    return Parts(**given)
+
+
+def _check_function(value: Any, of: str, signature: str, *, may_be_module: bool) -> None:
+    if isinstance(value, nn.Module) and not may_be_module:
+        raise UserError(
+            f"{of} must be a function {signature} that makes a fresh one, got a model that is built already "
+            f"({type(value).__name__}): every trial would go on with the same weights"
+        )
+    if not callable(value):
+        raise UserError(f"{of} must be a function {signature}, got {type(value).__name__}")
+
+
+def _check_batches(value: Any, of: str, *, may_be_function: bool) -> None:
+    if not hasattr(value, "__iter__") and not (may_be_function and callable(value)):
+        raise UserError(f"{of} must be batches, such as a DataLoader, got {type(value).__name__}")
+    if iter_once(value):
+        raise UserError(
+            f"{of} can be iterated only once, and every epoch needs it: give a DataLoader or a list, not a generator"
+        )
+    if getattr(value, "persistent_workers", False):
+        raise UserError(
+            f"{of} must not keep its worker processes (persistent_workers=True): their random generators would go on "
+            "from epoch to epoch, so that no run could be continued"
+        )
+
+
+def iter_once(value: Any) -> bool:
+    """Whether it is an iterator, which ends for good."""
+    return hasattr(value, "__next__")
+
+
+class FactoryWorkload(Workload):
+    """The workload of a factory.
+
+    Args:
+        name: ``package.module:function``.
+        made: what the function returned.
+    """
+
+    def __init__(self, name: str, made: Parts) -> None:
+        self.name, self._made = name, made
+        self.default_epochs = made.epochs
+        self.splits = ("train", "validation", *(["test"] if made.test is not None else []))
+        self._structure: Any = None
+        self._classes: int | None = None
+        self._length: int | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        if self._length is None:
+            self._length = self._made.steps_per_epoch or self._count()
+        return self._length
+
+    def _count(self) -> int:
+        loader = self._epoch_of(0, 0)
+        if not hasattr(loader, "__len__"):
+            raise UserError(f"train of workload {self.name} has no length: return steps_per_epoch, too")
+        try:
+            length = len(loader)
+        except TypeError:  # a DataLoader over a dataset without a length has the method and no length
+            raise UserError(f"train of workload {self.name} has no length: return steps_per_epoch, too") from None
+        if length == 0:
+            raise UserError(f"train of workload {self.name} is empty")
+        return length
+
+    def _epoch_of(self, epoch: int, seed: int) -> Any:
+        train = self._made.train
+        return train(epoch, seed) if callable(train) and not hasattr(train, "__iter__") else train
+
+    def make_model(self) -> nn.Module:
+        model = self._made.model()
+        if not isinstance(model, nn.Module):
+            raise UserError(f"model of workload {self.name} must return an nn.Module, got {type(model).__name__}")
+        return model
+
+    def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+        if self._made.optimizer is None:
+            return SGD(named_parameters, lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+        made = self._made.optimizer(list(named_parameters))
+        if not isinstance(made, Optimizer):
+            raise UserError(
+                f"optimizer of workload {self.name} must return a torch optimizer, got {type(made).__name__}"
+            )
+        return made
+
+    def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
+        if self._made.schedule is None:
+            return CosineAnnealingLR(optimizer, T_max=total_steps)
+        made = self._made.schedule(optimizer, total_steps)
+        if not isinstance(made, LRScheduler):
+            raise UserError(
+                f"schedule of workload {self.name} must return a scheduler of torch.optim.lr_scheduler, got "
+                f"{type(made).__name__}"
+            )
+        return made
+
+    def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
+        wanted = self.steps_per_epoch
+        seen = 0
+        for batch in islice(seeded_epoch(self._epoch_of(epoch, seed), epoch, seed), wanted):
+            yield self._taken(batch)
+            seen += 1
+        if seen < wanted:
+            raise UserError(f"train of workload {self.name} gave {seen} batches in epoch {epoch}, not {wanted}")
+
+    def _taken(self, batch: Any) -> Batch:
+        if self._structure is None:
+            self._structure = structure_of(batch)
+        tensors = flatten(batch)
+        if tensors[0].dim() == 0:
+            raise UserError(f"a batch of workload {self.name} must begin with the samples' dimension, got a number")
+        if self._classes is not None and len(tensors) == 2 and self._made.loss is None:
+            check_labels(tensors[1], self._classes, self.name)
+        return tensors
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        if self._made.loss is not None:
+            return self._made.loss(model, unflatten(self._batch_structure(), batch))
+        inputs, targets = batch
+        outputs = model(inputs)
+        if self._classes is None:
+            self._classes = int(outputs.shape[1])
+            if targets.device.type == "cpu":
+                check_labels(targets, self._classes, self.name)
+        return F.cross_entropy(outputs, targets)
+
+    def _batch_structure(self) -> Any:
+        if self._structure is None:
+            next(self.train_batches(0, 0))
+        return self._structure
+
+    def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
+        batches = self._made.validation if split == "validation" else self._made.test
+        assert batches is not None
+        if self._made.evaluate is not None:
+            return float(self._made.evaluate(model, batches, device))
+        correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
+        for batch in batches:
+            inputs, targets = flatten(batch)
+            correct += (model(inputs.to(device)).argmax(1) == targets.to(device)).sum()
+            count += len(targets)
+        if count == 0:
+            raise UserError(f"{split} of workload {self.name} is empty")
+        return int(correct) / count
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(code_digest(self.name.partition(":")[0]).encode())
+        if self._made.fingerprint is not None:
+            digest.update(self._made.fingerprint.encode())
+            return digest.hexdigest()
+        digest.update(str(self.steps_per_epoch).encode())
+        parts = [seeded_epoch(self._epoch_of(0, 0), 0, 0), seeded_epoch(self._made.validation, 0, 0)]
+        for first in parts:
+            for tensor in flatten(next(first, torch.empty(0))):
+                digest.update(f"{tensor.shape} {tensor.dtype}".encode())
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        for batches in (self._made.validation, self._made.test):
+            if isinstance(batches, Sized):
+                digest.update(str(len(batches)).encode())
+        return digest.hexdigest()
+
+    def check(self, seed: int) -> None:
+        """Try every part once: one batch through model, loss and evaluation."""
+        from trainables.workloads.rehearsal import rehearse
+
+        with isolated(seed=seed, threads=torch.get_num_threads()):
+            self._classes = rehearse(self, self._made, seed)
+
+
+def check_labels(targets: Tensor, classes: int, name: str) -> None:
+    """Raise UserError for a class number that the model has no output for."""
+    if targets.dtype == torch.int64 and targets.numel():
+        low, high = int(targets.min()), int(targets.max())
+        wrong = low if low < 0 and low != -100 else high  # -100 is what cross entropy leaves out
+        if wrong >= classes or wrong < -100 or -100 < wrong < 0:
+            raise UserError(
+                f"labels of workload {name} must be in 0..{classes - 1}, which is what its model has outputs for, got "
+                f"{wrong}"
+            )

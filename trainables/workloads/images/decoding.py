@@ -1,0 +1,141 @@
+"""From encoded images to pixels of one size.
+
+Shapes: an image is (C=3, T, T) uint8, red, green, blue; T is the stored side. Training and evaluation inputs have the
+side S <= T (``image_size``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from trainables.errors import UserError
+from trainables.workloads.images.source import Encoded, ImageSplit
+
+#: Images up to this side that are all equal squares are kept as they are, in pixels.
+SMALL_SIDE = 64
+#: S of other images unless asked otherwise, in pixels.
+LARGE_IMAGE_SIZE = 224
+#: T / S of images that are resized: 256 / 224, as in the evaluation of He et al. 2016 (their section 3.4, after
+#: Krizhevsky et al. 2012).
+STORED_SHARE = 256 / 224
+#: Images handed over at a time.
+CHUNK_IMAGES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How images are kept."""
+
+    image_size: int
+    """S: width and height of the model's inputs, in pixels."""
+    as_they_are: bool
+    """Whether images are kept without resizing; then T = S."""
+
+    @property
+    def stored_size(self) -> int:
+        """T: width and height of a kept image, in pixels."""
+        return self.image_size if self.as_they_are else round(self.image_size * STORED_SHARE)
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of a kept image."""
+        return 3 * self.stored_size**2
+
+
+def choose_layout(splits: Mapping[str, ImageSplit], image_size: int | None) -> Layout:
+    """As they are if all images are squares of one side up to `SMALL_SIDE` and no other size is asked for.
+
+    Args:
+        splits: looked at as far as needed: at the first image, or at all sizes if that is small.
+        image_size: S, or None for the images' own side, or else `LARGE_IMAGE_SIZE`.
+
+    Raises:
+        UserError: an image whose size cannot be read.
+    """
+    side = _common_side(splits)
+    if side is not None and image_size in (None, side):
+        return Layout(image_size=side, as_they_are=True)
+    return Layout(image_size=image_size or LARGE_IMAGE_SIZE, as_they_are=False)
+
+
+def _common_side(splits: Mapping[str, ImageSplit]) -> int | None:
+    first: tuple[int, int] | None = None
+    for split in splits.values():
+        for start, chunk in split.chunks(CHUNK_IMAGES):
+            for number, encoded in enumerate(chunk, start=start):
+                with _blamed(split, number), Image.open(_file(encoded)) as image:
+                    size = image.size
+                first = first or size
+                if size != first or size[0] != size[1] or size[0] > SMALL_SIDE:
+                    return None
+    return first[0] if first else None
+
+
+def decode_rows(
+    split: ImageSplit, indices: Sequence[int], encoded: Sequence[Encoded], layout: Layout
+) -> NDArray[np.uint8]:
+    """Pixels (B, 3, T, T) of encoded images.
+
+    Args:
+        split: names an image's place in messages.
+        indices: numbers of the images there.
+        encoded: the images.
+        layout: T.
+
+    Raises:
+        UserError: an image that cannot be decoded, with its place.
+    """
+    side = layout.stored_size
+    pixels = np.empty((len(encoded), 3, side, side), dtype=np.uint8)
+    for row, (index, image) in enumerate(zip(indices, encoded, strict=True)):
+        with _blamed(split, index):
+            pixels[row] = decode(image, layout)
+    return pixels
+
+
+def decode(encoded: Encoded, layout: Layout) -> NDArray[np.uint8]:
+    """Pixels (3, T, T) of one image; raises what Pillow raises.
+
+    Of images that are resized, the shorter side becomes T (bilinear, over all source pixels that fall into one: what
+    others call antialias), and the square in the middle is kept.
+    """
+    with Image.open(_file(encoded)) as image:
+        rgb = image.convert("RGB")
+    side = layout.stored_size
+    if not layout.as_they_are:
+        width, height = rgb.size
+        shorter = min(width, height)
+        width, height = (max(side, round(length * side / shorter)) for length in (width, height))
+        left, top = (width - side) // 2, (height - side) // 2
+        rgb = rgb.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + side, top + side))
+    if rgb.size != (side, side):
+        raise ValueError(f"it is {rgb.size[0]}x{rgb.size[1]}, others are {side}x{side}")
+    return np.asarray(rgb).transpose(2, 0, 1)
+
+
+def _file(encoded: Encoded) -> BytesIO | str:
+    return BytesIO(encoded) if isinstance(encoded, bytes) else str(encoded)
+
+
+@contextmanager
+def _blamed(split: ImageSplit, index: int) -> Iterator[None]:
+    """Turn what Pillow raises into one line with the image's place."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except FileNotFoundError as error:
+        raise UserError(f"{split.place(index)}: the image file is gone") from error
+    except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, ...
+        said = (str(error).splitlines() or [""])[0] or type(error).__name__
+        said = "no image format that Pillow knows" if isinstance(error, Image.UnidentifiedImageError) else said
+        raise UserError(
+            f"{split.place(index)}: the image cannot be decoded ({said}): replace it or leave it out"
+        ) from (error)

@@ -1,0 +1,66 @@
+"""What tells one set of image files from another."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from trainables.workloads.images.remembered import remembered
+from trainables.workloads.images.source import Source
+
+#: Up to so many bytes in all, files are read as a whole.
+WHOLE_BYTES = 10**9
+#: Above, so many bytes of a file's beginning and of its end, and the time when it was written.
+END_BYTES = 10**6
+
+
+def content_digest(source: Source, cache: Path) -> str:
+    """SHA-256 of the splits, file names, sizes and contents of a source, in hexadecimal.
+
+    Equal for a copy elsewhere, as long as all files together have at most `WHOLE_BYTES`. Contents are read once for a
+    set of sizes and times of writing, and the digest kept in ``cache``. Images outside the Parquet files that name
+    them are not looked at.
+    """
+    listed, total_bytes = [], 0
+    signature = hashlib.sha256(str(source.root.resolve()).encode(errors="surrogateescape"))
+    for split, path in _files(source):
+        facts = path.stat()
+        name = str(path.relative_to(source.root)) if path != source.root else path.name
+        listed.append((split, name, facts.st_size, facts.st_mtime_ns, path))
+        total_bytes += facts.st_size
+        signature.update(repr((split, name, facts.st_size, facts.st_mtime_ns, facts.st_ino)).encode())
+
+    def read() -> dict[str, str]:
+        digest = hashlib.sha256()
+        for split, name, size_bytes, written_ns, path in listed:
+            digest.update(repr((split, name, size_bytes)).encode())
+            if total_bytes <= WHOLE_BYTES:
+                digest.update(_whole(path))
+            else:
+                digest.update(repr(written_ns).encode())
+                digest.update(_ends(path, size_bytes))
+        return {"sha256": digest.hexdigest()}
+
+    return str(remembered(cache / "digests" / f"{signature.hexdigest()[:32]}.json", read)["sha256"])
+
+
+def _files(source: Source) -> Iterable[tuple[str, Path]]:
+    for split in sorted(source.files):
+        for path in source.files[split]:
+            yield split, path
+
+
+def _whole(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.digest()
+
+
+def _ends(path: Path, size_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        beginning = file.read(END_BYTES)
+        file.seek(max(0, size_bytes - END_BYTES))
+        return hashlib.sha256(beginning + file.read(END_BYTES)).digest()

@@ -1,0 +1,230 @@
+"""Image classification with one's own data, the workload ``images``.
+
+Shapes: B images of a batch, S side of the inputs, K classes; images (B, 3, S, S) float32, normalised by the training
+images' mean and standard deviation of each channel; labels (B,) int64 in 0..K-1.
+
+Small equal images (up to 64x64) train as He et al. 2016, section 4.2: a crop out of 4 pixels of zeros around, mirrored
+half of the time, and are evaluated as they are. Others train as Szegedy et al. 2015, section 6: a random part of 8 to
+100 % of the area resized to S, mirrored half of the time, and are evaluated on the square in the middle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from trainables.errors import UserError, unknown_name
+from trainables.workloads import models
+from trainables.workloads.base import Batch, Workload
+from trainables.workloads.images import augmentation
+from trainables.workloads.images.classes import count_classes, hold_out
+from trainables.workloads.images.opening import default_cache, open_images
+from trainables.workloads.images.prefetch import prefetched
+from trainables.workloads.user_code import code_digest
+
+EVALUATION_BATCH_SIZE = 256
+#: The learning rate rises for so many epochs, but for no more than this share of the run.
+WARM_UP_EPOCHS = 5
+WARM_UP_SHARE = 0.05
+
+
+@dataclass(kw_only=True, eq=False)
+class Images(Workload):
+    """Images at a path, a model, SGD with momentum, linear warm-up and cosine to 0.
+
+    The first use decodes all images into ``cache``; later ones map that into memory.
+
+    Raises:
+        UserError: an option out of range, or data that cannot be trained on; see `opening` and `classes`.
+    """
+
+    data: str
+    """A Parquet file, a folder of such by split (train-*.parquet), or folders of images by class."""
+    model: str = "resnet20"
+    """Name of `models.build_model`, or ``package.module:function``."""
+    image_size: int | None = None
+    """S in pixels. None: the images' own side if all are equal squares up to 64x64, else 224."""
+    batch_size: int = 128
+    """Images a training step, >= 1; the last step of an epoch may have fewer."""
+    learning_rate: float = 0.1
+    """After the warm-up, > 0."""
+    weight_decay: float = 5e-4
+    """Of all parameters, >= 0."""
+    momentum: float = 0.9
+    """In [0, 1)."""
+    validation: float = 0.1
+    """Share of each class's training images that validate where the data has no validation split, in (0, 1)."""
+    augment: bool = True
+    """Whether training inputs are cropped and mirrored at random."""
+    cache: str | None = None
+    """Folder for the decoded images. None: this user's, under the folder for temporary files."""
+    cache_limit_gb: float = 20.0
+    """Decoded images that would take more are decoded for each batch instead, in 10^9 bytes, >= 0."""
+    classes: int | None = None
+    """K. None: as many as the data names, or else the greatest training label plus one."""
+
+    name = "images"
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        cache = Path(self.cache).expanduser() if self.cache else default_cache()
+        self._data = open_images(
+            str(self.data),
+            cache=cache,
+            cache_limit_bytes=self.cache_limit_gb * 1e9,
+            image_size=self.image_size,
+        )
+        self._classes = count_classes(self._data, self.classes)
+        labels = self._data.labels
+        parts = {split: np.arange(len(labels[split])) for split in labels}
+        self._home = {split: split for split in labels}
+        if "validation" not in parts:
+            self._home["validation"] = "train"
+            parts["train"], parts["validation"] = hold_out(labels["train"], self.validation)
+        self._parts: dict[str, NDArray[np.int64]] = parts
+        self.splits = tuple(split for split in ("train", "validation", "test") if split in parts)
+        mean, deviation = self._data.statistics(parts["train"])
+        self._mean = torch.tensor(mean, dtype=torch.float32).view(3, 1, 1)
+        self._deviation = torch.tensor(deviation, dtype=torch.float32).view(3, 1, 1)
+
+    def _check_numbers(self) -> None:
+        rules: tuple[tuple[str, bool, str], ...] = (
+            ("image_size", self.image_size is None or _is_int(self.image_size, 8), "an integer >= 8"),
+            ("batch_size", _is_int(self.batch_size, 1), "an integer >= 1"),
+            ("classes", self.classes is None or _is_int(self.classes, 2), "an integer >= 2"),
+            ("learning_rate", 0 < self.learning_rate < math.inf, "a number > 0"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "a number >= 0"),
+            ("momentum", 0 <= self.momentum < 1, "a number in [0, 1)"),
+            ("validation", 0 < self.validation < 1, "a share in (0, 1)"),
+            ("cache_limit_gb", self.cache_limit_gb >= 0, "a number >= 0"),
+        )
+        for option, holds, rule in rules:
+            if not holds:
+                raise UserError(f"{option} of workload images must be {rule}, got {getattr(self, option)!r}")
+
+    @property
+    def key(self) -> Hashable:
+        return (self.name, self.model, self._classes, self._size, self.momentum > 0)
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes, by class number; None where the data does not say."""
+        return self._data.class_names
+
+    @property
+    def _size(self) -> int:
+        return self._data.layout.image_size
+
+    def check(self, seed: int) -> None:
+        with torch.random.fork_rng(devices=[]):
+            self.make_model()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self._parts["train"]) // self.batch_size)
+
+    def make_model(self) -> nn.Module:
+        return models.build_model(self.model, self._classes, self._size)
+
+    def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+        return SGD(
+            named_parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+        )  # fmt: skip
+
+    def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
+        warm_up = min(WARM_UP_EPOCHS * self.steps_per_epoch, int(WARM_UP_SHARE * total_steps))
+
+        def factor(step: int) -> float:
+            if step < warm_up:
+                return (step + 1) / (warm_up + 1)
+            return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm_up) / (total_steps - warm_up))))
+
+        return LambdaLR(optimizer, factor)
+
+    def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
+        return self.train_batches_from(epoch, seed, 0)
+
+    def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
+        return prefetched(self._train_batches(epoch, seed, start))
+
+    def _train_batches(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
+        for step, rows in enumerate(self._order(epoch, seed)[start:], start=start):
+            images, labels = self._take("train", rows.numpy())
+            if self.augment:
+                images = self._augmented(images, augmentation.generator_of(seed, epoch, step))
+            else:
+                images = augmentation.center_crops(images, self._size)
+            yield augmentation.normalised(images, self._mean, self._deviation), labels
+
+    def _order(self, epoch: int, seed: int) -> tuple[Tensor, ...]:
+        generator = augmentation.generator_of(seed, epoch)
+        return torch.randperm(len(self._parts["train"]), generator=generator).split(self.batch_size)
+
+    def _take(self, split: str, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Kept images (B, 3, T, T) uint8 and labels (B,) of rows of a split."""
+        home, numbers = self._home[split], self._parts[split][rows]
+        images = torch.from_numpy(self._data.pixels[home].take(numbers))
+        return images, torch.from_numpy(self._data.labels[home][numbers])
+
+    def _augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        flips = augmentation.draw_flips(len(images), generator)
+        if self._data.layout.as_they_are:
+            return augmentation.padded_crops(images, augmentation.draw_offsets(len(images), generator), flips)
+        boxes = augmentation.draw_boxes(len(images), images.shape[2], generator)
+        return augmentation.resized_crops(images, boxes, flips, self._size)
+
+    def fingerprint(self) -> str:
+        told = (self.model, self._size, self.batch_size, self.learning_rate, self.weight_decay, self.momentum,
+                self.validation, self.augment, self._classes)  # fmt: skip
+        digest = hashlib.sha256(repr((self._data.digest, told)).encode())
+        for package in (__file__, models.__file__):
+            for path in sorted(Path(package).parent.glob("*.py")):
+                digest.update(path.name.encode() + path.read_bytes())
+        if ":" in self.model:
+            digest.update(code_digest(self.model.partition(":")[0]).encode())
+        return digest.hexdigest()
+
+    @property
+    def train_samples(self) -> int | None:
+        return None if self.augment else len(self._parts["train"])
+
+    def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor] | None:
+        return None if self.augment else iter(self._order(epoch, seed))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        images, labels = batch
+        return F.cross_entropy(cast(Tensor, model(images)), labels)
+
+    def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
+        """Share of images whose largest score is that of their class, in [0, 1]."""
+        if split not in self.splits:
+            raise unknown_name("split", split, self.splits)
+        correct = torch.zeros((), dtype=torch.int64, device=device)
+        with closing(prefetched(self._evaluation_batches(split))) as batches:
+            for images, labels in batches:
+                correct += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
+        return int(correct) / len(self._parts[split])
+
+    def _evaluation_batches(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        count = len(self._parts[split])
+        for at in range(0, count, EVALUATION_BATCH_SIZE):
+            images, labels = self._take(split, np.arange(at, min(count, at + EVALUATION_BATCH_SIZE)))
+            images = augmentation.center_crops(images, self._size)
+            yield augmentation.normalised(images, self._mean, self._deviation), labels
+
+
+def _is_int(value: Any, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low

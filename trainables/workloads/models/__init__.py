@@ -1,0 +1,100 @@
+"""Image classifiers by name, and models of the user's own. Loads no torch until a model is built.
+
+Parameter names are those under which published checkpoints and compression schedules know these models.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainables.errors import UserError, unknown_name
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Width and height at which a model of the user's own is tried unless a size is given.
+DEFAULT_IMAGE_SIZE = 224
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A built-in model."""
+
+    home: str
+    """``module:function``, called with the numbers of classes and of input channels."""
+    image_size: int
+    """Width and height of the images that it was published for, in pixels."""
+    least_image_size: int = 1
+    """The smallest images that leave a pixel for its last layer, in pixels."""
+    description: str
+    """One line."""
+
+
+MODELS: dict[str, Entry] = {
+    "resnet20": Entry(
+        home="trainables.workloads.models.resnet_cifar:resnet20",
+        image_size=32,
+        description="ResNet-20 for 32x32 images, 0.27 M parameters (He et al. 2016, section 4.2)",
+    ),
+    "resnet56": Entry(
+        home="trainables.workloads.models.resnet_cifar:resnet56",
+        image_size=32,
+        description="ResNet-56 for 32x32 images, 0.85 M parameters (He et al. 2016, section 4.2)",
+    ),
+    "resnet18": Entry(
+        home="trainables.workloads.models.resnet:resnet18",
+        image_size=224,
+        description="ResNet-18, 11.7 M parameters (He et al. 2016, table 1)",
+    ),
+    "resnet50": Entry(
+        home="trainables.workloads.models.resnet:resnet50",
+        image_size=224,
+        description="ResNet-50, 25.6 M parameters (He et al. 2016, table 1; strides in the 3x3 convolutions: v1.5)",
+    ),
+    "alexnet": Entry(
+        home="trainables.workloads.models.alexnet:alexnet",
+        image_size=224,
+        least_image_size=63,
+        description="AlexNet with one tower, 61.1 M parameters (Krizhevsky 2014)",
+    ),
+    "vgg16": Entry(
+        home="trainables.workloads.models.vgg:vgg16",
+        image_size=224,
+        least_image_size=32,
+        description="VGG-16 without batch norm, 138.4 M parameters (Simonyan and Zisserman 2015, configuration D)",
+    ),
+}
+
+
+def build_model(name: str, classes: int, image_size: int | None = None, channels: int = 3) -> nn.Module:
+    """A model with fresh weights from torch's global generator: images (N, channels, S, S) to scores (N, classes).
+
+    Args:
+        name: of `MODELS`, or ``package.module:function`` for a model of one's own, see `custom.build_custom`.
+        classes: outputs, >= 1.
+        image_size: S in pixels, >= 1. None: the size that the model was published for, and 224 for one's own.
+        channels: of the images, >= 1.
+
+    Raises:
+        UserError: an unknown name, a number out of range, images too small for the model, or a model of one's own that
+            cannot be built or does not fit the data.
+    """
+    name = str(name)
+    own = ":" in name
+    if not own and name not in MODELS:
+        raise unknown_name("model", name, [*MODELS, "package.module:function"])
+    if image_size is None:
+        image_size = DEFAULT_IMAGE_SIZE if own else MODELS[name].image_size
+    least = 1 if own else MODELS[name].least_image_size
+    for what, value, bound in (("classes", classes, 1), ("channels", channels, 1), ("image_size", image_size, least)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < bound:
+            raise UserError(f"{what} of model {name} must be an integer of at least {bound}, got {value!r}")
+    if own:
+        from trainables.workloads.models.custom import build_custom
+
+        return build_custom(name, classes=classes, image_size=image_size, channels=channels)
+    module, function = MODELS[name].home.split(":")
+    model: nn.Module = getattr(importlib.import_module(module), function)(classes, channels)
+    return model

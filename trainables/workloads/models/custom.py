@@ -1,0 +1,109 @@
+"""A model of the user's own, ``package.module:function``: imported, called, and tried on a batch of two images.
+
+Shapes: images (2, channels, S, S) float32; scores (2, classes).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainables.errors import UserError
+from trainables.training.generators import kept_generators
+from trainables.workloads.user_code import import_attribute
+
+#: Two, for a batch norm over single pixels needs more than one sample to train.
+TRIED_IMAGES = 2
+
+
+def build_custom(name: str, *, classes: int, image_size: int, channels: int) -> nn.Module:
+    """The model that the function returns.
+
+    The function is called with those of ``num_classes``, ``image_size`` and ``channels`` that its signature names, and
+    with ``num_classes`` where it takes any keyword. A class works as well.
+
+    Raises:
+        UserError: a name of another form, a module that does not import, no such function in it, a function that
+            raises or returns no `nn.Module`, or a model that gives anything but (2, classes) for two images.
+    """
+    function = _find(name)
+    sizes = {"num_classes": classes, "image_size": image_size, "channels": channels}
+    try:
+        model = function(**_taken(function, sizes))
+    except Exception as error:
+        raise UserError(f"model {name} must be built by calling it, which raised {_in_one_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model {name} must return an nn.Module, got {_kind(model)}")
+    _check_scores(name, model, classes, (TRIED_IMAGES, channels, image_size, image_size))
+    return model
+
+
+def _find(name: str) -> Callable[..., Any]:
+    path, _, attribute = name.partition(":")
+    if not attribute.isidentifier() or not all(part.isidentifier() for part in path.split(".")):
+        raise UserError(f"a model of one's own must be given as package.module:function, got {name!r}")
+    function = import_attribute(name, "model")
+    if not callable(function):
+        raise UserError(f"model {name} must be a function or a class, got {_kind(function)}")
+    return function
+
+
+def _taken(function: Callable[..., Any], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Those of ``sizes`` that the function names as parameters; ``num_classes`` also where it takes any keyword."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # written in C
+        return {"num_classes": sizes["num_classes"]}
+    named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        named.add("num_classes")
+    return {name: size for name, size in sizes.items() if name in named}
+
+
+def _check_scores(name: str, model: nn.Module, classes: int, shape: tuple[int, ...]) -> None:
+    try:
+        scores = _tried(model, shape)
+    except Exception as error:
+        raise UserError(
+            f"model {name} must take images of shape {shape}, but its forward pass raised {_in_one_line(error)}"
+        ) from error
+    rule = f"model {name} must give scores of shape ({shape[0]}, {classes}) for images of shape {shape}"
+    if not isinstance(scores, Tensor):
+        raise UserError(f"{rule}, got {_kind(scores)}")
+    if tuple(scores.shape) != (shape[0], classes):
+        few = scores.dim() == 2 and len(scores) == shape[0] and scores.shape[1] < classes
+        why = f": it has {scores.shape[1]} outputs, the data has {classes} classes" if few else ""
+        raise UserError(f"{rule}, got {tuple(scores.shape)}{why}")
+
+
+def _tried(model: nn.Module, shape: tuple[int, ...]) -> Any:
+    """What the model gives in the mode it is in; its weights, buffers and the random generators stay as they are.
+
+    On the meta device, which computes nothing, or with numbers where the model cannot run there.
+    """
+    with torch.no_grad():
+        try:
+            return torch.func.functional_call(model, _state(model, "meta"), (torch.empty(shape, device="meta"),))
+        except Exception:  # noqa: BLE001  # it looks at numbers, or is wrong: the real pass tells
+            with kept_generators([]):
+                return torch.func.functional_call(model, _state(model, None), (torch.zeros(shape),))
+
+
+def _state(model: nn.Module, device: str | None) -> dict[str, Tensor]:
+    """Parameters and copies of the buffers; on ``meta`` all without numbers."""
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if device is not None:
+        return {name: torch.empty_like(value, device=device) for name, value in state.items()}
+    return {name: value if isinstance(value, nn.Parameter) else value.clone() for name, value in state.items()}
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"{type(value).__name__}"
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

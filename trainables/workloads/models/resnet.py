@@ -1,0 +1,107 @@
+"""Residual networks for ImageNet-like sizes, with torchvision's parameter names and order.
+
+Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, table 1, projections where the shape
+changes (option B). A bottleneck that halves the image does so in its 3x3 convolution, as torchvision's does ("v1.5");
+the paper's first 1x1 convolution skips three of four pixels.
+
+Shapes: N images; C channels; S side in pixels, a quarter after the stem, then halved by each stage but the first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+from trainables.workloads.models.initialisation import he_fan_out
+
+STAGE_WIDTHS = (64, 128, 256, 512)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm, added to the shortcut."""
+
+    expansion = 1
+
+    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, width, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu1 = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.relu2 = nn.ReLU(inplace=True)
+        self.downsample = _shortcut(channels_in, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, S, S) to (N, width, S', S')."""
+        y = self.relu1(self.bn1(self.conv1(x)))
+        return self.relu2(self.bn2(self.conv2(y)) + self.downsample(x))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions with batch norm, added to the shortcut."""
+
+    expansion = 4
+
+    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        channels_out = width * self.expansion
+        self.conv1 = nn.Conv2d(channels_in, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu1 = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.relu2 = nn.ReLU(inplace=True)
+        self.conv3 = nn.Conv2d(width, channels_out, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels_out)
+        self.relu3 = nn.ReLU(inplace=True)
+        self.downsample = _shortcut(channels_in, channels_out, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, S, S) to (N, 4 width, S', S')."""
+        y = self.relu1(self.bn1(self.conv1(x)))
+        y = self.relu2(self.bn2(self.conv2(y)))
+        return self.relu3(self.bn3(self.conv3(y)) + self.downsample(x))
+
+
+def _shortcut(channels_in: int, channels_out: int, stride: int) -> nn.Module:
+    if stride == 1 and channels_in == channels_out:
+        return nn.Identity()
+    return nn.Sequential(
+        nn.Conv2d(channels_in, channels_out, 1, stride=stride, bias=False), nn.BatchNorm2d(channels_out)
+    )
+
+
+def resnet18(classes: int, channels: int = 3) -> nn.Sequential:
+    """Two basic blocks a stage; 11,689,512 parameters with 1000 classes."""
+    return _resnet(BasicBlock, (2, 2, 2, 2), classes, channels)
+
+
+def resnet50(classes: int, channels: int = 3) -> nn.Sequential:
+    """3, 4, 6 and 3 bottlenecks; 25,557,032 parameters with 1000 classes."""
+    return _resnet(Bottleneck, (3, 4, 6, 3), classes, channels)
+
+
+def _resnet(
+    block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], classes: int, channels: int
+) -> nn.Sequential:
+    """(N, channels, S, S) to (N, classes)."""
+    channels_in = STAGE_WIDTHS[0]
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(channels, channels_in, 7, stride=2, padding=3, bias=False),
+        bn1=nn.BatchNorm2d(channels_in),
+        relu=nn.ReLU(inplace=True),
+        maxpool=nn.MaxPool2d(3, stride=2, padding=1),
+    )
+    for number, (depth, width) in enumerate(zip(depths, STAGE_WIDTHS, strict=True), start=1):
+        stage = [block(channels_in, width, stride=1 if number == 1 else 2)]
+        channels_in = width * block.expansion
+        stage += [block(channels_in, width, stride=1) for _ in range(depth - 1)]
+        layers[f"layer{number}"] = nn.Sequential(*stage)
+    layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(channels_in, classes)
+    model = nn.Sequential(layers)
+    he_fan_out(model)
+    return model

@@ -1,0 +1,120 @@
+"""Options of a workload: texts NAME=VALUE that become keyword arguments of a class or function. Without torch."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from trainables.errors import UserError, unknown_name
+
+#: Variable that says where decoded data is kept, for workloads that keep it.
+CACHE_VARIABLE = "TUNE_CAC_CACHE"
+#: Options that say where something is kept, not what is trained.
+PLACES = ("cache", "cache_limit_gb", "cwd")
+_TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def read_options(texts: Iterable[str]) -> dict[str, str]:
+    """Names and values of texts NAME=VALUE; a value may hold further ``=``.
+
+    >>> read_options(["model=resnet18", "data=/photos"])
+    {'model': 'resnet18', 'data': '/photos'}
+
+    Raises:
+        UserError: no ``=``, a name that is none, or one given twice.
+    """
+    if isinstance(texts, str):
+        raise UserError(f"workload options must be a list of NAME=VALUE texts, got {texts!r}")
+    found: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = str(text).partition("=")
+        name = name.strip()
+        if not separator or not name.isidentifier():
+            raise UserError(f"a workload option must be NAME=VALUE, such as model=resnet18, got {text!r}")
+        if name in found:
+            raise UserError(f"a workload option must be given once, got {name} as {found[name]!r} and {value!r}")
+        found[name] = value
+    return found
+
+
+def canonical(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Options as a configuration holds them: texts NAME=VALUE, by name."""
+    return tuple(f"{name}={options[name]}" for name in sorted(options))
+
+
+def what_is_trained(options: Iterable[str]) -> tuple[str, ...]:
+    """Options without those that only say where something is kept.
+
+    >>> what_is_trained(("cache=/tmp/x", "model=resnet18"))
+    ('model=resnet18',)
+    """
+    return tuple(text for text in options if text.partition("=")[0] not in PLACES)
+
+
+def check_options(workload: str, options: Mapping[str, str]) -> None:
+    """Raise UserError where options are given to the workload ``script`` that it does not know."""
+    if workload == "script":
+        for name in options:
+            if name not in ("command", "cwd"):
+                raise unknown_name("option of workload script", name, ["command", "cwd"])
+
+
+def call_with_options(function: Callable[..., Any], options: Mapping[str, str], what: str) -> Any:
+    """Call with options as keyword arguments, each in the type of its annotation, or else of its default.
+
+    Args:
+        function: a function or class.
+        options: values as text.
+        what: how messages name it.
+
+    Raises:
+        UserError: an option that it does not take, one that it needs, or a value that is not of its type.
+    """
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    }
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    hints = _hints(function)
+    values: dict[str, Any] = {}
+    for name, text in options.items():
+        if name in parameters:
+            values[name] = _read(name, text, hints.get(name), parameters[name].default, what)
+        elif takes_any:
+            values[name] = text
+        elif not parameters:
+            raise UserError(f"{what} takes no options, got {name}={text}: leave it out")
+        else:
+            raise unknown_name(f"option of {what}", name, parameters)
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in values:
+            raise UserError(f"{what} needs --option {name}=VALUE, which has no default")
+    return function(**values)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    except (NameError, TypeError):  # names that exist for a type checker alone
+        return {}
+
+
+def _read(name: str, text: str, hint: Any, default: Any, what: str) -> Any:
+    kinds = [part for part in (get_args(hint) if get_origin(hint) in (Union, types.UnionType) else [hint]) if part]
+    if type(None) in kinds and text.lower() in ("", "none"):
+        return None
+    kinds = [kind for kind in kinds if kind is not type(None)]
+    if not kinds and default is not inspect.Parameter.empty and default is not None:
+        kinds = [type(default)]
+    kind = kinds[0] if kinds else str
+    try:
+        if kind is bool:
+            return _TRUTH[text.lower()]
+        return kind(text) if kind in (int, float, Path) else text
+    except (KeyError, ValueError):
+        said = {bool: "yes or no", int: "an integer", float: "a number"}[kind]
+        raise UserError(f"option {name} of {what} must be {said}, got {text!r}") from None

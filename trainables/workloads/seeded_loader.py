@@ -1,0 +1,103 @@
+"""A user's loader, iterated so that an epoch's batches are a function of the epoch and the seed alone.
+
+Loaders shuffle and augment with whatever generator is at hand: the process's own, or one that they keep from epoch to
+epoch. Here they draw from generators that begin anew each epoch, and the model's dropout goes on with its own. So a run
+can begin in any epoch, and two runs of a seed see the same batches whatever their models drew.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+#: Places at which loaders and samplers keep a generator or an epoch of their own.
+_HOLDERS = ("sampler", "batch_sampler", "dataset")
+
+
+def seeded_epoch(loader: Iterable[Any], epoch: int, seed: int) -> Iterator[Any]:
+    """The loader's items in this epoch.
+
+    Args:
+        loader: iterable as often as there are epochs, such as a DataLoader or a list of batches.
+        epoch: from 0.
+        seed: of the run.
+    """
+    number = epoch_seed(epoch, seed)
+    for holder in _holders(loader):
+        if isinstance(getattr(holder, "generator", None), torch.Generator):
+            holder.generator.manual_seed(number)
+        if callable(getattr(holder, "set_epoch", None)):
+            holder.set_epoch(epoch)
+    own = _Generators.seeded(number)
+    with own.in_place():
+        items = iter(loader)  # a DataLoader draws here: the order, and the seeds of its worker processes
+    while True:
+        with own.in_place():
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
+
+
+def epoch_seed(epoch: int, seed: int) -> int:
+    """A seed for each epoch of each run.
+
+    >>> epoch_seed(0, 0) != epoch_seed(1, 0) != epoch_seed(0, 1)
+    True
+    """
+    return (seed * 1_000_003 + epoch) % 2**63
+
+
+def _holders(loader: Any) -> list[Any]:
+    found: list[Any] = []
+    remaining = [loader]
+    while remaining:
+        holder = remaining.pop()
+        if holder is None or any(holder is known for known in found):
+            continue
+        found.append(holder)
+        remaining += [getattr(holder, name, None) for name in _HOLDERS]
+    return found
+
+
+class _Generators:
+    """States of Python's, numpy's and torch's generators that are not the process's own."""
+
+    def __init__(self, python: Any, numpy: Any, torch_state: torch.Tensor) -> None:
+        self._state = (python, numpy, torch_state)
+
+    @classmethod
+    def seeded(cls, number: int) -> _Generators:
+        return cls(
+            random.Random(number).getstate(),
+            np.random.RandomState(number % 2**32).get_state(),
+            torch.Generator().manual_seed(number).get_state(),
+        )
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """What is drawn inside is drawn from these."""
+        before = _states()
+        _set(self._state)
+        try:
+            yield
+        finally:
+            self._state = _states()
+            _set(before)
+
+
+def _states() -> tuple[Any, Any, torch.Tensor]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _set(states: tuple[Any, Any, torch.Tensor]) -> None:
+    python, numpy, torch_state = states
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(torch_state)

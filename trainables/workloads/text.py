@@ -1,0 +1,256 @@
+"""A workload without convolutions: a small causal transformer that predicts the next character of Python's manual.
+
+Shapes: B sequences of T characters; D width; V numbers of characters; inputs and targets (B, T) int64 in 0..V-1, the
+targets one character ahead; scores (B, T, V) float32.
+
+The text ships with Python (`pydoc_data.topics`), so accuracies are comparable within one version of Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import math
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from trainables.errors import UserError
+from trainables.workloads.base import Batch, Workload
+
+CONTEXT = 64
+WIDTH = 64
+BLOCKS = 2
+HEADS = 4
+BATCH_SIZE = 16
+EVALUATION_BATCH_SIZE = 32
+STEPS_PER_EPOCH = 30
+EVALUATION_WINDOWS = 256
+LEARNING_RATE = 1e-2
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+#: Share of the run in which the learning rate rises.
+WARM_UP = 0.05
+#: Characters with a number of their own; all others share the number after them.
+CHARACTERS = 96
+#: Share of the text that trains; halves of the rest validate and test.
+TRAINING_SHARE = 0.8
+#: Standard deviation of the embeddings' initial weights; with the usual 0.02 in all layers the first 60 steps at this
+#: learning rate learned nothing but the most frequent character.
+INITIAL_DEVIATION = 0.5
+#: Read where a Python comes without its manual.
+STANDARD_MODULES = ("argparse", "ast", "datetime", "decimal", "doctest", "inspect", "logging", "pdb", "tarfile")
+
+
+def _documents() -> list[str]:
+    """The topics of Python's manual by name, or the sources of a few standard modules where they do not ship."""
+    try:
+        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+    except ImportError:
+        return [inspect.getsource(importlib.import_module(name)) for name in STANDARD_MODULES]
+    return [topics[name] for name in sorted(topics)]
+
+
+def _text() -> str:
+    """The documents with each paragraph once, for topics repeat each other and no paragraph may be in two splits.
+
+    Paragraphs are equal if their words are: repeated ones are indented, wrapped and underlined in other ways.
+    """
+    paragraphs: dict[str, str] = {}
+    for document in _documents():
+        for paragraph in re.split(r"\n(?:[ \t]*\n)+", document.strip("\n")):
+            paragraphs.setdefault(words(paragraph), paragraph)
+    return "\n\n".join(paragraph for key, paragraph in paragraphs.items() if key)
+
+
+def words(paragraph: str) -> str:
+    """The paragraph's words, without underlines of headings.
+
+    >>> words("  Lists\\n  =====")
+    'Lists'
+    """
+    return " ".join(re.sub(r"[-=*^~]{3,}", " ", paragraph).split())
+
+
+def _encoded(text: str, known: str) -> Tensor:
+    """Characters as numbers (N,) int64: places in ``known``, and ``len(known)`` for any other."""
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    numbers = np.full(int(codes.max()) + 1, len(known), dtype=np.int64)
+    for number, character in enumerate(known):
+        if ord(character) < len(numbers):
+            numbers[ord(character)] = number
+    return torch.from_numpy(numbers[codes])
+
+
+@lru_cache(maxsize=1)
+def _splits() -> dict[str, Tensor]:
+    """80, 10 and 10 % of the text, in its order, as numbers. Cached in the process; nobody writes to the tensors."""
+    text = _text()
+    trained = int(len(text) * TRAINING_SHARE)
+    middle = (trained + len(text)) // 2
+    counts = Counter(text[:trained])
+    known = "".join(sorted(sorted(counts), key=lambda character: -counts[character])[:CHARACTERS])
+    parts = {"train": text[:trained], "validation": text[trained:middle], "test": text[middle:]}
+    return {name: _encoded(part, known) for name, part in parts.items()}
+
+
+class Embedding(nn.Module):
+    """A vector for each character plus one for its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(CHARACTERS + 1, WIDTH)
+        self.places = nn.Embedding(CONTEXT, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T) int64 to (B, T, D)."""
+        vectors: Tensor = self.characters(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        return vectors
+
+
+class Attention(nn.Module):
+    """Causal self-attention with several heads (Vaswani et al. 2017, section 3.2).
+
+    Written as two matrix products: torch's fused attention is not counted as FLOPs on the CPU, computes the scores a
+    second time in its backward pass on a GPU, and is not deterministic there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.output = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) to (B, T, D)."""
+        batch, length, _ = x.shape
+        query, key, value = self.qkv(x).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        scores = query / math.sqrt(WIDTH // HEADS) @ key.transpose(-2, -1)  # (B, HEADS, T, T)
+        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        mixed = scores.masked_fill(future, -math.inf).softmax(-1) @ value
+        return self.output(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+
+
+class TransformerBlock(nn.Module):
+    """Attention and two linear layers, each after a norm and added to its input (pre-norm, Xiong et al. 2020)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.attention = Attention()
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) to (B, T, D)."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+def learning_rate_share(step: int, total_steps: int) -> float:
+    """Share of the highest learning rate at a step: a linear rise, then half a cosine to 0 at ``total_steps``.
+
+    >>> [round(learning_rate_share(step, 40), 3) for step in (0, 1, 21, 40)]
+    [0.5, 1.0, 0.5, 0.0]
+    """
+    rising = max(1, round(WARM_UP * total_steps))
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 + 0.5 * math.cos(math.pi * (step - rising) / max(1, total_steps - rising))
+
+
+class Text(Workload):
+    """Two transformer blocks of width 64 on 64 characters, AdamW, linear warm-up and cosine schedule.
+
+    Args:
+        batch_size: sequences in a batch, >= 1.
+        steps_per_epoch: batches in an epoch, >= 1; sequences are drawn, so an epoch may be of any length.
+
+    Raises:
+        UserError: a number below 1.
+    """
+
+    name = "text"
+    default_epochs = 30
+
+    def __init__(self, *, batch_size: int = BATCH_SIZE, steps_per_epoch: int = STEPS_PER_EPOCH) -> None:
+        for option, value in (("batch_size", batch_size), ("steps_per_epoch", steps_per_epoch)):
+            if value < 1:
+                raise UserError(f"{option} of workload text must be at least 1, got {value}")
+        self._batch_size = batch_size
+        self._steps_per_epoch = steps_per_epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._steps_per_epoch
+
+    def make_model(self) -> nn.Module:
+        model = nn.Sequential(
+            OrderedDict(
+                embedding=Embedding(),
+                blocks=nn.Sequential(*(TransformerBlock() for _ in range(BLOCKS))),
+                norm=nn.LayerNorm(WIDTH),
+                head=nn.Linear(WIDTH, CHARACTERS + 1),
+            )
+        )
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=INITIAL_DEVIATION)
+        return model
+
+    def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+        return AdamW(named_parameters, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY)
+
+    def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
+        return LambdaLR(optimizer, lambda step: learning_rate_share(step, total_steps))
+
+    def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
+        return self.train_batches_from(epoch, seed, 0)
+
+    def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
+        windows = _splits()["train"].unfold(0, CONTEXT + 1, 1)
+        # One generator an epoch: the sequences of epoch k need no replay of the epochs before it.
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        chosen = torch.randint(len(windows), (self._steps_per_epoch, self._batch_size), generator=generator)
+        for places in chosen[start:]:
+            yield _inputs_and_targets(windows[places])
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{super().fingerprint()} {self._batch_size} {self._steps_per_epoch}".encode())
+        for part in _splits().values():
+            digest.update(part.numpy().tobytes())
+        return digest.hexdigest()
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        inputs, targets = batch
+        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+    def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
+        """Share of characters predicted, given up to 63 before them; each character of a window counts once."""
+        windows = evaluation_windows(split)
+        correct = torch.zeros((), dtype=torch.int64, device=device)
+        for part in windows.split(EVALUATION_BATCH_SIZE):
+            inputs, targets = _inputs_and_targets(part.to(device))
+            correct += (model(inputs).argmax(-1) == targets).sum()
+        return int(correct) / (len(windows) * CONTEXT)
+
+
+def evaluation_windows(split: str) -> Tensor:
+    """Fixed windows spread evenly over a split, (at most 256, T + 1); no character is predicted in two of them."""
+    windows = _splits()[split].unfold(0, CONTEXT + 1, CONTEXT)
+    count = min(EVALUATION_WINDOWS, len(windows))
+    return windows[torch.arange(count) * len(windows) // count]
+
+
+def _inputs_and_targets(windows: Tensor) -> Batch:
+    """(B, T + 1) to inputs and targets (B, T)."""
+    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()

@@ -1,0 +1,132 @@
+"""A user's module: imported as their script would import it, and told apart when its source changes.
+
+`package.module:function` is imported from what is installed or from the working directory. What it imports from beside
+itself belongs to it: a change there is another training.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainables.errors import UserError, unknown_name
+
+#: Most files that are looked at; a project that has more is told apart by these.
+_MOST_FILES = 500
+
+
+def import_attribute(reference: str, what: str) -> Any:
+    """What ``package.module:name`` refers to; the working directory is looked in, as by ``python -m``.
+
+    Args:
+        reference: ``package.module:name``.
+        what: how messages name it.
+
+    Raises:
+        UserError: no such module or name, or the module raised when it was imported.
+    """
+    module_name, _, name = reference.partition(":")
+    module = import_module(module_name, what, reference)
+    if not hasattr(module, name):
+        error = unknown_name(f"name in {module_name}", name, [n for n in vars(module) if not n.startswith("_")])
+        raise UserError(f"{what} {reference}: {error}")
+    return getattr(module, name)
+
+
+def import_module(module_name: str, what: str, reference: str) -> Any:
+    """Import a module of the user's; messages as of `import_attribute`."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())  # the console script of pip has its own folder there
+        importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise UserError(
+                f"{what} {reference}: there is no module {error.name}, neither installed nor in {os.getcwd()}: give "
+                "package.module:function"
+            ) from error
+        raise UserError(f"{what} {reference}: importing {module_name} failed: {error}") from error
+    except Exception as error:  # anything may go wrong in the user's module
+        raise UserError(
+            f"{what} {reference}: importing {module_name} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def code_digest(module_name: str) -> str:
+    """A digest of the module's source and of what it imports from beside itself, whether loaded already or not."""
+    digest = hashlib.sha256()
+    for path in sorted(_files(module_name)):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def own_modules(module_name: str) -> list[Path]:
+    """Top-level modules, files or package folders, that another machine needs to import it; none where installed."""
+    root = _root_of(module_name.partition(".")[0])
+    if root is None or _is_installed(root):
+        return []
+    tops = {path.relative_to(root).parts[0] for path in _files(module_name)}
+    return [root / top for top in sorted(tops)]
+
+
+def _files(module_name: str) -> set[Path]:
+    top = module_name.partition(".")[0]
+    root = _root_of(top)
+    if root is None:
+        return set()
+    found: set[Path] = set()
+    seen, remaining = set(), [top]
+    while remaining and len(found) < _MOST_FILES:
+        name = remaining.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for path in _sources(root, name):
+            found.add(path)
+            remaining += _imported(path)
+    return found
+
+
+def _is_installed(path: Path) -> bool:
+    return "site-packages" in path.parts or "dist-packages" in path.parts
+
+
+def _root_of(top: str) -> Path | None:
+    """The folder from which a top-level module comes."""
+    spec = importlib.util.find_spec(top)
+    if spec is None or spec.origin is None:
+        places = list(spec.submodule_search_locations or []) if spec is not None else []
+        return Path(places[0]).parent if places else None
+    origin = Path(spec.origin)
+    return origin.parent.parent if origin.name == "__init__.py" else origin.parent
+
+
+def _sources(root: Path, name: str) -> Iterator[Path]:
+    if (root / f"{name}.py").is_file():
+        yield root / f"{name}.py"
+    elif (root / name / "__init__.py").is_file() or any((root / name).glob("*.py")):
+        yield from (root / name).rglob("*.py")
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Top-level modules that a file imports anywhere. Installed beside it, a package's imports are others' work."""
+    if _is_installed(path):
+        return
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]

@@ -1,0 +1,28 @@
+"""A trial whose values are given instead of suggested: a control of a search, or a run of a confirmation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenRun:
+    """What is to be trained, and what is said of it."""
+
+    attrs: Mapping[str, Any]
+    """User attributes of its Optuna trial, the role among them."""
+    values: Mapping[str, Any]
+    """Fields of the config that differ from the baseline's, in plain types."""
+
+    @property
+    def key(self) -> str:
+        """Equal for runs of equal values."""
+        return as_key(self.values)
+
+
+def as_key(values: Any) -> str:
+    """Given values as a text that can be compared."""
+    return json.dumps(values, sort_keys=True)
