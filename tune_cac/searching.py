@@ -162,18 +162,19 @@ def resume(
 def run_context(config: TrialConfig) -> SpaceContext:
     """What a space may ask about a run: its steps and layers. Builds the model once, and tries what a user gave."""
     from trainables.gradskip.layers import unit_ends, watch_needed
-    from trainables.training.run import TrainingRun
+    from trainables.training.isolation import isolated
     from trainables.workloads import build
 
-    build(config.workload, config.workload_options or ()).check(config.seed)
-    with TrainingRun(config) as run:
-        names = tuple(name for name, _ in run.model.named_parameters())
-        return SpaceContext(
-            total_steps=run.total_steps,
-            layer_names=names,
-            unit_ends=unit_ends(run.model),
-            watch=watch_needed(list(run.model.parameters()), run.model),
-        )
+    workload = build(config.workload, config.workload_options or ())
+    workload.check(config.seed)
+    with isolated(seed=config.seed, threads=config.threads):
+        model = workload.make_model()  # and no optimizer, for which torch loads its compiler
+    return SpaceContext(
+        total_steps=workload.steps_per_epoch * config.epochs,
+        layer_names=tuple(name for name, _ in model.named_parameters()),
+        unit_ends=unit_ends(model),
+        watch=watch_needed(list(model.parameters()), model),
+    )
 
 
 def context_of(base: TrialConfig) -> SpaceContext:

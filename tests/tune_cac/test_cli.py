@@ -43,7 +43,10 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             "search --space auto_treshold",
             f"unknown space 'auto_treshold': did you mean 'auto_thresholds'? {VALID_SPACES}",
         ),
-        ("search --workload digit", "unknown workload 'digit': did you mean 'digits'? Valid: digits, images, package.module:function, text"),
+        (
+            "search --workload digit",
+            "unknown workload 'digit': did you mean 'digits'? Valid: digits, images, package.module:function, text",
+        ),
         ("search --trials 0", "--trials must be an integer >= 1, got 0"),
         ("search --epochs 0", "--epochs must be an integer >= 1, got 0"),
         ("search --seed -1", "--seed must be an integer >= 0, got -1"),
