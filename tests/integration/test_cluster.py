@@ -23,7 +23,7 @@ from trainables.config import TrialConfig
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def two_nodes() -> Iterator[str]:
     """The address of a cluster of two nodes with a processor each."""
     process = subprocess.Popen(
@@ -65,3 +65,45 @@ def test_trials_on_two_nodes_share_training(two_nodes: str, tune_cac_command: Ru
     # A node has one processor, so two processes are on two nodes.
     results = [json.loads(path.read_text().splitlines()[-1]) for path in study.glob("ray/*/*/result.json")]
     assert len({row["pid"] for row in results}) == 2
+
+
+FACTORY = """
+import pathlib
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from beside import SAMPLES
+
+def make_workload(told: str):
+    with open(told, "a") as file:
+        file.write(__file__ + "\\n")
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (SAMPLES,), generator=generator)
+    data = TensorDataset(torch.randn(SAMPLES, 4, generator=generator) + labels[:, None], labels)
+    return {
+        "model": lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),
+        "train": DataLoader(data, batch_size=10, shuffle=True),
+        "validation": DataLoader(data, batch_size=10),
+        "epochs": 2,
+    }
+"""
+
+
+def test_modules_of_ones_own_are_sent_to_the_nodes(two_nodes: str, tune_cac_command: Run, tmp_path: Path) -> None:
+    """What is beside the module and not imported, such as data, stays where it is."""
+    (tmp_path / "own.py").write_text(FACTORY)
+    (tmp_path / "beside.py").write_text("SAMPLES = 30\n")
+    (tmp_path / "unrelated.py").write_text("1 / 0\n")
+    told = tmp_path / "told.txt"
+    done = tune_cac_command(
+        "search", "--workload", "own:make_workload", "--option", f"told={told}", "--trials", "2", "--name", "s",
+        "--no-controls", "--concurrency", "1", RAY_ADDRESS=two_nodes,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    trials = analysis.load(tmp_path / "results" / "s")
+    assert trials["status"].tolist() == ["completed"] * 2
+    homes = {Path(line).parent for line in told.read_text().splitlines()}
+    sent = homes - {tmp_path}
+    assert sent  # a worker's own copy
+    for home in sent:
+        assert "py_modules" in str(home)

@@ -14,6 +14,7 @@ from image_files import noise, write_folder, write_parquet
 import analysis
 import tune_cac
 from trainables.config import TrialConfig
+from trainables.errors import UserError
 from trainables.training.run import TrainingRun
 from tune_cac.cli import main
 from tune_cac.cluster import ray_session
@@ -127,6 +128,36 @@ def test_a_shell_script_with_placeholders(tmp_path: Path, monkeypatch: pytest.Mo
     assert search["compute_saved"].tolist() == pytest.approx((1 - search["CAC_VAR_START_THR"]).tolist(), abs=1e-3)
     assert found.best is not None
     assert found.best["compute_saved"] == search["compute_saved"].max()
+
+
+@pytest.mark.usefixtures("one_ray")
+def test_a_script_that_knows_only_the_share_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.sh").write_text(
+        'awk -v t="$1" \'BEGIN { s = t < 0 ? 0 : 1 - t; '
+        'printf "{\\"accuracy\\": 0.9, \\"step\\": 90, \\"compute_saved\\": %g}\\n", s }\'\n'
+    )
+    command = "sh train.sh {CAC_VAR_START_THR}"
+    found = tune_cac.search(script=command, trials=3, name="s", concurrency=1)
+    assert found.failures.empty
+    trials = found.trials
+    assert trials["status"].tolist() == ["completed"] * 3
+    assert trials["dense_flops"].isna().all()
+    search = trials[trials["role"] != "baseline"]
+    assert search["compute_saved"].tolist() == pytest.approx((1 - search["CAC_VAR_START_THR"]).tolist(), abs=1e-3)
+    again = tune_cac.confirm("s", top=1, seeds=3, concurrency=1)
+    assert again.table is not None
+    assert again.table["seeds"].tolist() == [3]
+    assert again.table["compared"].tolist() == ["validation accuracy"]  # the script told of no test split
+    assert "in validation accuracy" in again.headline
+    (tmp_path / "train.sh").write_text("exit 1\n")
+    for changed in (
+        lambda: tune_cac.search(script=command, trials=1, name="s"),
+        lambda: tune_cac.searching.resume("s"),
+        lambda: tune_cac.confirm("s"),
+    ):
+        with pytest.raises(UserError, match=r"train\.sh .*has changed|holds a study with workload_options"):
+            changed()
 
 
 @pytest.mark.usefixtures("one_ray")
