@@ -67,43 +67,29 @@ def test_trials_on_two_nodes_share_training(two_nodes: str, tune_cac_command: Ru
     assert len({row["pid"] for row in results}) == 2
 
 
-FACTORY = """
-import pathlib
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from beside import SAMPLES
-
-def make_workload(told: str):
-    with open(told, "a") as file:
-        file.write(__file__ + "\\n")
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 3, (SAMPLES,), generator=generator)
-    data = TensorDataset(torch.randn(SAMPLES, 4, generator=generator) + labels[:, None], labels)
-    return {
-        "model": lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),
-        "train": DataLoader(data, batch_size=10, shuffle=True),
-        "validation": DataLoader(data, batch_size=10),
-        "epochs": 2,
-    }
+SENT = """
+import pathlib, sys, ray
+from tune_cac.cluster import ray_session
+with ray_session(cpus=1, modules=[pathlib.Path(path) for path in sys.argv[1:]]):
+    @ray.remote
+    def home():
+        import sent_module
+        import sent_package.part
+        return sent_module.__file__, sent_package.part.VALUE
+    print(*ray.get(home.remote()))
 """
 
 
-def test_modules_of_ones_own_are_sent_to_the_nodes(two_nodes: str, tune_cac_command: Run, tmp_path: Path) -> None:
-    """What is beside the module and not imported, such as data, stays where it is."""
-    (tmp_path / "own.py").write_text(FACTORY)
-    (tmp_path / "beside.py").write_text("SAMPLES = 30\n")
-    (tmp_path / "unrelated.py").write_text("1 / 0\n")
-    told = tmp_path / "told.txt"
-    done = tune_cac_command(
-        "search", "--workload", "own:make_workload", "--option", f"told={told}", "--trials", "2", "--name", "s",
-        "--no-controls", "--concurrency", "1", RAY_ADDRESS=two_nodes,
+def test_modules_of_ones_own_are_sent_to_the_nodes(two_nodes: str, tmp_path: Path) -> None:
+    """They lie where no process of the cluster looks."""
+    (tmp_path / "sent_module.py").write_text("")
+    (tmp_path / "sent_package").mkdir()
+    (tmp_path / "sent_package" / "part.py").write_text("VALUE = 7\n")
+    done = subprocess.run(
+        [sys.executable, "-c", SENT, str(tmp_path / "sent_module.py"), str(tmp_path / "sent_package")],
+        env={**os.environ, "RAY_ADDRESS": two_nodes}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    trials = analysis.load(tmp_path / "results" / "s")
-    assert trials["status"].tolist() == ["completed"] * 2
-    homes = {Path(line).parent for line in told.read_text().splitlines()}
-    sent = homes - {tmp_path}
-    assert sent  # a worker's own copy
-    for home in sent:
-        assert "py_modules" in str(home)
+    home, value = done.stdout.split()[-2:]
+    assert "py_modules" in home
+    assert value == "7"

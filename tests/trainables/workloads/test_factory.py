@@ -471,3 +471,10 @@ def test_modules_without_an_init_file_belong_to_the_code(write: Write, tmp_path:
     assert code_digest("space.deep.net") != before
     assert own_modules("space.deep.net") == [tmp_path / "space"]
     assert own_modules("torch.nn") == []  # installed on every machine
+
+
+def test_a_factory_of_an_installed_package() -> None:
+    """Any callable will do, such as a class of a workload."""
+    workload = build("trainables.workloads.digits:Digits")
+    assert workload.name == "trainables.workloads.digits:Digits"
+    assert workload.steps_per_epoch == 10
