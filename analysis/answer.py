@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.accounting import SearchCost, search_fraction
-from analysis.confirmation import of_trial
+from analysis.confirmation import compared, of_trial
 from analysis.controls import accuracy_when_shorter
 from analysis.layout import StudyInfo
 from analysis.ranking import ROUNDING
@@ -113,7 +113,7 @@ def headline(
     elif again["confirmed"]:
         text = (
             f"You can skip {percent(again['compute_saved'])} of the training compute {_at(again['accuracy_drop'])} in "
-            f"test accuracy (allowed: {points(allowed_drop)}); confirmed over {plural(again['seeds'], 'seed')}: "
+            f"{compared(again)} (allowed: {points(allowed_drop)}); confirmed over {plural(again['seeds'], 'seed')}: "
             f"{_at_most(again['drop_high'])} with {again['confidence']:.0%} confidence."
         )
     else:
@@ -150,7 +150,9 @@ def _again(again: pd.Series) -> str:
     if again["seeds"] == 0:
         return failed or "it was not retrained to the end"
     seeds = plural(again["seeds"], "fresh seed")
-    found = f"over {seeds} it skips {percent(again['compute_saved'])} {_at(again['accuracy_drop'])} in test accuracy"
+    found = (
+        f"over {seeds} it skips {percent(again['compute_saved'])} {_at(again['accuracy_drop'])} in {compared(again)}"
+    )
     if again["seeds"] >= 2:
         found += f", and {_at_most(again['drop_high'])}"
     return f"{found}; {failed}" if failed else found

@@ -22,8 +22,13 @@ RESAMPLES = 9999
 #: Columns of `confirm_table`.
 COLUMNS = (
     "candidate", "seeds", "failed", "compute_saved", "compute_saved_low", "compute_saved_high",
-    "accuracy_drop", "drop_low", "drop_high", "confidence", "confirmed", "refuted",
+    "accuracy_drop", "drop_low", "drop_high", "confidence", "confirmed", "refuted", "compared",
 )  # fmt: skip
+_DTYPES = {
+    **dict.fromkeys(("candidate", "seeds", "failed"), "int64"),
+    **dict.fromkeys(("confirmed", "refuted"), "bool"),
+    "compared": "string",
+}
 #: Fewest pairs that confirm: two equal differences say next to nothing of how they vary.
 FEWEST_PAIRS = 3
 
@@ -176,7 +181,8 @@ def confirm_table(
     Returns:
         One row a candidate: `candidate`, `seeds` (pairs), `failed` (seeds on which it failed and the baseline did
         not), means and intervals of compute saved and of the drop (fractions; intervals NaN below two pairs),
-        `confidence`, `confirmed`, `refuted`. Confirmed ones first, then by compute saved, most first, then by number.
+        `confidence`, `confirmed`, `refuted`, and `compared`, the accuracy that drops are of, in words. Confirmed ones
+        first, then by compute saved, most first, then by number.
 
     Raises:
         UserError: a number is out of range, or the trials are of no confirmation study.
@@ -215,11 +221,9 @@ def confirm_table(
         holds = bool(drop[2] <= allowed_drop + ROUNDING) and varies  # NaN does not
         confirmed = holds and len(own) >= FEWEST_PAIRS and not failed and saved[0] > 0
         refuted = bool(drop[1] > allowed_drop + ROUNDING) or (bool(failed) and len(failed) >= len(own))
-        rows.append((int(number), len(own), len(failed), *saved, *drop, confidence, confirmed, refuted))
-    counts, truths = ("candidate", "seeds", "failed"), ("confirmed", "refuted")
-    table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(
-        {name: "int64" if name in counts else "bool" if name in truths else "float64" for name in COLUMNS}
-    )
+        said = name.replace("_", " ") if name != "accuracy" else "validation accuracy"
+        rows.append((int(number), len(own), len(failed), *saved, *drop, confidence, confirmed, refuted, said))
+    table = pd.DataFrame(rows, columns=list(COLUMNS)).astype({name: _DTYPES.get(name, "float64") for name in COLUMNS})
     return table.sort_values(
         ["confirmed", "compute_saved", "candidate"], ascending=[False, False, True], ignore_index=True
     )

@@ -79,6 +79,11 @@ def of_trial(confirmation: pd.DataFrame | None, trial: Any) -> pd.Series | None:
     return None if rows.empty else rows.iloc[0]
 
 
+def compared(row: pd.Series) -> str:
+    """The accuracy that a candidate's drops are of, in words; earlier versions knew that of the test split alone."""
+    return str(row.get("compared", "test accuracy"))
+
+
 def held(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> pd.DataFrame:
     """The ranking without the settings that fresh seeds have refuted."""
     if confirmation is None:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from analysis.accounting import search_cost
 from analysis.answer import best_env, headline, percent, plural, ranked_table, search_cost_line, settings_text, short
+from analysis.confirmation import compared
 from analysis.controls import RANDOM_STOPS, beats_shorter, control_line
 from analysis.layout import StudyInfo
 
@@ -94,8 +95,8 @@ def confirmation_lines(confirmation: pd.DataFrame | None) -> list[str]:
         return []
     lines = [
         "", "## Confirmation", "",
-        "Retrained with the baseline on seeds that the search never saw; drops are in test accuracy, in points, with "
-        "intervals that hold together.", "",
+        "Retrained with the baseline on seeds that the search never saw; drops are in "
+        f"{compared(confirmation.iloc[0])}, in points, with intervals that hold together.", "",
         "| trial | seeds | compute saved | drop | from | to | confirmed |", "|--:|--:|--:|--:|--:|--:|:--|",
     ]  # fmt: skip
     for _, row in confirmation.iterrows():

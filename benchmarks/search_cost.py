@@ -71,12 +71,16 @@ def plain(trials: int, seed: int) -> Measured:
     begun = time.perf_counter()
     done = subprocess.run(
         [sys.executable, __file__, "--as-plain", "--trials", str(trials), "--seed", str(seed)],
-        check=True, capture_output=True, text=True,
+        check=True, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     executed = json.loads(done.stdout.splitlines()[-1])
     return Measured(
         mode="plain Ray Tune", executed=executed, alone=executed, wall_time_s=time.perf_counter() - begun, outcomes=None
     )
+
+
+def nothing(trial: Any) -> None:
+    """For Ray's searcher, which pickles its space: trials are suggested below."""
 
 
 def run_plain(trials: int, seed: int) -> None:
@@ -104,9 +108,7 @@ def run_plain(trials: int, seed: int) -> None:
     sampler = optuna.samplers.TPESampler(
         multivariate=True, group=True, constant_liar=True, n_ei_candidates=48, seed=seed
     )
-    search = Search(
-        space=lambda trial: None, metric=["accuracy", "compute_saved"], mode=["max", "max"], sampler=sampler
-    )
+    search = Search(space=nothing, metric=["accuracy", "compute_saved"], mode=["max", "max"], sampler=sampler)
     with tempfile.TemporaryDirectory() as folder, ray_session(cpus=1):
         results = tune.Tuner(
             tune.with_resources(Trial, {"cpu": 1}),
@@ -136,30 +138,38 @@ def main() -> None:
         f"| digits, auto_thresholds, {arguments.trials} trials, seed",
         arguments.seed,
     )
-    table: list[tuple[Measured, Measured]] = []
+    print(
+        f"{'':<44}{'executed':>9} {'alone':>7} {'outcomes':>9} {'wall s':>8}   FLOPs and time over sharing's",
+        flush=True,
+    )
+    first: Measured | None = None
     with tempfile.TemporaryDirectory() as folder:
         for count in arguments.concurrency:
             many = ("--concurrency", str(count))
             shared, rows = ours(Path(folder), f"shared{count}", arguments.trials, arguments.seed, *many)
+            show(shared, shared)
+            first = first or shared
             alone, rows_alone = ours(
                 Path(folder), f"alone{count}", arguments.trials, arguments.seed, *many, "--no-sharing"
             )
-            table += [(shared, shared), (alone, shared)]
+            show(alone, shared)
             if count == 1:
                 same = rows.drop(columns=NOT_THE_RUNS).equals(rows_alone.drop(columns=NOT_THE_RUNS))
                 if not same:
                     raise SystemExit("one at a time, row by row: NOT EQUAL")
                 print("one at a time, row by row: equal")
-    if not arguments.skip_plain:
-        first = table[0][0]
-        table.append((plain(arguments.trials, arguments.seed), first))
-    print(f"{'':<44}{'executed':>9} {'alone':>7} {'outcomes':>9} {'wall s':>8}   FLOPs and time over sharing's")
-    for found, shared in table:
-        outcomes = "" if found.outcomes is None else str(found.outcomes)
-        print(
-            f"{found.mode:<44}{found.executed:>9.1f} {found.alone:>7.1f} {outcomes:>9} {found.wall_time_s:>8.0f}   "
-            f"{found.executed / shared.executed:.1f} {found.wall_time_s / shared.wall_time_s:.1f}"
-        )
+    if not arguments.skip_plain and first is not None:
+        show(plain(arguments.trials, arguments.seed), first)
+
+
+def show(found: Measured, shared: Measured) -> None:
+    """One line, as soon as it is known: a run of this takes half an hour."""
+    outcomes = "" if found.outcomes is None else str(found.outcomes)
+    print(
+        f"{found.mode:<44}{found.executed:>9.1f} {found.alone:>7.1f} {outcomes:>9} {found.wall_time_s:>8.0f}   "
+        f"{found.executed / shared.executed:.1f} {found.wall_time_s / shared.wall_time_s:.1f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

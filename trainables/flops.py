@@ -1,4 +1,4 @@
-"""FLOPs of an operation by torch's formulas, with one put right.
+"""FLOPs of an operation by torch's formulas, with one put right and attention on a CPU added.
 
 torch counts the gradient of a grouped convolution's weights as if every group saw all channels: for a depthwise
 convolution as many times too much as there are channels (torch 2.13, `torch.utils.flop_counter.conv_backward_flop`).
@@ -11,7 +11,12 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    flop_registry,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
 _aten = torch.ops.aten
 
@@ -55,8 +60,8 @@ def flop_counter() -> FlopCounterMode:
 
 def formula_of(operation: Any) -> Callable[..., int] | None:
     """The formula of an operation (an overload packet): (*args, out_val=..., **kwargs) -> FLOPs; None where none."""
-    if operation is _aten.convolution_backward:
-        return _of_convolution_backward
+    if operation in _OURS:
+        return _OURS[operation]
     found: Callable[..., int] | None = flop_registry.get(operation)
     return found
 
@@ -64,3 +69,19 @@ def formula_of(operation: Any) -> Callable[..., int] | None:
 def _of_convolution_backward(*args: Any, **_: Any) -> int:
     shapes: list[Any] = [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args]
     return convolution_backward_flops(*shapes)
+
+
+def _of_cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+
+
+def _of_cpu_attention_backward(grad_out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(grad_out.shape, query.shape, key.shape, value.shape))
+
+
+#: Formulas in place of torch's, or where torch has none.
+_OURS: dict[Any, Callable[..., int]] = {
+    _aten.convolution_backward: _of_convolution_backward,
+    _aten._scaled_dot_product_flash_attention_for_cpu: _of_cpu_attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _of_cpu_attention_backward,
+}

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from trainables import gradskip
     from trainables.script.reporting import report
     from tune_cac.answering import SearchResult
+    from tune_cac.confirming import confirm
     from tune_cac.searching import search
 
 __version__ = "0.1.0"
-__all__ = ["gradskip", "report", "search", "SearchResult", "__version__"]
+__all__ = ["gradskip", "report", "search", "confirm", "SearchResult", "__version__"]
 
 _HOMES = {
+    "confirm": "tune_cac.confirming",
     "report": "trainables.script.reporting",
     "search": "tune_cac.searching",
     "SearchResult": "tune_cac.answering",

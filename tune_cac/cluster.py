@@ -62,6 +62,7 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
             ray.init(log_to_driver=False, logging_level=logging.CRITICAL, runtime_env=sent)
         elif ours:
             ray.init(
+                address="local",  # not one that another process has left its address of
                 num_cpus=max(cpus, os.cpu_count() or 1),
                 include_dashboard=False,
                 log_to_driver=False,

@@ -130,8 +130,9 @@ def trial(arguments: argparse.Namespace) -> int:
             print(f"tune_cac: the trial failed: {error}", file=sys.stderr)
             return 1
     print(
-        f"\nvalidation accuracy {row['accuracy']:.4f}, test accuracy {row['test_accuracy']:.4f}\n"
-        f"compute saved {percent(row['compute_saved'])} (backward {percent(row['backward_saved'])}): "
+        f"\nvalidation accuracy {row['accuracy']:.4f}"
+        + ("\n" if row["test_accuracy"] is None else f", test accuracy {row['test_accuracy']:.4f}\n")
+        + f"compute saved {percent(row['compute_saved'])} (backward {percent(row['backward_saved'])}): "
         f"{row['executed_flops'] / 1e9:.2f} of {row['dense_flops'] / 1e9:.2f} GFLOPs executed"
     )
     for event in run.method.events():

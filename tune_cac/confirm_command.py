@@ -17,7 +17,6 @@ def confirm(arguments: argparse.Namespace) -> int:
     """Confirm; print the table of candidates and the study's answer."""
     from analysis.accounting import search_cost
     from analysis.answer import search_cost_line
-    from analysis.confidence import compared_accuracy
     from tune_cac.confirming import confirm as confirm_study
 
     found = confirm_study(
@@ -29,7 +28,7 @@ def confirm(arguments: argparse.Namespace) -> int:
         checkpoint_budget=arguments.checkpoint_budget,
     )
     if found.table is not None:
-        print_table(_cells(found.table, compared_accuracy(found.trials).replace("_", " ")))
+        print_table(_cells(found.table))
         print()
     print(found.headline)
     print(search_cost_line(search_cost(found.trials), of="Cost of the confirmation"))
@@ -42,8 +41,11 @@ def confirm(arguments: argparse.Namespace) -> int:
     return 1 if len(failed) else 0
 
 
-def _cells(table: pd.DataFrame, compared: str) -> list[list[str]]:
-    cells = [["trial", "seeds", "failed", "compute saved", f"drop in {compared}", "interval", "confirmed"]]
+def _cells(table: pd.DataFrame) -> list[list[str]]:
+    from analysis.confirmation import compared
+
+    drop = f"drop in {compared(table.iloc[0])}"
+    cells = [["trial", "seeds", "failed", "compute saved", drop, "interval", "confirmed"]]
     for _, row in table.iterrows():
         known = row["seeds"] > 0
         cells.append(

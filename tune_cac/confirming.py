@@ -22,6 +22,7 @@ from tune_cac.answering import answer, write_answer
 from tune_cac.decoded_images import keeps_decoded_images
 from tune_cac.given_run import GivenRun
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
+from tune_cac.script_files import check_unchanged
 from tune_cac.study import check_writable, find_study, locked, mend_journal, package_versions, written
 
 
@@ -174,6 +175,8 @@ def _train(
     from tune_cac.searching import check_gpus, context_of, make_searcher, train
 
     check_gpus(options)
+    if options.is_script:
+        check_unchanged(options.workload_options)
     searcher, run_name = make_searcher(
         GivenSearch, child, options, context_of(base), base, wanted=wanted, trials=len(wanted)
     )

@@ -13,6 +13,7 @@ from typing import Any
 import search_spaces
 from analysis.ranking import check_allowed_drop
 from trainables.errors import UserError, unknown_name
+from trainables.script.placeholders import names
 from trainables.workloads import SCRIPT, check_workload, default_epochs
 from trainables.workloads.options import canonical, read_options
 from tune_cac.held import check_hold
@@ -88,7 +89,8 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if self.space not in search_spaces.SPACES:
             raise unknown_name("space", self.space, search_spaces.SPACES)
-        object.__setattr__(self, "workload_options", canonical(read_options(self.workload_options)))
+        options = read_options(self.workload_options)
+        object.__setattr__(self, "workload_options", canonical(options))
         check_workload(self.workload, self.workload_options)
         for flag, value, low in (
             ("--trials", self.trials, 1),
@@ -108,6 +110,8 @@ class SearchOptions:
                 raise UserError(f"{flag} must be a number >= 0, got {number!r}")
         check_allowed_drop(self.allowed_drop)
         object.__setattr__(self, "checkpoint_budget", read_bytes(self.checkpoint_budget))
+        if self.is_script and self.epochs is None and "epochs" in names(options["command"]):
+            raise UserError("--epochs must be given where the command has {epochs}, got none")
         if self.is_script or self.workers_per_trial > 1:
             object.__setattr__(self, "sharing", False)  # there is no state of the training that others could take
         object.__setattr__(self, "results", Path(self.results))

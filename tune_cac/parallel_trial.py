@@ -21,6 +21,8 @@ from trainables.errors import TrainingDiverged, UserError
 
 #: From one look at the workers to the next, while no row comes.
 _LOOK_S = 0.5
+#: Workers are waited for so long when a trial ends.
+_END_S = 30.0
 #: A failure is told in so many characters.
 _LONGEST_MESSAGE = 2000
 
@@ -80,10 +82,10 @@ class ParallelTrial(tune.Trainable):
                 if not running:
                     raise self._how_it_failed() from self._failure
                 continue
+            if found[DONE]:
+                self._thread.join(timeout=_END_S)  # the workers end by themselves
             if "diverged" in found:
                 raise TrainingDiverged(found["diverged"])
-            if found[DONE]:
-                self._thread.join(timeout=30)  # the workers end by themselves
             return found
 
     def _how_it_failed(self) -> Exception:
@@ -114,6 +116,7 @@ class ParallelTrial(tune.Trainable):
         if self._rows is not None:
             self._rows.shutdown(force=True)
             self._rows = None
+            self._thread.join(timeout=_END_S)  # the next trial wants their places
 
 
 def train_worker(config: dict[str, Any]) -> None:

@@ -171,13 +171,13 @@ class SearchProgress(tune.Callback):
 
 def in_trainings(row: Mapping[str, Any]) -> float:
     """What the search has executed for a trial by this row, in dense trainings; 0 before its first row."""
-    dense = row.get("dense_flops", 0)
+    dense = row.get("dense_flops") or 0
     return search_flops(row) / dense if dense else 0.0
 
 
 def search_flops(row: Mapping[str, Any]) -> int:
     """What the search has executed for a trial by this row; 0 before its first row."""
-    return int(row.get("search_flops", row.get("executed_flops", 0)))
+    return int(row.get("search_flops", row.get("executed_flops")) or 0)  # None: a script that does not say
 
 
 def failure_message(trial: Any) -> str:

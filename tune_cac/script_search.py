@@ -9,6 +9,7 @@ from typing import Any
 import optuna
 
 from search_spaces import SpaceContext
+from trainables.script.placeholders import names
 from trainables.script.run import RUN_FACTS
 from trainables.workloads.options import read_options
 from tune_cac.given_run import GivenRun
@@ -41,9 +42,20 @@ class ScriptSearch(StudySearch):
         return None
 
     @property
-    def gave_up(self) -> bool:
-        """Whether the baseline failed, or did not tell how long a run is: the others would not know what to try."""
-        return self._baseline_failed() or (self._baseline_row() is not None and self._total_steps() is None)
+    def gave_up(self) -> str:
+        """Why the baseline leaves nothing to try; empty while it does not."""
+        if self._baseline_failed():
+            return "the baseline failed"
+        if self._baseline_row() is None:
+            return ""
+        if self._total_steps() is None:
+            return "the baseline reported no step"
+        layers = self._facts()["layer_names"]
+        if not layers and not set(names(self._command)) - {"seed", "epochs", "trial_dir"}:
+            return "the baseline has no optimizer of tune_cac.gradskip and the command no placeholder"
+        if not layers and self._search_space.name == "manual_layers":
+            return "the baseline told of no layers that could stop"
+        return ""
 
     def _ask(self) -> optuna.Trial | str | None:
         return FINISHED if self.gave_up else super()._ask()
@@ -86,10 +98,13 @@ class ScriptSearch(StudySearch):
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[GivenRun]:
         """Shorter runs, where the command takes ``{epochs}``."""
-        command = read_options(self._base.workload_options or ())["command"]
-        if "{epochs}" not in command:
+        if "epochs" not in names(self._command):
             return []
         return super().missing_controls(shorter_alone=True)
+
+    @property
+    def _command(self) -> str:
+        return read_options(self._base.workload_options or ())["command"]
 
     def _facts(self) -> Mapping[str, Any]:
         told = next((t.user_attrs[RUN_FACTS] for t in self._baseline_trials() if RUN_FACTS in t.user_attrs), "{}")

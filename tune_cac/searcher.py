@@ -246,9 +246,9 @@ class StudySearch(OptunaSearch):
         return [control for control in wanted if control.key not in begun]
 
     @property
-    def gave_up(self) -> bool:
-        """Whether it suggests no more because nothing can be learned from the baseline."""
-        return False
+    def gave_up(self) -> str:
+        """Why it suggests no more before all that was planned is asked; empty otherwise."""
+        return ""
 
     def runs_on(self) -> bool:
         """Whether trials were begun that have neither ended nor failed: Ray was told to stop before."""
@@ -274,7 +274,7 @@ class StudySearch(OptunaSearch):
             if "row" in t.user_attrs and t.user_attrs.get("role") != "control"
         ]
         lowest = baseline["accuracy"] - self._allowed_drop - ROUNDING
-        return max((row["compute_saved"] for row in rows if row["accuracy"] >= lowest), default=0.0)
+        return max((saved_of_baseline(row, baseline) for row in rows if row["accuracy"] >= lowest), default=0.0)
 
     def _random_stops(self, saved: float) -> list[GivenRun]:
         trace = self._learn().trace
@@ -476,14 +476,21 @@ def tell_complete(
     A shorter run reports what it saves of its own budget; told is what it saves of the baseline's. A control is never
     feasible: it is no setting that a sampler could learn from, and good ones would stand where settings should.
     """
-    if baseline is not None and row["dense_flops"] != baseline["dense_flops"]:
-        row = {**row, "compute_saved": 1 - row["executed_flops"] / baseline["dense_flops"]}
+    if baseline is not None:
+        row = {**row, "compute_saved": saved_of_baseline(row, baseline)}
     if baseline is not None:
         excess = baseline["accuracy"] - row["accuracy"] - allowed_drop
         trial.set_constraint("accuracy_drop", excess if excess > 1e-9 else min(excess, 0.0))
     if trial.user_attrs.get("role") == "control":
         trial.set_constraint("control", _NEVER)
     study.tell(trial, [row[name] for name in OBJECTIVES])
+
+
+def saved_of_baseline(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> float:
+    """What a row saves of the baseline's budget; of its own, where one of them has no FLOPs."""
+    executed, dense = row["executed_flops"], baseline["dense_flops"]
+    own: float = row["compute_saved"]
+    return 1 - executed / dense if executed is not None and dense and row["dense_flops"] != dense else own
 
 
 def _is_shorter(attrs: Mapping[str, Any]) -> bool:

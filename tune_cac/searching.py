@@ -20,6 +20,7 @@ from tune_cac.answering import SearchResult, answer, write_answer
 from tune_cac.decoded_images import keeps_decoded_images
 from tune_cac.held import check_hold_on_run, shown_hold, with_watch
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
+from tune_cac.script_files import check_unchanged, script_identity
 from tune_cac.study import check_writable, find_study, locked, mend_journal, open_study, written
 
 
@@ -85,8 +86,8 @@ def search(
         if workload_options or workload != "digits":
             raise UserError("script= trains with a command of yours, so it takes no workload= or workload_options=")
         workload, workload_options = SCRIPT, (f"command={script}",)
-    if workload == SCRIPT and not any(text.startswith("cwd=") for text in workload_options):
-        workload_options = (*workload_options, f"cwd={Path.cwd()}")
+    if workload == SCRIPT:
+        workload_options = (*workload_options, *script_identity(workload_options))
     options = SearchOptions(
         space=space, workload=workload, workload_options=tuple(workload_options), trials=trials, epochs=epochs,
         seed=seed, allowed_drop=allowed_drop,
@@ -155,6 +156,8 @@ def resume(
             controls=info.controls,
         )  # fmt: skip
         check_gpus(options)
+        if options.is_script:
+            check_unchanged(options.workload_options)
         mend_journal(layout.journal)
         return _run(layout, options)
 
@@ -162,18 +165,19 @@ def resume(
 def run_context(config: TrialConfig) -> SpaceContext:
     """What a space may ask about a run: its steps and layers. Builds the model once, and tries what a user gave."""
     from trainables.gradskip.layers import unit_ends, watch_needed
-    from trainables.training.run import TrainingRun
+    from trainables.training.isolation import isolated
     from trainables.workloads import build
 
-    build(config.workload, config.workload_options or ()).check(config.seed)
-    with TrainingRun(config) as run:
-        names = tuple(name for name, _ in run.model.named_parameters())
-        return SpaceContext(
-            total_steps=run.total_steps,
-            layer_names=names,
-            unit_ends=unit_ends(run.model),
-            watch=watch_needed(list(run.model.parameters()), run.model),
-        )
+    workload = build(config.workload, config.workload_options or ())
+    workload.check(config.seed)
+    with isolated(seed=config.seed, threads=config.threads):
+        model = workload.make_model()  # and no optimizer, for which torch loads its compiler
+    return SpaceContext(
+        total_steps=workload.steps_per_epoch * config.epochs,
+        layer_names=tuple(name for name, _ in model.named_parameters()),
+        unit_ends=unit_ends(model),
+        watch=watch_needed(list(model.parameters()), model),
+    )
 
 
 def context_of(base: TrialConfig) -> SpaceContext:
@@ -303,10 +307,8 @@ def _search(layout: Layout, options: SearchOptions, searcher: Any, run_name: str
     # The searcher ends it before, where fewer controls are wanted.
     train(layout, options, searcher, progress, run_name, to_run + (MOST_CONTROLS if options.controls else 0))
     if searcher.gave_up:
-        failed = not any(record["role"] == "baseline" for record in _completed(layout))
-        why = "failed" if failed else "reported no step"
         print(
-            f"the baseline {why}, so nothing else was tried: mend the command and search under another --name",
+            f"{searcher.gave_up}, so nothing else was tried: mend the command and search under another --name",
             file=sys.stderr,
         )
         return False

@@ -46,6 +46,8 @@ def write_asked(path: Path, content: str | bytes, what: str, instead: str = "cho
     Raises:
         UserError: it cannot be written.
     """
+    if path.is_dir():
+        raise UserError(f"cannot write {what} {path}: Is a directory; {instead}")
     part = path.with_name(f".{path.name}.part")
     try:
         if isinstance(content, str):

@@ -67,7 +67,7 @@ def open_study(options: SearchOptions) -> Layout:
     if layout.info.exists():
         held = layout.read_info()
         for field in ("space", "workload", "workload_options", "epochs", "seed", "workers_per_trial"):
-            there, asked = (_what_counts(getattr(info, field)) for info in (held, wanted))
+            there, asked = (_what_counts(info, field) for info in (held, wanted))
             if there != asked:
                 raise UserError(
                     f"{layout.root} holds a study with {field} {there!r}, not {asked!r}: choose another --name, or the "
@@ -87,8 +87,9 @@ def open_study(options: SearchOptions) -> Layout:
     return layout
 
 
-def _what_counts(value: Any) -> Any:
-    return list(what_is_trained(value)) if isinstance(value, list) else value
+def _what_counts(info: StudyInfo, field: str) -> Any:
+    value = getattr(info, field)
+    return list(what_is_trained(info.workload, value)) if field == "workload_options" else value
 
 
 def find_study(results: Path, name: str) -> Layout:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.accounting import search_cost
 from analysis.answer import percent, plural, points
-from analysis.confirmation import of_trial
+from analysis.confirmation import compared, of_trial
 from analysis.report.columns import is_one_of, number, numbers, stop_events, texts
 from analysis.report.data import ReportData
 from analysis.report.plotly_parts import PlotlyFigure
@@ -115,7 +115,7 @@ def _tiles(data: ReportData) -> str:
         if again is not None and again["confirmed"]:
             over = f"over {plural(int(again['seeds']), 'fresh seed')}"
             tiles.append(("compute saved", percent(again["compute_saved"]), over))
-            beside = f"test, {over}; allowed {points(data.allowed_drop)}"
+            beside = f"{compared(again).removesuffix(' accuracy')}, {over}; allowed {points(data.allowed_drop)}"
             tiles.append(("drop in accuracy", _drop(again["accuracy_drop"]), beside))
         else:
             backward = number(best, "backward_saved")

@@ -23,7 +23,7 @@ from trainables.config import TrialConfig
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def two_nodes() -> Iterator[str]:
     """The address of a cluster of two nodes with a processor each."""
     process = subprocess.Popen(
@@ -65,3 +65,31 @@ def test_trials_on_two_nodes_share_training(two_nodes: str, tune_cac_command: Ru
     # A node has one processor, so two processes are on two nodes.
     results = [json.loads(path.read_text().splitlines()[-1]) for path in study.glob("ray/*/*/result.json")]
     assert len({row["pid"] for row in results}) == 2
+
+
+SENT = """
+import pathlib, sys, ray
+from tune_cac.cluster import ray_session
+with ray_session(cpus=1, modules=[pathlib.Path(path) for path in sys.argv[1:]]):
+    @ray.remote
+    def home():
+        import sent_module
+        import sent_package.part
+        return sent_module.__file__, sent_package.part.VALUE
+    print(*ray.get(home.remote()))
+"""
+
+
+def test_modules_of_ones_own_are_sent_to_the_nodes(two_nodes: str, tmp_path: Path) -> None:
+    """They lie where no process of the cluster looks."""
+    (tmp_path / "sent_module.py").write_text("")
+    (tmp_path / "sent_package").mkdir()
+    (tmp_path / "sent_package" / "part.py").write_text("VALUE = 7\n")
+    done = subprocess.run(
+        [sys.executable, "-c", SENT, str(tmp_path / "sent_module.py"), str(tmp_path / "sent_package")],
+        env={**os.environ, "RAY_ADDRESS": two_nodes}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    home, value = done.stdout.split()[-2:]
+    assert "py_modules" in home
+    assert value == "7"

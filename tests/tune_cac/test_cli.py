@@ -43,7 +43,10 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             "search --space auto_treshold",
             f"unknown space 'auto_treshold': did you mean 'auto_thresholds'? {VALID_SPACES}",
         ),
-        ("search --workload digit", "unknown workload 'digit': did you mean 'digits'? Valid: digits"),
+        (
+            "search --workload digit",
+            "unknown workload 'digit': did you mean 'digits'? Valid: digits, images, package.module:function, text",
+        ),
         ("search --trials 0", "--trials must be an integer >= 1, got 0"),
         ("search --epochs 0", "--epochs must be an integer >= 1, got 0"),
         ("search --seed -1", "--seed must be an integer >= 0, got -1"),
@@ -144,7 +147,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ),
         ("trial --method none --set CAC_VAR_SAMPLES=2", "--set needs --method gradskip, got --method none"),
         ("trial --epochs 0", "epochs must be an integer >= 1, got 0"),
-        ("trial --workload x", "unknown workload 'x': Valid: digits"),
+        ("trial --workload x", "unknown workload 'x': Valid: digits, images, package.module:function, text"),
         ("spaces agp", f"unknown space 'agp': {VALID_SPACES}"),
         ("spaces auto_thresholds --epochs 0", "--epochs must be an integer >= 1, got 0"),
         ("rank nothing", "no study 'nothing' in results: there is no study there yet"),
@@ -307,7 +310,11 @@ def test_spaces_says_what_braking_distance_holds(capsys: pytest.CaptureFixture[s
 
 def test_workloads(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["workloads"]) == 0
-    assert capsys.readouterr().out.startswith("digits  real handwritten digits")
+    out = capsys.readouterr().out
+    assert out.startswith("digits ")
+    assert "real handwritten digits" in out
+    for name in ("images", "text", "module:function", "--script 'COMMAND'"):
+        assert f"\n{name} " in out
 
 
 def test_trial_trains_here_without_ray(tune_cac_command: Run) -> None:

@@ -76,7 +76,7 @@ def test_runs_are_the_candidates_and_the_baseline_on_every_seed(tmp_path: Path) 
 
 def confirmation(*rows: tuple[int, float, float, float, bool]) -> pd.DataFrame:
     found = pd.DataFrame(rows, columns=["candidate", "compute_saved", "accuracy_drop", "drop_high", "confirmed"])
-    return found.assign(seeds=5, failed=0, confidence=0.95, drop_low=-0.01, refuted=False)
+    return found.assign(seeds=5, failed=0, confidence=0.95, drop_low=-0.01, refuted=False, compared="test accuracy")
 
 
 def test_what_is_confirmed_is_preferred_and_said(tmp_path: Path) -> None:

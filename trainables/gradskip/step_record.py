@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from trainables.flops import formula_of
 from trainables.gradskip.layers import watch_needed
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: Steps that are looked at for each set of stopped layers: one of them may be an epoch's last, smaller one, or hold an
 #: evaluation that forgot `torch.no_grad()`.
 _LOOKS = 3
+#: Parts of the names of operations that cost much and have no formula: fused recurrences and attention.
+_COSTLY = ("rnn_layer", "cudnn_rnn", "miopen_rnn", "lstm_mps", "dot_product", "flash_attention", "efficient_attention")
 
 #: The records of this process, by the controls that they count.
 _RECORDS: weakref.WeakKeyDictionary[GradientSkip, StepRecord] = weakref.WeakKeyDictionary()
@@ -42,19 +44,56 @@ class StepFlops(TorchDispatchMode):
         """Of operations that autograd records."""
         self.backward_flops = 0
         """Of operations inside a backward pass, recomputed activations among them."""
+        self.uncounted: set[str] = set()
+        """Names of costly operations whose FLOPs nobody knows."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        backward = in_backward()
+        if not backward and not torch.is_grad_enabled():
+            return out  # an evaluation
         count = formula_of(func._overloadpacket)
         if count is not None:
-            if in_backward():
-                self.backward_flops += int(count(*args, **kwargs, out_val=out))
-            elif torch.is_grad_enabled():
-                self.forward_flops += int(count(*args, **kwargs, out_val=out))
+            flops = int(count(*args, **kwargs, out_val=out))
+            if backward:
+                self.backward_flops += flops
+            else:
+                self.forward_flops += flops
+        elif any(part in str(func) for part in _COSTLY):
+            self.uncounted.add(str(func).removeprefix("aten.").partition(".")[0])
         return out
+
+
+class _Shared:
+    """The process's one counter: at work while any record looks.
+
+    Modes of torch lie on a stack, and two that took turns would take each other off it.
+    """
+
+    def __init__(self) -> None:
+        self.flops = StepFlops()
+        self.looking = 0
+        self._entered = False
+
+    def begin(self) -> None:
+        """One more record looks."""
+        self.looking += 1
+        if not self._entered:
+            self.flops.__enter__()
+            self._entered = True
+
+    def end(self) -> None:
+        """One less does. Under a mode that was entered since, the counter stays until a later end."""
+        self.looking -= 1
+        if self._entered and self.looking <= 0 and _get_current_dispatch_mode() is self.flops:
+            self.flops.__exit__(None, None, None)
+            self._entered = False
+
+
+_SHARED = _Shared()
 
 
 def in_backward() -> bool:
@@ -83,12 +122,15 @@ class StepRecord:
     def __init__(self, gradskip: GradientSkip) -> None:
         self._ref = weakref.ref(gradskip)
         self._stretches: list[_Stretch] = [_Stretch()]
-        self._flops: StepFlops | None = None
+        self._since: tuple[int, int] | None = None  # the counter's numbers at the beginning of a look
         self._handles = [
             gradskip.optimizer.register_step_pre_hook(self._before),
             gradskip.optimizer.register_step_post_hook(self._after),
         ]
         gradskip.on_stop.append(self._changed)
+        # An optimizer that nobody holds any more looks no longer.
+        self._given_up = weakref.finalize(gradskip, _stop_looking, self)
+        self._given_up.atexit = False
         self._look()
 
     @property
@@ -99,30 +141,31 @@ class StepRecord:
 
     def close(self) -> None:
         """Count no more."""
-        self._leave()
+        _stop_looking(self)
         for handle in self._handles:
             handle.remove()
         if self._changed in self._gradskip.on_stop:
             self._gradskip.on_stop.remove(self._changed)
 
     def _look(self) -> None:
-        if self._flops is None and len(self._stretches[-1].forward_flops) < _LOOKS:
-            self._flops = StepFlops()
-            self._flops.__enter__()
+        if self._since is None and len(self._stretches[-1].forward_flops) < _LOOKS:
+            _SHARED.begin()
+            self._since = (_SHARED.flops.forward_flops, _SHARED.flops.backward_flops)
 
-    def _leave(self) -> StepFlops | None:
-        flops, self._flops = self._flops, None
-        if flops is not None:
-            flops.__exit__(None, None, None)
-        return flops
+    def _leave(self) -> tuple[int, int]:
+        """End a look; what was counted in it."""
+        assert self._since is not None
+        (forward, backward), self._since = self._since, None
+        _SHARED.end()
+        return _SHARED.flops.forward_flops - forward, _SHARED.flops.backward_flops - backward
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._flops is not None and not any(callable(a) for a in (*args[1:], *kwargs.values())):
-            self._take(self._leave())  # what follows is the optimizer's own arithmetic
+        if self._since is not None and not any(callable(a) for a in (*args[1:], *kwargs.values())):
+            self._take(*self._leave())  # what follows is the optimizer's own arithmetic
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._flops is not None:  # a closure ran the training inside the step
-            self._take(self._leave())
+        if self._since is not None:  # a closure ran the training inside the step
+            self._take(*self._leave())
         self._stretches[-1].steps += 1
         if self._changes:
             self._changes = False
@@ -134,11 +177,10 @@ class StepRecord:
     def _changed(self) -> None:
         self._changes = True  # told within the step that decided, which had all gradients still
 
-    def _take(self, flops: StepFlops | None) -> None:
-        assert flops is not None
+    def _take(self, forward_flops: int, backward_flops: int) -> None:
         stretch = self._stretches[-1]
-        stretch.forward_flops.append(flops.forward_flops)
-        stretch.backward_flops.append(flops.backward_flops)
+        stretch.forward_flops.append(forward_flops)
+        stretch.backward_flops.append(backward_flops)
         self._take_bytes(stretch)
 
     def _take_bytes(self, stretch: _Stretch) -> None:
@@ -180,12 +222,19 @@ class StepRecord:
             "optimizer_bytes": visited,
             "stopped_through": gradskip.stopped_through,
             "events": [asdict(event) for event in gradskip.events],
+            "uncounted": sorted(_SHARED.flops.uncounted),
             "parameters": len(gradskip.parameters),
             "layer_names": gradskip.names,
             "unit_ends": [unit.end for unit in gradskip.plan.units],
             "watch": list(watch_needed(gradskip.parameters, None)),
             "peak_memory_bytes": _peak_bytes(),
         }
+
+
+def _stop_looking(record: StepRecord) -> None:
+    if record._since is not None:
+        record._since = None
+        _SHARED.end()
 
 
 def start(gradskip: GradientSkip) -> None:

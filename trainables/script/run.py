@@ -30,6 +30,8 @@ RUN_FACTS = "run_facts"
 #: Lines of output that a failure shows.
 _SHOWN_LINES = 12
 _SHOWN_CHARACTERS = 200
+#: Savings of a baseline up to this are rounding.
+_NOTHING = 1e-6
 #: What only an optimizer of ours counts.
 _COUNTED = ("forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes")
 
@@ -184,6 +186,7 @@ class ScriptRun:
     def _row(self, told: Mapping[str, Any], count: int) -> dict[str, Any]:
         if "accuracy" not in told:
             raise ScriptFailed('a report must have an accuracy, such as {"accuracy": 0.91, "step": 100}')
+        _check_ranges(told, method=self.config.method)
         if not math.isfinite(told["accuracy"]):
             raise TrainingDiverged(f"the accuracy is {told['accuracy']} in report {count}")
         counted = told.get("gradskip") or {}
@@ -207,6 +210,25 @@ class ScriptRun:
             **_stops(counted),
             RUN_FACTS: json.dumps(_facts(counted, step)),
         }
+
+
+def _check_ranges(told: Mapping[str, Any], *, method: str) -> None:
+    """Raise ScriptFailed for a number that cannot be what it says."""
+    for name, rule, holds in (
+        ("accuracy", "a fraction, 1 at most: divide a percentage by 100", lambda value: not value > 1),
+        ("test_accuracy", "a fraction, 1 at most: divide a percentage by 100", lambda value: not value > 1),
+        ("compute_saved", "a fraction, 1 at most", lambda value: value <= 1),
+        ("executed_flops", ">= 0", lambda value: value >= 0),
+        ("dense_flops", "> 0", lambda value: value > 0),
+        ("step", ">= 1", lambda value: value >= 1),
+    ):
+        if told.get(name) is not None and not holds(told[name]):
+            raise ScriptFailed(f"{name} of a report must be {rule}, got {told[name]:g}")
+    if method == "none" and abs(told.get("compute_saved", 0.0)) > _NOTHING:
+        raise ScriptFailed(
+            "the baseline's compute_saved must be 0, for the others are compared with it, got "
+            f"{told['compute_saved']:g}"
+        )
 
 
 def costs_of(told: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,6 +255,11 @@ def costs_of(told: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, A
     if "compute_saved" in told:
         saved = float(told["compute_saved"])
         return {**nothing, "compute_saved": saved, "backward_saved": None, "executed_flops": None, "dense_flops": None}
+    if counted.get("uncounted"):
+        raise ScriptFailed(
+            f"the FLOPs of {', '.join(counted['uncounted'])} are not known, so what was saved is not: report "
+            "executed_flops or compute_saved"
+        )
     if counted.get("dense_flops"):
         executed, backward = counted["forward_flops"] + counted["backward_flops"], counted["dense_backward_flops"]
         return {

@@ -16,7 +16,7 @@ from trainables.workloads.base import Workload
 from trainables.workloads.options import what_is_trained
 
 #: Code that decides what a run computes, besides the workload's own.
-_CODE = ("flops.py", "training/*.py", "gradskip/*.py", "workloads/base.py", "stage_tree/*.py")
+_CODE = ("flops.py", "training/*.py", "gradskip/*.py", "workloads/*.py", "stage_tree/*.py")
 
 
 def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
     """
     return {
         "workload": config.workload,
-        "workload_options": list(what_is_trained(config.workload_options or ())),
+        "workload_options": list(what_is_trained(config.workload, config.workload_options or ())),
         "fingerprint": workload.fingerprint(),
         "code": code_fingerprint(),
         "epochs": config.epochs,

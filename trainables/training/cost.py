@@ -8,14 +8,17 @@ not.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from trainables.flops import flop_counter
 from trainables.gradskip.prefix_pass import PassReport
+from trainables.training.generators import kept_generators
 from trainables.training.shapes import on_meta, shapes_of, to_meta
 from trainables.workloads.base import Batch, Workload
 
@@ -54,6 +57,7 @@ class CostTable:
         self._dense = tuple(p.requires_grad for p in model.parameters())
         self._masks: dict[Hashable, tuple[bool, ...]] = {}
         self._meta: nn.Module | None = None
+        self._on_meta = True
         self._visited_bytes: list[int] = []
         self.counting_time_s = 0.0
         """Time spent counting, which is no part of the training time."""
@@ -88,13 +92,14 @@ class CostTable:
 
     def _count(self, mask: tuple[bool, ...], batch: Batch) -> StepCost:
         model = self._meta_model(batch)
+        batch = self._without_numbers(batch)
         model.zero_grad(set_to_none=True)
         parameters = list(model.parameters())
         for parameter, trainable in zip(parameters, mask, strict=True):
             parameter.requires_grad_(trainable)
         forward, backward = flop_counter(), flop_counter()
-        with forward:
-            loss = self._workload.loss(model, to_meta(batch))
+        with kept_generators([]), forward:
+            loss = self._workload.loss(model, batch)
         if loss.requires_grad:
             with backward:
                 loss.backward()
@@ -125,8 +130,8 @@ class CostTable:
             for module in {model.get_submodule(name) for name in names}
         ]
         try:
-            with counter:
-                self._workload.loss(model, to_meta(batch))
+            with kept_generators([]), counter:
+                self._workload.loss(model, self._without_numbers(batch))
         finally:
             for handle in handles:
                 handle.remove()
@@ -134,12 +139,12 @@ class CostTable:
 
     def _meta_model(self, batch: Batch) -> nn.Module:
         if self._meta is None:
-            model = on_meta(self._model)
-            model.zero_grad(set_to_none=True)
-            for parameter, trainable in zip(model.parameters(), self._dense, strict=True):
-                parameter.requires_grad_(trainable)
-            model.train()
-            self._workload.loss(model, to_meta(batch)).backward()
+            model = self._rehearsed(on_meta(self._model), batch)
+            if model is None:
+                # It makes tensors of its own on the CPU, or looks at numbers: then numbers it gets.
+                self._on_meta = False
+                model = self._rehearsed(copy.deepcopy(self._model).to("cpu"), batch)
+            assert model is not None
             optimizer = self._workload.make_optimizer(model.named_parameters())
             optimizer.step()
             for parameter in model.parameters():
@@ -147,6 +152,24 @@ class CostTable:
                 self._visited_bytes.append(2 * _nbytes(parameter) + state)
             self._meta = model
         return self._meta
+
+    def _rehearsed(self, model: nn.Module, batch: Batch) -> nn.Module | None:
+        """The model after a dense step; None where it cannot be run without numbers."""
+        model.zero_grad(set_to_none=True)
+        for parameter, trainable in zip(model.parameters(), self._dense, strict=True):
+            parameter.requires_grad_(trainable)
+        model.train()
+        try:
+            with kept_generators([]):
+                self._workload.loss(model, self._without_numbers(batch)).backward()
+        except Exception:  # a model may raise anything
+            if self._on_meta:
+                return None
+            raise
+        return model
+
+    def _without_numbers(self, batch: Batch) -> Batch:
+        return to_meta(batch) if self._on_meta else tuple(torch.zeros(t.shape, dtype=t.dtype) for t in batch)
 
 
 def _nbytes(tensor: Tensor) -> int:

@@ -18,7 +18,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.layers import make_plan
 from trainables.training.cost import CostTable, StepCost
-from trainables.training.layer_costs import LayerCost, layer_costs, saved_shares
+from trainables.training.layer_costs import OUTSIDE, LayerCost, layer_costs, saved_shares
 from trainables.training.memory import peak_bytes
 from trainables.training.run import TrainingRun
 from trainables.training.shapes import to_meta
@@ -170,7 +170,8 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
             step_times_s=step_times_s, loader_times_s=loader_times_s, evaluation_time_s=run.evaluation_time_s()
         )
         assert run.first_batch is not None
-        costs = layer_costs(run.workload, run.model, run.first_batch)
+        step_cost = CostTable(run.workload, run.model).dense_step(run.first_batch)
+        costs = _layer_costs(run, step_cost)
         saved = saved_shares(run.workload, run.model, run.first_batch, most_units)
         return DryRun(
             epochs=config.epochs,
@@ -180,10 +181,20 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
             parameters=_parameters(run.model, costs, saved),
             outside_forward_flops=costs[-1].forward_flops,
             outside_backward_flops=costs[-1].backward_flops,
-            step_cost=CostTable(run.workload, run.model).dense_step(run.first_batch),
+            step_cost=step_cost,
             memory=memory,
             times=times,
         )
+
+
+def _layer_costs(run: _TimedRun, step_cost: StepCost) -> list[LayerCost]:
+    """By layer; of a model that does not run without numbers only the sum, as "outside layers"."""
+    assert run.first_batch is not None
+    try:
+        return layer_costs(run.workload, run.model, run.first_batch)
+    except Exception:  # noqa: BLE001  # a model may raise anything
+        forward, backward = step_cost.forward_flops, step_cost.backward_flops
+        return [LayerCost(name=OUTSIDE, numbers=(), forward_flops=forward, backward_flops=backward)]
 
 
 def timed_steps(first_s: float, wanted: int) -> int:

@@ -8,6 +8,7 @@ averaged over the processes. Norms see their process's rows alone, as in torch's
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +21,22 @@ from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 
 from trainables.gradskip.data_parallel import DistributedDataParallel
 from trainables.gradskip.method import AttachedGradientSkip
+from trainables.training.generators import kept_generators
 from trainables.training.run import CHECKPOINT_FILE, TrainingRun, read_state
-from trainables.workloads.base import Batch
+from trainables.workloads.base import Batch, Workload
+
+
+class _Loss(nn.Module):
+    """A model's loss as a module: whatever of the model a workload's loss uses, the wrapper sees one forward pass."""
+
+    def __init__(self, workload: Workload, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._workload = workload
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        """Mean loss of a batch."""
+        return self._workload.loss(self.model, batch)
 
 
 def worker_file(rank: int) -> str:
@@ -33,7 +48,7 @@ class ParallelRun(TrainingRun):
     """`TrainingRun` in each of the processes of torch.distributed's default group.
 
     Every process calls the same methods. Rows are those of the whole run: FLOPs and bytes are sums over the processes,
-    peak memory is the largest of one. The first process evaluates; the others' rows have an accuracy of 0.
+    peak memory is the largest of one. The first process evaluates.
 
     Args:
         config: with `workers` equal to the group's size.
@@ -46,18 +61,30 @@ class ParallelRun(TrainingRun):
             self.device = torch.device("cuda", torch.cuda.current_device())
         super()._build()
         gpu: dict[str, Any] = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
+        module = _Loss(self.workload, self.model)
+        # Looking for parameters that the loss leaves out costs time, so it is done where there are any.
+        options = {**gpu, "find_unused_parameters": self._leaves_out()}
         if isinstance(self.method, AttachedGradientSkip):
             self.optimizer.gradskip = self.method.gradskip  # type: ignore[attr-defined]  # as `wrap` leaves it
-            self._parallel: nn.Module = DistributedDataParallel(self.model, self.optimizer, **gpu)
+            self._parallel: nn.Module = DistributedDataParallel(module, self.optimizer, **options)
         else:
-            self._parallel = TorchDataParallel(self.model, **gpu)
+            self._parallel = TorchDataParallel(module, **options)
         # Masks of dropout differ between processes; weights were drawn alike and sent by the first one.
         torch.manual_seed((self.config.seed * 1_000_003 + self.rank) % 2**63)
         self._weight = 1.0
 
-    @property
-    def _trained_model(self) -> nn.Module:
-        return self._parallel
+    def _leaves_out(self) -> bool:
+        """Whether a parameter that trains gets no gradient from the loss."""
+        batch = next(iter(self.workload.train_batches(0, self.config.seed)))
+        names = {id(p): n for n, p in enumerate(self.model.parameters()) if p.requires_grad}
+        with kept_generators([self.device]):
+            model = copy.deepcopy(self.model).train()
+            self.workload.loss(model, tuple(t.to(self.device) for t in batch)).backward()
+        return any(p.grad is None for n, p in enumerate(model.parameters()) if n in names.values())
+
+    def _loss(self, batch: Batch) -> Tensor:
+        loss: Tensor = self._parallel(*batch)
+        return loss
 
     def _weighted(self, loss: Tensor) -> Tensor:
         return loss * self._weight
@@ -105,7 +132,11 @@ class ParallelRun(TrainingRun):
             self._counts, self._flops_before = own_counts, own_before
 
     def _accuracy(self, split: str) -> float:
-        return super()._accuracy(split) if self.rank == 0 else 0.0
+        # Told to all, so that they end together where it is not a number.
+        value = super()._accuracy(split) if self.rank == 0 else 0.0
+        told = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.broadcast(told, 0)
+        return float(told)
 
     def save(self, folder: str | Path) -> None:
         """Write this process's part of a checkpoint; the file of the first one comes last, and makes it whole."""

@@ -265,7 +265,7 @@ class TrainingRun:
         dense = self._cost.dense_step(batch)
         cache = self.forward_cache
         with cache.batch(indices) if cache is not None and indices is not None else nullcontext():
-            loss = self.workload.loss(self._trained_model, batch)
+            loss = self._loss(batch)
         cost = self._cost.step(self.method.stop_key(), batch, None if cache is None else cache.last)
         self.optimizer.zero_grad(set_to_none=True)
         if loss.requires_grad:
@@ -282,10 +282,9 @@ class TrainingRun:
         counts["dense_backward_flops"] += dense.backward_flops
         return loss.detach()
 
-    @property
-    def _trained_model(self) -> nn.Module:
-        """What the loss runs: the model, or a wrapper of it."""
-        return self.model
+    def _loss(self, batch: Batch) -> Tensor:
+        """Mean loss of a batch."""
+        return self.workload.loss(self.model, batch)
 
     def _weighted(self, loss: Tensor) -> Tensor:
         """What the backward pass begins from."""

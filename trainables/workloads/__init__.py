@@ -56,8 +56,7 @@ WORKLOADS: dict[str, Entry] = {
 def check_workload(name: str, options: Iterable[str] = ()) -> None:
     """Raise UserError for a name that is neither registered nor ``module:function``, or options not of NAME=VALUE."""
     if not isinstance(name, str) or (name not in WORKLOADS and name != SCRIPT and not is_factory(name)):
-        known = [*WORKLOADS, SCRIPT, "package.module:function"]
-        raise unknown_name("workload", str(name), known)
+        raise unknown_name("workload", str(name), [*WORKLOADS, "package.module:function"])
     given = read_options(options)
     check_options(name, given)
     missing = [f"--option {need}=..." for need in (WORKLOADS[name].needs if name in WORKLOADS else ())

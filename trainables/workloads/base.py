@@ -37,7 +37,7 @@ class Workload(ABC):
     @property
     def key(self) -> Hashable:
         """Equal where models, losses and optimizers are built equal: costs are counted once for each."""
-        return (self.name, what_is_trained(self.options))
+        return (self.name, what_is_trained(self.name, self.options))
 
     def check(self, seed: int) -> None:  # noqa: B027  # most have nothing to check
         """Raise UserError for what a user gave that cannot be trained. Called once, before a search begins.

@@ -287,15 +287,35 @@ class FactoryWorkload(Workload):
         batches = self._made.validation if split == "validation" else self._made.test
         assert batches is not None
         if self._made.evaluate is not None:
-            return float(self._made.evaluate(model, batches, device))
+            value = float(self._made.evaluate(model, batches, device))
+            if value > 1:
+                raise UserError(
+                    f"evaluate of workload {self.name} must return a fraction, 1 at most and higher is better, got "
+                    f"{value:g}: divide a percentage by 100, or return the negative of an error"
+                )
+            return value
         correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
         for batch in batches:
             inputs, targets = flatten(batch)
-            correct += (model(inputs.to(device)).argmax(1) == targets.to(device)).sum()
-            count += len(targets)
+            correct += self.hits(model, inputs.to(device), targets.to(device))
+            count += targets.numel()
         if count == 0:
             raise UserError(f"{split} of workload {self.name} is empty")
         return int(correct) / count
+
+    def hits(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        """How many targets the model's largest output hits, a number on their device.
+
+        Raises:
+            UserError: there is not one class number for each of the model's choices.
+        """
+        chosen = model(inputs).argmax(1)
+        if chosen.shape != targets.shape:
+            raise UserError(
+                f"evaluate of workload {self.name} must be given, for its default takes a class number for each choice "
+                f"of the model, {tuple(chosen.shape)} here, and the targets are {tuple(targets.shape)}"
+            )
+        return (chosen == targets).sum()
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(code_digest(self.name.partition(":")[0]).encode())

@@ -12,8 +12,10 @@ from trainables.errors import UserError, unknown_name
 
 #: Variable that says where decoded data is kept, for workloads that keep it.
 CACHE_VARIABLE = "TUNE_CAC_CACHE"
-#: Options that say where something is kept, not what is trained.
-PLACES = ("cache", "cache_limit_gb", "cwd")
+#: Options that say where something is kept, not what is trained, by workload.
+PLACES = {"images": ("cache", "cache_limit_gb")}
+#: Of the workload ``script``: its command line, where it runs, and a digest of the files that it names.
+SCRIPT_OPTIONS = ("command", "cwd", "files")
 _TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -45,21 +47,21 @@ def canonical(options: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{name}={options[name]}" for name in sorted(options))
 
 
-def what_is_trained(options: Iterable[str]) -> tuple[str, ...]:
-    """Options without those that only say where something is kept.
+def what_is_trained(workload: str, options: Iterable[str]) -> tuple[str, ...]:
+    """A workload's options without those that only say where something is kept.
 
-    >>> what_is_trained(("cache=/tmp/x", "model=resnet18"))
+    >>> what_is_trained("images", ("cache=/tmp/x", "model=resnet18"))
     ('model=resnet18',)
     """
-    return tuple(text for text in options if text.partition("=")[0] not in PLACES)
+    return tuple(text for text in options if text.partition("=")[0] not in PLACES.get(workload, ()))
 
 
 def check_options(workload: str, options: Mapping[str, str]) -> None:
     """Raise UserError where options are given to the workload ``script`` that it does not know."""
     if workload == "script":
         for name in options:
-            if name not in ("command", "cwd"):
-                raise unknown_name("option of workload script", name, ["command", "cwd"])
+            if name not in SCRIPT_OPTIONS:
+                raise unknown_name("option of workload script", name, SCRIPT_OPTIONS)
 
 
 def call_with_options(function: Callable[..., Any], options: Mapping[str, str], what: str) -> Any:

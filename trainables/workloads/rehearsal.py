@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -59,23 +58,30 @@ def rehearse(workload: FactoryWorkload, parts: Parts, seed: int) -> int | None:
 
 
 def _check_evaluate(workload: FactoryWorkload, parts: Parts, model: Any) -> None:
+    """On one batch of each split: what a part of it is worth is not looked at, only that it is a fraction."""
     name = workload.name
     model.eval()
     with torch.no_grad():
-        if parts.evaluate is None:
-            return
-        # On one batch, as a list: what a part of the split is worth is not looked at, only that it is a number.
-        first = list(islice(seeded_epoch(parts.validation, 0, 0), 1))
-        value = _tried(name, "evaluate", lambda: parts.evaluate(model, first, torch.device("cpu")))  # type: ignore[misc]
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise UserError(f"evaluate of workload {name} must return a number, got {type(value).__name__}") from None
-    if math.isfinite(number) and number > 1:
-        raise UserError(
-            f"evaluate of workload {name} must return a fraction, 1 at most and higher is better, got {number:g}: "
-            "divide a percentage by 100, or return the negative of an error"
-        )
+        for batches in (parts.validation, parts.test):
+            if batches is None:
+                continue
+            first = list(islice(seeded_epoch(batches, 0, 0), 1))
+            if parts.evaluate is None:
+                inputs, targets = flatten(first[0])
+                _tried(name, "evaluate", partial(workload.hits, model, inputs, targets))
+                continue
+            value = _tried(name, "evaluate", partial(parts.evaluate, model, first, torch.device("cpu")))
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                raise UserError(
+                    f"evaluate of workload {name} must return a number, got {type(value).__name__}"
+                ) from None
+            if number > 1:
+                raise UserError(
+                    f"evaluate of workload {name} must return a fraction, 1 at most and higher is better, got "
+                    f"{number:g}: divide a percentage by 100, or return the negative of an error"
+                )
 
 
 def _flat(batches: Any) -> tuple[Tensor, ...] | None:

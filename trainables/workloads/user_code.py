@@ -69,6 +69,11 @@ def code_digest(module_name: str) -> str:
     return digest.hexdigest()
 
 
+def beside(script: Path) -> set[Path]:
+    """Sources that a script imports from its own folder, directly or through each other."""
+    return _reached(script.parent, list(_imported(script))) if script.suffix == ".py" else set()
+
+
 def own_modules(module_name: str) -> list[Path]:
     """Top-level modules, files or package folders, that another machine needs to import it; none where installed."""
     root = _root_of(module_name.partition(".")[0])
@@ -81,10 +86,14 @@ def own_modules(module_name: str) -> list[Path]:
 def _files(module_name: str) -> set[Path]:
     top = module_name.partition(".")[0]
     root = _root_of(top)
-    if root is None:
-        return set()
+    return set() if root is None else _reached(root, [top])
+
+
+def _reached(root: Path, names: list[str]) -> set[Path]:
+    """Sources under a folder of the top-level modules named, and of what they import from there."""
     found: set[Path] = set()
-    seen, remaining = set(), [top]
+    seen: set[str] = set()
+    remaining = list(names)
     while remaining and len(found) < _MOST_FILES:
         name = remaining.pop()
         if name in seen:
@@ -113,7 +122,7 @@ def _root_of(top: str) -> Path | None:
 def _sources(root: Path, name: str) -> Iterator[Path]:
     if (root / f"{name}.py").is_file():
         yield root / f"{name}.py"
-    elif (root / name / "__init__.py").is_file() or any((root / name).glob("*.py")):
+    elif (root / name).is_dir():
         yield from (root / name).rglob("*.py")
 
 

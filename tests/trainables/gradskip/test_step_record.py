@@ -143,7 +143,7 @@ def test_closures_accumulation_and_steps_that_are_not_looked_at() -> None:
         optimizer.step(closure)
     assert record.summary()["dense_flops"] == 2 * sum(dense)
     train(optimizer, net, 5)
-    assert record._flops is None  # three looks were enough
+    assert record._since is None  # three looks were enough
     assert record.summary()["dense_flops"] == 7 * sum(dense)
     record.close()
 
@@ -213,3 +213,71 @@ def test_counting_changes_no_training() -> None:
         return [p.detach().clone() for p in net.parameters()]
 
     assert all(torch.equal(a, b) for a, b in zip(weights(True), weights(False), strict=True))
+
+
+def test_two_optimizers_that_step_in_turn_are_each_counted_whole() -> None:
+    """A step of one holds what the other does in between; neither takes the other's counter away."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    net, head = model(), nn.Linear(3, 3)
+    first = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+    second = gradskip.SGD(head.parameters(), lr=0.01, settings=settings(), model=head)
+    records = [StepRecord(optimizer.gradskip) for optimizer in (first, second)]
+    forward, backward = counted_step(net)
+    product = 2 * BATCH * 9
+    for _ in range(4):
+        images, labels = batch()
+        first.zero_grad()
+        second.zero_grad()
+        F.cross_entropy(head(net(images)), labels).backward()
+        first.step()
+        second.step()
+    for record in records:
+        found = record.summary()
+        assert found["forward_flops"] == 4 * (forward + product)
+        assert found["backward_flops"] == 4 * (backward + 2 * product)
+    assert _get_current_dispatch_mode() is None
+
+
+def test_an_optimizer_that_is_dropped_looks_no_longer() -> None:
+    import gc
+
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    net = model()
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+    step_record.start(optimizer.gradskip)
+    assert _get_current_dispatch_mode() is not None
+    del optimizer
+    gc.collect()
+    assert _get_current_dispatch_mode() is None
+
+
+def test_attention_on_a_cpu_is_counted_and_what_has_no_formula_is_named() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query, key, value = self.qkv(x).view(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
+            return F.scaled_dot_product_attention(query, key, value)
+
+    net = Attention()
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+    record = StepRecord(optimizer.gradskip)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.rand(2, 5, 8)).sum().backward()
+        optimizer.step()
+    linear, attention = 2 * 2 * 5 * 8 * 24, 2 * (2 * 2 * 2 * 5 * 5 * 4)
+    found = record.summary()
+    assert found["uncounted"] == []
+    assert found["forward_flops"] == 3 * (linear + attention)
+    assert found["backward_flops"] >= 3 * (linear + 2 * attention)
+    lstm = nn.LSTM(4, 4)
+    optimizer = gradskip.SGD(lstm.parameters(), lr=0.01, settings=settings())
+    record = StepRecord(optimizer.gradskip)
+    lstm(torch.rand(3, 2, 4))[0].sum().backward()
+    optimizer.step()
+    assert record.summary()["uncounted"]

@@ -121,6 +121,14 @@ def test_a_script_with_our_optimizer_reports_what_it_saved(tmp_path: Path) -> No
         ("echo no metrics here", r"printed no metric: call tune_cac.report.*no metrics here"),
         ("""echo '{"accuracy": 0.5}'""", "tells nothing of what it computed"),
         ("""echo '{"accuracy": "high"}'""", "accuracy must be a number, got 'high'"),
+        (
+            """echo '{"accuracy": 91, "compute_saved": 0}'""",
+            "accuracy of a report must be a fraction.*got 91",
+        ),
+        ("""echo '{"accuracy": 0.9, "compute_saved": 95}'""", "compute_saved of a report must be a fraction.*got 95"),
+        ("""echo '{"accuracy": 0.9, "step": 0, "compute_saved": 0}'""", "step of a report must be >= 1, got 0"),
+        ("""echo '{"accuracy": 0.9, "executed_flops": -1}'""", "executed_flops of a report must be >= 0, got -1"),
+        ("""echo '{"accuracy": 0.9, "executed_flops": 1, "dense_flops": 0}'""", "dense_flops .* must be > 0, got 0"),
         ("no-such-program-at-all", "exit code 127.*no-such-program-at-all"),
     ],
 )
@@ -130,6 +138,11 @@ def test_a_failing_script_fails_with_its_last_lines(tmp_path: Path, command: str
     with pytest.raises(ScriptFailed) as told:
         rows_of(command, tmp_path)
     assert re.search(message, str(told.value), re.DOTALL), str(told.value)
+
+
+def test_a_baseline_saves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ScriptFailed, match=r"the baseline's compute_saved must be 0, .* got 0\.3"):
+        rows_of("""echo '{"accuracy": 0.9, "compute_saved": 0.3}'""", tmp_path, method="none")
 
 
 def test_a_diverged_script_is_told_as_one(tmp_path: Path) -> None:

@@ -67,3 +67,16 @@ def test_the_baseline_is_good_and_reckless_settings_lose_two_points() -> None:
     for good, bad in zip(baseline, reckless, strict=True):
         assert good[0] - bad[0] >= 0.02
     assert mean(b[1] for b in baseline) - mean(r[1] for r in reckless) >= 0.02
+
+
+def test_the_data_is_scikit_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn.datasets import load_digits
+
+    from trainables.workloads import digits
+
+    theirs = load_digits()
+    for _ in range(2):
+        images, labels = digits.read_digits()
+        assert np.array_equal(images, theirs.images)
+        assert np.array_equal(labels, theirs.target)
+        monkeypatch.setattr(digits, "_DATA_FILE", ("nowhere",))  # then scikit-learn itself is asked

@@ -206,6 +206,14 @@ def test_gradient_skip_stops_layers_of_a_users_model(write: Write) -> None:
         ("def make(): return {**parts(), 'model': lambda: nn.Linear(4, 2)}", r"must be in 0\.\.1, .* got 2"),
         ("def make(): return {**parts(), 'train': [torch.rand(2, 4)]}", "loss .* must be given, .* hold 1 tensors"),
         (
+            "def make(): return {**parts(), 'validation': [(torch.rand(2, 4), torch.zeros(2, 1, dtype=torch.long))]}",
+            r"evaluate .* must be given, .* \(2,\) here, and the targets are \(2, 1\)",
+        ),
+        (
+            "def make(): return {**parts(), 'validation': [(torch.rand(2, 4), torch.eye(3)[:2])]}",
+            r"evaluate .* must be given, .* the targets are \(2, 3\)",
+        ),
+        (
             "def make(): return {**parts(), 'train': [(torch.rand(2, 4), torch.zeros(3, dtype=torch.long))]}",
             "as many targets as inputs, got 3 and 2 in train",
         ),
@@ -400,3 +408,73 @@ def test_the_example_of_the_docs_trains(write: Write) -> None:
     rows = train(name, workload_options=("width=4", "batch_size=250"))
     assert rows[-1]["step"] == 8
     assert 0 <= rows[-1]["test_accuracy"] <= 1
+
+
+def test_a_class_for_each_place_counts_each_place(write: Write) -> None:
+    name = write(
+        """
+def make():
+    batch = torch.rand(4, 3, 5), torch.randint(0, 2, (4, 5), generator=torch.Generator().manual_seed(0))
+    return {"model": lambda: nn.Conv1d(3, 2, 1), "train": [batch], "validation": [batch], "epochs": 1}
+"""
+    )
+    check(name)
+    assert 0 <= train(name, epochs=1)[-1]["accuracy"] <= 1
+
+
+def test_an_evaluation_that_becomes_a_percentage_is_refused(write: Write) -> None:
+    name = write(
+        "calls = []\ndef share(model, batches, device):\n    calls.append(1)\n"
+        "    return 0.5 if len(calls) < 2 else 50.0\n"
+        "def make(): return {**parts(), 'evaluate': share}"
+    )
+    check(name)
+    with pytest.raises(UserError, match=r"evaluate .* must return a fraction, .* got 50"):
+        train(name)
+
+
+@pytest.mark.parametrize("looks", ["x.sum().item() * 0", "0 * torch.ones(8).sum()"])
+def test_models_that_need_numbers_are_counted_with_numbers(write: Write, looks: str) -> None:
+    """What a model reads of its input, or makes on the CPU, the meta device cannot follow."""
+    name = write(
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.a = nn.Linear(4, 8)\n"
+        f"        self.b = nn.Linear(8, 3)\n    def forward(self, x): return self.b(self.a(x) + {looks})\n"
+        "def make(): return {**parts(), 'model': Net}"
+    )
+    rows = train(name)
+    assert rows[-1]["executed_flops"] == 2 * 50 * (2 * 56 + 2 * 56 + 2 * 24)
+
+
+def test_options_of_any_name_tell_trainings_apart(write: Write) -> None:
+    from trainables.stage_tree.root import root_facts, root_id
+
+    name = write("def make(cache: int = 8): return {**parts(), 'model': lambda: nn.Linear(4, cache)}")
+    ids = set()
+    for cache in (8, 16):
+        options = (f"cache={cache}",)
+        config = TrialConfig(workload=name, workload_options=options)
+        ids.add(root_id(root_facts(config, build(name, options))))
+    assert len(ids) == 2
+    assert [train(name, workload_options=(f"cache={n}",))[-1]["executed_flops"] for n in (8, 16)] == [
+        2 * 50 * 2 * (2 * 4 * n) for n in (8, 16)
+    ]
+
+
+def test_modules_without_an_init_file_belong_to_the_code(write: Write, tmp_path: Path) -> None:
+    from trainables.workloads.user_code import own_modules
+
+    (tmp_path / "space" / "deep").mkdir(parents=True)
+    file = tmp_path / "space" / "deep" / "net.py"
+    file.write_text("SIZE = 1\n")
+    before = code_digest("space.deep.net")
+    file.write_text("SIZE = 2\n")
+    assert code_digest("space.deep.net") != before
+    assert own_modules("space.deep.net") == [tmp_path / "space"]
+    assert own_modules("torch.nn") == []  # installed on every machine
+
+
+def test_a_factory_of_an_installed_package() -> None:
+    """Any callable will do, such as a class of a workload."""
+    workload = build("trainables.workloads.digits:Digits")
+    assert workload.name == "trainables.workloads.digits:Digits"
+    assert workload.steps_per_epoch == 10
