@@ -2,9 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 SEARCH ?= --space auto_thresholds
-# Three files of tests at a time, with a thread of torch each: half of their time is waiting for processes that start.
-# PYTEST= runs one file after the other.
-PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder
+# Two files of tests at a time, with a thread of torch each; PYTEST= runs one file after the other.
+PYTEST ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: search test lint clean
 

@@ -22,8 +22,13 @@ hypothesis.settings.load_profile("tune_cac")
 _START_RAY = ("integration/", "trainables/stage_tree/test_coordinator.py")
 
 
+#: One cluster for nearly all of its tests: it need not wait for the others, who take longest together.
+_STARTS_ONE = "integration/test_own_training.py"
+
+
 def _starts_ray(nodeid: str) -> bool:
-    return nodeid.removeprefix("tests/").startswith(_START_RAY)
+    name = nodeid.removeprefix("tests/")
+    return name.startswith(_START_RAY) and not name.startswith(_STARTS_ONE)
 
 
 @pytest.hookimpl(optionalhook=True)
