@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from analysis.answer import config_of, plural
 from analysis.confidence import FEWEST_PAIRS
-from analysis.layout import Layout
+from analysis.layout import Layout, StudyInfo
 from analysis.loading import load
 from analysis.ranking import rank
 from trainables.config import TrialConfig
@@ -97,15 +95,7 @@ def confirm(
         child.write_info(
             replace(info, trials=len(wanted), versions=package_versions(), controls=False, candidates=picked)
         )
-        options = SearchOptions(
-            space=info.space, workload=info.workload, workload_options=tuple(info.workload_options),
-            trials=len(wanted), epochs=info.epochs, seed=info.seed,
-            allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=base.threads,
-            gpus_per_trial=(info.gpus_per_trial or 1.0) if base.device == "cuda" else 0.0,
-            workers_per_trial=info.workers_per_trial,
-            results=child.root.parent, sharing=info.sharing,
-            checkpoint_budget=checkpoint_budget, controls=False,
-        )  # fmt: skip
+        options = options_of(info, child, base, trials=len(wanted), concurrency=concurrency, budget=checkpoint_budget)
         print(
             f"{child.root}: {plural(len(candidates), 'candidate')} and the baseline on seeds {fresh[0]} to "
             f"{fresh[-1]}, {len(wanted)} runs of {info.epochs} epochs",
@@ -113,7 +103,7 @@ def confirm(
             flush=True,
         )
         mend_journal(child.journal)
-        interrupted = _train(child, options, base, wanted, info.hold)
+        interrupted = _train(child, options, base, wanted)
         found = answer(layout, allowed_drop=info.allowed_drop)
         write_answer(layout, found)
     return Confirmation(
@@ -123,6 +113,29 @@ def confirm(
         headline=found.headline,
         interrupted=interrupted,
     )
+
+
+def options_of(
+    info: StudyInfo, child: Layout, base: TrialConfig, *, trials: int, concurrency: int | None, budget: int | str
+) -> SearchOptions:
+    """The study's own options, for its runs on fresh seeds.
+
+    Args:
+        info: of the study.
+        child: folder of the confirmation.
+        base: config of the study's baseline.
+        trials: runs that are wanted.
+        concurrency: runs at a time, or None.
+        budget: of checkpoints.
+    """
+    return SearchOptions(
+        space=info.space, workload=info.workload, workload_options=tuple(info.workload_options), trials=trials,
+        epochs=info.epochs, seed=info.seed, allowed_drop=info.allowed_drop, concurrency=concurrency,
+        cpus_per_trial=base.threads,
+        gpus_per_trial=(info.gpus_per_trial or 1.0) if base.device == "cuda" else 0.0,
+        workers_per_trial=info.workers_per_trial, results=child.root.parent, hold=info.hold, sharing=info.sharing,
+        checkpoint_budget=budget, controls=False,
+    )  # fmt: skip
 
 
 def candidates_of(trials: pd.DataFrame, allowed_drop: float, top: int) -> pd.DataFrame:
@@ -167,9 +180,7 @@ def _check_device(base: TrialConfig, layout: Layout) -> None:
         )
 
 
-def _train(
-    child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[GivenRun], hold: Mapping[str, Any]
-) -> bool:
+def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[GivenRun]) -> bool:
     """Train what is missing; True if interrupted before all runs ended."""
     from tune_cac.given import GivenProgress, GivenSearch
     from tune_cac.searching import check_gpus, context_of, make_searcher, train

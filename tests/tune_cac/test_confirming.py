@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from analysis.confirmation import resolution_of
 from trainables.config import TrialConfig
 from tune_cac.answering import best_or_confirmed
 from tune_cac.cli import main
-from tune_cac.confirming import candidates_of, runs
+from tune_cac.confirming import candidates_of, options_of, runs
 
 
 def trial(saved: float, accuracy: float = 0.97, **config: Any) -> dict[str, Any]:
@@ -217,3 +218,18 @@ def test_the_resolution_of_a_test_split_is_read_off_its_accuracies() -> None:
     assert 0 < wide < 0.002
     assert resolution_of(pd.Series([1.0, 1.0, 0.0])) is None
     assert resolution_of(pd.Series([], dtype=float)) is None
+
+
+def test_fresh_seeds_are_trained_as_the_study_was(tmp_path: Path) -> None:
+    layout = analysis.layout.Layout(study(tmp_path, trial(0.1)))
+    held = {"CAC_WATCH": ["linear"]}
+    info = dataclasses.replace(
+        layout.read_info(), hold=held, workers_per_trial=2, workload="text", workload_options=["batch_size=4"]
+    )
+    options = options_of(
+        info, layout.confirmation, TrialConfig(method="none", threads=3), trials=9, concurrency=1, budget="1GB"
+    )
+    assert options.hold == held
+    assert (options.workload, options.workload_options) == ("text", ("batch_size=4",))
+    assert (options.workers_per_trial, options.cpus_per_trial, options.gpus_per_trial) == (2, 3, 0.0)
+    assert options.results == layout.root
