@@ -1,0 +1,1 @@
+"""Compression of what is trained: schedules of pruning, regularization, quantization and distillation."""

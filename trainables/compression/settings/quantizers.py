@@ -1,0 +1,111 @@
+"""Arguments of the quantizers. Numbers of bits: 1 to 32 where 32 and null mean not quantized."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from trainables.compression.settings.base import Flag, Fraction, Positive, Settings, Text
+
+Bits = Annotated[int, Field(strict=True, ge=1, le=32)]
+Mode = Literal["SYMMETRIC", "SYMMETRIC_RESTRICTED", "ASYMMETRIC_UNSIGNED", "ASYMMETRIC_SIGNED"]
+Clip = Literal["NONE", "AVG", "N_STD"]
+
+
+def _plain(value: Any) -> Any:
+    """Published schedules also write ``LinearQuantMode.SYMMETRIC``."""
+    return value.rpartition(".")[2] if isinstance(value, str) else value
+
+
+class Overrides(Settings):
+    """What is different for some layers; what is absent is as for all."""
+
+    class_: ClassVar[str] = ""
+    bits_activations: Bits | None = None
+    """Bits of activations; null: not quantized."""
+    bits_weights: Bits | None = None
+    """Bits of weights; null: not quantized."""
+    bits_bias: Bits | None = None
+    """Bits of biases; null: not quantized."""
+
+
+class _Quantizer(Settings):
+    bits_activations: Bits | None = 32
+    """Bits of activations."""
+    bits_weights: Bits | None = 32
+    """Bits of weights of convolutions, linear layers and embeddings."""
+    bits_bias: Bits | None = None
+    """Bits of their biases."""
+    overrides: dict[Text, Overrides] = Field(default_factory=dict)
+    """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
+
+
+class DorefaQuantizer(_Quantizer):
+    """DoReFa-Net (Zhou et al. 2016, eqs. 7 to 9)."""
+
+    class_: ClassVar[str] = "DorefaQuantizer"
+
+
+class WRPNQuantizer(_Quantizer):
+    """Wide reduced-precision networks (Mishra et al. 2017): weights clamped to [-1, 1]."""
+
+    class_: ClassVar[str] = "WRPNQuantizer"
+
+
+class PACTQuantizer(_Quantizer):
+    """DoReFa weights, activations clipped at a learned value (Choi et al. 2018, eqs. 1 to 3)."""
+
+    class_: ClassVar[str] = "PACTQuantizer"
+    act_clip_init_val: Positive = 8.0
+    """Where the learned clip begins."""
+
+
+class QuantAwareTrainRangeLinearQuantizer(Settings):
+    """Linear quantization-aware training with moving-average ranges (Jacob et al. 2018, section 3)."""
+
+    class_: ClassVar[str] = "QuantAwareTrainRangeLinearQuantizer"
+    bits_activations: Bits | None = 32
+    """Bits of activations."""
+    bits_weights: Bits | None = 32
+    """Bits of weights of convolutions, linear layers and embeddings."""
+    bits_bias: Bits | None = 32
+    """Bits of their biases."""
+    overrides: dict[Text, Overrides] = Field(default_factory=dict)
+    """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
+    mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
+    """How a range becomes numbers."""
+    ema_decay: Fraction = 0.999
+    """Share of the old range at each step."""
+    per_channel_wts: Flag = False
+    """One range a filter instead of one a weight."""
+
+
+class PostTrainLinearQuantizer(Settings):
+    """Linear quantization of a trained model, activations by the ranges of one epoch's batches."""
+
+    class_: ClassVar[str] = "PostTrainLinearQuantizer"
+    bits_activations: Bits | None = 8
+    """Bits of activations."""
+    bits_parameters: Bits | None = 8
+    """Bits of weights of convolutions, linear layers and embeddings."""
+    bits_accum: Bits = 32
+    """Bits of a layer's sum, to which its bias is quantized."""
+    overrides: dict[Text, Overrides] = Field(default_factory=dict)
+    """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
+    mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
+    """How a range becomes numbers."""
+    clip_acts: Annotated[Clip, BeforeValidator(_plain)] = "NONE"
+    """Activations' range: all values, the mean of the batches' ranges, or mean and deviations."""
+    clip_n_stds: Positive | None = None
+    """Deviations for ``clip_acts: N_STD``."""
+    per_channel_wts: Flag = False
+    """One range a filter instead of one a weight."""
+
+
+QUANTIZERS: dict[str, type[Settings]] = {
+    model.class_: model
+    for model in (
+        DorefaQuantizer, WRPNQuantizer, PACTQuantizer, QuantAwareTrainRangeLinearQuantizer, PostTrainLinearQuantizer,
+    )
+}  # fmt: skip

@@ -1,0 +1,93 @@
+"""When a policy acts, and where in its time a moment is. Pure, without torch.
+
+Symbols: e epoch, from 0; S, E, f starting epoch, ending epoch (exclusive) and frequency of a policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainables.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """A policy's epochs, in either form: ``epochs``, or a range.
+
+    Raises:
+        UserError: no epoch at all, a negative one, or a frequency below 1.
+    """
+
+    starting_epoch: int = 0
+    """First active epoch, >= 0."""
+    ending_epoch: int = 1
+    """The epoch after the last that may be active."""
+    frequency: int = 1
+    """Every how many epochs, >= 1."""
+    epochs: tuple[int, ...] | None = None
+    """The active epochs, each named, ascending; the range is then from the first to behind the last."""
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None:
+            if not self.epochs or any(e < 0 for e in self.epochs) or list(self.epochs) != sorted(set(self.epochs)):
+                raise UserError(f"epochs must be ascending numbers >= 0, each once, got {list(self.epochs)}")
+            object.__setattr__(self, "starting_epoch", self.epochs[0])
+            object.__setattr__(self, "ending_epoch", self.epochs[-1] + 1)
+        if self.starting_epoch < 0:
+            raise UserError(f"starting_epoch must be >= 0, got {self.starting_epoch}")
+        if self.frequency < 1:
+            raise UserError(f"frequency must be >= 1, got {self.frequency}")
+        if self.ending_epoch <= self.starting_epoch:
+            raise UserError(
+                f"ending_epoch must be above starting_epoch {self.starting_epoch} (the end is exclusive), "
+                f"got {self.ending_epoch}"
+            )
+
+    def active_epochs(self) -> tuple[int, ...]:
+        """All of them, ascending; at least one."""
+        if self.epochs is not None:
+            return self.epochs
+        return tuple(range(self.starting_epoch, self.ending_epoch, self.frequency))
+
+    def is_active(self, epoch: int) -> bool:
+        """Whether the policy acts in this epoch."""
+        if self.epochs is not None:
+            return epoch in self.epochs
+        inside = self.starting_epoch <= epoch < self.ending_epoch
+        return inside and (epoch - self.starting_epoch) % self.frequency == 0
+
+    @property
+    def last_epoch(self) -> int:
+        """The last active epoch."""
+        return self.active_epochs()[-1]
+
+    def progress(self, epoch: int) -> float:
+        """Where an active epoch is between the first (0) and the last (1); 1 if there is only one.
+
+        In a range (e - S) / (floor((E - S - 1) / f) f); in a list of epochs their number counts, not their distance.
+        """
+        epochs = self.active_epochs()
+        if len(epochs) == 1:
+            return 1.0
+        if self.epochs is not None:
+            return self.epochs.index(epoch) / (len(epochs) - 1)
+        return (epoch - self.starting_epoch) / (epochs[-1] - self.starting_epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """A moment of a training run, as a policy sees it."""
+
+    epoch: int
+    """From 0."""
+    timing: Timing
+    """Of the policy."""
+    minibatch: int = 0
+    """Optimizer steps into the epoch."""
+    minibatches_per_epoch: int = 1
+    """Optimizer steps of an epoch, >= 1."""
+
+    @property
+    def progress(self) -> float:
+        """Where the epoch is in the policy's time, in [0, 1]."""
+        return self.timing.progress(self.epoch)
