@@ -1,0 +1,270 @@
+"""Regularizers against slow loops over single elements in plain Python, and closed forms of their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainables.compression.component import Regularizer
+from trainables.compression.regularizers import LEAST_VARIANCE, build_regularizer
+from trainables.compression.settings import REGULARIZERS
+from trainables.errors import UserError
+
+
+class Model(nn.Module):
+    """Weights of all the shapes that groups are of; nobody runs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 2, bias=False)
+        self.line = nn.Conv1d(3, 4, 5, bias=False)
+        self.fc = nn.Linear(5, 4)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    model = Model()
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_parameters())
+
+
+def build(class_name: str, model: nn.Module, **arguments: Any) -> Regularizer:
+    return build_regularizer("mine", REGULARIZERS[class_name](**arguments), model)
+
+
+#: What an element's index says of its group, for each kind.
+GROUP_OF: dict[str, Callable[[tuple[int, ...]], Hashable]] = {
+    "2D": lambda index: index[:2],
+    "3D": lambda index: index[0],
+    "Filters": lambda index: index[0],
+    "Channels": lambda index: index[1],
+    "4D": lambda index: "all",
+    "Rows": lambda index: index[0],
+    "Cols": lambda index: index[1],
+}
+
+
+def groups_by_hand(weight: Tensor, kind: str) -> dict[Hashable, list[float]]:
+    """Every group's elements, found one element at a time."""
+    groups = defaultdict(list)
+    for index in product(*(range(size) for size in weight.shape)):
+        groups[GROUP_OF[kind](index)].append(weight[index].item())
+    return groups
+
+
+def norms_by_hand(weight: Tensor, kind: str) -> dict[Hashable, float]:
+    return {key: math.sqrt(sum(w * w for w in group)) for key, group in groups_by_hand(weight, kind).items()}
+
+
+LASSO = [
+    ("conv.weight", "2D"), ("conv.weight", "3D"), ("conv.weight", "Filters"), ("conv.weight", "Channels"),
+    ("conv.weight", "4D"), ("conv.weight", "Channels+4D"), ("conv.weight", "4D+Channels"), ("line.weight", "3D"),
+    ("line.weight", "Channels"), ("line.weight", "4D"), ("fc.weight", "Rows"), ("fc.weight", "Cols"),
+    ("fc.weight", "Rows+Cols"), ("fc.weight", "Cols+Rows"),
+]  # fmt: skip
+
+
+def test_l1_is_the_sum_of_absolute_values_and_its_gradient_the_sign(model: nn.Module) -> None:
+    regularizer = build("L1Regularizer", model, reg_regims={"conv.weight": 0.25, "fc.*": 2.0})
+    assert regularizer.targets == ("conv.weight", "fc.weight", "fc.bias")
+    loss = regularizer.loss(weights_of(model))
+    expected = sum(
+        strength * abs(w)
+        for name, strength in (("conv.weight", 0.25), ("fc.weight", 2.0), ("fc.bias", 2.0))
+        for w in weights_of(model)[name].flatten().tolist()
+    )
+    assert loss.shape == ()
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+    loss.backward()
+    assert torch.equal(model.conv.weight.grad, 0.25 * model.conv.weight.detach().sign())
+    assert model.line.weight.grad is None
+
+
+@pytest.mark.parametrize(("name", "group"), LASSO)
+def test_group_lasso_is_the_sum_of_the_groups_norms(model: nn.Module, name: str, group: str) -> None:
+    weight = weights_of(model)[name]
+    regularizer = build("GroupLassoRegularizer", model, reg_regims={name: [0.3, group]})
+    loss = regularizer.loss(weights_of(model))
+    norms = [norm for kind in group.split("+") for norm in norms_by_hand(weight, kind).values()]
+    assert loss.item() == pytest.approx(0.3 * sum(norms), rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "group"), LASSO)
+def test_group_lassos_gradient_is_the_unit_vector_of_each_group(model: nn.Module, name: str, group: str) -> None:
+    weight = weights_of(model)[name]
+    build("GroupLassoRegularizer", model, reg_regims={name: [0.3, group]}).loss(weights_of(model)).backward()
+    norms = {kind: norms_by_hand(weight, kind) for kind in group.split("+")}
+    for index in product(*(range(size) for size in weight.shape)):
+        expected = sum(0.3 * weight[index].item() / norms[kind][GROUP_OF[kind](index)] for kind in norms)
+        assert weight.grad is not None
+        assert weight.grad[index].item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_group_lasso_goes_by_both_of_its_names(model: nn.Module) -> None:
+    one, other = (
+        build(name, model, reg_regims={"conv.weight": [0.1, "3D"]}).loss(weights_of(model))
+        for name in ("GroupLassoRegularizer", "GroupLASSORegularizer")
+    )
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("name", "group"), LASSO)
+def test_a_group_of_zeros_gets_the_gradient_zero(model: nn.Module, name: str, group: str) -> None:
+    weight = weights_of(model)[name]
+    weight.data.zero_()
+    loss = build("GroupLassoRegularizer", model, reg_regims={name: [0.3, group]}).loss(weights_of(model))
+    loss.backward()
+    assert loss.item() == 0
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+@pytest.mark.parametrize("group", ["3D", "Filters", "Channels"])
+def test_group_variance_is_lambda_over_the_unbiased_variance_of_the_norms(model: nn.Module, group: str) -> None:
+    loss = build("GroupVarianceRegularizer", model, reg_regims={"conv.weight": [0.5, group]}).loss(weights_of(model))
+    norms = list(norms_by_hand(model.conv.weight, group).values())
+    mean = sum(norms) / len(norms)
+    variance = sum((norm - mean) ** 2 for norm in norms) / (len(norms) - 1)
+    assert loss.item() == pytest.approx(0.5 / variance, rel=1e-12)
+
+
+@pytest.mark.parametrize("group", ["Rows", "Cols"])
+def test_group_variance_of_a_matrix_drives_its_norms_apart(model: nn.Module, group: str) -> None:
+    regularizer = build("GroupVarianceRegularizer", model, reg_regims={"fc.weight": [1e-3, group]})
+    before = list(norms_by_hand(model.fc.weight, group).values())
+    for _ in range(50):
+        model.zero_grad()
+        regularizer.loss(weights_of(model)).backward()
+        model.fc.weight.data -= model.fc.weight.grad
+    after = list(norms_by_hand(model.fc.weight, group).values())
+    assert torch.tensor(after).var() > torch.tensor(before).var()
+
+
+def test_equal_norms_leave_the_group_variance_finite_and_without_a_gradient() -> None:
+    layer = nn.Linear(4, 3, bias=False)
+    layer.weight.data = torch.ones(3, 4)
+    regularizer = build("GroupVarianceRegularizer", layer, reg_regims={"weight": [2.0, "Rows"]})
+    loss = regularizer.loss(weights_of(layer))
+    loss.backward()
+    assert loss.item() == pytest.approx(2.0 / LEAST_VARIANCE)
+    assert torch.equal(layer.weight.grad, torch.zeros(3, 4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("criterion", ["Max", "Mean_Abs"])
+@pytest.mark.parametrize(("name", "group"), LASSO)
+def test_group_masks_zero_what_is_at_most_lambda(model: nn.Module, name: str, group: str, criterion: str) -> None:
+    weight = weights_of(model)[name]
+    kinds = group.split("+")
+    sizes: dict[str, dict[Hashable, float]] = {}
+    for kind in kinds:
+        absolutes = {key: [abs(w) for w in values] for key, values in groups_by_hand(weight, kind).items()}
+        if criterion == "Max":
+            sizes[kind] = {key: max(values) for key, values in absolutes.items()}
+        else:
+            sizes[kind] = {key: sum(values) / len(values) for key, values in absolutes.items()}
+    # Halfway between two groups of the first kind, or above the only one.
+    ordered = sorted(sizes[kinds[0]].values())
+    middle = len(ordered) // 2
+    threshold = (ordered[middle - 1] + ordered[middle]) / 2 if len(ordered) > 1 else 1.1 * ordered[0]
+    regularizer = build(
+        "GroupLassoRegularizer", model, reg_regims={name: [threshold, group]}, threshold_criteria=criterion
+    )
+    (mask,) = regularizer.masks(weights_of(model)).values()
+    assert mask.shape == weight.shape
+    assert mask.dtype == weight.dtype
+    assert not mask.requires_grad
+    for index in product(*(range(size) for size in weight.shape)):
+        assert mask[index].item() == all(sizes[kind][GROUP_OF[kind](index)] > threshold for kind in kinds)
+    assert mask.mean() < 1
+
+
+def test_a_group_exactly_at_lambda_is_zeroed() -> None:
+    layer = nn.Linear(2, 2, bias=False)
+    layer.weight.data = torch.tensor([[0.5, -0.25], [0.75, 0.25]])
+    arguments = {"reg_regims": {"weight": [0.5, "Rows"]}}
+    largest = build("GroupLassoRegularizer", layer, threshold_criteria="Max", **arguments)
+    assert largest.masks(weights_of(layer))["weight"].tolist() == [[0, 0], [1, 1]]
+    mean = build("GroupLassoRegularizer", layer, threshold_criteria="Mean_Abs", **arguments)
+    assert mean.masks(weights_of(layer))["weight"].tolist() == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("criterion", ["Max", "Mean_Abs"])
+def test_l1_masks_zero_elements_of_at_most_lambda(criterion: str) -> None:
+    layer = nn.Linear(2, 2, bias=False)
+    layer.weight.data = torch.tensor([[0.5, -0.25], [-0.75, 0.0]])
+    regularizer = build("L1Regularizer", layer, reg_regims={"weight": 0.5}, threshold_criteria=criterion)
+    assert regularizer.masks(weights_of(layer))["weight"].tolist() == [[0, 0], [1, 0]]
+
+
+def test_without_a_criterion_nothing_is_masked(model: nn.Module) -> None:
+    assert build("L1Regularizer", model, reg_regims={"*": 9.0}).masks(weights_of(model)) == {}
+    lasso = build("GroupLassoRegularizer", model, reg_regims={"conv.weight": [9.0, "3D"]})
+    assert lasso.masks(weights_of(model)) == {}
+    variance = build("GroupVarianceRegularizer", model, reg_regims={"conv.weight": [9.0, "3D"]})
+    assert variance.masks(weights_of(model)) == {}
+
+
+def test_half_precision_is_summed_in_single() -> None:
+    layer = nn.Linear(400, 400, bias=False).half()
+    layer.weight.data.fill_(1.0)
+    l1 = build("L1Regularizer", layer, reg_regims={"weight": 1.0}).loss(weights_of(layer))
+    assert l1.item() == 160_000  # above the greatest number of half precision
+    lasso = build("GroupLassoRegularizer", layer, reg_regims={"weight": [1.0, "Rows"]}).loss(weights_of(layer))
+    assert lasso.item() == pytest.approx(400 * 20)
+
+
+def test_an_exact_name_wins_over_a_pattern_and_module_is_ignored(model: nn.Module) -> None:
+    parallel = nn.DataParallel(model)
+    regularizer = build("L1Regularizer", parallel, reg_regims={"*": 1.0, "module.fc.bias": 0.0, "line.weight": 0.0})
+    assert regularizer.targets == ("conv.weight", "line.weight", "fc.weight", "fc.bias")
+    expected = model.conv.weight.abs().sum() + model.fc.weight.abs().sum()
+    assert regularizer.loss(weights_of(model)).item() == pytest.approx(expected.item())
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "message"),
+    [
+        ("fc.weight", "3D", "group 3D needs a weight of 3 or 4 dimensions, but fc.weight has shape [4, 5]"),
+        ("fc.weight", "Filters", "group Filters needs a weight of 3 or 4 dimensions, but fc.weight has shape [4, 5]"),
+        ("line.weight", "2D", "group 2D needs a weight of 4 dimensions, but line.weight has shape [4, 3, 5]"),
+        ("fc.bias", "4D", "group 4D needs a weight of 3 or 4 dimensions, but fc.bias has shape [4]"),
+        ("conv.weight", "Rows", "group Rows needs a weight of 2 dimensions, but conv.weight has shape [4, 3, 2, 2]"),
+        ("conv.weight", "Cols+Rows", "group Cols needs a weight of 2 dimensions, but conv.weight has shape "
+                                     "[4, 3, 2, 2]"),
+    ],
+)  # fmt: skip
+def test_a_weight_that_has_no_such_groups(model: nn.Module, name: str, group: str, message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        build("GroupLassoRegularizer", model, reg_regims={name: [0.1, group]})
+    assert str(raised.value) == f"regularizer mine: {message}"
+
+
+def test_one_group_has_no_variance() -> None:
+    with pytest.raises(UserError) as raised:
+        build("GroupVarianceRegularizer", nn.Conv2d(1, 4, 3), reg_regims={"weight": [0.1, "Channels"]})
+    assert str(raised.value) == (
+        "regularizer mine: the variance of group Channels needs at least two groups, but weight of shape "
+        "[4, 1, 3, 3] has one"
+    )
+
+
+def test_a_name_that_is_no_parameter(model: nn.Module) -> None:
+    with pytest.raises(UserError) as raised:
+        build("L1Regularizer", model, reg_regims={"conv.wieght": 0.1})
+    assert str(raised.value) == (
+        "regularizer mine: unknown parameter 'conv.wieght': did you mean 'conv.weight'? "
+        "Valid: conv.weight, fc.bias, fc.weight, line.weight"
+    )

@@ -1,0 +1,156 @@
+"""Terms that are added to the loss and push weights, or groups of them, towards zero or apart.
+
+Symbols: w a weight; g one of its groups (see `groups`); lambda the strength that the schedule gives a parameter, >= 0.
+Terms are summed over the parameters.
+
+    L1               lambda sum |w|
+    group lasso      lambda sum_g ||g||_2                  (Yuan and Lin 2006, eq. 2.1, without sqrt of the group size)
+    group variance   lambda / var_g ||g||_2                (Torfi et al. 2018, arXiv:1802.09902; variance unbiased)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from trainables.compression.component import Regularizer
+from trainables.compression.groups import at_least_single, check_groups, group_count, group_mask, group_norms, parts_of
+from trainables.compression.names import assigned, plain_name
+from trainables.compression.settings import Settings
+from trainables.compression.settings.regularizers import (
+    GroupLassoRegularizer,
+    GroupVarianceRegularizer,
+    L1Regularizer,
+)
+from trainables.errors import UserError
+
+T = TypeVar("T")
+
+#: Below this variance the group variance's term stays as large as it is here, and its gradient is 0: norms that are
+#: all equal give no direction to drive them apart in, and 1 / var**2 would overflow.
+LEAST_VARIANCE = 1e-12
+
+
+class L1(Regularizer):
+    """lambda sum |w|. With a threshold criterion, elements with |w| <= lambda become zero."""
+
+    def __init__(self, strengths: Mapping[str, float], criterion: str | None = None) -> None:
+        self.strengths = dict(strengths)
+        self.criterion = criterion
+        self.targets = tuple(self.strengths)
+
+    def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
+        return _sum(
+            [
+                strength * weights[name].abs().sum(dtype=at_least_single(weights[name].dtype))
+                for name, strength in self.strengths.items()
+            ]
+        )
+
+    def masks(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self.criterion is None:
+            return {}
+        found = {name: weights[name].detach() for name in self.targets}
+        return {name: (w.abs() > self.strengths[name]).to(w.dtype) for name, w in found.items()}
+
+
+class GroupLasso(Regularizer):
+    """lambda times the sum of the groups' L2 norms; of two kinds of groups (``Rows+Cols``) both sums.
+
+    With a threshold criterion, groups whose greatest (``Max``) or mean (``Mean_Abs``) absolute value is at most lambda
+    become zero.
+    """
+
+    def __init__(self, regimes: Mapping[str, tuple[float, str]], criterion: str | None = None) -> None:
+        self.regimes = dict(regimes)
+        self.criterion = criterion
+        self.targets = tuple(self.regimes)
+
+    def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
+        return _sum(
+            [
+                strength * group_norms(weights[name], kind).sum()
+                for name, (strength, group) in self.regimes.items()
+                for kind in parts_of(group)
+            ]
+        )
+
+    def masks(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self.criterion is None:
+            return {}
+        return {
+            name: group_mask(weights[name], group, strength, self.criterion)
+            for name, (strength, group) in self.regimes.items()
+        }
+
+
+class GroupVariance(Regularizer):
+    """lambda over the unbiased variance of the groups' L2 norms; the variance counts as at least `LEAST_VARIANCE`."""
+
+    def __init__(self, regimes: Mapping[str, tuple[float, str]]) -> None:
+        self.regimes = dict(regimes)
+        self.targets = tuple(self.regimes)
+
+    def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
+        return _sum(
+            [
+                strength / group_norms(weights[name], kind).var(unbiased=True).clamp(min=LEAST_VARIANCE)
+                for name, (strength, kind) in self.regimes.items()
+            ]
+        )
+
+
+def build_regularizer(name: str, settings: Settings, model: nn.Module) -> Regularizer:
+    """The regularizer that the settings describe, for the parameters of this model.
+
+    Args:
+        name: of the instance in the schedule, for messages.
+        settings: one of `trainables.compression.settings.REGULARIZERS`.
+        model: as built; its parameters' names, without a leading ``module.``, are matched by the settings' patterns.
+
+    Raises:
+        UserError: a pattern matches no parameter, or a parameter does not have the groups that it is given.
+    """
+    shapes = {plain_name(key): tuple(parameter.shape) for key, parameter in model.named_parameters()}
+    if isinstance(settings, L1Regularizer):
+        return L1(_matched(name, settings.reg_regims, shapes), settings.threshold_criteria)
+    if isinstance(settings, GroupLassoRegularizer):
+        lasso = _matched(name, settings.reg_regims, shapes)
+        _check(name, lasso, shapes)
+        return GroupLasso(lasso, settings.threshold_criteria)
+    if isinstance(settings, GroupVarianceRegularizer):
+        variance = _matched(name, settings.reg_regims, shapes)
+        _check(name, variance, shapes)
+        for parameter, (_, kind) in variance.items():
+            if group_count(shapes[parameter], kind) < 2:
+                raise UserError(
+                    f"regularizer {name}: the variance of group {kind} needs at least two groups, but {parameter} of "
+                    f"shape {list(shapes[parameter])} has one"
+                )
+        return GroupVariance(variance)
+    raise TypeError(f"{type(settings).__name__} holds the settings of no regularizer")
+
+
+def _matched(name: str, values: Mapping[str, T], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, T]:
+    try:
+        return assigned(values, list(shapes))
+    except UserError as error:
+        raise UserError(f"regularizer {name}: {error}") from None
+
+
+def _check(name: str, regimes: Mapping[str, tuple[float, str]], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for parameter, (_, group) in regimes.items():
+        try:
+            check_groups(parameter, shapes[parameter], group)
+        except UserError as error:
+            raise UserError(f"regularizer {name}: {error}") from None
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    """Of scalars, at least one; of different precisions, in the greatest."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
