@@ -1,0 +1,385 @@
+"""Schedules set to absolute epochs, against torch's own stepped one by one, and ours against their formulas."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim import lr_scheduler as torch_schedulers
+
+from trainables.compression.lr_schedulers import build_lr_scheduler, check_lr_scheduler, scheduler_classes
+from trainables.errors import UserError
+
+EPOCHS = 30
+
+#: Every class that a schedule can hold, with arguments under which something happens within 30 epochs.
+TORCH = [
+    ("StepLR", {"step_size": 7, "gamma": 0.5}),
+    ("MultiStepLR", {"milestones": [3, 11, 11, 20], "gamma": 0.3}),
+    ("ConstantLR", {"factor": 0.25, "total_iters": 6}),
+    ("LinearLR", {"start_factor": 0.1, "end_factor": 0.8, "total_iters": 9}),
+    ("ExponentialLR", {"gamma": 0.9}),
+    ("PolynomialLR", {"total_iters": 12, "power": 2.0}),
+    ("CosineAnnealingLR", {"T_max": 13, "eta_min": 1e-3}),
+    ("CosineAnnealingWarmRestarts", {"T_0": 4, "T_mult": 2, "eta_min": 1e-4}),
+    ("CyclicLR", {"base_lr": 0.01, "max_lr": 0.2, "step_size_up": 4, "step_size_down": 3, "mode": "triangular2"}),
+    ("CyclicLR", {"base_lr": 0.01, "max_lr": 0.2, "step_size_up": 5, "cycle_momentum": False}),
+    ("OneCycleLR", {"max_lr": 0.3, "total_steps": 30}),
+]  # fmt: skip
+
+
+def sgd(*rates: float, momentum: float = 0.9) -> Optimizer:
+    groups = [{"params": [nn.Parameter(torch.zeros(2))], "lr": rate} for rate in rates]
+    return SGD(groups, lr=1.0, momentum=momentum)
+
+
+def rates(optimizer: Optimizer) -> list[float]:
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def stepped(class_name: str, arguments: dict[str, Any], optimizer: Optimizer, key: str = "lr") -> list[list[Any]]:
+    """What torch's own schedule gives in the epochs 0 to 29."""
+    schedule = getattr(torch_schedulers, class_name)(optimizer, **arguments)
+    found = []
+    for _ in range(EPOCHS):
+        found.append([group[key] for group in optimizer.param_groups])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_every_class_of_torch_that_text_can_hold_is_tested() -> None:
+    assert set(scheduler_classes()) == {name for name, _ in TORCH} | {"ReduceLROnPlateau"}
+
+
+@pytest.mark.parametrize(("class_name", "arguments"), TORCH)
+def test_epoch_after_epoch_is_as_torch_steps(class_name: str, arguments: dict[str, Any]) -> None:
+    expected = stepped(class_name, arguments, sgd(0.5, 0.02))
+    optimizer = sgd(0.5, 0.02)
+    schedule = build_lr_scheduler(class_name, arguments, optimizer)
+    assert rates(optimizer) == [0.5, 0.02]  # nothing before its time
+    assert schedule.metric is None
+    for epoch in range(EPOCHS):
+        schedule.step_to(epoch)
+        assert rates(optimizer) == pytest.approx(expected[epoch], rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize(("class_name", "arguments"), TORCH)
+def test_any_epoch_comes_at_once_and_in_any_order(class_name: str, arguments: dict[str, Any]) -> None:
+    expected = stepped(class_name, arguments, sgd(0.5, 0.02))
+    optimizer = sgd(0.5, 0.02)
+    schedule = build_lr_scheduler(class_name, arguments, optimizer)
+    for epoch in (17, 3, 3, 29, 0, 12):
+        schedule.step_to(epoch)
+        assert rates(optimizer) == pytest.approx(expected[epoch], rel=1e-9, abs=1e-15)
+
+
+def test_an_exponential_that_begins_late_jumps_to_its_epoch() -> None:
+    optimizer = sgd(0.1)
+    schedule = build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, optimizer)
+    schedule.step_to(3)
+    assert rates(optimizer) == pytest.approx([0.1 * 0.125])
+
+
+@pytest.mark.parametrize("class_name", ["CyclicLR", "OneCycleLR"])
+def test_momentum_moves_where_torch_moves_it(class_name: str) -> None:
+    arguments = next(arguments for name, arguments in TORCH if name == class_name)
+    expected = stepped(class_name, arguments, sgd(0.5), key="momentum")
+    assert len({value for (value,) in expected}) > 3
+    optimizer = sgd(0.5)
+    schedule = build_lr_scheduler(class_name, arguments, optimizer)
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    for epoch in (0, 5, 6, 20):
+        schedule.step_to(epoch)
+        assert optimizer.param_groups[0]["momentum"] == pytest.approx(expected[epoch][0])
+
+
+def test_of_adam_the_first_beta_moves() -> None:
+    arguments = {"max_lr": 0.3, "total_steps": 30}
+    weights = [nn.Parameter(torch.zeros(2))]
+    expected = stepped("OneCycleLR", arguments, Adam(weights, lr=0.1), key="betas")
+    optimizer = Adam(weights, lr=0.1)
+    build_lr_scheduler("OneCycleLR", arguments, optimizer).step_to(14)
+    assert optimizer.param_groups[0]["betas"] == pytest.approx(expected[14][0])
+    assert optimizer.param_groups[0]["betas"][1] == 0.999
+
+
+@pytest.mark.parametrize("power", [1, 2, 0.9])
+def test_our_polynomial(power: float) -> None:
+    optimizer = sgd(0.5, 0.02)
+    schedule = build_lr_scheduler("PolynomialLR", {"T_max": 10, "power": power}, optimizer)
+    for epoch in range(11):
+        schedule.step_to(epoch)
+        assert rates(optimizer) == pytest.approx([base * (1 - epoch / 10) ** power for base in (0.5, 0.02)])
+    schedule.step_to(11)
+    assert rates(optimizer) == [0, 0]
+
+
+def test_the_two_polynomials_are_told_apart_by_their_arguments() -> None:
+    for arguments in ({"T_max": 8, "power": 2.0}, {"total_iters": 8, "power": 2.0}, {"power": 2.0}):
+        optimizer = sgd(1.0)
+        build_lr_scheduler("PolynomialLR", arguments, optimizer).step_to(4)
+        # torch's total_iters is 5 unless given.
+        assert rates(optimizer) == pytest.approx([(1 - 4 / 5) ** 2 if len(arguments) == 1 else 0.25])
+
+
+def test_multi_gamma_multiplies_the_gammas_of_the_milestones_passed() -> None:
+    optimizer = sgd(0.4)
+    schedule = build_lr_scheduler(
+        "MultiStepMultiGammaLR", {"milestones": [2, 5, 9], "gammas": [0.1, 0.5, 3.0]}, optimizer
+    )
+    factors = []
+    for epoch in range(12):
+        schedule.step_to(epoch)
+        factors.append(rates(optimizer)[0] / 0.4)
+    assert factors == pytest.approx([1] * 2 + [0.1] * 3 + [0.05] * 4 + [0.15] * 3)
+
+
+def test_multi_gamma_of_equal_gammas_is_torchs_multi_step() -> None:
+    expected = stepped("MultiStepLR", {"milestones": [3, 8], "gamma": 0.2}, sgd(0.4))
+    optimizer = sgd(0.4)
+    schedule = build_lr_scheduler("MultiStepMultiGammaLR", {"milestones": [3, 8], "gammas": [0.2, 0.2]}, optimizer)
+    for epoch in range(EPOCHS):
+        schedule.step_to(epoch)
+        assert rates(optimizer) == pytest.approx(expected[epoch])
+
+
+PLATEAU = {"factor": 0.5, "patience": 1, "cooldown": 1, "min_lr": 0.02, "threshold": 1e-3}
+LOSSES = [3.0, 2.0, 2.0, 2.0, 1.9, 1.9, 2.0, 2.1, 1.0, float("nan"), 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("mode", "metric"), [("min", "loss"), ("max", "accuracy")])
+def test_plateau_goes_by_its_metric_as_torchs_does(mode: str, metric: str) -> None:
+    theirs, ours = sgd(0.5, 0.1), sgd(0.5, 0.1)
+    reference = torch_schedulers.ReduceLROnPlateau(theirs, mode=mode, **PLATEAU)  # type: ignore[arg-type]
+    schedule = build_lr_scheduler("ReduceLROnPlateau", {"mode": mode, **PLATEAU}, ours)
+    assert schedule.metric == metric
+    seen = set()
+    for epoch, loss in enumerate(LOSSES):
+        value = loss if mode == "min" else 1 / loss
+        reference.step(value)
+        schedule.step_to(epoch + 1, value)
+        assert rates(ours) == rates(theirs)
+        seen.add(rates(ours)[0])
+    assert len(seen) > 3
+
+
+def test_plateaus_mode_is_min_unless_given() -> None:
+    assert build_lr_scheduler("ReduceLROnPlateau", {}, sgd(0.1)).metric == "loss"
+
+
+def test_plateau_without_its_metric() -> None:
+    schedule = build_lr_scheduler("ReduceLROnPlateau", {"mode": "max"}, sgd(0.1))
+    with pytest.raises(ValueError, match=r"^ReduceLROnPlateau needs the epoch's accuracy$"):
+        schedule.step_to(1)
+
+
+@pytest.mark.parametrize("cut", range(1, len(LOSSES)))
+def test_plateau_goes_on_from_its_state(cut: int) -> None:
+    whole, first, second = sgd(0.5), sgd(0.5), sgd(0.5)
+    one = build_lr_scheduler("ReduceLROnPlateau", PLATEAU, whole)
+    two = build_lr_scheduler("ReduceLROnPlateau", PLATEAU, first)
+    for epoch, loss in enumerate(LOSSES[:cut]):
+        two.step_to(epoch, loss)
+    file = io.BytesIO()
+    torch.save(two.state_dict(), file)
+    file.seek(0)
+    three = build_lr_scheduler("ReduceLROnPlateau", PLATEAU, second)
+    three.load_state_dict(torch.load(file, weights_only=True))
+    for epoch, loss in enumerate(LOSSES):
+        one.step_to(epoch, loss)
+        if epoch >= cut:
+            three.step_to(epoch, loss)
+            assert rates(second) == rates(whole)
+
+
+@pytest.mark.parametrize(
+    ("class_name", "arguments"), [*TORCH, ("MultiStepMultiGammaLR", {"milestones": [2], "gammas": [0.5]})]
+)
+def test_a_resumed_schedule_gives_the_same_rates(class_name: str, arguments: dict[str, Any]) -> None:
+    optimizer = sgd(0.5, 0.02)
+    schedule = build_lr_scheduler(class_name, arguments, optimizer)
+    schedule.step_to(5)
+    # The optimizer's own state is loaded after the schedule is built, and was another before.
+    other = sgd(7.0, 7.0)
+    resumed = build_lr_scheduler(class_name, arguments, other)
+    file = io.BytesIO()
+    torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    other.load_state_dict(state["optimizer"])
+    resumed.load_state_dict(state["schedule"])
+    for epoch in (6, 7, 20):
+        schedule.step_to(epoch)
+        resumed.step_to(epoch)
+        assert rates(other) == rates(optimizer)
+
+
+def test_several_schedules_start_from_the_same_base_rates() -> None:
+    optimizer = sgd(0.4)
+    first = build_lr_scheduler("StepLR", {"step_size": 2, "gamma": 0.1}, optimizer)
+    first.step_to(6)
+    assert rates(optimizer) == pytest.approx([4e-4])
+    second = build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, optimizer)
+    third = build_lr_scheduler("ReduceLROnPlateau", {"patience": 0}, optimizer)
+    second.step_to(2)
+    assert rates(optimizer) == pytest.approx([0.1])
+    third.step_to(3, 1.0)
+    assert rates(optimizer) == [0.4]
+    first.step_to(2)
+    assert rates(optimizer) == pytest.approx([0.04])
+
+
+def test_the_base_rates_are_those_before_a_schedule_of_torchs_own() -> None:
+    optimizer = sgd(0.4)
+    torch_schedulers.LambdaLR(optimizer, lambda step: 0.01 * (step + 1))
+    assert rates(optimizer) == pytest.approx([0.004])
+    build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, optimizer).step_to(1)
+    assert rates(optimizer) == pytest.approx([0.2])
+
+
+def test_groups_added_later_follow_the_first_groups_factor() -> None:
+    optimizer = sgd(0.4, 0.2)
+    schedules = [
+        build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, optimizer),
+        build_lr_scheduler("CosineAnnealingWarmRestarts", {"T_0": 4}, optimizer),
+        build_lr_scheduler("MultiStepMultiGammaLR", {"milestones": [3], "gammas": [0.1]}, optimizer),
+        build_lr_scheduler("ReduceLROnPlateau", {"patience": 0, "factor": 0.5}, optimizer),
+    ]
+    schedules[0].step_to(1)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(()))], "lr": 0.05})
+    expected = [(3, 0.125), (2, 0.5), (3, 0.1)]
+    for schedule, (epoch, factor) in zip(schedules, expected, strict=False):
+        schedule.step_to(epoch)
+        assert rates(optimizer) == pytest.approx([0.4 * factor, 0.2 * factor, 0.05 * factor])
+    for epoch in range(3):
+        schedules[3].step_to(epoch, 1.0)
+    assert rates(optimizer) == pytest.approx([0.1, 0.05, 0.0125])
+    # Another run has the group from the start when it resumes.
+    resumed = sgd(0.4, 0.2, 0.05)
+    again = build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, resumed)
+    again.load_state_dict(schedules[0].state_dict())
+    again.step_to(3)
+    assert rates(resumed) == pytest.approx([0.05, 0.025, 0.00625])
+
+
+def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
+    rate = torch.tensor(0.5)
+    optimizer = Adam([nn.Parameter(torch.zeros(2))], lr=rate, foreach=False)
+    schedule = build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, optimizer)
+    schedule.step_to(2)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.125
+    schedule.step_to(1)
+    assert rate.item() == 0.25
+
+
+def test_the_optimizer_itself_is_left_alone() -> None:
+    optimizer = sgd(0.5)
+    keys = set(optimizer.param_groups[0])
+    schedule = build_lr_scheduler("OneCycleLR", {"max_lr": 0.3, "total_steps": 30}, optimizer)
+    schedule.step_to(4)
+    assert "step" not in vars(optimizer)  # torch would wrap it
+    assert set(optimizer.param_groups[0]) == keys | {"initial_lr"}
+
+
+def test_a_negative_epoch_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^epoch must be >= 0, got -1$"):
+        build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, sgd(0.1)).step_to(-1)
+
+
+@pytest.mark.parametrize(
+    ("class_name", "arguments"),
+    [*TORCH, ("ReduceLROnPlateau", PLATEAU), ("ReduceLROnPlateau", {"min_lr": [0.1, 0.2, 0.3]}),
+     ("OneCycleLR", {"max_lr": [0.1, 0.2], "epochs": 3, "steps_per_epoch": 2}), ("PolynomialLR", {}),
+     ("PolynomialLR", {"T_max": 5, "power": 1})],
+)  # fmt: skip
+def test_good_arguments_pass_the_check(class_name: str, arguments: dict[str, Any]) -> None:
+    check_lr_scheduler(class_name, arguments)
+
+
+BAD = [
+    ("StepLr", {}, "unknown class of lr_schedulers 'StepLr': did you mean 'StepLR'? Valid: ConstantLR, "
+     "CosineAnnealingLR, CosineAnnealingWarmRestarts, CyclicLR, ExponentialLR, LinearLR, MultiStepLR, "
+     "MultiStepMultiGammaLR, OneCycleLR, PolynomialLR, ReduceLROnPlateau, StepLR"),
+    ("LambdaLR", {}, "LambdaLR needs functions or other schedules, which a schedule's text cannot hold: use another "
+     "class, and a policy for each part of the time"),
+    ("StepLR", {"step_size": 3, "gama": 0.1}, "unknown argument of StepLR 'gama': did you mean 'gamma'? "
+     "Valid: gamma, step_size in StepLR(step_size, gamma=0.1)"),
+    ("StepLR", {"step_size": 3, "last_epoch": 2}, "unknown argument of StepLR 'last_epoch': "
+     "Valid: gamma, step_size in StepLR(step_size, gamma=0.1)"),
+    ("StepLR", {"gamma": 0.1}, "StepLR needs step_size: StepLR(step_size, gamma=0.1)"),
+    ("StepLR", {"step_size": 2.5}, "step_size of StepLR must be a whole number >= 1, got 2.5: "
+     "StepLR(step_size, gamma=0.1)"),
+    ("StepLR", {"step_size": True}, "step_size of StepLR must be a whole number >= 1, got True: "
+     "StepLR(step_size, gamma=0.1)"),
+    ("ExponentialLR", {"gamma": float("inf")}, "gamma of ExponentialLR must be a number >= 0, got inf: "
+     "ExponentialLR(gamma)"),
+    ("ExponentialLR", {"gamma": "9e-1"}, "gamma of ExponentialLR must be a number >= 0, got '9e-1' (YAML reads that "
+     "as text: a number with an exponent needs a point, as 1.0e-4): ExponentialLR(gamma)"),
+    ("ExponentialLR", {"gamma": "fast"}, "gamma of ExponentialLR must be a number >= 0, got 'fast': "
+     "ExponentialLR(gamma)"),
+    ("MultiStepLR", {"milestones": 3}, "milestones of MultiStepLR must be a list of numbers, each a whole number >= 0, "
+     "got 3: MultiStepLR(milestones, gamma=0.1)"),
+    ("PolynomialLR", {"Tmax": 3}, "unknown argument of PolynomialLR 'Tmax': did you mean 'T_max'? Valid: T_max, power, "
+     "total_iters in PolynomialLR(total_iters=5, power=1.0) or PolynomialLR(T_max, power)"),
+    ("PolynomialLR", {"T_max": 3}, "PolynomialLR needs power: PolynomialLR(T_max, power) or "
+     "PolynomialLR(total_iters=5, power=1.0)"),
+    ("PolynomialLR", {"T_max": 3, "total_iters": 3, "power": 1}, "PolynomialLR takes T_max or total_iters: "
+     "PolynomialLR(T_max, power) or PolynomialLR(total_iters=5, power=1.0)"),
+    ("MultiStepMultiGammaLR", {"milestones": [5, 2], "gammas": [1, 1]},
+     "milestones of MultiStepMultiGammaLR must ascend, got [5, 2]"),
+    ("MultiStepMultiGammaLR", {"milestones": [5], "gammas": [1, 1]},
+     "MultiStepMultiGammaLR needs one gamma for each milestone, got 2 gammas for 1 milestones"),
+    ("ReduceLROnPlateau", {"factor": 1.5}, "ReduceLROnPlateau refuses its arguments: Factor should be < 1.0."),
+    ("ReduceLROnPlateau", {"mode": "least"}, "ReduceLROnPlateau refuses its arguments: mode least is unknown!"),
+    ("OneCycleLR", {"max_lr": 0.1}, "OneCycleLR refuses its arguments: You must define either total_steps OR "
+     "(epochs AND steps_per_epoch)"),
+    ("CyclicLR", {"base_lr": 0.1, "max_lr": 0.2, "scale_fn": "sqrt"}, "scale_fn of CyclicLR must be left out, for it "
+     "is a function, got 'sqrt': CyclicLR(base_lr, max_lr, step_size_up=2000, step_size_down=None, "
+     "mode='triangular', gamma=1.0, scale_fn=None, scale_mode='cycle', cycle_momentum=True, base_momentum=0.8, "
+     "max_momentum=0.9)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("class_name", "arguments", "message"), BAD)
+def test_bad_arguments_are_named(class_name: str, arguments: dict[str, Any], message: str) -> None:
+    for refused in (
+        lambda: check_lr_scheduler(class_name, arguments),
+        lambda: build_lr_scheduler(class_name, arguments, sgd(0.1)),
+    ):
+        with pytest.raises(UserError) as raised:
+            refused()
+        assert str(raised.value) == message
+
+
+def test_a_schedule_that_ends_says_so() -> None:
+    schedule = build_lr_scheduler("OneCycleLR", {"max_lr": 0.1, "total_steps": 4}, sgd(0.1))
+    with pytest.raises(UserError) as raised:
+        schedule.step_to(6)
+    assert str(raised.value) == (
+        "OneCycleLR has no epoch 6: Tried to step 5 times. The specified number of total steps is 4"
+    )
+    schedule.step_to(2)
+
+
+def test_an_optimizer_without_momentum_cannot_cycle_it() -> None:
+    optimizer = torch.optim.Adagrad([nn.Parameter(torch.zeros(2))])
+    with pytest.raises(UserError) as raised:
+        build_lr_scheduler("OneCycleLR", {"max_lr": 0.1, "total_steps": 4}, optimizer)
+    assert str(raised.value) == (
+        "OneCycleLR refuses its arguments: optimizer must support momentum or beta1 with `cycle_momentum` option "
+        "enabled"
+    )
