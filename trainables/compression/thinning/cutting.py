@@ -1,0 +1,222 @@
+"""Output and input channels cut off modules, with all that has a number a channel: norms, masks, optimizer state.
+
+A cut is (module, side, indices): side 0 the output channels, 1 the input channels. A convolution's weight is
+(C_out, C_in / groups, *kernel), a transposed one's (C_in, C_out / groups, *kernel): there side 0 is dimension 1. Norms,
+PReLU and depthwise convolutions have the same channels on both sides; their cuts have side 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils import parametrize
+from torch.optim import Optimizer
+
+from trainables.compression.copies import as_built
+from trainables.errors import UserError
+
+NORMS = (_BatchNorm, _InstanceNorm)
+
+#: What was cut off a model, in plain types: [[module, side, [indices]], ...]; indices before anything was cut.
+Record = list[list[Any]]
+#: What was cut off parameters: name -> dimension -> indices before anything was cut, ascending.
+Removed = dict[str, dict[int, list[int]]]
+#: A tensor before and after a cut, the dimension, the indices.
+Cut = tuple[Tensor, Tensor, int, list[int]]
+
+
+def is_depthwise(module: nn.Module) -> bool:
+    """Whether each input channel has one filter, which sees nothing else."""
+    return isinstance(module, _ConvNd) and 1 < module.groups == module.in_channels == module.out_channels
+
+
+def width(module: nn.Module, side: int) -> int:
+    """Channels on a side of a module that can be cut."""
+    if isinstance(module, _ConvNd):
+        return module.in_channels if side else module.out_channels
+    if isinstance(module, nn.Linear):
+        return module.in_features if side else module.out_features
+    if isinstance(module, NORMS):
+        return module.num_features
+    assert isinstance(module, nn.PReLU)
+    return module.num_parameters
+
+
+def weight_dimension(module: nn.Module, side: int) -> int:
+    """Which dimension of the weight a side is."""
+    return 1 - side if isinstance(module, _ConvNd) and module.transposed and not is_depthwise(module) else side
+
+
+def in_whole_groups(module: nn.Module, side: int, indices: Iterable[int]) -> set[int]:
+    """Those of the indices that a grouped convolution can lose: its groups stay alike.
+
+    The dimension that holds all groups one behind the other needs as many from each (the last ones are left out), the
+    other one the same places in each.
+    """
+    wanted = set(indices)
+    if not isinstance(module, _ConvNd) or module.groups == 1 or is_depthwise(module):
+        return wanted
+    channels = width(module, side) // module.groups
+    of_group = [sorted(i for i in wanted if i // channels == group) for group in range(module.groups)]
+    if weight_dimension(module, side) == 0:
+        fewest = min(map(len, of_group))
+        return {i for own in of_group for i in own[:fewest]}
+    places = set.intersection(*({i % channels for i in own} for own in of_group))
+    return {i for i in wanted if i % channels in places}
+
+
+def crop(tensor: Tensor, removed: Mapping[int, Sequence[int]]) -> Tensor:
+    """A tensor without what was removed, such as a mask as its weight was cut.
+
+    Args:
+        tensor: as before the cut.
+        removed: indices by dimension, as in `Removed`.
+
+    >>> crop(torch.arange(6).view(2, 3), {0: [0], 1: [1]}).tolist()
+    [[3, 5]]
+    """
+    for dimension, indices in removed.items():
+        gone = set(indices)
+        kept = [i for i in range(tensor.shape[dimension]) if i not in gone]
+        tensor = tensor.index_select(dimension, torch.tensor(kept, dtype=torch.int64, device=tensor.device))
+    return tensor
+
+
+def thin_again(model: nn.Module, record: Sequence[Sequence[Any]], optimizer: Optimizer | None = None) -> Removed:
+    """Cut what a record says: rebuilds on a fresh model the structure that `thin` made.
+
+    The model is changed in place; parameters that are cut become new objects, which the optimizer gets in the places of
+    the old ones, with their state cut alike.
+
+    Args:
+        model: with the widths that the thinned one had before.
+        record: of `Thinned`.
+        optimizer: of the model, if it has one already.
+
+    Returns:
+        What was cut off parameters.
+
+    Raises:
+        UserError: the record is of another model. The model is as it was then.
+    """
+    modules = dict(model.named_modules())
+    for name, side, indices in record:
+        _check(modules.get(name), name, side, indices)
+    cuts = [cut for name, side, indices in record for cut in _cut_module(modules[name], side, sorted(indices))]
+    names = {id(parameter): as_built(name) for name, parameter in model.named_parameters()}
+    first: dict[Tensor, Tensor] = {}  # a cut's result to what was there before any cut
+    current: dict[Tensor, Tensor] = {}
+    removed: dict[Tensor, dict[int, list[int]]] = {}
+    for before, after, dimension, indices in cuts:
+        origin = first[after] = first.get(before, before)
+        current[origin] = after
+        removed.setdefault(origin, {})[dimension] = indices
+    if optimizer is not None:
+        _move(optimizer, current, removed)
+    return {names[id(current[origin])]: own for origin, own in removed.items() if id(current[origin]) in names}
+
+
+def _check(module: nn.Module | None, name: str, side: int, indices: Sequence[int]) -> None:
+    if not isinstance(module, (_ConvNd, nn.Linear, nn.PReLU, *NORMS)):
+        what = "nothing" if module is None else f"a {type(module).__name__}"
+        raise UserError(f"the record of a thinning is of another model: it cuts {name!r}, which is {what} here")
+    if max(indices) >= width(module, side):
+        raise UserError(
+            f"the record of a thinning is of another model: {name!r} has {width(module, side)} "
+            f"{'input' if side else 'output'} channels here, got number {max(indices)}"
+        )
+
+
+def _tensors(module: nn.Module, side: int) -> list[tuple[str, int]]:
+    """Names of a module's tensors with a number for each channel of a side, and the dimension that counts them."""
+    if isinstance(module, NORMS):
+        names = ("weight", "bias", "running_mean", "running_var")
+        return [(name, 0) for name in names if getattr(module, name) is not None]
+    found = [("weight", weight_dimension(module, side))]
+    if side == 0 and getattr(module, "bias", None) is not None:
+        found.append(("bias", 0))
+    return found
+
+
+def _cut_module(module: nn.Module, side: int, indices: list[int]) -> list[Cut]:
+    """Cut all tensors of a module, and behind a parametrization also what has the weight's channels."""
+    cuts = []
+    for name, dimension in _tensors(module, side):
+        own = indices
+        if isinstance(module, _ConvNd) and dimension == 1:  # which holds the channels of one group
+            each = width(module, side) // module.groups
+            own = sorted({i % each for i in indices})
+        if not parametrize.is_parametrized(module, name):
+            cuts.append(_replace(module, name, dimension, own))
+            continue
+        behind: Any = module.parametrizations[name]  # type: ignore[index]
+        shape = behind.original.shape
+        cuts.append(_replace(behind, "original", dimension, own))
+        for part in behind.children():
+            for part_name, tensor in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]:
+                where = _channels_of(tensor, shape, dimension)
+                if where is not None:
+                    cuts.append(_replace(part, part_name, where, own))
+    _narrow(module, side, len(indices))
+    return cuts
+
+
+def _channels_of(tensor: Tensor, shape: torch.Size, dimension: int) -> int | None:
+    """Where a quantizer's tensor, such as a scale a filter, has the dimension of its weight that is cut; or None."""
+    if tensor.dim() == len(shape) and tensor.shape[dimension] == shape[dimension] > 1:
+        return dimension
+    return 0 if dimension == 0 and tensor.shape == shape[:1] else None
+
+
+def _replace(owner: nn.Module, name: str, dimension: int, indices: list[int]) -> Cut:
+    old = getattr(owner, name)
+    new = crop(old.detach(), {dimension: indices})
+    if isinstance(old, nn.Parameter):
+        new = nn.Parameter(new, requires_grad=old.requires_grad)
+        if old.grad is not None:
+            new.grad = crop(old.grad, {dimension: indices})
+    setattr(owner, name, new)
+    return old, new, dimension, indices
+
+
+def _narrow(module: nn.Module, side: int, count: int) -> None:
+    """A module's own numbers of channels."""
+    if isinstance(module, _ConvNd):
+        if side == 0 or is_depthwise(module):
+            depthwise = is_depthwise(module)
+            module.out_channels -= count
+            if depthwise:
+                module.in_channels -= count
+                module.groups -= count
+        else:
+            module.in_channels -= count
+    elif isinstance(module, nn.Linear):
+        if side:
+            module.in_features -= count
+        else:
+            module.out_features -= count
+    elif isinstance(module, NORMS):
+        module.num_features -= count
+    else:
+        assert isinstance(module, nn.PReLU)
+        module.num_parameters -= count
+
+
+def _move(
+    optimizer: Optimizer, current: Mapping[Tensor, Tensor], removed: Mapping[Tensor, Mapping[int, list[int]]]
+) -> None:
+    """The optimizer's parameters become the new ones; state of a parameter's shape (moments) is cut as it was."""
+    for group in optimizer.param_groups:
+        group["params"] = [current.get(parameter, parameter) for parameter in group["params"]]
+    for old, new in current.items():
+        if old in optimizer.state:
+            optimizer.state[new] = {
+                key: crop(value, removed[old]) if isinstance(value, Tensor) and value.shape == old.shape else value
+                for key, value in optimizer.state.pop(old).items()
+            }
