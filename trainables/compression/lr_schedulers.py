@@ -71,22 +71,26 @@ class ScheduleLR(ABC):
 
     Args:
         optimizer: its groups get an ``initial_lr`` where they have none, as torch's schedules give them one.
+        base_lrs: base rates of the groups, if not ``initial_lr``.
     """
 
-    metric: Literal["loss", "accuracy"] | None = None
-    """What `step_to` needs beside the epoch."""
+    metric: Literal["min", "max"] | None = None
+    """What `step_to` needs beside the epoch: a number to be small (``min``, a loss) or large (``max``, an accuracy)."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, base_lrs: Sequence[float] | None = None) -> None:
+        groups = optimizer.param_groups
         self.optimizer = optimizer
-        self._base_rates = [_base_rate(group) for group in optimizer.param_groups]
+        self._base_rates = [_base_rate(group) for group in groups] if base_lrs is None else list(map(float, base_lrs))
         self._own_groups = len(self._base_rates)
+        if self._own_groups != len(groups):
+            raise ValueError(f"base_lrs must hold one rate a parameter group, got {self._own_groups} for {len(groups)}")
 
     def step_to(self, epoch: int, metric: float | None = None) -> None:
         """Set the learning rates as of this epoch.
 
         Args:
             epoch: >= 0; it may be any, also one before the last.
-            metric: the epoch's validation loss or accuracy where `metric` asks for one.
+            metric: the epoch's loss or accuracy where `metric` asks for one.
 
         Raises:
             UserError: the schedule ends before this epoch (OneCycleLR).
@@ -119,8 +123,8 @@ class ScheduleLR(ABC):
 class _FactorLR(ScheduleLR):
     """One of ours: base rates times a function of the epoch."""
 
-    def __init__(self, optimizer: Optimizer, factor: Factor) -> None:
-        super().__init__(optimizer)
+    def __init__(self, optimizer: Optimizer, base_lrs: Sequence[float] | None, factor: Factor) -> None:
+        super().__init__(optimizer, base_lrs)
         self._factor = factor
 
     def _at(self, epoch: int, metric: float | None) -> list[dict[str, float]]:
@@ -130,8 +134,14 @@ class _FactorLR(ScheduleLR):
 class _TorchLR(ScheduleLR):
     """One of torch's, on an optimizer of its own: in closed form where torch has one, else stepped until the epoch."""
 
-    def __init__(self, optimizer: Optimizer, kind: type[LRScheduler], arguments: Mapping[str, Any]) -> None:
-        super().__init__(optimizer)
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        base_lrs: Sequence[float] | None,
+        kind: type[LRScheduler],
+        arguments: Mapping[str, Any],
+    ) -> None:
+        super().__init__(optimizer, base_lrs)
         self._kind = kind
         self._arguments = dict(arguments)
         self._begin()
@@ -177,10 +187,10 @@ class _TorchLR(ScheduleLR):
 class _PlateauLR(ScheduleLR):
     """torch's ReduceLROnPlateau: counts the epochs that it is shown, whichever they are."""
 
-    def __init__(self, optimizer: Optimizer, arguments: Mapping[str, Any]) -> None:
-        super().__init__(optimizer)
+    def __init__(self, optimizer: Optimizer, base_lrs: Sequence[float] | None, arguments: Mapping[str, Any]) -> None:
+        super().__init__(optimizer, base_lrs)
         self._arguments = dict(arguments)
-        self.metric = "accuracy" if arguments.get("mode", "min") == "max" else "loss"
+        self.metric = "max" if arguments.get("mode") == "max" else "min"
         self._begin(self._base_rates)
 
     def _begin(self, rates: Sequence[float]) -> None:
@@ -192,7 +202,7 @@ class _PlateauLR(ScheduleLR):
 
     def _at(self, epoch: int, metric: float | None) -> list[dict[str, float]]:
         if metric is None:
-            raise ValueError(f"ReduceLROnPlateau needs the epoch's {self.metric}")
+            raise ValueError(f"ReduceLROnPlateau needs the epoch's {'accuracy' if self.metric == 'max' else 'loss'}")
         self._scheduler.step(metric)
         return [{"lr": float(group["lr"])} for group in self._scratch.param_groups]
 
@@ -244,23 +254,27 @@ def scheduler_classes() -> dict[str, type[LRScheduler]]:
     }
 
 
-def build_lr_scheduler(class_name: str, arguments: Mapping[str, Any], optimizer: Optimizer) -> ScheduleLR:
+def build_lr_scheduler(
+    class_name: str, arguments: Mapping[str, Any], optimizer: Optimizer, *, base_lrs: Sequence[float] | None = None
+) -> ScheduleLR:
     """The schedule of this class; it changes no learning rate before its first `ScheduleLR.step_to`.
 
     Args:
         class_name: of `scheduler_classes`, or one of ours.
         arguments: the class's, without ``optimizer`` and ``last_epoch``.
-        optimizer: what is scheduled; its base rates are its groups' ``initial_lr``, or their present rates.
+        optimizer: what is scheduled.
+        base_lrs: one rate a parameter group from which the schedule starts. None: the groups' ``initial_lr``, or their
+            present rates where no schedule of torch has left one.
 
     Raises:
         UserError: as `check_lr_scheduler`, or the optimizer has no momentum and the schedule moves it.
     """
     make = _constructor(class_name, arguments)
     if make is ReduceLROnPlateau:
-        return _PlateauLR(optimizer, arguments)
+        return _PlateauLR(optimizer, base_lrs, arguments)
     if isinstance(make, type):
-        return _TorchLR(optimizer, make, arguments)
-    return _FactorLR(optimizer, make(**arguments))
+        return _TorchLR(optimizer, base_lrs, make, arguments)
+    return _FactorLR(optimizer, base_lrs, make(**arguments))
 
 
 def check_lr_scheduler(class_name: str, arguments: Mapping[str, Any]) -> None:
