@@ -1,0 +1,76 @@
+"""What fits the language's form and yet means nothing, or not what it says. Without torch.
+
+The original silently accepted: unknown sections, unknown keys of policies and of pruners' args, keys given twice, a
+missing version, components that no policy uses, ``epochs`` beside a range, ``levels`` for pruners that have none, names
+that match nothing (`matching`), and a second line of Baidu's rule that begins outside of its policy. Strictly these are
+errors; with the compatibility switch they are one warning each, and what was ignored there is ignored here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainables.compression.schedule.parts import Component, Policy, Schedule
+from trainables.compression.schedule.policies import PrunerArgs
+from trainables.compression.schedule.problems import Findings, Path, nearest
+from trainables.compression.settings import Settings
+from trainables.compression.settings.pruners import (
+    AutomatedGradualPruner,
+    BaiduRNNPruner,
+    SparsityLevelParameterPruner,
+)
+
+
+def is_gradual(settings: Settings | None) -> bool:
+    """Whether a pruner's share grows by the cubic of Zhu & Gupta from ``initial_sparsity`` to ``final_sparsity``."""
+    return isinstance(settings, AutomatedGradualPruner) or (
+        settings is not None and settings.class_.endswith("_AGP")  # the names' common end
+    )
+
+
+def known_keys(given: Mapping[str, Any], known: Sequence[str], path: Path, what: str, findings: Findings) -> None:
+    """Say which keys are not known; whoever reads ignores them."""
+    for key in given:
+        if key not in known:
+            findings.lenient((*path, key), f"unknown key of {what}{nearest(key, known)}")
+
+
+def check_uses(schedule: Schedule, findings: Findings, used: set[tuple[str, str]]) -> None:
+    """Whether components and policies fit each other.
+
+    Args:
+        schedule: as far as it could be read.
+        findings: gets what is wrong.
+        used: sections and names that policies mention, also those policies that could not be read.
+    """
+    for component in schedule.components():
+        if (component.section, component.name) not in used:
+            path = (component.section, component.name)
+            findings.lenient(path, "is used by no policy: add one, or leave it out")
+    for policy in schedule.policies:
+        _check_use(policy, schedule.component(policy), findings)
+
+
+def _check_use(policy: Policy, component: Component, findings: Findings) -> None:
+    path: Path = ("policies", policy.position)
+    settings = component.settings
+    if is_gradual(settings) and len(policy.timing.active_epochs()) == 1:
+        findings.error(
+            path,
+            f"{component.class_name} {component.name!r} rises over its active epochs, so it needs at least two, got "
+            f"{policy.timing.starting_epoch}",
+        )
+    if isinstance(settings, BaiduRNNPruner):
+        first, last = policy.timing.starting_epoch, policy.timing.last_epoch
+        if not first <= settings.ramp_epoch <= last:
+            findings.lenient(
+                (component.section, component.name, "ramp_epoch"),
+                f"must be in the epochs {first} to {last} of its policy, got {settings.ramp_epoch}",
+            )
+    levels = policy.args.levels if isinstance(policy.args, PrunerArgs) else None
+    if levels is not None and not isinstance(settings, SparsityLevelParameterPruner):
+        findings.lenient(
+            (*path, "pruner", "args", "levels"),
+            f"has no effect on {component.class_name}: only {SparsityLevelParameterPruner.class_} has levels",
+        )

@@ -1,0 +1,82 @@
+"""A schedule's text, file or mapping as plain values with lines. Without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from trainables.compression.schedule.positions import NotYaml, compose
+from trainables.compression.schedule.problems import Path, Problem, ScheduleError
+
+#: A larger file is no schedule, in bytes.
+MOST_BYTES = 10_000_000
+TEXT = "<schedule>"
+
+
+@dataclass(frozen=True)
+class Document:
+    """What was read, before anybody asked what it means."""
+
+    source: str
+    """What messages call it."""
+    value: Any
+    """Plain values."""
+    lines: Mapping[Path, int] = field(default_factory=dict)
+    """By path, from 1; empty for a mapping."""
+    problems: tuple[Problem, ...] = ()
+    """What could not be read."""
+    duplicates: tuple[Problem, ...] = ()
+    """Keys that are given again."""
+
+
+def open_document(given: str | os.PathLike[str] | Mapping[str, Any], source: str | None = None) -> Document:
+    """Read a schedule's YAML.
+
+    Args:
+        given: a file's path; or the text itself, which has several lines or begins with ``{``; or a mapping.
+        source: what messages call it; by default the file's name.
+
+    Raises:
+        ScheduleError: the file cannot be read, is larger than `MOST_BYTES`, not UTF-8, or not YAML.
+    """
+    if isinstance(given, Mapping):
+        return Document(source or TEXT, plain(given))
+    if isinstance(given, str) and ("\n" in given or given.lstrip().startswith("{")):
+        source, text = source or TEXT, given
+    else:
+        source = source or str(given)
+        text = _text_of(FilePath(given), source)
+    try:
+        composed = compose(text)
+    except NotYaml as error:
+        raise ScheduleError([f"{source}{'' if error.line is None else f':{error.line}'}: {error.text}"]) from None
+    return Document(source, composed.value, composed.lines, tuple(composed.problems), tuple(composed.duplicates))
+
+
+def _text_of(path: FilePath, source: str) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise ScheduleError([f"cannot read schedule {source}: {error.strerror or error}"]) from None
+    except ValueError as error:  # a zero byte in the name
+        raise ScheduleError([f"cannot read schedule {source!r}: {error}"]) from None
+    if len(content) > MOST_BYTES:
+        raise ScheduleError([f"{source}: a schedule must not be larger than {MOST_BYTES // 10**6} MB"])
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ScheduleError([f"{source}:{line}: must be UTF-8 text, got byte 0x{content[error.start]:02x}"]) from None
+
+
+def plain(value: Any) -> Any:
+    """Mappings as dicts and sequences as lists, all the way down; keys are text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value

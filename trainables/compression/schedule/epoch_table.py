@@ -1,0 +1,208 @@
+"""What a schedule does in each epoch, as far as it says so before training. Pure, without torch.
+
+Symbols (Zhu & Gupta 2017, eq. 1): s_i, s_f initial and final share pruned; p in [0, 1] where an epoch is between the
+policy's first and last active one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainables.compression.names import assigned
+from trainables.compression.schedule.compatibility import is_gradual
+from trainables.compression.schedule.matching import Resolved
+from trainables.compression.schedule.parts import Component, Policy, Schedule
+from trainables.compression.schedule.policies import PrunerArgs
+from trainables.compression.settings import Settings
+from trainables.compression.settings.pruners import AutomatedGradualPruner, SparsityLevelParameterPruner
+
+#: Least and greatest share of elements or structures that a pruner plans; None: the data decides.
+Share = tuple[float, float] | None
+#: Rows that are not neighbours are one from so many on.
+LEAST_SPACED = 3
+
+
+def agp_share(initial: float, final: float, progress: float) -> float:
+    """s_f + (s_i - s_f) (1 - p)^3.
+
+    >>> round(agp_share(0.05, 0.8, 0.25), 4)
+    0.4836
+    """
+    return final + (initial - final) * (1 - progress) ** 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Act:
+    """One policy at work."""
+
+    kind: str
+    """Its kind."""
+    name: str
+    """Of the component."""
+    share: Share = None
+    """What a pruner plans."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Epochs in which the same happens: ``first``, and every ``every`` epochs up to ``last``."""
+
+    first: int
+    last: int
+    every: int
+    acts: tuple[Act, ...]
+    """In the order of the policies; at least one."""
+    total: float | None
+    """Share of all weights (parameters of two dimensions or more) that is pruned after these epochs; None where a
+    pruner's data decides, or no model is given."""
+
+    def epochs(self) -> str:
+        """The epochs in words.
+
+        >>> Row(first=2, last=10, every=2, acts=(), total=None).epochs()
+        '2-10 every 2'
+        """
+        if self.first == self.last:
+            return str(self.first)
+        return f"{self.first}-{self.last}" + (f" every {self.every}" if self.every > 1 else "")
+
+
+def planned_share(component: Component, policy: Policy, epoch: int) -> Share:
+    """What a pruner plans in an active epoch of its policy; None: the data decides.
+
+    Structure pruners plan a share of structures, element pruners one of elements.
+    """
+    settings, args = component.settings, policy.args
+    if isinstance(settings, SparsityLevelParameterPruner):
+        levels = args.levels if isinstance(args, PrunerArgs) and args.levels is not None else settings.levels
+        values = list(levels.values()) if isinstance(levels, Mapping) else [float(levels)]
+        return min(values), max(values)
+    if is_gradual(settings):
+        share = agp_share(
+            settings.initial_sparsity,  # type: ignore[union-attr]  # gradual pruners have both
+            settings.final_sparsity,  # type: ignore[union-attr]
+            policy.timing.progress(epoch),
+        )
+        return share, share
+    if settings is not None and "desired_sparsity" in type(settings).model_fields:
+        desired: float = settings.desired_sparsity  # type: ignore[attr-defined]
+        return desired, desired
+    found: Share = getattr(settings, "sparsity_range", None)
+    return found
+
+
+def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = None) -> list[Row]:
+    """What acts in epochs 0..epochs-1; epochs in which nothing does have no row.
+
+    Args:
+        schedule: checked; with ``resolved`` its own schedule counts.
+        epochs: of the training, >= 0.
+        resolved: the schedule in a model, for the totals.
+
+    Returns:
+        By first epoch. Neighbours with equal contents are one row, and so are equal ones at equal distances, at least
+        `LEAST_SPACED`.
+    """
+    schedule = schedule if resolved is None else resolved.schedule
+    tally = None if resolved is None else _Tally(resolved)
+    contents: dict[int, tuple[tuple[Act, ...], float | None]] = {}
+    for epoch in range(epochs):
+        acts = []
+        for policy in schedule.policies:
+            if not policy.timing.is_active(epoch):
+                continue
+            component = schedule.component(policy)
+            prunes = policy.kind == "pruner"
+            share = planned_share(component, policy, epoch) if prunes else None
+            acts.append(Act(kind=policy.kind, name=policy.instance_name, share=share))
+            if prunes and tally is not None:
+                tally.prune(component, policy, epoch)
+        if acts:
+            contents[epoch] = tuple(acts), None if tally is None else tally.share()
+    return _folded(contents)
+
+
+class _Tally:
+    """The planned share of all weights, from epoch to epoch: masks outlive their policy's epochs."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self._resolved = resolved
+        self._sizes = {n: math.prod(shape) for n, shape in resolved.facts.parameters.items() if len(shape) > 1}
+        self._pruned: dict[str, int] = {}
+        self._unknown: set[str] = set()
+
+    def prune(self, component: Component, policy: Policy, epoch: int) -> None:
+        """A pruner's decision; a later one on the same weight counts instead of an earlier."""
+        targets = self._resolved.of(component)
+        shares = self._shares(component.settings, targets, component, policy, epoch)
+        for name in targets if shares is None else shares:
+            if shares is None:
+                self._unknown.add(name)
+            elif name in self._sizes:
+                self._unknown.discard(name)
+                self._pruned[name] = int(shares[name] * self._sizes[name])
+
+    def _shares(
+        self, settings: Settings | None, targets: Sequence[str], component: Component, policy: Policy, epoch: int
+    ) -> dict[str, float] | None:
+        """Share of the elements by name; None where structures or the data decide, or masks live for a minibatch."""
+        args = policy.args if isinstance(policy.args, PrunerArgs) else PrunerArgs()
+        if args.discard_masks_at_minibatch_end:
+            return None
+        if isinstance(settings, AutomatedGradualPruner):
+            share = planned_share(component, policy, epoch)
+            assert share is not None
+            return dict.fromkeys(targets, share[0])
+        if not isinstance(settings, SparsityLevelParameterPruner):
+            return None
+        if isinstance(args.levels, Mapping):
+            return assigned(args.levels, list(self._resolved.facts.parameters), on_error=lambda *_: None)
+        if args.levels is not None:
+            return dict.fromkeys(targets, args.levels)
+        return dict(self._resolved.values[(component.section, component.name)])
+
+    def share(self) -> float | None:
+        if self._unknown or not self._sizes:
+            return None
+        return sum(self._pruned.values()) / sum(self._sizes.values())
+
+
+def _folded(contents: Mapping[int, tuple[tuple[Act, ...], float | None]]) -> list[Row]:
+    rows, taken = [], set[int]()
+    places: dict[tuple[tuple[Act, ...], float | None], list[int]] = {}
+    for epoch, content in contents.items():
+        places.setdefault(content, []).append(epoch)
+    for epoch, content in contents.items():
+        if epoch in taken:
+            continue
+        left = [other for other in places[content] if other > epoch and other not in taken]
+        every = left[0] - epoch if left else 1
+        last = epoch
+        while contents.get(last + every) == content and last + every not in taken:
+            last += every
+        if every > 1 and last - epoch < every * (LEAST_SPACED - 1):
+            every, last = 1, epoch
+        taken.update(range(epoch, last + 1, every))
+        rows.append(Row(first=epoch, last=last, every=every, acts=content[0], total=content[1]))
+    return rows
+
+
+def table_cells(rows: Sequence[Row], *, with_totals: bool) -> list[list[str]]:
+    """The table in words: epochs, what acts with its planned share, and the total where a model is given."""
+    header = ["epochs", "acts", *(["weights pruned"] if with_totals else [])]
+    cells = [header]
+    for row in rows:
+        total = "by data" if row.total is None else f"{100 * row.total:.2f} %"
+        cells.append([row.epochs(), ", ".join(map(_said, row.acts)), *([total] if with_totals else [])])
+    return cells
+
+
+def _said(act: Act) -> str:
+    if act.kind != "pruner":
+        return act.name
+    if act.share is None:
+        return f"{act.name} by data"
+    least, greatest = act.share
+    return f"{act.name} {least:.4g}" + (f" to {greatest:.4g}" if greatest != least else "")

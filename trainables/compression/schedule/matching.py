@@ -1,0 +1,228 @@
+"""Which parameters and modules of a model a schedule means. Without torch: the model comes as plain data.
+
+Shapes: a convolution's weight (filters, channels, height, width), one-dimensional (filters, channels, length); a
+linear layer's (out, in).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainables.compression.names import match_names
+from trainables.compression.schedule.parts import Component, Schedule
+from trainables.compression.schedule.policies import KINDS, PrunerArgs
+from trainables.compression.schedule.problems import Findings, Path
+from trainables.compression.settings import Settings
+from trainables.errors import UserError
+
+#: Arguments that hold names of parameters, and the one that holds those of modules.
+PARAMETERS = ("weights", "sensitivities", "thresholds", "levels", "reg_regims")
+MODULES = "overrides"
+#: Dimensions that a weight must have for its structures, and what such a weight is.
+CONVOLUTION, MATRIX, IMAGE = (3, 4), (2,), (4,)
+DIMENSIONS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("2D", "3D", "4D", "Filters", "Channels"), CONVOLUTION),
+    **dict.fromkeys(("Rows", "Cols"), MATRIX),
+    "Blocks": IMAGE,
+}
+_KINDS = {
+    CONVOLUTION: "a convolution's weight, 3 or 4 dimensions",
+    MATRIX: "a matrix, 2 dimensions",
+    IMAGE: "a 2D convolution's weight, 4 dimensions",
+}
+#: The dimension that a ranked structure is a part of; rows are those of the transposed weight, one an input feature.
+STRUCTURES = {"3D": 0, "Filters": 0, "Channels": 1, "Rows": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What a schedule may be checked against."""
+
+    parameters: Mapping[str, tuple[int, ...]]
+    """Shapes by name, in the model's order."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Names of the classes by module name, in the model's order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A schedule and what it means in a model."""
+
+    schedule: Schedule
+    """The schedule; with the compatibility switch without names that match nothing, and without components (and their
+    policies) of which nothing is left."""
+    names: Mapping[tuple[str, str], tuple[str, ...]]
+    """By section and component: parameters of pruners and regularizers, modules with overrides of quantizers."""
+    values: Mapping[tuple[str, str], Mapping[str, Any]]
+    """The same with each name's sensitivity, threshold, level, or [strength, group]; empty without such."""
+    facts: ModelFacts
+    """Of the model."""
+
+    def of(self, component: Component) -> tuple[str, ...]:
+        """The names of a component, in the model's order where they come from a map, else in the schedule's."""
+        return self.names.get((component.section, component.name), ())
+
+
+def resolve(schedule: Schedule, facts: ModelFacts, compatible: bool = False) -> Resolved:
+    """What a schedule means in a model.
+
+    Args:
+        schedule: read and checked.
+        facts: of the model.
+        compatible: whether names that match nothing are left out with a warning.
+
+    Raises:
+        ScheduleError: names that match nothing, weights without the structures that are to be pruned.
+    """
+    findings = Findings(schedule.source, schedule.lines, compatible=compatible)
+    resolved = match_schedule(schedule, facts, findings)
+    findings.settle()
+    return resolved
+
+
+def match_schedule(schedule: Schedule, facts: ModelFacts, findings: Findings) -> Resolved:
+    """`resolve` that collects what is wrong instead of raising it."""
+    names: dict[tuple[str, str], tuple[str, ...]] = {}
+    values: dict[tuple[str, str], Mapping[str, Any]] = {}
+    sections: dict[str, Any] = {section: {} for section in KINDS.values()}
+    for component in schedule.components():
+        key = (component.section, component.name)
+        argument = names_argument(component.settings)
+        if argument is not None and component.settings is not None:
+            matched = _match(component.settings, argument, facts, key, findings)
+            names[key], values[key] = tuple(matched.values), matched.values if matched.has_values else {}
+            _check_structures(component.settings, matched, facts, (*key, argument), findings)
+            if not matched.kept and argument != MODULES:
+                continue
+            component = replace(component, settings=_only(component.settings, argument, matched.kept))
+        sections[component.section][component.name] = component
+    policies = [policy for policy in schedule.policies if policy.instance_name in sections[KINDS[policy.kind]]]
+    for policy in policies:
+        levels = policy.args.levels if isinstance(policy.args, PrunerArgs) else None
+        if isinstance(levels, Mapping):
+            path: Path = ("policies", policy.position, "pruner", "args", "levels")
+            for pattern in levels:
+                _matches(pattern, list(facts.parameters), (*path, pattern), findings, match_names)
+    kept = replace(schedule, **sections, policies=tuple(policies))
+    return Resolved(schedule=kept, names=names, values=values, facts=facts)
+
+
+def names_argument(settings: Settings | None) -> str | None:
+    """The argument that names parameters or modules, if there is one."""
+    fields = type(settings).model_fields if settings is not None else {}
+    return next((name for name in (*PARAMETERS, MODULES) if name in fields), None)
+
+
+def match_modules(pattern: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The modules that a key of ``overrides`` means, in their order; at least one.
+
+    As parameters are matched; where that finds nothing, as a regular expression for the whole name without ``re:``, as
+    published schedules have it.
+
+    Raises:
+        UserError: nothing matches.
+    """
+    try:
+        return match_names(pattern, known, "module")
+    except UserError as error:
+        try:
+            found = tuple(name for name in known if re.fullmatch(pattern, name))
+        except re.error:
+            found = ()
+        if not found:
+            raise error from None
+        return found
+
+
+# --- one component --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Matched:
+    """What the patterns of a component mean."""
+
+    values: dict[str, Any]
+    """By name: what its pattern stands for."""
+    patterns: dict[str, str | int]
+    """By name: the pattern, or its place in the list."""
+    kept: list[str]
+    """Patterns that match anything."""
+    has_values: bool
+    """Whether patterns stand for something."""
+
+
+def _match(settings: Settings, argument: str, facts: ModelFacts, key: Path, findings: Findings) -> _Matched:
+    given = getattr(settings, argument)
+    modules = argument == MODULES
+    known, match = list(facts.modules if modules else facts.parameters), match_modules if modules else match_names
+    in_list = not isinstance(given, Mapping)
+    entries: Iterable[tuple[str, Any]] = ((pattern, None) for pattern in given) if in_list else given.items()
+    exact: dict[str, bool] = {}
+    values: dict[str, Any] = {}
+    patterns: dict[str, str | int] = {}
+    kept = []
+    for position, (pattern, value) in enumerate(entries):
+        place = position if in_list else pattern
+        matches = _matches(pattern, known, (*key, argument, place), findings, match)
+        if matches:
+            kept.append(pattern)
+        named = len(matches) == 1 and not any(sign in pattern for sign in "*?[")
+        for name in matches:
+            # As `names.assigned`: an exact name wins over a pattern, then the first pattern.
+            if name not in values or (named and not exact[name] and not in_list):
+                values[name], exact[name], patterns[name] = value, named, place
+    order = list(values) if in_list else [name for name in known if name in values]
+    return _Matched({name: values[name] for name in order}, patterns, kept, not in_list)
+
+
+def _matches(
+    pattern: str, known: Sequence[str], path: Path, findings: Findings, match: Callable[..., tuple[str, ...]]
+) -> tuple[str, ...]:
+    try:
+        return match(pattern, known)
+    except UserError as error:
+        findings.lenient(path, str(error))
+        return ()
+
+
+def _only(settings: Settings, argument: str, kept: Sequence[str]) -> Settings:
+    """The settings without patterns that match nothing."""
+    given = getattr(settings, argument)
+    if len(kept) == len(given):
+        return settings
+    if isinstance(given, Mapping):
+        return settings.model_copy(update={argument: {pattern: given[pattern] for pattern in kept}})
+    return settings.model_copy(update={argument: tuple(kept)})
+
+
+def _check_structures(settings: Settings, matched: _Matched, facts: ModelFacts, path: Path, findings: Findings) -> None:
+    """Whether every weight has the structures that are asked for."""
+    common = getattr(settings, "group_type", None)
+    counts: dict[str, int] = {}
+    for name, value in matched.values.items():
+        groups = common or (value[1] if isinstance(value, tuple) else None)
+        if groups is None:
+            continue
+        shape, place = facts.parameters[name], (*path, matched.patterns[name])
+        wanted = next((DIMENSIONS[group] for group in groups.split("+") if len(shape) not in DIMENSIONS[group]), None)
+        if wanted is not None:
+            findings.error(place, f"{groups} of {name} need {_KINDS[wanted]}, got shape {_shape(shape)}")
+            continue
+        if groups == "Blocks" and common:
+            block = settings.kwargs.block_shape  # type: ignore[attr-defined]  # its settings ask for it
+            if any(size % part for size, part in zip(shape, block, strict=True)):
+                findings.error(
+                    place, f"block_shape {_shape(block)} must divide the shape of {name}, got {_shape(shape)}"
+                )
+        if common in STRUCTURES:
+            counts[name] = shape[STRUCTURES[common]]
+    if getattr(settings, "group_dependency", None) == "Leader" and len(set(counts.values())) > 1:
+        said = ", ".join(f"{name} {count}" for name, count in counts.items())
+        findings.error(path, f"must have equally many structures with group_dependency Leader, got {said}")
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "()"

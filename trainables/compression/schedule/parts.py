@@ -1,0 +1,87 @@
+"""A schedule that was read and checked: components, policies, and both together. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainables.compression.schedule.policies import KINDS, PrunerArgs, RegularizerArgs
+from trainables.compression.schedule.problems import Path
+from trainables.compression.settings import Settings
+from trainables.compression.timing import Timing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """A pruner, regularizer, quantizer, learning-rate scheduler, extension or distiller."""
+
+    section: str
+    """Its section, such as ``pruners``."""
+    name: str
+    """Its name in the section."""
+    class_name: str
+    """As written."""
+    settings: Settings | None = None
+    """Checked arguments; None for learning-rate schedulers."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Plain arguments of a learning-rate scheduler; empty for the others."""
+    line: int | None = field(default=None, compare=False)
+    """Where it begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """When a component acts, and how."""
+
+    kind: str
+    """One of `KINDS`."""
+    instance_name: str
+    """The component's name."""
+    timing: Timing
+    """Its epochs."""
+    args: PrunerArgs | RegularizerArgs | None = None
+    """Of pruners and regularizers, with defaults where none were given."""
+    position: int = field(default=0, compare=False)
+    """In the file's list of policies."""
+    line: int | None = field(default=None, compare=False)
+    """Where it begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A compression schedule. Components are by name, in the order of the file."""
+
+    pruners: Mapping[str, Component] = field(default_factory=dict)
+    regularizers: Mapping[str, Component] = field(default_factory=dict)
+    quantizers: Mapping[str, Component] = field(default_factory=dict)
+    """At most one."""
+    lr_schedulers: Mapping[str, Component] = field(default_factory=dict)
+    extensions: Mapping[str, Component] = field(default_factory=dict)
+    distillers: Mapping[str, Component] = field(default_factory=dict)
+    policies: tuple[Policy, ...] = ()
+    """In the file's order, in which they act."""
+    source: str = field(default="", compare=False)
+    """What messages call it."""
+    lines: Mapping[Path, int] = field(default_factory=dict, compare=False, repr=False)
+    """Of the file, by path."""
+
+    def section(self, name: str) -> Mapping[str, Component]:
+        """The components of a section, such as ``pruners``."""
+        found: Mapping[str, Component] = getattr(self, name)
+        return found
+
+    def component(self, policy: Policy) -> Component:
+        """What a policy lets act."""
+        return self.section(KINDS[policy.kind])[policy.instance_name]
+
+    def components(self) -> Iterator[Component]:
+        """All, section by section."""
+        for section in KINDS.values():
+            yield from self.section(section).values()
+
+    def policies_of(self, component: Component) -> Iterator[Policy]:
+        """The policies that let a component act."""
+        for policy in self.policies:
+            if KINDS[policy.kind] == component.section and policy.instance_name == component.name:
+                yield policy
