@@ -1,0 +1,252 @@
+"""Quantization of tensors against slow loops over Python's own numbers, and against torch's fake quantization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from trainables.compression.quantizers.functions import (
+    Mode,
+    dorefa_weight,
+    linear_grid,
+    on_grid,
+    pact_activation,
+    unit_activation,
+    value_range,
+    wrpn_weight,
+)
+
+MODES: tuple[Mode, ...] = ("SYMMETRIC", "SYMMETRIC_RESTRICTED", "ASYMMETRIC_UNSIGNED", "ASYMMETRIC_SIGNED")
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+
+
+def linear_loop(values: Sequence[float], low: float, high: float, bits: int, mode: Mode) -> list[float]:
+    """The formulas of the modes, one number at a time, by the q of Distiller: integers per unit."""
+    if mode.startswith("SYMMETRIC"):
+        most = max(abs(low), abs(high))
+        restricted = mode == "SYMMETRIC_RESTRICTED"
+        per_unit = (2 ** (bits - 1) - 1 if restricted else (2**bits - 1) / 2) / most
+        least, greatest, zero = -(2 ** (bits - 1)) + restricted, 2 ** (bits - 1) - 1, 0
+    else:
+        low, high = min(low, 0.0), max(high, 0.0)
+        per_unit = (2**bits - 1) / (high - low)
+        shift = 2 ** (bits - 1) if mode == "ASYMMETRIC_SIGNED" else 0
+        least, greatest, zero = -shift, 2**bits - 1 - shift, round(-low * per_unit) - shift
+    return [(min(max(round(v * per_unit) + zero, least), greatest) - zero) / per_unit for v in values]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_dorefa_weights_are_those_of_the_formula(bits: int) -> None:
+    w = normal(4, 7)
+    peak = max(abs(math.tanh(v)) for v in w.flatten().tolist())
+    steps = 2**bits - 1
+    loop = [2 * (round(steps * (math.tanh(v) / (2 * peak) + 0.5)) / steps) - 1 for v in w.flatten().tolist()]
+    assert dorefa_weight(w, bits).flatten().tolist() == pytest.approx(loop, abs=1e-12)
+
+
+def test_one_bit_weights_are_signs_times_the_mean() -> None:
+    values = [0.5, -1.5, 2.0, -0.25]
+    mean = sum(abs(v) for v in values) / 4
+    assert dorefa_weight(torch.tensor(values), 1).tolist() == pytest.approx([mean, -mean, mean, -mean])
+
+
+def test_the_mean_of_one_bit_weights_is_that_of_what_is_not_pruned() -> None:
+    assert dorefa_weight(torch.tensor([1.0, 0.0, -3.0, 0.0]), 1).tolist() == [2.0, 0.0, -2.0, 0.0]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 8])
+def test_wrpn_weights_are_those_of_the_formula(bits: int) -> None:
+    w = normal(5, 6)
+    steps = 2 ** (bits - 1) - 1
+    loop = [round(min(max(v, -1.0), 1.0) * steps) / steps for v in w.flatten().tolist()]
+    assert wrpn_weight(w, bits).flatten().tolist() == pytest.approx(loop, abs=1e-12)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_activations_are_clipped_and_rounded(bits: int) -> None:
+    x = normal(40)
+    steps = 2**bits - 1
+    unit = [round(min(max(v, 0.0), 1.0) * steps) / steps for v in x.tolist()]
+    assert unit_activation(x, bits).tolist() == pytest.approx(unit, abs=1e-12)
+    learned = [round(min(max(v, 0.0), 1.3) * steps / 1.3) * 1.3 / steps for v in x.tolist()]
+    alpha = torch.tensor(1.3, dtype=torch.float64)
+    assert pact_activation(x, alpha, bits).tolist() == pytest.approx(learned, abs=1e-12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("low", "high"), [(-1.13, 2.3), (0.2, 1.7), (-2.0, -0.4)])
+def test_grids_are_those_of_the_formulas(mode: Mode, bits: int, low: float, high: float) -> None:
+    x = normal(60, scale=2.0)
+    grid = linear_grid(torch.tensor(low, dtype=x.dtype), torch.tensor(high, dtype=x.dtype), bits, mode)
+    assert on_grid(x, grid).tolist() == pytest.approx(linear_loop(x.tolist(), low, high, bits, mode), abs=1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bits", [2, 5, 8])
+def test_grids_are_those_of_torchs_fake_quantization(mode: Mode, bits: int) -> None:
+    x = normal(200).float().requires_grad_()
+    low, high = torch.tensor(-0.8), torch.tensor(1.2)
+    grid = linear_grid(low, high, bits, mode)
+    ours = on_grid(x, grid)
+    theirs = torch.fake_quantize_per_tensor_affine(
+        x, float(grid.step), int(grid.zero), quant_min=grid.q_min, quant_max=grid.q_max
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    weights = normal(200, seed=1).float()
+    (of_ours,) = torch.autograd.grad((ours * weights).sum(), x)
+    (of_theirs,) = torch.autograd.grad((theirs * weights).sum(), x)
+    # At the rim torch cuts where the last integer's cell ends, here the range does; elsewhere they are one.
+    inner = (x > -0.7) & (x < 0.75)
+    assert inner.sum() > 50
+    assert torch.equal(of_ours[inner], of_theirs[inner])
+    assert torch.equal(of_ours, weights * ((x >= grid.low) & (x <= grid.high)))
+
+
+def test_the_two_asymmetric_modes_stand_for_the_same_values() -> None:
+    x, low, high = normal(100), torch.tensor(-0.7), torch.tensor(1.9)
+    unsigned, signed = (linear_grid(low, high, 4, m) for m in ("ASYMMETRIC_UNSIGNED", "ASYMMETRIC_SIGNED"))
+    assert torch.equal(on_grid(x, unsigned), on_grid(x, signed))
+    assert (signed.q_min, signed.q_max, float(unsigned.zero - signed.zero)) == (-8, 7, 8.0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_channel_has_the_grid_of_its_own_range(mode: Mode) -> None:
+    w = normal(3, 4, 2, 2) * torch.tensor([0.1, 1.0, 5.0], dtype=torch.float64).reshape(3, 1, 1, 1)
+    for axis in (0, 1):
+        got = on_grid(w, linear_grid(*value_range(w, axis), 4, mode))
+        for channel in range(w.shape[axis]):
+            values = w.select(axis, channel).flatten().tolist()
+            low, high = min(values), max(values)
+            ours, loop = got.select(axis, channel).flatten().tolist(), linear_loop(values, low, high, 4, mode)
+            # The full symmetric range ends half-way between two integers: there either neighbour is right.
+            inner = [i for i, v in enumerate(values) if mode != "SYMMETRIC" or abs(v) < max(-low, high)]
+            assert len(inner) >= len(values) - 1
+            assert [ours[i] for i in inner] == pytest.approx([loop[i] for i in inner], abs=1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_range_of_width_zero_is_zero(mode: Mode) -> None:
+    x = torch.zeros(5)
+    assert on_grid(x, linear_grid(*value_range(x, None), 4, mode)).tolist() == [0.0] * 5
+
+
+def test_gradient_of_dorefa_weights_is_that_of_the_bent_weights() -> None:
+    w = normal(9).requires_grad_()
+    g = normal(9, seed=2)
+    for bits in (2, 8):
+        (got,) = torch.autograd.grad(dorefa_weight(w, bits), w, g)
+        # f_i = t_i / |t_m| with t = tanh(w): df_i/dw_j = delta_ij (1 - t_j^2) / |t_m|, and through the maximum m
+        # -t_i sign(t_m) (1 - t_m^2) / t_m^2.
+        t = [math.tanh(v) for v in w.tolist()]
+        m = max(range(9), key=lambda i: abs(t[i]))
+        loop = [g[j].item() * (1 - t[j] ** 2) / abs(t[m]) for j in range(9)]
+        through_peak = sum(g[i].item() * t[i] for i in range(9))
+        loop[m] -= through_peak * math.copysign(1, t[m]) * (1 - t[m] ** 2) / t[m] ** 2
+        assert got.tolist() == pytest.approx(loop, abs=1e-12)
+
+
+def test_gradients_pass_straight_through_signs_and_inside_the_clips() -> None:
+    w = torch.tensor([-1.5, -1.0, 0.0, 0.3, 1.0, 1.01], requires_grad=True)
+    g = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert torch.autograd.grad(dorefa_weight(w, 1), w, g)[0].tolist() == g.tolist()
+    assert torch.autograd.grad(wrpn_weight(w, 4), w, g)[0].tolist() == [0, 2, 3, 4, 5, 0]
+    assert torch.autograd.grad(unit_activation(w, 4), w, g)[0].tolist() == [0, 0, 3, 4, 5, 0]
+
+
+def test_gradients_of_the_learned_clip_are_those_of_its_paper() -> None:
+    x = torch.tensor([[-1.0, 0.0, 0.7], [1.5, 1.6, 9.0]], requires_grad=True)
+    alpha = torch.tensor(1.5, requires_grad=True)
+    g = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
+    of_x, of_alpha = torch.autograd.grad(pact_activation(x, alpha, 3), (x, alpha), g)
+    assert of_x.tolist() == [[0, 2, 4], [0, 0, 0]]
+    assert of_alpha.item() == 8 + 16 + 32
+
+
+def test_a_learned_clip_of_zero_or_below_gives_zeros_and_still_learns() -> None:
+    x = torch.tensor([0.0, 0.5, 3.0])
+    for value in (0.0, -1.0):
+        alpha = torch.tensor(value, requires_grad=True)
+        y = pact_activation(x, alpha, 4)
+        assert y.abs().max().item() < 1e-30
+        assert torch.autograd.grad(y.sum(), alpha)[0].item() == 3.0
+
+
+def test_all_zero_weights_stay_zero_with_finite_gradients() -> None:
+    for bits in (1, 4):
+        w = torch.zeros(3, 3, requires_grad=True)
+        q = dorefa_weight(w, bits)
+        assert q.tolist() == [[0.0] * 3] * 3
+        assert torch.autograd.grad(q.sum(), w)[0].tolist() == [[1.0] * 3] * 3
+
+
+@given(
+    bits=st.integers(2, 6),
+    values=st.lists(st.floats(-4, 4, width=32), min_size=1, max_size=80),
+    mode=st.sampled_from(MODES),
+)
+def test_few_values_are_left_and_zeros_are_among_them(bits: int, values: list[float], mode: Mode) -> None:
+    w = torch.tensor(values)
+    zeros = w == 0
+    for q in (wrpn_weight(w, bits), on_grid(w, linear_grid(*value_range(w, None), bits, mode))):
+        assert len(set(q.tolist())) <= 2**bits
+        assert not q[zeros].any()
+    dorefa = dorefa_weight(w, bits)
+    assert len(set(dorefa[~zeros].tolist())) <= 2**bits
+    assert not dorefa[zeros].any()
+
+
+@given(bits=st.integers(1, 8), seed=st.integers(0, 20))
+def test_quantizing_again_changes_nothing(bits: int, seed: int) -> None:
+    x = normal(50, seed=seed).float()
+    alpha = torch.tensor(1.7)
+    once = unit_activation(x, bits)
+    assert torch.equal(unit_activation(once, bits), once)
+    once = pact_activation(x, alpha, bits)
+    torch.testing.assert_close(pact_activation(once, alpha, bits), once, rtol=1e-6, atol=0)
+    if bits > 1:
+        once = wrpn_weight(x, bits)
+        assert torch.equal(wrpn_weight(once, bits), once)
+        for mode in MODES:
+            grid = linear_grid(*value_range(x, None), bits, mode)
+            once = on_grid(x, grid)
+            assert torch.equal(on_grid(once, grid), once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes_stay_and_half_precision_has_the_levels_of_single_precision(dtype: torch.dtype) -> None:
+    x = normal(64).to(dtype)
+    alpha = torch.tensor(1.5)
+    functions = {
+        "dorefa": lambda v: dorefa_weight(v, 4),
+        "signs": lambda v: dorefa_weight(v, 1),
+        "wrpn": lambda v: wrpn_weight(v, 4),
+        "unit": lambda v: unit_activation(v, 4),
+        "pact": lambda v: pact_activation(v, alpha, 4),
+        "grid": lambda v: on_grid(v, linear_grid(*value_range(v, None), 12, "ASYMMETRIC_UNSIGNED")),
+    }
+    for name, function in functions.items():
+        leaf = x.clone().requires_grad_()
+        y = function(leaf)
+        assert y.dtype == dtype, name
+        if dtype != torch.float64:
+            assert torch.equal(y, function(x.float()).to(dtype)), name
+        y.sum().backward()
+        assert leaf.grad is not None
+        assert leaf.grad.dtype == dtype, name
+
+
+def test_what_follows_may_write_into_the_result() -> None:
+    x = torch.tensor([0.2, 0.9], requires_grad=True)
+    for y in (unit_activation(x, 2), pact_activation(x, torch.tensor(1.0), 2), dorefa_weight(x, 1)):
+        y.mul_(2.0).sum().backward()
+    assert x.grad is not None

@@ -1,0 +1,52 @@
+"""Quantizers: models that compute with few bits while the optimizer trains their float weights.
+
+`build_quantizer` makes any of `trainables.compression.settings.QUANTIZERS`. Parameters stay the same objects; the
+layers compute with quantized ones (`torch.nn.utils.parametrize` on the instance), and an activation's child module
+``quantized_output`` quantizes what it returns. 32 bits and null leave everything as it is, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from trainables.compression.component import Quantizer
+from trainables.compression.quantizers.base import ModelQuantizer
+from trainables.compression.quantizers.clipped import DorefaQuantizer, PactQuantizer, WrpnQuantizer
+from trainables.compression.quantizers.linear import LinearTrainingQuantizer
+from trainables.compression.quantizers.module import is_quantized
+from trainables.compression.quantizers.post_training import PostTrainingQuantizer
+from trainables.compression.settings import Settings
+from trainables.errors import unknown_name
+
+__all__ = ["build_quantizer", "is_quantized"]
+
+_BUILDERS: dict[str, Callable[[str, Any], ModelQuantizer]] = {
+    "DorefaQuantizer": DorefaQuantizer,
+    "WRPNQuantizer": WrpnQuantizer,
+    "PACTQuantizer": PactQuantizer,
+    "QuantAwareTrainRangeLinearQuantizer": LinearTrainingQuantizer,
+    "PostTrainLinearQuantizer": PostTrainingQuantizer,
+}
+
+
+def build_quantizer(name: str, settings: Settings, model: nn.Module | None = None) -> Quantizer:
+    """The quantizer that a schedule describes; no model is changed before its `prepare`.
+
+    Args:
+        name: of the instance in the schedule, for messages.
+        settings: one of `trainables.compression.settings.QUANTIZERS`.
+        model: as built; where it is given, overrides and bits are checked against it now.
+
+    Raises:
+        UserError: settings that do not go together, or do not fit the model.
+    """
+    builder = _BUILDERS.get(settings.class_)
+    if builder is None:
+        raise unknown_name("quantizer", settings.class_, _BUILDERS)
+    quantizer = builder(name, settings)
+    if model is not None:
+        quantizer.plan(model)
+    return quantizer

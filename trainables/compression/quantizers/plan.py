@@ -1,0 +1,118 @@
+"""How many bits each module's numbers get: the defaults of a quantizer, and its overrides by module name."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from trainables.compression.names import match_names, plain_name
+from trainables.compression.settings.quantizers import Overrides
+from trainables.errors import UserError
+
+#: Layers whose weights and biases are quantized, subclasses included.
+WEIGHT_LAYERS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
+    nn.Embedding,
+)  # fmt: skip
+#: Activations that clip from below at 0.
+RECTIFIERS = (nn.ReLU, nn.ReLU6)
+#: Activations whose output a linear quantizer quantizes.
+ACTIVATIONS = (
+    *RECTIFIERS, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus,
+    nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh,
+)  # fmt: skip
+NOT_QUANTIZED = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bits:
+    """Numbers of bits, 1 to 31; None: not quantized."""
+
+    weights: int | None
+    """Of a layer's weight."""
+    bias: int | None
+    """Of its bias."""
+    activations: int | None
+    """Of what it returns."""
+
+
+def make_bits(weights: int | None, bias: int | None, activations: int | None) -> Bits:
+    """Bits as a schedule has them, where 32 also means not quantized."""
+    found = [None if bits is None or bits >= NOT_QUANTIZED else bits for bits in (weights, bias, activations)]
+    return Bits(weights=found[0], bias=found[1], activations=found[2])
+
+
+def match_modules(pattern: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The modules that a pattern of ``overrides`` means: `match_names`, or what published schedules write.
+
+    An exact name, a glob and ``re:`` come first; what matches nothing so is tried as a regular expression for whole
+    names (``layer[12].*conv.``, ``.*downsample.*``).
+
+    Raises:
+        UserError: neither matches.
+    """
+    try:
+        return match_names(pattern, known, "module")
+    except UserError:
+        try:
+            expression = re.compile(pattern)
+        except re.error:
+            expression = None
+        matches = tuple(n for n in known if expression is not None and expression.fullmatch(plain_name(n)))
+        if not matches:
+            raise
+        return matches
+
+
+def plan_bits(model: nn.Module, default: Bits, overrides: dict[str, Overrides]) -> dict[nn.Module, Bits]:
+    """Bits of each module of the model, in its order; a module with several names once.
+
+    The first pattern that matches a module counts; a key that is absent in it inherits the default.
+
+    Args:
+        model: as built; the root itself has no name, so that no pattern means it.
+        default: for what no pattern matches.
+        overrides: by pattern, in their order.
+
+    Raises:
+        UserError: a pattern matches no module; a module has several names with different bits.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    known = [name for name in modules if name]
+    chosen: dict[str, Bits] = {}
+    for pattern, override in overrides.items():
+        matches = match_modules(pattern, known)
+        kinds = (*WEIGHT_LAYERS, *ACTIVATIONS)
+        if not any(isinstance(modules[name], kinds) for name in matches):
+            hint = f"; {matches[0]}.* means what is in it" if any(modules[matches[0]].children()) else ""
+            warnings.warn(
+                f"overrides of {pattern!r} have no effect: {', '.join(matches)} has neither a weight nor an activation "
+                f"of its own that is quantized{hint}",
+                stacklevel=4,
+            )
+        for name in matches:
+            chosen.setdefault(name, _inherited(override, default))
+    plan: dict[nn.Module, tuple[str, Bits]] = {}
+    for name, module in modules.items():
+        bits = chosen.get(name, default)
+        first, before = plan.setdefault(module, (name, bits))
+        if before != bits:
+            raise UserError(
+                f"{first} and {name} are one module and must have the same bits, got different overrides: name both "
+                "in one pattern"
+            )
+    return {module: bits for module, (_, bits) in plan.items()}
+
+
+def _inherited(override: Overrides, default: Bits) -> Bits:
+    own = make_bits(override.bits_weights, override.bits_bias, override.bits_activations)
+    given = override.model_fields_set
+    return Bits(
+        weights=own.weights if "bits_weights" in given else default.weights,
+        bias=own.bias if "bits_bias" in given else default.bias,
+        activations=own.activations if "bits_activations" in given else default.activations,
+    )

@@ -1,0 +1,114 @@
+"""Linear quantization of a trained model: an epoch's batches show the ranges, then everything is frozen.
+
+Symbols: s_x, s_w steps of a layer's input and weight.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from trainables.compression.quantizers.activations import CalibratedRange
+from trainables.compression.quantizers.base import ModelQuantizer
+from trainables.compression.quantizers.frozen import Frozen
+from trainables.compression.quantizers.functions import least_linear_bits
+from trainables.compression.quantizers.module import INPUT, Quantization, quantize_input
+from trainables.compression.quantizers.plan import ACTIVATIONS, WEIGHT_LAYERS, Bits, make_bits
+from trainables.compression.quantizers.weights import FrozenBias, FrozenWeight, channel_axis
+from trainables.compression.settings import quantizers as settings
+from trainables.errors import UserError
+
+
+class PostTrainingQuantizer(ModelQuantizer):
+    """Inputs, weights, biases and outputs of layers, and what activation modules return.
+
+    Until `finish_epoch` the model computes as before, and every forward pass in training mode is looked at; from then
+    on every range is fixed. An embedding has its weight quantized only: what it returns are rows of that.
+
+    A layer's bias becomes signed integers of ``bits_accum`` bits times s_x s_w, the step of the sum it is added to; it
+    stays as it is where input or weight are not quantized.
+    """
+
+    activation_kinds = tuple(kind for kind in (*WEIGHT_LAYERS, *ACTIVATIONS) if kind is not nn.Embedding)
+
+    def __init__(self, name: str, given: settings.PostTrainLinearQuantizer) -> None:
+        if (given.clip_acts == "N_STD") != (given.clip_n_stds is not None):
+            raise UserError(
+                f"clip_n_stds of quantizer {name} belongs to clip_acts N_STD, and N_STD needs it, got clip_acts "
+                f"{given.clip_acts} {'without' if given.clip_n_stds is None else 'with'} clip_n_stds"
+            )
+        default = make_bits(given.bits_parameters, given.bits_accum, given.bits_activations)
+        super().__init__(name, default, given.overrides)
+        self.given = given
+
+    def least_bits(self, what: str) -> int:
+        return 2 if what == "bias" else least_linear_bits(self.given.mode)
+
+    def weight_quantization(self, layer: nn.Module, bits: int) -> Quantization:
+        weight: Any = layer.weight
+        return FrozenWeight(bits, self.given.mode, channel_axis(layer, self.given.per_channel_wts), weight)
+
+    def bias_quantization(self, layer: nn.Module, bits: int) -> Quantization:
+        bias: Any = layer.bias
+        return FrozenBias(bits, bias, per_channel=self.given.per_channel_wts)
+
+    def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
+        return CalibratedRange(bits, self.given.mode, self.given.clip_acts, self.given.clip_n_stds, options)
+
+    def change(self, module: nn.Module, bits: Bits, options: Mapping[str, Any]) -> None:
+        super().change(module, bits, options)
+        is_layer = isinstance(module, WEIGHT_LAYERS) and isinstance(module, self.activation_kinds)
+        if is_layer and bits.activations is not None:
+            quantize_input(module, self.activation_quantization(bits.activations, options))
+
+    def finish_epoch(self, model: nn.Module) -> None:
+        """Freeze all ranges; from then on nothing changes them, and this does nothing.
+
+        What no batch reached stays as it is, with a warning.
+
+        Raises:
+            UserError: no forward pass was seen in training mode at all.
+        """
+        if any(module.frozen for module in model.modules() if isinstance(module, Frozen)):
+            return
+        ranges = {name: module for name, module in model.named_modules() if isinstance(module, CalibratedRange)}
+        unseen = [name for name, module in ranges.items() if int(module.batches) == 0]
+        if unseen and len(unseen) == len(ranges):
+            raise UserError(
+                f"quantizer {self.name} needs at least one forward pass in training mode in its first active epoch to "
+                "see the activations' ranges, got none"
+            )
+        if unseen:
+            layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in unseen))
+            warnings.warn(f"not quantized, for no batch went through it: activations of {layers}", stacklevel=2)
+        for name, seen in ranges.items():
+            if name not in unseen:
+                seen.freeze()
+        for module in model.modules():
+            if isinstance(module, WEIGHT_LAYERS):
+                _freeze_parameters(module)
+
+
+def _freeze_parameters(layer: nn.Module) -> None:
+    weight = _quantization_of(layer, "weight")
+    if not isinstance(weight, FrozenWeight):
+        return
+    # Not frozen yet, it lets through what it is given, so this is the weight as it would be without.
+    current: Any = layer.weight
+    weight.freeze_at(current)
+    bias, seen = _quantization_of(layer, "bias"), layer._modules.get(INPUT)
+    if isinstance(bias, FrozenBias) and isinstance(seen, CalibratedRange) and seen.frozen:
+        bias.freeze_at(seen.grid().step, weight.grid().step)
+
+
+def _quantization_of(layer: nn.Module, name: str) -> nn.Module | None:
+    """What was put last before a parameter."""
+    if not parametrize.is_parametrized(layer, name):
+        return None
+    parametrizations: Any = layer.parametrizations
+    last: nn.Module = parametrizations[name][-1]
+    return last
