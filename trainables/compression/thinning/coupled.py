@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from trainables.compression.thinning.cutting import NORMS, in_whole_groups, is_depthwise, weight_dimension, width
+from trainables.compression.thinning.cutting import in_whole_groups, is_depthwise, weight_dimension, width
 from trainables.compression.thinning.flattening import map_flattenings
 from trainables.errors import UserError
 
@@ -257,7 +257,7 @@ def coupled_groups(
         with torch.enable_grad():
             graph.build_dependency(model, (), forward_fn=lambda traced, _: forward(traced), verbose=False)
             map_flattenings(graph)
-            found = list(graph.get_all_groups())
+            found = _widest_first(graph)
     except Exception as error:  # it raises what its operations raise
         raise UserError(
             f"the model cannot be thinned, for torch_pruning cannot follow it: {type(error).__name__}: {error}; "
@@ -268,7 +268,7 @@ def coupled_groups(
     for items in found:
         parts: dict[tuple[int, int], Part] = {}
         for item in items:
-            side = 0 if item.dep.handler.__name__ == "prune_out_channels" or is_both_sided(item.dep) else 1
+            side = _side_of(item.dep)
             part = parts.setdefault((id(item.dep.target), side), Part(item.dep.target, side))
             for index, r in zip(item.idxs, item.root_idxs, strict=True):
                 if index not in part.indices[r]:
@@ -277,7 +277,24 @@ def coupled_groups(
     return groups
 
 
+def _widest_first(graph: Any) -> list[Any]:
+    """torch_pruning's groups, each once, by its widest layer: then no channel of a narrower one is forgotten."""
+    layers = [module for module in graph.module2node if isinstance(module, (_ConvNd, nn.Linear))]
+    seen: set[nn.Module] = set()
+    groups = []
+    for module in sorted(layers, key=lambda layer: -width(layer, 0)):
+        if module not in seen:
+            pruner = graph.get_pruner_of_module(module)
+            groups.append(graph.get_pruning_group(module, pruner.prune_out_channels, list(range(width(module, 0)))))
+            seen.update(item.dep.target.module for item in groups[-1] if _side_of(item.dep) == 0)
+    return groups
+
+
+def _side_of(dependency: Any) -> int:
+    return 0 if dependency.handler.__name__ == "prune_out_channels" or is_both_sided(dependency) else 1
+
+
 def is_both_sided(dependency: Any) -> bool:
     """Whether what is cut has the same channels on both sides."""
     module = dependency.target.module
-    return not isinstance(module, (_ConvNd, nn.Linear)) or is_depthwise(module) or isinstance(module, NORMS)
+    return not isinstance(module, (_ConvNd, nn.Linear)) or is_depthwise(module)

@@ -23,9 +23,10 @@ from trainables.errors import UserError
 
 NORMS = (_BatchNorm, _InstanceNorm)
 
-#: What was cut off a model, in plain types: [[module, side, [indices]], ...]; indices before anything was cut.
+#: What was cut off a model, in plain types: [[module, side, [indices]], ...], in the order of the cuts; indices are
+#: those at the cut. Records of thinnings one after the other make one record of all.
 Record = list[list[Any]]
-#: What was cut off parameters: name -> dimension -> indices before anything was cut, ascending.
+#: What was cut off parameters: name -> dimension -> indices before any cut, ascending.
 Removed = dict[str, dict[int, list[int]]]
 #: A tensor before and after a cut, the dimension, the indices.
 Cut = tuple[Tensor, Tensor, int, list[int]]
@@ -106,31 +107,38 @@ def thin_again(model: nn.Module, record: Sequence[Sequence[Any]], optimizer: Opt
         UserError: the record is of another model. The model is as it was then.
     """
     modules = dict(model.named_modules())
-    for name, side, indices in record:
-        _check(modules.get(name), name, side, indices)
-    cuts = [cut for name, side, indices in record for cut in _cut_module(modules[name], side, sorted(indices))]
+    _check(modules, record)
     names = {id(parameter): as_built(name) for name, parameter in model.named_parameters()}
-    first: dict[Tensor, Tensor] = {}  # a cut's result to what was there before any cut
+    origins: dict[Tensor, Tensor] = {}  # a cut's result to what was there before any cut
     current: dict[Tensor, Tensor] = {}
     removed: dict[Tensor, dict[int, list[int]]] = {}
-    for before, after, dimension, indices in cuts:
-        origin = first[after] = first.get(before, before)
-        current[origin] = after
-        removed.setdefault(origin, {})[dimension] = indices
+    for name, side, indices in record:
+        for before, after, dimension, own in _cut_module(modules[name], side, sorted(indices)):
+            origin = origins[after] = origins.get(before, before)
+            current[origin] = after
+            earlier = removed.setdefault(origin, {}).get(dimension, [])
+            gone = set(earlier)
+            left = [i for i in range(origin.shape[dimension]) if i not in gone]
+            removed[origin][dimension] = sorted([*earlier, *(left[i] for i in own)])
     if optimizer is not None:
         _move(optimizer, current, removed)
-    return {names[id(current[origin])]: own for origin, own in removed.items() if id(current[origin]) in names}
+    return {names[id(origin)]: own for origin, own in removed.items() if id(origin) in names}
 
 
-def _check(module: nn.Module | None, name: str, side: int, indices: Sequence[int]) -> None:
-    if not isinstance(module, (_ConvNd, nn.Linear, nn.PReLU, *NORMS)):
-        what = "nothing" if module is None else f"a {type(module).__name__}"
-        raise UserError(f"the record of a thinning is of another model: it cuts {name!r}, which is {what} here")
-    if max(indices) >= width(module, side):
-        raise UserError(
-            f"the record of a thinning is of another model: {name!r} has {width(module, side)} "
-            f"{'input' if side else 'output'} channels here, got number {max(indices)}"
-        )
+def _check(modules: Mapping[str, nn.Module], record: Sequence[Sequence[Any]]) -> None:
+    widths: dict[tuple[str, int], int] = {}
+    for name, side, indices in record:
+        module = modules.get(name)
+        if not isinstance(module, (_ConvNd, nn.Linear, nn.PReLU, *NORMS)):
+            what = "nothing" if module is None else f"a {type(module).__name__}"
+            raise UserError(f"the record of a thinning is of another model: it cuts {name!r}, which is {what} here")
+        channels = widths.get((name, side), width(module, side))
+        if max(indices) >= channels or len(indices) >= channels:
+            raise UserError(
+                f"the record of a thinning is of another model: of {channels} {'input' if side else 'output'} channels "
+                f"of {name!r} here it cuts {', '.join(map(str, indices))}"
+            )
+        widths[name, side] = channels - len(indices)
 
 
 def _tensors(module: nn.Module, side: int) -> list[tuple[str, int]]:

@@ -27,6 +27,8 @@ from trainables.errors import UserError
 
 __all__ = ["Kind", "Left", "Thinned", "thin"]
 
+#: Samples of the example that are computed.
+_SAMPLES = 8
 #: Largest difference of outputs that is rounding, as a share of the largest output: a sum in another order.
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
 
@@ -65,7 +67,7 @@ def thin(
 
     Args:
         model: whose weights are zero where they were pruned.
-        example_inputs: what it is called with: a tensor, or the positional arguments. A few samples are enough.
+        example_inputs: what it is called with: a tensor, or the positional arguments. The first samples are looked at.
         optimizer: of the model.
         kind: ``filters`` removes filters that are zero, with what reads them; ``channels`` removes input channels that
             are zero, with the filters that produced them; ``structures`` both.
@@ -79,7 +81,7 @@ def thin(
     if round_to < 1:
         raise UserError(f"round_to must be >= 1, got {round_to}")
     arguments = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    trial = _Trial(model, arguments)
+    trial = _Trial(model, _first_samples(arguments))
     with evaluating(trial.model):
         cuts, left = trial.thin(kind, round_to)
         difference = trial.difference()
@@ -189,6 +191,14 @@ class _Trial:
         if any(f"{names[module]}.{name}" in self.shared for name in own):
             return "shares a parameter"
         return None
+
+
+def _first_samples(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments for fewer samples, where it is plain what the samples are: all tensors have as many rows."""
+    rows = {len(a) if a.dim() else 0 for a in arguments if isinstance(a, Tensor)}
+    if len(rows) != 1 or rows == {0}:
+        return arguments
+    return tuple(a[:_SAMPLES] if isinstance(a, Tensor) else a for a in arguments)
 
 
 def _merged(found: Sequence[Found]) -> Cuts:
