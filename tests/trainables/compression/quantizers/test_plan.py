@@ -87,7 +87,7 @@ def test_patterns_are_names_globs_and_published_regular_expressions(pattern: str
 
 
 def test_a_regular_expression_must_match_the_whole_name() -> None:
-    with pytest.raises(UserError, match="unknown module 'laye.'"):
+    with pytest.raises(UserError, match=r"unknown module 'laye\.'"):
         match_modules("laye.", ["layer1", "layers"])
 
 

@@ -1,0 +1,120 @@
+"""Ranges of activations over batches, against running sums in plain Python."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainables.compression.quantizers.activations import CalibratedRange, Clip, LearnedClipActivation, MovingRange
+
+OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": torch.float64}
+
+
+def batches(count: int = 5) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(3, 4, generator=generator, dtype=torch.float64) * (n + 1) for n in range(count)]
+
+
+def test_a_moving_range_is_the_moving_average_and_begins_with_the_first_batch() -> None:
+    module = MovingRange(8, "ASYMMETRIC_UNSIGNED", 0.75, OPTIONS)
+    low = high = None
+    for batch in batches():
+        values = batch.flatten().tolist()
+        low = min(values) if low is None else 0.75 * low + 0.25 * min(values)
+        high = max(values) if high is None else 0.75 * high + 0.25 * max(values)
+        y = module(batch)
+        assert (module.low.item(), module.high.item()) == pytest.approx((low, high))
+        per_unit = 255 / (high - low)
+        zero = round(-low * per_unit)
+        loop = [(min(max(round(v * per_unit) + zero, 0), 255) - zero) / per_unit for v in values]
+        assert y.flatten().tolist() == pytest.approx(loop, abs=1e-9)
+
+
+def test_a_moving_range_stays_in_evaluation_and_lets_through_what_comes_before_the_first_batch() -> None:
+    module = MovingRange(2, "SYMMETRIC", 0.5, OPTIONS).eval()
+    first, second, *_ = batches()
+    assert torch.equal(module(first), first)
+    module.train()(first)
+    kept = (module.low.item(), module.high.item())
+    y = module.eval()(second)
+    assert (module.low.item(), module.high.item()) == kept
+    assert y.unique().numel() <= 4
+
+
+def test_a_moving_range_passes_gradients_inside_the_range() -> None:
+    module = MovingRange(8, "SYMMETRIC", 0.9, OPTIONS)
+    module(torch.tensor([-1.0, 0.5], dtype=torch.float64))
+    x = torch.tensor([-1.2, -0.9, 0.9, 1.2], dtype=torch.float64, requires_grad=True)
+    module.eval()(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0, 1, 1, 0]
+
+
+def test_an_empty_batch_shows_nothing() -> None:
+    empty = torch.zeros(0, 3)
+    moving, calibrated = (
+        MovingRange(8, "SYMMETRIC", 0.9, OPTIONS),
+        CalibratedRange(8, "SYMMETRIC", "AVG", None, OPTIONS),
+    )
+    assert moving(empty).shape == calibrated(empty).shape == (0, 3)
+    assert moving.seen.item() == calibrated.batches.item() == 0
+
+
+@pytest.mark.parametrize("clip", ["NONE", "AVG", "N_STD"])
+def test_a_calibrated_range_is_that_of_its_rule(clip: Clip) -> None:
+    module = CalibratedRange(8, "ASYMMETRIC_SIGNED", clip, 1.5 if clip == "N_STD" else None, OPTIONS)
+    lists = [batch.flatten().tolist() for batch in batches()]
+    for batch in batches():
+        assert torch.equal(module(batch), batch)
+        module.eval()(batch * 1000)  # not looked at
+        module.train()
+    module.freeze()
+    everything = [v for values in lists for v in values]
+    reach = 1.5 * statistics.pstdev(everything)
+    mean = statistics.fmean(everything)
+    expected = {
+        "NONE": (min(everything), max(everything)),
+        "AVG": (statistics.fmean(map(min, lists)), statistics.fmean(map(max, lists))),
+        "N_STD": (max(mean - reach, min(everything)), min(mean + reach, max(everything))),
+    }[clip]
+    assert (module.low.item(), module.high.item()) == pytest.approx(expected)
+    if clip == "N_STD":
+        assert expected[0] > min(everything)
+    far = module(batches()[0] * 1000)
+    step = (expected[1] - expected[0]) / 255
+    assert (far.min().item(), far.max().item()) == pytest.approx(expected, abs=step)
+    assert (module.low.item(), module.high.item()) == pytest.approx(expected)
+
+
+def test_deviations_do_not_reach_beyond_the_values() -> None:
+    module = CalibratedRange(8, "ASYMMETRIC_SIGNED", "N_STD", 50.0, OPTIONS)
+    for batch in batches():
+        module(batch)
+    module.freeze()
+    everything = torch.cat(batches())
+    assert (module.low.item(), module.high.item()) == (everything.min().item(), everything.max().item())
+
+
+def test_deviations_of_half_precision_batches_are_summed_in_single_precision() -> None:
+    module = CalibratedRange(8, "SYMMETRIC", "N_STD", 1.0, {"device": "cpu", "dtype": torch.float32})
+    x = torch.full((300, 300), 100.0, dtype=torch.float16)
+    x[::2] = 102.0
+    for _ in range(3):
+        module(x)
+    assert module.mean.item() == pytest.approx(101.0, rel=1e-5)
+    assert (module.squares / module.values).item() == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_learned_clip_learns_down_to_what_its_loss_wants() -> None:
+    module = LearnedClipActivation(4, 8.0, {"device": "cpu", "dtype": torch.float32})
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.02)
+    x = torch.linspace(0, 10, 50)
+    for _ in range(200):
+        optimizer.zero_grad()
+        (module(x) - x.clamp(max=3.0)).square().mean().backward()
+        optimizer.step()
+    assert module.alpha.item() == pytest.approx(3.0, abs=0.1)
