@@ -1,0 +1,157 @@
+"""Thresholds: given, of a deviation, of surgery, and of recurrent networks."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainables.compression.component import Pruner
+from trainables.compression.pruners import build_pruner
+from trainables.compression.pruners.recurrent import ramp_threshold
+from trainables.compression.settings import PRUNERS
+from trainables.compression.timing import Moment, Timing
+from trainables.errors import UserError
+
+NOW = Moment(epoch=0, timing=Timing())
+
+
+def pruner_of(class_: str, names: list[str], **arguments: Any) -> Pruner:
+    model = nn.ParameterDict({name: nn.Parameter(torch.zeros(2, 2)) for name in names})
+    return build_pruner("p", PRUNERS[class_](**arguments), model, seed=0)
+
+
+def test_what_is_at_the_threshold_goes() -> None:
+    pruner = pruner_of("MagnitudeParameterPruner", ["w"], thresholds={"w": 0.5})
+    weight = torch.tensor([0.5, -0.5, 0.51, -0.51, 0.0, float("nan")])
+    assert pruner.masks({"w": weight}, {}, NOW)["w"].tolist() == [0, 0, 1, 1, 0, 1]
+
+
+def test_a_star_is_for_every_other_parameter() -> None:
+    pruner = pruner_of("MagnitudeParameterPruner", ["a", "b", "c"], thresholds={"*": 1.0, "b": 3.0})
+    assert pruner.targets == ("a", "b", "c")
+    weight = torch.tensor([0.5, 2.0, 4.0])
+    found = pruner.masks(dict.fromkeys("abc", weight), {}, NOW)
+    assert [found[name].tolist() for name in "abc"] == [[0, 1, 1], [0, 0, 1], [0, 1, 1]]
+
+
+@pytest.mark.parametrize(("sensitivity", "published"), [(0.25, 0.1974), (0.625, 0.4680), (0.875, 0.6184)])
+def test_of_normal_weights_the_error_function_goes(sensitivity: float, published: float) -> None:
+    n = 200_000
+    weight = 0.03 * torch.randn(n, generator=torch.Generator().manual_seed(1))
+    pruner = pruner_of("SensitivityPruner", ["w"], sensitivities={"w": sensitivity})
+    share = float((pruner.masks({"w": weight}, {}, NOW)["w"] == 0).double().mean())
+    expected = math.erf(sensitivity / math.sqrt(2))
+    assert expected == pytest.approx(published, abs=5e-5)
+    # Four standard errors of the share; the estimated deviation adds less than one more.
+    assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) / n)
+
+
+def test_the_deviation_is_the_unbiased_one_of_the_first_use() -> None:
+    values = [-1.5, 0.2, 0.9, -0.4, 2.0]
+    threshold = 0.5 * statistics.stdev(values)
+    pruner = pruner_of("SensitivityPruner", ["w"], sensitivities={"w": 0.5})
+    first = pruner.masks({"w": torch.tensor(values)}, {}, NOW)["w"].tolist()
+    assert first == [float(abs(v) > threshold) for v in values]
+    # Biased, the threshold would be between these two.
+    biased = 0.5 * statistics.pstdev(values)
+    near = torch.tensor([biased + 1e-3, threshold - 1e-3, threshold + 1e-3])
+    assert biased + 1e-3 < threshold - 1e-3
+    assert pruner.masks({"w": near}, {}, NOW)["w"].tolist() == [0, 0, 1]
+    # Much larger weights leave the threshold where it was.
+    assert pruner.masks({"w": 100 * torch.tensor(values)}, {}, NOW)["w"].tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("class_", ["SensitivityPruner", "SplicingPruner"])
+def test_a_single_element_has_no_deviation(class_: str) -> None:
+    more = {} if class_ == "SensitivityPruner" else {"low_thresh_mult": 0.5, "hi_thresh_mult": 0.6}
+    pruner = pruner_of(class_, ["w"], sensitivities={"w": 0.5}, **more)
+    assert pruner.masks({"w": torch.tensor([0.3])}, {}, NOW)["w"].tolist() == [1]
+
+
+def test_zero_sensitivity_removes_zeros_alone() -> None:
+    pruner = pruner_of("SensitivityPruner", ["w"], sensitivities={"w": 0})
+    assert pruner.masks({"w": torch.tensor([0.0, 1e-30, -3.0])}, {}, NOW)["w"].tolist() == [0, 1, 1]
+
+
+def test_weights_that_are_not_numbers_are_kept() -> None:
+    pruner = pruner_of("SensitivityPruner", ["w"], sensitivities={"w": 0.5})
+    assert pruner.masks({"w": torch.tensor([float("nan"), 1.0, 2.0])}, {}, NOW)["w"][0] == 1
+
+
+SURGERY = {"sensitivities": {"w": 1.5}, "low_thresh_mult": 0.9, "hi_thresh_mult": 1.1}
+
+
+def slow_surgery(values: list[float], before: list[float], mean: float, std: float, s: float) -> list[float]:
+    """Equation 3, element by element."""
+    after = []
+    for value, m in zip(values, before, strict=True):
+        if abs(value) < 0.9 * (mean + s * std):
+            after.append(0.0)
+        elif abs(value) >= 1.1 * (mean + s * std):
+            after.append(1.0)
+        else:
+            after.append(m)
+    return after
+
+
+@pytest.mark.parametrize("growth", [0.0, 0.25])
+def test_surgery_cuts_splices_and_leaves(growth: float) -> None:
+    pruner = pruner_of("SplicingPruner", ["w"], **SURGERY, sensitivity_multiplier=growth)
+    timing = Timing(starting_epoch=2, ending_epoch=8)
+    generator = torch.Generator().manual_seed(3)
+    current: dict[str, Tensor] = {}
+    expected = [1.0] * 400
+    changes = set()
+    for epoch in range(2, 8):
+        weight = torch.randn(400, generator=generator, dtype=torch.float64)
+        if epoch == 2:
+            sizes = [abs(v) for v in weight.tolist()]
+            mean, std = statistics.mean(sizes), statistics.stdev(sizes)
+        sensitivity = 1.5 * (1 + (epoch - 2) * growth)
+        before = expected
+        expected = slow_surgery(weight.tolist(), before, mean, std, sensitivity)
+        current = pruner.masks({"w": weight}, current, Moment(epoch=epoch, timing=timing))
+        assert current["w"].tolist() == expected
+        changes |= set(zip(before, expected, strict=True))
+    # Each kind of change was seen.
+    assert changes == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def test_surgery_keeps_what_is_not_a_number_and_has_the_weights_type() -> None:
+    pruner = pruner_of("SplicingPruner", ["w"], **SURGERY)
+    weight = torch.tensor([1.0, -1.0, 0.0, 9.0], dtype=torch.bfloat16)
+    first = pruner.masks({"w": weight}, {}, NOW)
+    assert first["w"].dtype == torch.bfloat16
+    weight[2] = float("nan")
+    assert pruner.masks({"w": weight}, first, NOW)["w"].tolist() == [0, 0, 1, 1]
+
+
+def test_the_two_lines_of_narang_by_hand() -> None:
+    # theta = 2 * 0.5 * 2 / (2 * 4 + 3 * 6) = 1 / 13; phi = 1.5 / 13.
+    timing = Timing(starting_epoch=2, ending_epoch=12, frequency=2)
+    arguments = {"q": 0.5, "ramp_epoch": 6, "slope_factor": 1.5}
+    found = [ramp_threshold(epoch, timing, **arguments) for epoch in timing.active_epochs()]  # type: ignore[arg-type]
+    wanted = [1 / 26, 3 / 26, (5 + 1.5) / 26, (5 + 1.5 * 3) / 26, (5 + 1.5 * 5) / 26]
+    assert found == pytest.approx(wanted, rel=1e-12)
+
+
+def test_the_recurrent_pruner_masks_below_its_line() -> None:
+    pruner = pruner_of("BaiduRNNPruner", ["w"], q=0.5, ramp_epoch=6, ramp_slope_mult=1.5, weights=["w"])
+    timing = Timing(starting_epoch=2, ending_epoch=12, frequency=2)
+    weight = torch.tensor([0.03, 0.1, 0.12, 0.24, 0.26, -0.3])
+    kept = {2: [0, 1, 1, 1, 1, 1], 4: [0, 0, 1, 1, 1, 1], 6: [0, 0, 0, 0, 1, 1]}
+    for epoch, mask in kept.items():
+        assert pruner.masks({"w": weight}, {}, Moment(epoch=epoch, timing=timing))["w"].tolist() == mask
+
+
+@pytest.mark.parametrize("ramp_epoch", [1, 13])
+def test_a_ramp_outside_of_the_policy_is_refused(ramp_epoch: int) -> None:
+    pruner = pruner_of("BaiduRNNPruner", ["w"], q=0.5, ramp_epoch=ramp_epoch, ramp_slope_mult=1.5, weights=["w"])
+    rule = f"^ramp_epoch must be between the policy's starting_epoch 2 and ending_epoch 12, got {ramp_epoch}$"
+    with pytest.raises(UserError, match=rule):
+        pruner.masks({"w": torch.ones(2)}, {}, Moment(epoch=2, timing=Timing(starting_epoch=2, ending_epoch=12)))

@@ -1,0 +1,55 @@
+"""Filters that go by chance: an exact share of them, or each with a probability.
+
+Symbols: G filters; s share or probability of going; a map is G numbers, 0 removes a filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainables.compression.exact import structure_count
+from trainables.compression.pruners.levels import Share
+from trainables.compression.pruners.ranked import StructuredWeights, StructuresPruner
+
+
+class _ChancePruner(StructuresPruner):
+    """Args: see `StructuresPruner`; ``generator`` draws, on the CPU."""
+
+    def __init__(self, weights: StructuredWeights, share: Share, *, generator: torch.Generator) -> None:
+        super().__init__(weights, share)
+        self._generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._generator.set_state(state["generator"])
+
+
+class RandomPruner(_ChancePruner):
+    """Exactly floor(s G) filters go, drawn anew at each use."""
+
+    def map(self, name: str, weight: Tensor, share: float) -> Tensor:
+        count = self.structures.count(weight.shape)
+        kept = torch.ones(count, dtype=torch.bool)
+        kept[torch.randperm(count, generator=self._generator)[: structure_count(share, count)]] = False
+        return kept
+
+
+class BernoulliPruner(_ChancePruner):
+    """Each filter goes with probability s; the others are multiplied by G over their number.
+
+    If all would go, the one with the largest L2 norm stays.
+    """
+
+    def map(self, name: str, weight: Tensor, share: float) -> Tensor:
+        count = self.structures.count(weight.shape)
+        kept = (torch.rand(count, generator=self._generator, dtype=torch.float64) >= share).double()
+        if not kept.any():
+            norms = torch.linalg.vector_norm(self.structures.split(weight), dim=1)
+            kept[norms.argmax().cpu()] = 1
+        return kept * (count / kept.sum())

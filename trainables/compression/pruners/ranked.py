@@ -1,0 +1,146 @@
+"""Pruning the share of the structures that rank lowest.
+
+Shapes and symbols: G structures of a weight, n elements each; s the share to prune; a map is G numbers, 0 removes a
+structure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from trainables.compression.component import Pruner
+from trainables.compression.exact import kept_after, structure_count
+from trainables.compression.pruners.levels import Share
+from trainables.compression.pruners.structures import Structures
+from trainables.compression.timing import Moment
+from trainables.errors import UserError
+
+
+def seeded_generator(seed: int, name: str) -> torch.Generator:
+    """A generator on the CPU of a pruner's own: same numbers in each process, others for another name or seed."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredWeights:
+    """Weights of which structures are pruned."""
+
+    names: tuple[str, ...]
+    """Of the parameters; at least one."""
+    structures: Structures
+    """What is pruned."""
+    has_leader: bool = False
+    """All weights lose the structures that the first one loses."""
+
+    @property
+    def ranked(self) -> tuple[str, ...]:
+        """Those that are looked at: all, or the leader."""
+        return self.names[:1] if self.has_leader else self.names
+
+    def check(self, shapes: Mapping[str, torch.Size]) -> None:
+        """That weights of these shapes can be pruned so.
+
+        Raises:
+            UserError: a weight has no such structures, or with a leader another number of them.
+        """
+        for name in self.names:
+            self.structures.check(name, shapes[name])
+        leader = self.names[0]
+        wanted = self.structures.count(shapes[leader])
+        for name in self.names[1:]:
+            if self.has_leader and (count := self.structures.count(shapes[name])) != wanted:
+                raise UserError(
+                    f"group_dependency Leader needs weights with equally many {self.structures.kind}, got {wanted} in "
+                    f"{leader} {tuple(shapes[leader])} and {count} in {name} {tuple(shapes[name])}"
+                )
+
+
+class StructuresPruner(Pruner):
+    """What all pruners of structures are: one map a weight, or the leader's for all.
+
+    Args:
+        weights: whose structures.
+        share: s at a moment.
+    """
+
+    def __init__(self, weights: StructuredWeights, share: Share) -> None:
+        self.targets = weights.names
+        self.weights = weights
+        self.structures = weights.structures
+        self._share = share
+
+    def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
+        # Thinning changes shapes after the pruner was built.
+        self.weights.check({name: weights[name].shape for name in self.targets})
+        maps = {}
+        for name in self.weights.ranked:
+            found = self.map(name, weights[name].detach(), self._share(moment))
+            if found is not None:
+                maps[name] = found
+        if self.weights.has_leader and maps:
+            maps = dict.fromkeys(self.targets, maps[self.targets[0]])
+        return {name: self.structures.spread(found, weights[name]) for name, found in maps.items()}
+
+    @abstractmethod
+    def map(self, name: str, weight: Tensor, share: float) -> Tensor | None:
+        """The map of one weight, shape (G,); None while it cannot be told yet."""
+
+
+class NormRankedPruner(StructuresPruner):
+    """Exactly k structures go, those with the smallest mean norm: (sum |w|) / n, or sqrt(sum w^2) / n.
+
+    Args:
+        weights, share: see `StructuresPruner`.
+        order: of the norm.
+        group_size: k is a multiple of it.
+        noise: deviation of the normal factor (mean 1) on each norm, >= 0.
+        generator: of that factor, and of whatever else is drawn for the share; its state is the pruner's.
+    """
+
+    def __init__(
+        self,
+        weights: StructuredWeights,
+        share: Share,
+        *,
+        order: Literal[1, 2],
+        group_size: int = 1,
+        noise: float = 0.0,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__(weights, share)
+        self._order = order
+        self._group_size = group_size
+        self._noise = noise
+        self._generator = generator
+
+    def map(self, name: str, weight: Tensor, share: float) -> Tensor:
+        parts = self.structures.split(weight)
+        norms = torch.linalg.vector_norm(parts, self._order, dim=1) / parts.shape[1]
+        if self._noise:
+            # Drawn on the CPU, so that every device ranks alike.
+            factors = torch.randn(len(norms), generator=self._generator, dtype=torch.float64)
+            norms = norms * (1 + self._noise * factors).to(norms)
+        return kept_after(norms, structure_count(share, len(norms), self._group_size))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._generator.set_state(state["generator"])
+
+
+def random_share(least: float, greatest: float, generator: torch.Generator) -> Share:
+    """A share that is drawn anew, uniformly, each time that it is asked for."""
+
+    def draw(moment: Moment) -> float:
+        return least + (greatest - least) * float(torch.rand((), generator=generator, dtype=torch.float64))
+
+    return draw

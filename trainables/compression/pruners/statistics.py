@@ -1,0 +1,128 @@
+"""Filters ranked by what is seen while training: activations, or gradients.
+
+Shapes and symbols: F filters of a weight w, shape (F, ...); g the loss's gradient with respect to w; s the share to
+prune. Each decision uses what was seen since the last one, and then forgets it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from trainables.compression.exact import kept_after, structure_count
+from trainables.compression.masks import parameters_as_built
+from trainables.compression.pruners.activations import ActivationWatch
+from trainables.compression.pruners.levels import Share
+from trainables.compression.pruners.ranked import StructuredWeights, StructuresPruner
+
+
+class _SeenPruner(StructuresPruner):
+    """Exactly floor(s F) filters go, those of the lowest scores; of equal ones the first goes first.
+
+    A weight of which nothing was seen keeps the mask that it has: a first decision waits.
+
+    Args: see `StructuresPruner`.
+    """
+
+    epochs_before = 1
+
+    def map(self, name: str, weight: Tensor, share: float) -> Tensor | None:
+        scores = self.scores(name)
+        count = self.structures.count(weight.shape)
+        # Thinned since: what was seen is of filters that are no more.
+        if scores is None or len(scores) != count:
+            return None
+        return kept_after(scores, structure_count(share, count))
+
+    @abstractmethod
+    def scores(self, name: str) -> Tensor | None:
+        """The filters' scores, shape (F,), from what was seen, which is forgotten; None where nothing was."""
+
+
+class ActivationPruner(_SeenPruner):
+    """Filters whose activations are most often inactive go (APoZ), or those with the smallest mean activation.
+
+    Inactive is what is at most 0, so that activations which are never exactly 0 are ranked too.
+
+    Args:
+        weights, share: see `StructuresPruner`.
+        criterion: ``apoz`` (Hu et al. 2016, eq. 1) or ``mean`` (Molchanov et al. 2017, section 2.2).
+    """
+
+    def __init__(self, weights: StructuredWeights, share: Share, *, criterion: Literal["apoz", "mean"]) -> None:
+        super().__init__(weights, share)
+        self._criterion = criterion
+        self._watch = ActivationWatch(self.weights.ranked)
+
+    def start(self, model: nn.Module) -> None:
+        self._watch.start(model)
+
+    def stop(self) -> None:
+        self._watch.stop()
+
+    def scores(self, name: str) -> Tensor | None:
+        sums = self._watch.sums.pop(name, None)
+        if sums is None:
+            return None
+        return -sums.inactive_share if self._criterion == "apoz" else sums.mean
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self._watch.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._watch.load_state_dict(state["seen"])
+
+
+class GradientPruner(_SeenPruner):
+    """Filters of the smallest |sum g w| go, the sum over their elements and all backwards.
+
+    It is the first-order estimate of what removing the filter does to the loss (Molchanov et al. 2017, eq. 8), taken
+    on weights instead of activations.
+    Gradients that are not finite (a step that mixed precision skips) count for nothing.
+
+    Args: see `StructuresPruner`.
+    """
+
+    def __init__(self, weights: StructuredWeights, share: Share) -> None:
+        super().__init__(weights, share)
+        self._sums: dict[str, Tensor] = {}
+        self._handles: list[RemovableHandle] = []
+
+    def start(self, model: nn.Module) -> None:
+        self.stop()
+        parameters = parameters_as_built(model)
+        for name in self.weights.ranked:
+            weight = parameters[name]
+            # Torch takes no hook for a frozen parameter, yet it may be thawed later.
+            needs_gradient = weight.requires_grad
+            self._handles.append(weight.requires_grad_(True).register_hook(self._adding(name, weight)))
+            weight.requires_grad_(needs_gradient)
+
+    def stop(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def scores(self, name: str) -> Tensor | None:
+        total = self._sums.pop(name, None)
+        return None if total is None else total.abs()
+
+    def _adding(self, name: str, weight: Tensor) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            terms = (gradient.detach().double() * weight.detach()).flatten(1).sum(dim=1)
+            terms = terms.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            before = self._sums.get(name)
+            fits = before is not None and before.shape == terms.shape
+            self._sums[name] = before.to(terms.device) + terms if fits and before is not None else terms
+
+        return hook
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": {name: total.clone() for name, total in self._sums.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sums = dict(state["sums"])
