@@ -11,16 +11,35 @@ SPACES: dict[str, str] = {
     "braking_distance": "Gradient-Skip in auto mode: the braking distance alone, thresholds held",
     "manual_layers": "Gradient-Skip in manual mode: how many stops, through which layers, when",
     "stop_rules": "Gradient-Skip's rules against each other (CAC_RULE), each with its own settings",
+    "pruning_sensitivities": "pruning: one sensitivity a layer",
+    "pruning_sensitivities_by_block": "pruning: one sensitivity a block of layers",
+    "agp": "automated gradual pruning: final sparsity, start, end and frequency",
+    "distillation": "knowledge distillation: temperature, weight and start",
+    "schedule": "a compression schedule of yours: its values marked !search",
 }
 
-__all__ = ["SPACES", "Space", "SpaceContext", "load"]
+__all__ = ["SPACES", "Space", "SpaceContext", "load", "parts_of"]
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """The spaces that are searched together under a name such as ``auto_thresholds+agp``."""
+    return tuple(name.split("+"))
 
 
 def load(name: str) -> Space:
-    """The space of that name; UserError with the nearest name and the list if there is none."""
+    """The space of that name, or several joined by ``+`` that are searched together.
+
+    Raises:
+        UserError: there is no such space (the nearest name and the list), or two that cannot be searched together.
+    """
     import importlib
 
-    if name not in SPACES:
-        raise unknown_name("space", name, SPACES)
-    space: Space = importlib.import_module(f"search_spaces.{name}").SPACE
-    return space
+    for part in parts_of(name):
+        if part not in SPACES:
+            raise unknown_name("space", part, SPACES)
+    spaces: list[Space] = [importlib.import_module(f"search_spaces.{part}").SPACE for part in parts_of(name)]
+    if len(spaces) == 1:
+        return spaces[0]
+    from search_spaces.joined import joined
+
+    return joined(spaces)

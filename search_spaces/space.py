@@ -23,6 +23,15 @@ class SpaceContext:
     """Thresholds of the first target that make a difference on this run; None where the run is not known."""
     later_thr_range: tuple[float, float] | None = None
     """The same of later targets, mountains and slopes."""
+    epochs: int = 30
+    """Epochs of the full run."""
+    weight_names: tuple[str, ...] = ()
+    """Names of the weights of convolutions and linear layers, in the model's order."""
+    sensitivities: Mapping[str, float] = field(default_factory=dict)
+    """Sensitivity at which each weight, pruned alone in the trained baseline, costs no more than the allowed drop;
+    empty where that is not known."""
+    schedule: str | None = None
+    """Text of the compression schedule whose marked values are searched."""
     latest_start_itr: int | None = None
     """The latest first decision from which the variance rule can still stop anything on this run; None as above."""
 
@@ -96,6 +105,13 @@ class Space:
     """What parameters mean that are no variables, by name without a branch."""
     notes: Callable[[SpaceContext], Sequence[str]] = _nothing
     """Lines that a reader of its ranges needs on this run."""
+    saving: str = "training"
+    """Compute that its trials save and are ranked by: ``training``, ``inference`` or ``both``."""
+
+    def meaning(self, parameter: str) -> str | None:
+        """What a parameter means that is no variable, by its name without a branch; names up to ``:`` may be alike."""
+        prefix, colon, _ = parameter.partition(":")
+        return self.meanings.get(parameter, self.meanings.get(prefix + colon) if colon else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ Spaces suggest its fields, the trial reads them, analysis finds them as columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -16,6 +17,10 @@ from trainables.gradskip.settings import BY_NAME, Settings
 from trainables.registry import METHODS
 from trainables.workloads import check_workload
 from trainables.workloads.options import canonical, read_options
+
+
+#: What trials may be ranked by.
+SAVINGS = ("training", "inference", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +96,37 @@ class TrialConfig:
     forward_cache_mb: int = 0
     """Budget of the forward cache in MB (10^6 bytes), >= 0; 0 is off. Needs a workload whose inputs repeat."""
 
+    saving: str | None = None
+    """Compute that the trial is ranked by: ``training`` (None), ``inference``, or the mean of ``both``."""
+    schedule: str | None = None
+    """A compression schedule, YAML text; values marked ``!search`` are filled in from `schedule_values`."""
+    schedule_values: tuple[str, ...] | None = None
+    """Values of its marks, texts NAME=VALUE. A mark without one takes the middle of its range."""
+    pruning_sensitivities: tuple[str, ...] | None = None
+    """Sensitivity s of each layer, texts NAME=s with s >= 0: what is below s standard deviations is pruned."""
+    pruning_start_epoch: int | None = None
+    """First epoch that prunes, >= 0."""
+    pruning_end_epoch: int | None = None
+    """The epoch after the last that prunes."""
+    pruning_frequency: int | None = None
+    """Every how many epochs between them, >= 1."""
+    agp_weights: tuple[str, ...] | None = None
+    """Parameters that automated gradual pruning prunes."""
+    agp_initial_sparsity: float | None = None
+    """Share pruned in its first epoch, in [0, 1]."""
+    agp_final_sparsity: float | None = None
+    """Share pruned in its last epoch, in [0, 1]."""
+    distill_teacher: str | None = None
+    """Model of the registry, or ``package.module:function``; none: the student's own architecture."""
+    distill_checkpoint: str | None = None
+    """File with the teacher's weights."""
+    distill_temperature: float | None = None
+    """Temperature T of the softmax of both, > 0."""
+    distill_weight: float | None = None
+    """Weight of the distillation loss, in [0, 1]; that of the labels is 1 less it."""
+    distill_start_epoch: int | None = None
+    """First epoch that distils, >= 0."""
+
     def __post_init__(self) -> None:
         if self.workload_options is not None:
             options = canonical(read_options(self.workload_options))
@@ -105,10 +141,42 @@ class TrialConfig:
         if self.device not in ("cpu", "cuda"):
             raise UserError(f"device must be cpu or cuda, got {self.device!r}")
         _check_int("forward_cache_mb", self.forward_cache_mb, 0)
-        for name in ("CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR", "CAC_WATCH"):
+        for name in ("CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR", "CAC_WATCH", "schedule_values",
+                     "pruning_sensitivities", "agp_weights"):  # fmt: skip
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         self.gradskip_settings()
+        self._check_compression()
+
+    def _check_compression(self) -> None:
+        if self.saving not in (None, *SAVINGS):
+            raise unknown_name("saving", str(self.saving), SAVINGS)
+        for name, low in (("pruning_start_epoch", 0), ("pruning_end_epoch", 1), ("pruning_frequency", 1),
+                          ("distill_start_epoch", 0)):  # fmt: skip
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), low)
+        for name in ("agp_initial_sparsity", "agp_final_sparsity", "distill_weight"):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and 0 <= value <= 1):
+                raise UserError(f"{name} must be a number in [0, 1], got {value!r}")
+        if self.distill_temperature is not None and not (
+            _is_number(self.distill_temperature) and self.distill_temperature > 0
+        ):
+            raise UserError(f"distill_temperature must be a number > 0, got {self.distill_temperature!r}")
+        if "compression" in self.method and self.workers > 1:
+            raise UserError(
+                f"method {self.method} trains in one process, got workers={self.workers}: leave --workers-per-trial out"
+            )
+
+    @property
+    def compresses(self) -> bool:
+        """Whether a compression schedule is at work."""
+        return "compression" in self.method.split("+")
+
+    @property
+    def skips_gradients(self) -> bool:
+        """Whether Gradient-Skip is at work."""
+        return "gradskip" in self.method.split("+")
 
     def gradskip_settings(self) -> Settings:
         """The Gradient-Skip settings; unset variables have the published defaults. The environment is not read."""
@@ -147,6 +215,10 @@ def field_kinds() -> dict[str, type]:
 
 def _is_union(hint: Any) -> bool:
     return type(None) in get_args(hint)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_int(name: str, value: Any, low: int) -> None:

@@ -23,10 +23,12 @@ class Metric:
     """``max`` or ``min`` where one is better, else empty."""
     meaning: str
     """What it is."""
+    may_lack: bool = False
+    """Whether rows may have none (None), where it is not measured."""
 
 
-def _m(name: str, dtype: str, unit: str, direction: str, meaning: str) -> Metric:
-    return Metric(name=name, dtype=dtype, unit=unit, direction=direction, meaning=meaning)
+def _m(name: str, dtype: str, unit: str, direction: str, meaning: str, *, may_lack: bool = False) -> Metric:
+    return Metric(name=name, dtype=dtype, unit=unit, direction=direction, meaning=meaning, may_lack=may_lack)
 
 
 #: What a trial reports at the end of each epoch; counts are sums since the run's start.
@@ -35,7 +37,8 @@ ROW: tuple[Metric, ...] = (
     _m("step", "int64", "", "", "optimizer steps executed"),
     _m("train_loss", "float64", "", "min", "mean loss over the epoch's samples"),
     _m("accuracy", "float64", "fraction", "max", "on the validation split, which the search sees"),
-    _m("test_accuracy", "float64", "fraction", "max", "on the test split, after the last epoch; only reports show it"),
+    _m("test_accuracy", "float64", "fraction", "max", "on the test split, after the last epoch; only reports show it",
+       may_lack=True),
     _m("compute_saved", "float64", "fraction", "max",
        "1 - executed / dense FLOPs over the full budget; steps not yet executed count as dense"),
     _m("backward_saved", "float64", "fraction", "max", "the same, of the backward FLOPs alone"),
@@ -54,6 +57,19 @@ ROW: tuple[Metric, ...] = (
     _m("peak_memory_bytes", "int64", "bytes", "min", "peak resident memory of the process (CPU) or allocated (CUDA)"),
     _m("learning_rate", "float64", "", "", "scheduled learning rate after the epoch's last step"),
     _m("stage", "string", "", "", "the trial's stage in the tree: equal where the training was; empty without a tree"),
+    _m("sparsity", "float64", "fraction", "max", "zero elements among the weights of convolutions and linear layers"),
+    _m("structured_sparsity", "float64", "fraction", "max",
+       "elements of those weights in filters, rows or channels that are zero as a whole"),
+    _m("inference_saved", "float64", "fraction", "max",
+       "1 - multiply-adds of the non-zero weights now / multiply-adds of the model as it was built, for one sample"),
+    _m("dense_macs", "Int64", "multiply-adds", "min", "of one sample through the model as it is now, zeros included",
+       may_lack=True),
+    _m("effective_macs", "Int64", "multiply-adds", "min", "the same, of the non-zero weights alone", may_lack=True),
+    _m("parameters", "Int64", "", "min", "parameters of the model as it is now, zeros included", may_lack=True),
+    _m("latency_s", "float64", "seconds", "min",
+       "median time of one sample through a model from which structures were removed, after the last epoch",
+       may_lack=True),
+    _m("layer_sparsity", "string", "", "", "JSON object: share of zeros by weight"),
     _m("stopped_through", "int64", "", "", "index of the last stopped parameter, -1 for none"),
     _m("stop_events", "string", "", "", "JSON list of the stops: iteration, layer, name, ratio, rule"),
 )  # fmt: skip
@@ -74,6 +90,12 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROW, *RELATIVE
 
 #: The search's objectives, in the order in which Optuna holds their values.
 OBJECTIVES: tuple[str, ...] = ("accuracy", "compute_saved")
+
+#: Columns measured on the model, where nothing is measured: it is as it was built.
+MODEL_DEFAULTS: dict[str, object] = {
+    "sparsity": 0.0, "structured_sparsity": 0.0, "inference_saved": 0.0, "dense_macs": None, "effective_macs": None,
+    "parameters": None, "latency_s": None, "layer_sparsity": "{}",
+}  # fmt: skip
 
 #: A method's own columns, where the method is not attached.
 METHOD_DEFAULTS: dict[str, object] = {"stopped_through": -1, "stop_events": "[]"}

@@ -3,22 +3,65 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainables.metrics import METHOD_DEFAULTS
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from trainables.config import TrialConfig
     from trainables.stage_tree.interventions import Follower
+    from trainables.workloads.base import Batch
+
+
+def _nothing() -> None:
+    pass
 
 
 class Attached:
-    """A method at work on one training run. This base class is the method that does nothing."""
+    """A method at work on one training run. This base class is the method that does nothing.
+
+    The loop's order: [begin_step, forward, loss, zero_grad and backward, before_optimizer, the optimizer's step,
+    end_step] for each batch, then the evaluation and end_epoch.
+    """
+
+    replaces_schedule: bool = False
+    """Whether learning rates are the method's: the workload's own schedule is then not stepped."""
+
+    def begin_step(self, epoch: int, minibatch: int) -> None:
+        """The forward pass of a step is about to begin; an epoch's first step is its minibatch 0."""
+
+    def loss(self, loss: Tensor) -> Tensor:
+        """What the backward pass begins from, given the workload's loss."""
+        return loss
+
+    def before_optimizer(self) -> None:
+        """Gradients are there; the optimizer is about to step."""
+
+    def end_step(self) -> None:
+        """The optimizer and the schedule have stepped."""
+
+    def end_epoch(self, metrics: Mapping[str, Any]) -> None:
+        """The epoch was evaluated; ``metrics`` is its row, or what is known of it."""
+
+    def measured(self) -> dict[str, Any]:
+        """Result columns that are measured on the model as it is now, after an epoch (`metrics.MODEL_DEFAULTS`)."""
+        return {}
+
+    def runs_beside(self) -> Sequence[nn.Module]:
+        """Other models that run forward in every step now, such as a teacher."""
+        return ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State that no optimizer carries; empty for a method that keeps its state there."""
+        return {}
+
+    def make_ready(self, carried: Mapping[str, Any]) -> None:
+        """Bring the model's structure to that of a state which is about to be loaded."""
 
     def stop_key(self) -> Hashable:
         """Equal keys mean equal sets of parameters without gradient; read before every step, so it must be cheap."""
@@ -58,6 +101,20 @@ class RunFacts:
     """Runs a model like it on one training batch."""
     total_steps: int
     """Optimizer steps of the full run."""
+    steps_per_epoch: int = 1
+    """Optimizer steps of an epoch."""
+    base_lrs: tuple[float, ...] = ()
+    """Learning rate of each parameter group, as the workload's optimizer was made."""
+    loss: Callable[[nn.Module, Batch], Tensor] | None = None
+    """The workload's loss of a model on a batch."""
+    example_batch: Callable[[], Batch] | None = None
+    """A training batch, on the CPU."""
+    make_model: Callable[[], nn.Module] | None = None
+    """Another model of the run's architecture."""
+    before_change: Callable[[], None] = _nothing
+    """To be called before a method changes what the model is made of, or hooks into it."""
+    changed: Callable[[], None] = _nothing
+    """To be called after the model's structure has changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +164,18 @@ METHODS: dict[str, Method] = {
             description="CAC Gradient-Skip: layers whose weight variance has fallen below its peak stop",
             home="trainables.gradskip.method:attach",
             following="trainables.gradskip.following",
+        ),
+        Method(
+            name="compression",
+            description="a compression schedule: pruning, regularization, quantization, thinning, distillation",
+            home="trainables.compression.method:attach",
+            following="trainables.compression.following",
+        ),
+        Method(
+            name="gradskip+compression",
+            description="Gradient-Skip while a compression schedule prunes",
+            home="trainables.compression.together:attach",
+            following="trainables.compression.together_following",
         ),
     )
 }

@@ -201,7 +201,7 @@ def _ranges_table(space: Space, ranges: list[Range], start: Mapping[str, Any]) -
                 *([found.condition or "always"] if conditional else []),
                 variable.default if variable else "",
                 str(start.get(found.name, "")),
-                variable.meaning if variable else space.meanings.get(found.base_name, ""),
+                variable.meaning if variable else space.meaning(found.base_name) or "",
             ]
         )
     return table

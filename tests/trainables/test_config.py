@@ -39,7 +39,7 @@ def test_frozen_and_keyword_only() -> None:
     ("values", "message"),
     [
         ({"workload": "digit"}, "unknown workload 'digit': did you mean 'digits'? Valid: digits"),
-        ({"method": "gradskp"}, "unknown method 'gradskp': did you mean 'gradskip'? Valid: gradskip, none"),
+        ({"method": "gradskp"}, "unknown method 'gradskp': did you mean 'gradskip'? Valid: compression, gradskip, gradskip+compression, none"),
         ({"epochs": 0}, "epochs must be an integer >= 1, got 0"),
         ({"epochs": 2.0}, "epochs must be an integer >= 1, got 2.0"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
@@ -64,7 +64,8 @@ def test_every_column_has_meaning_type_and_direction() -> None:
     assert len(METRICS) == len(ROW) + len(RELATIVE)
     for metric in METRICS.values():
         assert metric.meaning
-        assert metric.dtype in ("int64", "float64", "string")
+        assert metric.dtype in ("int64", "float64", "string", "Int64")
+        assert metric.dtype != "Int64" or metric.may_lack
         assert metric.direction in ("", "min", "max")
         for ending, unit in (("_s", "seconds"), ("_bytes", "bytes"), ("_flops", "FLOPs"), ("_saved", "fraction")):
             if metric.name.endswith(ending):

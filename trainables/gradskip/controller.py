@@ -99,6 +99,7 @@ class GradientSkip:
         self._skipped_on_device: Tensor | None = None
         self._expected: set[int] = set()
         self._measured: dict[int, float] = {}  # this step's, by position
+        self._ahead: dict[int, float] = {}  # of the coming step, measured before it
         self._warned: set[str] = set()
         self._pending: dict[str, Any] | None = None
         self._given_model = model
@@ -363,11 +364,22 @@ class GradientSkip:
         if plan.scaled or self._holds_stopped():
             self._scale(plan.scaled)
 
+    def look_ahead(self) -> None:
+        """Measure now what the coming step's decision will look at: something else changes weights within the step.
+
+        For signals of weights alone. Without this a decision looks at the weights in the optimizer's step, which are
+        the same where nothing else changes them.
+        """
+        if isinstance(self._signal, VarianceSignal) and self.machine.iteration >= self._due:
+            units = [unit for unit in self.plan.units if unit.end > self.stopped_through]
+            if units:
+                self._ahead = dict(zip([unit.end for unit in units], self._measure(units), strict=True))
+
     def _decide(self) -> StepPlan:
         machine = self.machine
         iteration = machine.iteration
         looks = machine.braking_through < 0 and machine.rule.next_due(iteration) == iteration
-        self._measured = {}
+        self._measured, self._ahead = self._ahead, {}
         plan = self._step_plan = machine.step(self._signal_of)
         if looks:
             self._signal.measured()

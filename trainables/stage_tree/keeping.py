@@ -113,7 +113,7 @@ class Keeper:
         begun = time.perf_counter()
         state = run.state_dict()
         state["optimizer"] = {k: v for k, v in state["optimizer"].items() if k != "gradskip"}
-        for name in ("config", "row", "wall_time_s", "search_flops"):
+        for name in ("config", "row", "wall_time_s", "search_flops", "method"):
             state.pop(name)
         state["carried"] = run.method.carried()
         file = io.BytesIO()

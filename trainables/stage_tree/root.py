@@ -16,7 +16,10 @@ from trainables.workloads.base import Workload
 from trainables.workloads.options import what_is_trained
 
 #: Code that decides what a run computes, besides the workload's own.
-_CODE = ("flops.py", "training/*.py", "gradskip/*.py", "workloads/*.py", "stage_tree/*.py")
+_CODE = (
+    "flops.py", "training/*.py", "gradskip/*.py", "workloads/*.py", "stage_tree/*.py", "compression/*.py",
+    "compression/*/*.py",
+)  # fmt: skip
 
 
 def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:

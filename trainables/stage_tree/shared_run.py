@@ -294,7 +294,7 @@ class SharedRun:
                     return
             known = self._here.rows.get(run.step)
             if run.step <= frontier and known is not None and _DIVERGED not in known:
-                run.skip_evaluation()
+                run.skip_evaluation(known)
                 self._publish(live, {})
                 continue
             # Evaluating takes less than training an epoch did, or about as long as the time before.
@@ -406,7 +406,8 @@ class SharedRun:
             if data is not None:
                 state = read_state(io.BytesIO(data))
                 carried = state.pop("carried")
-                run.load_state_dict({**state, "row": None, "wall_time_s": 0.0, "search_flops": 0})
+                run.method.make_ready(carried)
+                run.load_state_dict({**state, "row": None, "wall_time_s": 0.0, "search_flops": 0, "method": {}})
                 run.method.go_on(self._follower.state_dict(), carried)
             recorder = SignalRecorder(run, self.sharing.watches)
         except BaseException:

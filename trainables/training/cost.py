@@ -51,9 +51,11 @@ _COUNTED_PREFIXES: dict[Hashable, int] = {}
 class CostTable:
     """Costs of one run's steps."""
 
-    def __init__(self, workload: Workload, model: nn.Module) -> None:
+    def __init__(self, workload: Workload, model: nn.Module, structure: Hashable = ()) -> None:
         self._workload = workload
         self._model = model
+        self._source = model  # what the copy for counting is made of
+        self._structure = structure
         self._dense = tuple(p.requires_grad for p in model.parameters())
         self._masks: dict[Hashable, tuple[bool, ...]] = {}
         self._meta: nn.Module | None = None
@@ -61,6 +63,16 @@ class CostTable:
         self._visited_bytes: list[int] = []
         self.counting_time_s = 0.0
         """Time spent counting, which is no part of the training time."""
+
+    def freeze(self) -> None:
+        """Count the model as it is now, whatever is changed in it later."""
+        if self._meta is None and self._source is self._model:
+            with kept_generators([]):
+                self._source = copy.deepcopy(self._model)
+
+    def forward_flops(self, batch: Batch) -> int:
+        """Forward FLOPs of a pass through which no gradient is asked for."""
+        return self._cost((False,) * len(self._dense), batch).forward_flops
 
     def step(self, stop_key: Hashable, batch: Batch, prefix: PassReport | None = None) -> StepCost:
         """Cost of a step on this batch with the parameters that need a gradient now; equal keys, equal parameters.
@@ -82,7 +94,7 @@ class CostTable:
         return self._cost(self._dense, batch)
 
     def _cost(self, mask: tuple[bool, ...], batch: Batch) -> StepCost:
-        key = (self._workload.key, mask, shapes_of(batch))
+        key = (self._workload.key, self._structure, mask, shapes_of(batch))
         cost = _COUNTED.get(key)
         if cost is None:
             begun = time.perf_counter()
@@ -139,18 +151,18 @@ class CostTable:
 
     def _meta_model(self, batch: Batch) -> nn.Module:
         if self._meta is None:
-            model = self._rehearsed(on_meta(self._model), batch)
+            model = self._rehearsed(on_meta(self._source), batch)
             if model is None:
                 # It makes tensors of its own on the CPU, or looks at numbers: then numbers it gets.
                 self._on_meta = False
-                model = self._rehearsed(copy.deepcopy(self._model).to("cpu"), batch)
+                model = self._rehearsed(copy.deepcopy(self._source).to("cpu"), batch)
             assert model is not None
             optimizer = self._workload.make_optimizer(model.named_parameters())
             optimizer.step()
             for parameter in model.parameters():
                 state = sum(_nbytes(v) for v in optimizer.state.get(parameter, {}).values() if isinstance(v, Tensor))
                 self._visited_bytes.append(2 * _nbytes(parameter) + state)
-            self._meta = model
+            self._meta, self._source = model, self._model
         return self._meta
 
     def _rehearsed(self, model: nn.Module, batch: Batch) -> nn.Module | None:

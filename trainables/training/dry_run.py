@@ -235,10 +235,10 @@ class _TimedRun(TrainingRun):
             if self.finished:
                 return None
             self.begin_epoch()
-        counted = self._cost.counting_time_s
+        counted = self._counting_time_s()
         begun = self.now()
         self.train_step()
-        return self.now() - begun - (self._cost.counting_time_s - counted)
+        return self.now() - begun - (self._counting_time_s() - counted)
 
     def evaluation_time_s(self) -> float:
         """Seconds of one evaluation of the validation split; of the second one where the first was short."""

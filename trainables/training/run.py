@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.gradskip.forward_cache import ForwardCache
-from trainables.metrics import METHOD_DEFAULTS
+from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS
 from trainables.registry import METHODS, RunFacts
 from trainables.training.cost import CostTable
 from trainables.training.generators import generators_state, kept_generators, set_generators
 from trainables.training.isolation import isolated
 from trainables.training.memory import peak_bytes, reset_peak
-from trainables.training.shapes import see_batch
+from trainables.training.shapes import see_batch, structure_of
 from trainables.training.stopwatch import Stopwatch
 from trainables.training.warm_up import warm_up
 from trainables.workloads import build
@@ -100,15 +100,29 @@ class TrainingRun:
         self.total_steps = self.workload.steps_per_epoch * config.epochs
         self.model = self.workload.make_model().to(self.device)
         self.optimizer = self.workload.make_optimizer(self.model.named_parameters())
+        base_lrs = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
         self.scheduler = self.workload.make_scheduler(self.optimizer, self.total_steps)
-        facts = RunFacts(model=self.model, forward=self._example_forward, total_steps=self.total_steps)
+        self._cost = self._dense_cost = CostTable(self.workload, self.model)
+        self._tables = [self._dense_cost]
+        self._beside: dict[int, CostTable] = {}
+        facts = RunFacts(
+            model=self.model,
+            forward=self._example_forward,
+            total_steps=self.total_steps,
+            steps_per_epoch=self.workload.steps_per_epoch,
+            base_lrs=base_lrs,
+            loss=self.workload.loss,
+            example_batch=lambda: next(iter(self.workload.train_batches(0, config.seed))),
+            make_model=self.workload.make_model,
+            before_change=self._dense_cost.freeze,
+            changed=self._model_changed,
+        )
         self.method = METHODS[config.method].attach(self.optimizer, config, facts)
         self.trains_at_first = tuple(p.requires_grad for p in self.model.parameters())
         """Whether each parameter trains at step 0, by number."""
         self.epoch_shapes: list[tuple[int, Batch]] | None = None
         """Run lengths of the batches of an epoch, on the meta device; None until one was trained from its start."""
         self._shapes: list[tuple[int, Batch]] = []
-        self._cost = CostTable(self.workload, self.model)
         self.forward_cache = self._make_forward_cache()
         warm_up(self.workload, self.model, self.device, config.seed)
         reset_peak(self.device)
@@ -122,12 +136,35 @@ class TrainingRun:
             ("step", "forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes",
              "dense_flops", "dense_backward_flops"), 0
         )  # fmt: skip
-        self._train_time = Stopwatch(lambda: self._cost.counting_time_s)
+        self._train_time = Stopwatch(self._counting_time_s)
         self._wall_time_before_s = 0.0
         self._peak_before = 0  # in the process of whoever saved what was loaded
         self._flops_before = 0  # executed by whoever saved what was loaded
         self.row: dict[str, Any] | None = None
         """The last epoch's row; None before the first."""
+
+    def _model_changed(self) -> None:
+        """Steps cost something else now; what is saved is still counted against the model as it was built."""
+        self._cost = self._new_table(self.model, structure_of(self.model))
+        self._beside.clear()
+
+    def _new_table(self, model: nn.Module, structure: Hashable) -> CostTable:
+        table = CostTable(self.workload, model, structure)
+        self._tables.append(table)
+        return table
+
+    def _counting_time_s(self) -> float:
+        return sum(table.counting_time_s for table in self._tables)
+
+    def _flops_beside(self, batch: Batch) -> int:
+        """Forward FLOPs of other models in this step."""
+        flops = 0
+        for model in self.method.runs_beside():
+            table = self._beside.get(id(model))
+            if table is None:
+                table = self._beside[id(model)] = self._new_table(model, ("beside", structure_of(model)))
+            flops += table.forward_flops(batch)
+        return flops
 
     def _example_forward(self, model: nn.Module) -> torch.Tensor:
         batch = next(iter(self.workload.train_batches(0, self.config.seed)))
@@ -227,10 +264,11 @@ class TrainingRun:
         finally:
             self._train_time.start()
 
-    def skip_evaluation(self) -> None:
+    def skip_evaluation(self, known: Mapping[str, Any]) -> None:
         """End the epoch where its row is known."""
         self._train_time.pause()
         self._close_epoch()
+        self.method.end_epoch(known)
 
     def _close_epoch(self) -> None:
         self.epoch += 1
@@ -251,6 +289,7 @@ class TrainingRun:
         self.row = self._row(train_loss)
         if not math.isfinite(self.row["accuracy"]):
             raise TrainingDiverged(f"the accuracy is {self.row['accuracy']} in epoch {self.epoch}")
+        self.method.end_epoch(self.row)
         return self.row
 
     def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
@@ -262,19 +301,24 @@ class TrainingRun:
         return zip(batches, islice(indices, self._in_epoch, None), strict=True)
 
     def _step(self, batch: Batch, indices: Tensor | None = None) -> Tensor:
-        dense = self._cost.dense_step(batch)
+        dense = self._dense_cost.dense_step(batch)
+        self.method.begin_step(self.epoch, self._in_epoch)
         cache = self.forward_cache
         with cache.batch(indices) if cache is not None and indices is not None else nullcontext():
             loss = self._loss(batch)
         cost = self._cost.step(self.method.stop_key(), batch, None if cache is None else cache.last)
         self.optimizer.zero_grad(set_to_none=True)
-        if loss.requires_grad:
-            self._weighted(loss).backward()
+        whole = self.method.loss(loss)
+        if whole.requires_grad:
+            self._weighted(whole).backward()
+        self.method.before_optimizer()
         self.optimizer.step()
-        self.scheduler.step()
+        if not self.method.replaces_schedule:
+            self.scheduler.step()
+        self.method.end_step()
         counts = self._counts
         counts["step"] += 1
-        counts["forward_flops"] += cost.forward_flops
+        counts["forward_flops"] += cost.forward_flops + self._flops_beside(batch)
         counts["backward_flops"] += cost.backward_flops
         counts["gradient_bytes"] += cost.gradient_bytes
         counts["optimizer_bytes"] += cost.optimizer_bytes
@@ -322,6 +366,8 @@ class TrainingRun:
             "peak_memory_bytes": self._peak_bytes(),
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             "stage": "",
+            **MODEL_DEFAULTS,
+            **self.method.measured(),
             **METHOD_DEFAULTS,
             **self.method.columns(),
         }
@@ -360,10 +406,13 @@ class TrainingRun:
             "search_flops": self.executed_flops - self._flops_before,
             "peak_memory_bytes": self._peak_bytes(),
             "generators": generators_state(self.device),
+            "method": self.method.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state of `state_dict`; which configuration it came from is the caller's to check."""
+        if state["method"]:
+            self.method.make_ready(state["method"]["carried"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
@@ -376,6 +425,8 @@ class TrainingRun:
         self._train_time.elapsed_s = state["train_time_s"]
         self._wall_time_before_s = state["wall_time_s"]
         self._peak_before = int(state["peak_memory_bytes"])
+        if state["method"]:
+            self.method.go_on(**state["method"])
         set_generators(state["generators"], self.device)
 
     def count_spent_from_here(self) -> None:

@@ -1,0 +1,60 @@
+"""Automated gradual pruning of all weights of convolutions and linear layers (Zhu & Gupta 2017): how much, and when."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from search_spaces.space import Space, SpaceContext, Suggests
+
+#: Final sparsities, a grid.
+SPARSITIES, STEP = (0.3, 0.95), 0.05
+#: Pruning begins in the first part of the run and ends in the second, shares of its epochs, on a grid of a tenth.
+LATEST_START, EARLIEST_END, GRID = 0.4, 0.5, 10
+#: From this many epochs on, pruning every other epoch is tried, too.
+LONG_RUN = 20
+
+
+def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
+    """Ask for final sparsity, first and last epoch, and frequency."""
+    start, end, step = _epochs(context)
+    return {
+        "agp_weights": context.weight_names,
+        "agp_initial_sparsity": 0.0,
+        "agp_final_sparsity": round(trial.suggest_float("agp_final_sparsity", *SPARSITIES, step=STEP), 6),
+        "pruning_start_epoch": trial.suggest_int("pruning_start_epoch", *start, step=step),
+        "pruning_end_epoch": trial.suggest_int("pruning_end_epoch", *end, step=step),
+        "pruning_frequency": trial.suggest_int("pruning_frequency", 1, 2 if context.epochs >= LONG_RUN else 1),
+    }
+
+
+def _epochs(context: SpaceContext) -> tuple[tuple[int, int], tuple[int, int], int]:
+    """Ranges of the first epoch and of the epoch after the last, and their grid."""
+    step = max(1, context.epochs // GRID)
+    latest = int(LATEST_START * context.epochs) // step * step
+    earliest = min(context.epochs, max(latest + 2, math.ceil(EARLIEST_END * context.epochs)))
+    return (0, latest), (earliest, earliest + (context.epochs - earliest) // step * step), step
+
+
+def start(context: SpaceContext) -> dict[str, Any]:
+    """Four fifths pruned, early to late."""
+    (first, _), (_, last), _ = _epochs(context)
+    return {
+        "agp_final_sparsity": 0.8, "pruning_start_epoch": first, "pruning_end_epoch": last, "pruning_frequency": 1,
+    }  # fmt: skip
+
+
+SPACE = Space(
+    name="agp",
+    method="compression",
+    suggest=suggest,
+    start=start,
+    start_is_published=False,
+    meanings={
+        "agp_final_sparsity": "share of each weight that is pruned in the end",
+        "pruning_start_epoch": "first epoch that prunes",
+        "pruning_end_epoch": "the epoch after the last that prunes",
+        "pruning_frequency": "every how many epochs between them",
+    },
+    saving="inference",
+)

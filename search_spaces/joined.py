@@ -1,0 +1,75 @@
+"""Several spaces searched together: the parameters of all, in one trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from search_spaces.space import Space, SpaceContext, Suggests, corners
+from trainables.errors import UserError
+
+#: Methods in the order of a joined method's name.
+_ORDER = ("gradskip", "compression")
+
+
+@dataclass(frozen=True)
+class _Suggest:
+    """Asks for the values of all. An object, not a closure: spaces travel between processes."""
+
+    spaces: tuple[Space, ...]
+
+    def __call__(self, trial: Suggests, context: SpaceContext) -> dict[str, Any]:
+        return {name: value for space in self.spaces for name, value in space.suggest(trial, context).items()}
+
+
+@dataclass(frozen=True)
+class _Start:
+    spaces: tuple[Space, ...]
+
+    def __call__(self, context: SpaceContext) -> Mapping[str, Any]:
+        return {name: value for space in self.spaces for name, value in space.start(context).items()}
+
+
+@dataclass(frozen=True)
+class _Notes:
+    spaces: tuple[Space, ...]
+
+    def __call__(self, context: SpaceContext) -> list[str]:
+        return [f"{space.name}: {note}" for space in self.spaces for note in space.notes(context)]
+
+
+def joined(spaces: Sequence[Space]) -> Space:
+    """The spaces as one.
+
+    Raises:
+        UserError: two of them search the same, or Gradient-Skip twice.
+    """
+    names = [space.name for space in spaces]
+    methods = [space.method for space in spaces]
+    if len(set(names)) < len(names):
+        raise UserError(f"a space can be searched once in a trial, got {'+'.join(names)}")
+    if methods.count("gradskip") > 1:
+        raise UserError(
+            f"spaces of Gradient-Skip can't be searched together, got {'+'.join(names)}: they set the same variables; "
+            "join one of them with a space of compression"
+        )
+    meanings = {name: meaning for space in spaces for name, meaning in space.meanings.items()}
+    context = SpaceContext(total_steps=300, weight_names=("a.weight",))
+    asked: dict[str, str] = {}
+    for space in spaces:
+        for name in corners(space, context)[0]:
+            if name in asked:
+                raise UserError(f"spaces {asked[name]} and {space.name} both search {name}: join others")
+            asked[name] = space.name
+    together = tuple(spaces)
+    return Space(
+        name="+".join(names),
+        method="+".join(method for method in _ORDER if method in methods),
+        suggest=_Suggest(together),
+        start=_Start(together),
+        start_is_published=all(space.start_is_published for space in spaces),
+        meanings=meanings,
+        notes=_Notes(together),
+        saving="both" if len({space.saving for space in spaces}) > 1 else spaces[0].saving,
+    )

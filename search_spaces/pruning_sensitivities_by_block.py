@@ -1,0 +1,42 @@
+"""Pruning: one sensitivity a block of layers, which keeps the number of parameters low in deep models.
+
+Layers of a block (``layer1.0`` of ``layer1.0.conv1.weight``) are pruned in proportion to what each alone can bear.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from search_spaces import pruning_sensitivities as by_layer
+from search_spaces.space import Space, SpaceContext, Suggests
+from trainables.compression.names import block_of
+
+
+def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
+    """Ask for a sensitivity a block."""
+    return {"pruning_sensitivities": by_layer.ask(trial, context, blocks(context))}
+
+
+def blocks(context: SpaceContext) -> list[list[str]]:
+    """The weights of each block, in the model's order."""
+    found: dict[str, list[str]] = {}
+    for name in context.weight_names:
+        found.setdefault(block_of(name), []).append(name)
+    return list(found.values())
+
+
+def start(context: SpaceContext) -> dict[str, Any]:
+    """About half of what the block's most robust layer alone can bear."""
+    return by_layer.start_of(context, blocks(context))
+
+
+SPACE = Space(
+    name="pruning_sensitivities_by_block",
+    method="compression",
+    suggest=suggest,
+    start=start,
+    start_is_published=False,
+    meanings=by_layer.MEANINGS,
+    notes=by_layer.notes,
+    saving="inference",
+)

@@ -1,0 +1,63 @@
+"""Any compression schedule in YAML whose values are marked ``!search {low: 0.1, high: 0.9}``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from search_spaces.space import Space, SpaceContext, Suggests
+from trainables.compression.schedule.search_marks import Mark, read_marks
+
+#: A parameter's name begins so; dots of a mark's path are slashes in it, for dots part branches from variables.
+PREFIX = "mark:"
+
+
+def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
+    """Ask for the value of each mark."""
+    values = []
+    for name, mark in _marks(context).items():
+        value = _ask(trial, parameter_of(name), mark)
+        values.append(f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}")
+    return {"schedule_values": tuple(values)} if values else {}
+
+
+def parameter_of(name: str) -> str:
+    """The parameter of a mark."""
+    return PREFIX + name.replace(".", "/")
+
+
+def _marks(context: SpaceContext) -> dict[str, Mark]:
+    return {} if context.schedule is None else dict(read_marks(context.schedule).marks)
+
+
+def _ask(trial: Suggests, name: str, mark: Mark) -> Any:
+    if mark.choices is not None:
+        return trial.suggest_categorical(name, mark.choices)
+    assert mark.low is not None
+    assert mark.high is not None
+    if mark.integer:
+        return trial.suggest_int(name, int(mark.low), int(mark.high), step=int(mark.step or 1), log=mark.log)
+    return trial.suggest_float(name, float(mark.low), float(mark.high), step=mark.step, log=mark.log)
+
+
+def start(context: SpaceContext) -> dict[str, Any]:
+    """The middle of each range, the first of the choices."""
+    if context.schedule is None:
+        return {}
+    return {parameter_of(name): value for name, value in read_marks(context.schedule).middles().items()}
+
+
+def notes(context: SpaceContext) -> list[str]:
+    """Where the schedule comes from."""
+    return [] if context.schedule is not None else ["needs a schedule: search --schedule FILE, with marked values"]
+
+
+SPACE = Space(
+    name="schedule",
+    method="compression",
+    suggest=suggest,
+    start=start,
+    start_is_published=False,
+    meanings={PREFIX: "a marked value of the schedule, by its path"},
+    notes=notes,
+    saving="inference",
+)

@@ -1,0 +1,148 @@
+"""From a schedule that was read to policies on a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy
+from trainables.compression.distillation.teacher import build_teacher
+from trainables.compression.lr_schedulers import build_lr_scheduler
+from trainables.compression.masks import parameters_as_built
+from trainables.compression.policies import (
+    DistillationPolicy,
+    LRPolicy,
+    Policy,
+    PruningPolicy,
+    QuantizationPolicy,
+    RegularizationPolicy,
+    ThinningPolicy,
+)
+from trainables.compression.pruners import build_pruner
+from trainables.compression.quantizers import build_quantizer
+from trainables.compression.regularizers import build_regularizer
+from trainables.compression.schedule import ModelFacts, PrunerArgs, Schedule, resolve
+from trainables.compression.schedule import Policy as PlannedPolicy
+from trainables.compression.settings.distillers import KnowledgeDistillation
+from trainables.compression.thinning import Kind
+from trainables.errors import UserError
+from trainables.training.generators import kept_generators
+
+if TYPE_CHECKING:
+    from trainables.compression.scheduler import CompressionScheduler
+
+#: What each extension removes.
+_REMOVES: dict[str, Kind] = {"FilterRemover": "filters", "ChannelRemover": "channels", "StructureRemover": "structures"}
+
+
+def model_facts(model: nn.Module) -> ModelFacts:
+    """What a schedule's names are matched with."""
+    return ModelFacts(
+        parameters={name: tuple(p.shape) for name, p in parameters_as_built(model).items()},
+        modules={name: type(module).__name__ for name, module in model.named_modules() if name},
+    )
+
+
+def add_policies(
+    scheduler: CompressionScheduler,
+    schedule: Schedule,
+    *,
+    seed: int,
+    compatible: bool,
+    make_model: Callable[[], nn.Module] | None,
+    base_lrs: Sequence[float] | None,
+) -> None:
+    """Build the components and add the policies of a schedule, in its order.
+
+    Args: see `CompressionScheduler.from_schedule`.
+
+    Raises:
+        UserError: names that the model does not have, or a component that does not fit it.
+    """
+    schedule = resolve(schedule, model_facts(scheduler.model), compatible=compatible).schedule
+    built: dict[str, Any] = {}
+    for planned in schedule.policies:
+        name, policy = _policy(scheduler, schedule, planned, built, seed, make_model, base_lrs)
+        scheduler.policies.append(scheduled_of(policy, planned, name))
+
+
+def scheduled_of(policy: Policy, planned: PlannedPolicy, component: str | None) -> Any:
+    """A policy in the time that a schedule plans for it."""
+    from trainables.compression.scheduler import Scheduled
+
+    return Scheduled(policy=policy, timing=planned.timing, component=component)
+
+
+def _policy(
+    scheduler: CompressionScheduler,
+    schedule: Schedule,
+    planned: PlannedPolicy,
+    built: dict[str, Any],
+    seed: int,
+    make_model: Callable[[], nn.Module] | None,
+    base_lrs: Sequence[float] | None,
+) -> tuple[str | None, Policy]:
+    """The name of the policy's component in the scheduler's state, None for one without memory; and the policy."""
+    component = schedule.component(planned)
+    name = f"{component.section}.{component.name}"
+    settings: Any = component.settings
+    model = scheduler.model
+
+    def once(make: Callable[[], Any]) -> Any:
+        if name not in built:
+            built[name] = make()
+            scheduler.add_component(name, built[name])
+        return built[name]
+
+    if planned.kind == "pruner":
+        args = planned.args if isinstance(planned.args, PrunerArgs) else PrunerArgs()
+        if args.levels is not None:
+            name = f"{name}@{planned.position}"  # with levels of its own it is another pruner
+            settings = with_levels(settings, args.levels)
+        return name, PruningPolicy(once(lambda: build_pruner(component.name, settings, model, seed=seed)), args)
+    if planned.kind == "regularizer":
+        regularizer = build_regularizer(component.name, settings, model)
+        return None, RegularizationPolicy(regularizer, keep_mask=bool(getattr(planned.args, "keep_mask", False)))
+    if planned.kind == "quantizer":
+        if name not in built:  # its memory is the policy's
+            built[name] = QuantizationPolicy(build_quantizer(component.name, settings))
+        return None, built[name]
+    if planned.kind == "lr_scheduler":
+        if scheduler.optimizer is None:
+            raise UserError("a schedule with lr_schedulers needs an optimizer, got none")
+        optimizer = scheduler.optimizer
+        made = once(
+            lambda: build_lr_scheduler(component.class_name, dict(component.arguments), optimizer, base_lrs=base_lrs)
+        )
+        return name, LRPolicy(made)
+    if planned.kind == "extension":
+        return None, ThinningPolicy(_REMOVES[component.class_name], round_to=int(getattr(settings, "round_to", 1)))
+    assert isinstance(settings, KnowledgeDistillation)
+    return None, DistillationPolicy(lambda: _distillation(model, settings, make_model, seed))
+
+
+def with_levels(settings: Any, levels: Any) -> Any:
+    """A level pruner's settings with a policy's own levels.
+
+    Raises:
+        UserError: the pruner has no levels.
+    """
+    there = getattr(settings, "levels", None)
+    if there is None:
+        raise UserError(f"levels are arguments for SparsityLevelParameterPruner, got them for {settings.class_}")
+    new = levels if isinstance(levels, dict) else dict.fromkeys(there, levels)
+    return settings.model_copy(update={"levels": new})
+
+
+def _distillation(
+    model: nn.Module, settings: KnowledgeDistillation, make_model: Callable[[], nn.Module] | None, seed: int
+) -> KnowledgeDistillationPolicy:
+    weights = DistillationLossWeights(settings.distill_weight, settings.student_weight, settings.teacher_weight)
+    # What is drawn for it must not change what is trained, and be the same in a run that is continued.
+    with kept_generators({p.device for p in model.parameters()}):
+        torch.manual_seed(seed)
+        teacher = build_teacher(settings, model, make_model)
+    return KnowledgeDistillationPolicy(model, teacher, settings.temperature, weights)

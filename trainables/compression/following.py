@@ -1,0 +1,114 @@
+"""A compression schedule followed over recorded training: when each policy first acts. Without torch.
+
+A policy's whole effect is fixed by its component, its timing and the training before it, so that it is one
+intervention: at the first step of the first epoch in which it acts, or in which its component begins to look at the
+training (statistics of activations and gradients).
+
+Symbols: i iteration, S steps of an epoch, e epoch: an epoch's first step is i = e S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainables.compression.from_config import schedule_of
+from trainables.compression.schedule.policies import KINDS
+from trainables.compression.timing import Timing
+from trainables.config import TrialConfig
+from trainables.metrics import METHOD_DEFAULTS
+from trainables.stage_tree.interventions import Intervention, Recorded, action_text
+
+#: Classes that look at the training before they first act begin so (prefix of the class's name), epochs before it.
+_LOOKING, _LOOKS_AHEAD = ("Activation", "Gradient"), 1
+
+
+def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
+    """All configurations of one workload have equal facts."""
+    return ("compression",)
+
+
+def follow(config: TrialConfig, facts: Mapping[str, Any]) -> CompressionFollower:
+    """The follower of a configuration."""
+    return CompressionFollower(config, facts)
+
+
+def policy_kind(policy: Mapping[str, Any]) -> str:
+    """The key that says what a policy applies."""
+    return next(kind for kind in KINDS if kind in policy)
+
+
+def timing_of(policy: Mapping[str, Any]) -> Timing:
+    """When a policy of a plain schedule acts."""
+    if "epochs" in policy:
+        return Timing(epochs=tuple(policy["epochs"]))
+    return Timing(
+        starting_epoch=policy["starting_epoch"],
+        ending_epoch=policy["ending_epoch"],
+        frequency=policy.get("frequency", 1),
+    )
+
+
+def looks_from(kind: str, class_name: str, timing: Timing) -> int:
+    """The first epoch in which the training is another because of a policy, or its component looks at it."""
+    looks = kind == "pruner" and class_name.startswith(_LOOKING)
+    return max(0, timing.starting_epoch - (_LOOKS_AHEAD if looks else 0))
+
+
+def interventions_of(schedule: Mapping[str, Any], *, steps_per_epoch: int, epochs: int) -> list[Intervention]:
+    """The interventions of a plain schedule, ascending, one an iteration at most.
+
+    Args:
+        schedule: its sections.
+        steps_per_epoch: optimizer steps of an epoch.
+        epochs: of the run; what would begin later never acts.
+    """
+    acts: dict[int, list[Any]] = {}
+    policies = schedule.get("policies", [])
+    if any("lr_scheduler" in policy for policy in policies):
+        acts.setdefault(0, []).append("the schedule's learning rates")  # the workload's own are off from the start
+    for place, policy in enumerate(policies):
+        kind = policy_kind(policy)
+        name = policy[kind]["instance_name"]
+        component = schedule[KINDS[kind]][name]
+        begin = looks_from(kind, str(component["class"]), timing_of(policy))
+        if begin < epochs:
+            acts.setdefault(begin, []).append({"place": place, "policy": policy, "component": component})
+    return [
+        Intervention(iteration=epoch * steps_per_epoch, action=action_text({"compression": what}))
+        for epoch, what in sorted(acts.items())
+    ]
+
+
+class CompressionFollower:
+    """One configuration's schedule over recorded training."""
+
+    kind = "any"
+    first_stage_only = False
+
+    def __init__(self, config: TrialConfig, facts: Mapping[str, Any]) -> None:
+        self.iteration = 0
+        self._acts: Sequence[Intervention] = interventions_of(
+            schedule_of(config), steps_per_epoch=int(facts["steps_per_epoch"]), epochs=config.epochs
+        )
+
+    def next_action(self) -> int | None:
+        """The iteration of the next intervention; None if there is none."""
+        return next((act.iteration for act in self._acts if act.iteration >= self.iteration), None)
+
+    def advance(self, recorded: Recorded, until: int) -> Intervention | None:
+        for act in self._acts:
+            if self.iteration <= act.iteration < until:
+                self.iteration = act.iteration + 1
+                return act
+        self.iteration = max(self.iteration, until)
+        return None
+
+    def columns(self) -> dict[str, Any]:
+        return dict(METHOD_DEFAULTS)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"iteration": self.iteration}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.iteration = int(state["iteration"])

@@ -1,0 +1,143 @@
+"""The compression schedule that a trial's configuration means, in plain types. Loads no torch.
+
+A configuration says it in up to three ways, which add up: a whole schedule with marked values (``schedule``), one
+sensitivity a layer or automated gradual pruning (``pruning_sensitivities``, ``agp_*``), and distillation
+(``distill_*``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainables.compression.schedule.search_marks import Mark, read_marks
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+
+#: Instance names of what the fields mean.
+PRUNER, GRADUAL, DISTILLER = "sensitivity_pruner", "gradual_pruner", "distiller"
+#: Timing of pruning where nothing is said, as shares of the run's epochs; and every how many epochs.
+START_SHARE, END_SHARE, FREQUENCY = 0.2, 0.6, 1
+
+
+def schedule_of(config: TrialConfig) -> dict[str, Any]:
+    """The schedule as a plain mapping, marks filled in; without policies where the configuration compresses nothing.
+
+    Raises:
+        UserError: the schedule's text cannot be read, or a value is none of its marks.
+    """
+    schedule: dict[str, Any] = {"version": 1}
+    policies: list[dict[str, Any]] = []
+    if config.schedule is not None:
+        filled = filled_schedule(config.schedule, config.schedule_values or ())
+        policies += filled.pop("policies", [])
+        schedule.update(filled)
+    start, end = pruning_epochs(config)
+    timing = {"starting_epoch": start, "ending_epoch": end, "frequency": config.pruning_frequency or FREQUENCY}
+    if config.pruning_sensitivities is not None:
+        values = {name: value for name, value in _numbers(config.pruning_sensitivities).items() if value > 0}
+        if values:
+            _add(schedule, "pruners", PRUNER, {"class": "SensitivityPruner", "sensitivities": values})
+            policies.append({"pruner": {"instance_name": PRUNER}, **timing})
+    if config.agp_final_sparsity is not None:
+        initial = min(config.agp_initial_sparsity or 0.0, config.agp_final_sparsity)
+        arguments = {
+            "class": "AutomatedGradualPruner",
+            "initial_sparsity": initial,
+            "final_sparsity": config.agp_final_sparsity,
+            "weights": list(config.agp_weights or ()),
+        }
+        if end - start <= timing["frequency"]:
+            raise UserError(
+                "automated gradual pruning needs two active epochs: pruning_end_epoch must be above "
+                f"pruning_start_epoch + pruning_frequency, got {start} to {end} with frequency {timing['frequency']}"
+            )
+        if config.agp_final_sparsity > initial:
+            _add(schedule, "pruners", GRADUAL, arguments)
+            policies.append({"pruner": {"instance_name": GRADUAL}, **timing})
+    if config.distill_weight is not None or config.distill_teacher is not None:
+        weight = 0.5 if config.distill_weight is None else config.distill_weight
+        arguments = {
+            "class": "KnowledgeDistillation",
+            "temperature": config.distill_temperature or 1.0,
+            "distill_weight": weight,
+            "student_weight": round(1.0 - weight, 9),
+        }
+        for name, value in (("teacher", config.distill_teacher), ("checkpoint", config.distill_checkpoint)):
+            if value is not None:
+                arguments[name] = value
+        begin = config.distill_start_epoch or 0
+        if weight > 0 and begin < config.epochs:
+            _add(schedule, "distillers", DISTILLER, arguments)
+            policies.append(
+                {
+                    "distiller": {"instance_name": DISTILLER},
+                    "starting_epoch": begin,
+                    "ending_epoch": config.epochs,
+                    "frequency": 1,
+                }
+            )
+    return {**schedule, "policies": policies}
+
+
+def pruning_epochs(config: TrialConfig) -> tuple[int, int]:
+    """First epoch of pruning and the epoch after its last, as the configuration says or by default."""
+    start = config.pruning_start_epoch
+    if start is None:
+        start = min(config.epochs - 1, int(START_SHARE * config.epochs))
+    end = config.pruning_end_epoch
+    if end is None:
+        end = max(start + 1, int(END_SHARE * config.epochs))
+    return start, max(start + 1, end)
+
+
+def filled_schedule(text: str, values: tuple[str, ...]) -> dict[str, Any]:
+    """A schedule's text as a plain mapping, its marked values filled in.
+
+    Args:
+        text: YAML.
+        values: texts NAME=VALUE of its marks; a mark without one takes the middle of its range.
+
+    Raises:
+        UserError: a value of no mark, or text that cannot be read.
+    """
+    marked = read_marks(text)
+    given: dict[str, Any] = {}
+    for item in values:
+        name, _, value = item.rpartition("=")
+        if name not in marked.marks:
+            raise UserError(f"schedule_values has {name!r}, which is no marked value of the schedule: "
+                            f"{', '.join(marked.marks) or 'it has none'}")  # fmt: skip
+        given[name] = _read(marked.marks[name], value)
+    return dict(marked.fill({**marked.middles(), **given}))
+
+
+def _read(mark: Mark, text: str) -> Any:
+    """A mark's value from text; what is none stays text, which the mark then refuses."""
+    if mark.choices is not None:
+        return next((choice for choice in mark.choices if str(choice) == text), text)
+    try:
+        return int(text) if mark.integer else float(text)
+    except ValueError:
+        return text
+
+
+def _numbers(texts: tuple[str, ...]) -> dict[str, float]:
+    found = {}
+    for text in texts:
+        name, separator, value = text.rpartition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            separator = ""
+        if not separator or not found[name] >= 0:
+            raise UserError(f"pruning_sensitivities must be texts NAME=NUMBER with numbers >= 0, got {text!r}")
+    return found
+
+
+def _add(schedule: dict[str, Any], section: str, name: str, component: Mapping[str, Any]) -> None:
+    section_of = dict(schedule.get(section, {}))
+    if name in section_of:
+        raise UserError(f"the schedule has {section}.{name} already: rename it, for the search adds one of that name")
+    section_of[name] = dict(component)
+    schedule[section] = section_of

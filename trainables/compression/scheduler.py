@@ -1,0 +1,384 @@
+"""The compression scheduler: a schedule's policies, driven by the callbacks of a training loop.
+
+The loop's order:
+
+    scheduler = CompressionScheduler.from_file(model, optimizer, "schedule.yaml")
+    for epoch in range(epochs):
+        scheduler.on_epoch_begin(epoch)
+        for minibatch, (inputs, labels) in enumerate(batches):
+            scheduler.on_minibatch_begin(epoch, minibatch, len(batches))
+            loss = criterion(model(inputs), labels)
+            loss = scheduler.before_backward_pass(epoch, minibatch, len(batches), loss)
+            optimizer.zero_grad(); loss.backward()
+            scheduler.before_parameter_optimization(epoch, minibatch, len(batches))
+            optimizer.step()
+            scheduler.on_minibatch_end(epoch, minibatch, len(batches))
+        validate()
+        scheduler.on_epoch_end(epoch, metrics={"min": validation_loss, "max": accuracy})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from trainables.compression.distillation import KnowledgeDistillationPolicy
+from trainables.compression.masks import Masks
+from trainables.compression.policies import (
+    DistillationPolicy,
+    Policy,
+    PruningPolicy,
+    QuantizationPolicy,
+    Training,
+    first_inputs,
+)
+from trainables.compression.schedule import Schedule, read_schedule
+from trainables.compression.timing import Moment, Timing
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(kw_only=True)
+class Scheduled:
+    """A policy and its time."""
+
+    policy: Policy
+    timing: Timing
+    component: str | None = None
+    """Name of its component, if that has memory."""
+    is_looking: bool = False
+    """Whether its component sees the training now."""
+    has_acted: bool = False
+    """Whether it was active, or its component has looked, in any epoch so far."""
+
+    def looks_in(self, epoch: int) -> bool:
+        """Whether its component looks at the training in an epoch."""
+        begin = max(0, self.timing.starting_epoch - self.policy.epochs_before)
+        if isinstance(self.policy, DistillationPolicy):
+            return self.timing.is_active(epoch)
+        return begin <= epoch <= self.timing.last_epoch
+
+
+class CompressionScheduler:
+    """Policies over the epochs of one training run.
+
+    Args:
+        model: what is trained.
+        optimizer: its optimizer; needed for learning rates, learned quantization and thinning.
+        example: runs a model on a batch; needed where batch norms are folded before ranking.
+        before_change: called once, before anything of the model is changed or hooked into.
+        model_changed: called after modules or shapes have changed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        example: Callable[[nn.Module], object] | None = None,
+        before_change: Callable[[], None] | None = None,
+        model_changed: Callable[[], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.masks = Masks(model)
+        self.policies: list[Scheduled] = []
+        self._before_change = before_change
+        self._told = model_changed
+        self._training = Training(
+            model=model,
+            masks=self.masks,
+            optimizer=optimizer,
+            example=example,
+            model_changed=self._model_changed,
+        )
+        self._components: dict[str, Any] = {}
+        self._open: int | None = None
+        self._input_hook: RemovableHandle | None = None
+
+    @classmethod
+    def from_file(cls, model: nn.Module, optimizer: Optimizer, path: str | Path, **more: Any) -> Self:
+        """A scheduler of the schedule in a YAML file; see `from_schedule`."""
+        return cls.from_schedule(model, optimizer, Path(path), **more)
+
+    @classmethod
+    def from_schedule(
+        cls,
+        model: nn.Module,
+        optimizer: Optimizer,
+        schedule: Schedule | Mapping[str, Any] | str | Path,
+        *,
+        seed: int = 0,
+        compatible: bool = False,
+        make_model: Callable[[], nn.Module] | None = None,
+        base_lrs: Sequence[float] | None = None,
+        example: Callable[[nn.Module], object] | None = None,
+        before_change: Callable[[], None] | None = None,
+        model_changed: Callable[[], None] | None = None,
+    ) -> Self:
+        """A scheduler of a schedule.
+
+        Args:
+            model: what is trained.
+            optimizer: its optimizer.
+            schedule: as `read_schedule` gives or takes it.
+            seed: of what is drawn at random.
+            compatible: accept what the original silently accepted, with a warning for each.
+            make_model: another model of this architecture, for a teacher that is like the student.
+            base_lrs: learning rate of each parameter group that schedules begin from; as they are now if not given.
+            example, before_change, model_changed: see the class.
+
+        Raises:
+            UserError: the schedule is wrong, or names what the model does not have.
+        """
+        from trainables.compression.building import add_policies
+
+        read = schedule if isinstance(schedule, Schedule) else read_schedule(schedule, compatible=compatible)
+        scheduler = cls(
+            model, optimizer, example=example, before_change=before_change, model_changed=model_changed
+        )  # fmt: skip
+        add_policies(
+            scheduler, read, seed=seed, compatible=compatible, make_model=make_model, base_lrs=base_lrs
+        )  # fmt: skip
+        return scheduler
+
+    def add_policy(
+        self,
+        policy: Policy | KnowledgeDistillationPolicy,
+        epochs: Sequence[int] | None = None,
+        starting_epoch: int = 0,
+        ending_epoch: int = 1,
+        frequency: int = 1,
+        component: str | None = None,
+    ) -> None:
+        """Schedule a policy in the given epochs, or every ``frequency`` of [starting_epoch, ending_epoch).
+
+        ``component`` names what `add_component` was given for it.
+        """
+        if epochs is not None:
+            timing = Timing(epochs=tuple(epochs))
+        else:
+            timing = Timing(starting_epoch=starting_epoch, ending_epoch=ending_epoch, frequency=frequency)
+        if isinstance(policy, KnowledgeDistillationPolicy):
+            made = policy
+            policy = DistillationPolicy(lambda: made)
+        self.policies.append(Scheduled(policy=policy, timing=timing, component=component))
+
+    def add_component(self, name: str, component: Any) -> None:
+        """A component whose memory belongs to the scheduler's state, by a name of its own (section.instance)."""
+        self._components[name] = component
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer."""
+        return self._training.optimizer
+
+    @property
+    def removed(self) -> list[Any]:
+        """What thinning has removed so far."""
+        return self._training.removed
+
+    @property
+    def inputs(self) -> tuple[Any, ...] | None:
+        """Arguments of the model's last forward in an epoch with thinning."""
+        return self._training.inputs
+
+    # --- callbacks --------------------------------------------------------------------------------------------------
+
+    def on_epoch_begin(self, epoch: int, optimizer: Optimizer | None = None, **_: Any) -> None:
+        """A new epoch begins."""
+        self._use(optimizer)
+        self._look(epoch)
+        self._open = epoch
+        for scheduled in self._active(epoch):
+            scheduled.policy.epoch_begin(self._training, Moment(epoch=epoch, timing=scheduled.timing))
+
+    def on_minibatch_begin(
+        self, epoch: int, minibatch_id: int, minibatches_per_epoch: int, optimizer: Optimizer | None = None
+    ) -> None:
+        """The forward pass of a minibatch is about to begin."""
+        self._use(optimizer)
+        if self._open != epoch:
+            self._look(epoch)  # the run was continued in the middle of the epoch
+            self._open = epoch
+        prunes = False
+        for scheduled in self._active(epoch):
+            moment = _moment(epoch, scheduled.timing, minibatch_id, minibatches_per_epoch)
+            scheduled.policy.minibatch_begin(self._training, moment)
+            prunes = prunes or isinstance(scheduled.policy, PruningPolicy)
+        if prunes:
+            self.masks.apply(forward=True)
+
+    def before_backward_pass(
+        self,
+        epoch: int,
+        minibatch_id: int,
+        minibatches_per_epoch: int,
+        loss: Tensor,
+        optimizer: Optimizer | None = None,
+    ) -> Tensor:
+        """The loss that the backward pass begins from: each active policy is given what the one before it returned."""
+        for scheduled in self._active(epoch):
+            loss = scheduled.policy.before_backward(self._training, loss)
+        return loss
+
+    def before_parameter_optimization(
+        self, epoch: int, minibatch_id: int, minibatches_per_epoch: int, optimizer: Optimizer | None = None
+    ) -> None:
+        """Gradients are there, the optimizer is about to step: it changes unmasked weights where copies are kept."""
+        self.masks.restore()
+
+    def on_minibatch_end(
+        self, epoch: int, minibatch_id: int, minibatches_per_epoch: int, optimizer: Optimizer | None = None
+    ) -> None:
+        """The optimizer has stepped. Masks are applied in every epoch, so that they outlive their policies."""
+        self._use(optimizer)
+        self.masks.apply(forward=False)
+        for scheduled in self._active(epoch):
+            moment = _moment(epoch, scheduled.timing, minibatch_id, minibatches_per_epoch)
+            scheduled.policy.minibatch_end(self._training, moment)
+
+    def on_epoch_end(
+        self, epoch: int, optimizer: Optimizer | None = None, metrics: Mapping[str, Any] | None = None
+    ) -> None:
+        """The epoch was evaluated.
+
+        Args:
+            epoch: that ends.
+            optimizer: if not given before.
+            metrics: ``min``, a loss, and ``max``, an accuracy, for a learning rate that follows them.
+        """
+        self._use(optimizer)
+        for scheduled in self._active(epoch):
+            moment = Moment(epoch=epoch, timing=scheduled.timing)
+            scheduled.policy.epoch_end(self._training, moment, metrics or {})
+        if self._input_hook is not None:
+            self._input_hook.remove()
+            self._input_hook = None
+
+    def apply_masks(self) -> None:
+        """Mask the weights now."""
+        self.masks.apply(forward=True)
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Masks, memory of components and policies, what was removed; plain types and tensors.
+
+        The model's own state is the model's. Load this first into a scheduler of a freshly built model, by
+        `make_ready`, then the model's and the optimizer's, then the rest by `load_state_dict`. What has not acted has
+        no state, so that schedules which differ in what comes later can go on from one state.
+        """
+        used = [s.component for s in self.policies if s.has_acted and s.component is not None]
+        return {
+            "masks": self.masks.state_dict(),
+            "components": {name: self._components[name].state_dict() for name in dict.fromkeys(used)},
+            "policies": {str(place): s.policy.state_dict() for place, s in enumerate(self.policies) if s.has_acted},
+            "removed": self.removed,
+        }
+
+    def make_ready(self, state: Mapping[str, Any]) -> None:
+        """Bring the modules of a freshly built model to those of a state: quantizers prepared, structures removed."""
+        prepared = [
+            policy
+            for place, kept in state["policies"].items()
+            if isinstance(policy := self.policies[int(place)].policy, QuantizationPolicy) and kept["prepared"]
+        ]
+        if prepared or state["removed"]:
+            self._change()
+        for policy in prepared:
+            policy.prepare(self._training)
+        if state["removed"]:
+            from trainables.compression.thinning import thin_again
+
+            for record in state["removed"]:
+                thin_again(self.model, record, self.optimizer)
+            self._training.removed = list(state["removed"])
+            self.masks.rebind(self.model)
+            self._model_changed()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; the model has its weights and its structure already."""
+        self.masks.load_state_dict(state["masks"])
+        for name, kept in state["components"].items():
+            self._components[name].load_state_dict(kept)
+        for place, kept in state["policies"].items():
+            self.policies[int(place)].has_acted = True
+            self.policies[int(place)].policy.load_state_dict(kept)
+        self._open = None
+
+    @contextmanager
+    def unhooked(self) -> Iterator[None]:
+        """While the model is copied or run by somebody else: no component sees it."""
+        looking = [scheduled for scheduled in self.policies if scheduled.is_looking]
+        for scheduled in looking:
+            scheduled.policy.look_away()
+        hook, self._input_hook = self._input_hook, None
+        if hook is not None:
+            hook.remove()
+        try:
+            yield
+        finally:
+            for scheduled in looking:
+                scheduled.policy.look(self._training)
+            if hook is not None:
+                self._keep_inputs()
+
+    def close(self) -> None:
+        """See nothing of the model any more."""
+        for scheduled in self.policies:
+            if scheduled.is_looking:
+                scheduled.policy.look_away()
+                scheduled.is_looking = False
+
+    # --- within -----------------------------------------------------------------------------------------------------
+
+    def _active(self, epoch: int) -> list[Scheduled]:
+        return [scheduled for scheduled in self.policies if scheduled.timing.is_active(epoch)]
+
+    def _use(self, optimizer: Optimizer | None) -> None:
+        if optimizer is not None:
+            self._training.optimizer = optimizer
+
+    def _look(self, epoch: int) -> None:
+        """Let the components see the training that are to see this epoch, and no others."""
+        for scheduled in self.policies:
+            looks = scheduled.looks_in(epoch)
+            scheduled.has_acted = scheduled.has_acted or looks
+            if looks:
+                self._change()
+                scheduled.policy.look(self._training)
+            elif scheduled.is_looking:
+                scheduled.policy.look_away()
+            scheduled.is_looking = looks
+        if any(scheduled.policy.wants_inputs for scheduled in self._active(epoch)):
+            self._keep_inputs()
+
+    def _change(self) -> None:
+        if self._before_change is not None:
+            tell, self._before_change = self._before_change, None
+            tell()
+
+    def _model_changed(self) -> None:
+        if self._told is not None:
+            with self.unhooked():
+                self._told()
+
+    def _keep_inputs(self) -> None:
+        def keep(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+            if self.model.training:
+                self._training.inputs = first_inputs(arguments)
+
+        if self._input_hook is None:
+            self._input_hook = self.model.register_forward_pre_hook(keep)
+
+
+def _moment(epoch: int, timing: Timing, minibatch: int, per_epoch: int) -> Moment:
+    return Moment(epoch=epoch, timing=timing, minibatch=minibatch, minibatches_per_epoch=per_epoch)

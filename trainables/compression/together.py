@@ -1,0 +1,103 @@
+"""Gradient-Skip and a compression schedule on one training run."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainables.compression import method as compression
+from trainables.compression.policies import QuantizationPolicy, ThinningPolicy
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.gradskip import method as gradskip
+from trainables.registry import Attached, RunFacts
+
+#: Rules that decide on weights alone: compression does not change what they look at within a step.
+_MODES = ("off", "auto", "manual")
+
+
+class Together(Attached):
+    """Both; Gradient-Skip decides on the weights as the step before left them."""
+
+    def __init__(self, skip: gradskip.AttachedGradientSkip, compress: compression.AttachedCompression) -> None:
+        self.skip = skip
+        self.gradskip = skip.gradskip
+        self.compress = compress
+        self.replaces_schedule = compress.replaces_schedule
+
+    def stop_key(self) -> Hashable:
+        return (self.skip.stop_key(), self.compress.stop_key())
+
+    def begin_step(self, epoch: int, minibatch: int) -> None:
+        self.gradskip.look_ahead()
+        self.compress.begin_step(epoch, minibatch)
+
+    def loss(self, loss: Tensor) -> Tensor:
+        return self.compress.loss(loss)
+
+    def before_optimizer(self) -> None:
+        self.compress.before_optimizer()
+
+    def end_step(self) -> None:
+        self.compress.end_step()
+
+    def end_epoch(self, metrics: Mapping[str, Any]) -> None:
+        self.compress.end_epoch(metrics)
+
+    def events(self) -> list[dict[str, Any]]:
+        return self.skip.events()
+
+    def columns(self) -> dict[str, Any]:
+        return self.skip.columns()
+
+    def measured(self) -> dict[str, Any]:
+        return self.compress.measured()
+
+    def runs_beside(self) -> Sequence[nn.Module]:
+        return self.compress.runs_beside()
+
+    def facts(self) -> dict[str, Any]:
+        return {"gradskip": self.skip.facts(), "compression": self.compress.facts()}
+
+    def state_dict(self) -> dict[str, Any]:
+        # Gradient-Skip's is the optimizer's.
+        return {"followed": {"compression": self.compress.following()}, "carried": self.compress.carried()}
+
+    def carried(self) -> dict[str, Any]:
+        return {**self.skip.carried(), **self.compress.carried()}
+
+    def following(self) -> dict[str, Any]:
+        return {**self.skip.following(), "compression": self.compress.following()}
+
+    def make_ready(self, carried: Mapping[str, Any]) -> None:
+        self.compress.make_ready(carried)
+
+    def go_on(self, followed: Mapping[str, Any], carried: Mapping[str, Any]) -> None:
+        if "machine" in followed:
+            self.skip.go_on({name: followed[name] for name in ("machine", "events")}, carried)
+        self.compress.go_on(followed["compression"], carried)
+
+
+def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Together:
+    """Attach both.
+
+    Raises:
+        UserError: a rule that looks at gradients, or a schedule that changes what the model is made of.
+    """
+    mode = config.gradskip_settings().mode
+    if mode not in _MODES:
+        raise UserError(
+            f"CAC_RULE={mode} can't be combined with compression: its signal would depend on what is pruned in the "
+            "same step; use CAC_RULE=variance or manual stops"
+        )
+    compress = compression.attach(optimizer, config, run)
+    policies = [] if compress.scheduler is None else [scheduled.policy for scheduled in compress.scheduler.policies]
+    if any(isinstance(policy, (QuantizationPolicy, ThinningPolicy)) for policy in policies):
+        raise UserError(
+            "Gradient-Skip can't be combined with quantizers or extensions, which change the layers that it numbers: "
+            "leave them out of the schedule, or search one of the two methods"
+        )
+    return Together(gradskip.attach(optimizer, config, run), compress)
