@@ -27,7 +27,7 @@ def wide(x: Tensor) -> Tensor:
 def unit_levels(r: Tensor, bits: int) -> Tensor:
     """Q_k(r): r in [0, 1] to the nearest of 2^k equally spaced levels (DoReFa-Net, eq. 5)."""
     steps = 2**bits - 1
-    return torch.round(r * steps) / steps
+    return (r * steps).round_().div_(steps)
 
 
 def dorefa_weight(w: Tensor, bits: int) -> Tensor:
@@ -147,8 +147,9 @@ def on_grid(x: Tensor, grid: Grid) -> Tensor:
     """(clamp(round(x / s) + z, q_min, q_max) - z) s; the gradient is 1 in the grid's range, else 0."""
 
     def levels(x: Tensor) -> Tensor:
-        q = torch.clamp(torch.round(wide(x) / grid.step) + grid.zero, grid.q_min, grid.q_max)
-        return ((q - grid.zero) * grid.step).to(x.dtype)
+        # In place from the first new tensor on: activations are large, and each pass over them counts.
+        q = (wide(x) / grid.step).round_().add_(grid.zero).clamp_(grid.q_min, grid.q_max)
+        return q.sub_(grid.zero).mul_(grid.step).to(x.dtype)
 
     values = wide(x.detach())
     return straight_through(x, levels, (values >= grid.low) & (values <= grid.high))

@@ -41,7 +41,7 @@ def test_until_the_epoch_ends_the_model_computes_as_before() -> None:
 
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_a_layer_is_what_integers_compute(per_channel: bool) -> None:
-    """x_q and w_q have 8 bits, b_q has 16; their sum times s_x s_w, on the output's own grid, is what the layer gives."""
+    """x_q and w_q have 8 bits, b_q has 16; their sum times s_x s_w, on the output's own grid, is the output."""
     model = linear()
     weight, bias = model.weight.detach().tolist(), model.bias.detach().tolist()
     quantizer = quantizer_of(bits_accum=16, mode="SYMMETRIC_RESTRICTED", per_channel_wts=per_channel)

@@ -16,6 +16,8 @@ from trainables.compression.component import Quantizer
 from trainables.compression.quantizers import build_quantizer, is_quantized
 from trainables.compression.settings import QUANTIZERS, Settings
 from trainables.errors import UserError
+from trainables.gradskip import optimizers as gradskip
+from trainables.gradskip import settings as gradskip_settings
 from trainables.training.shapes import on_meta
 
 LOW_BITS: dict[str, dict[str, Any]] = {
@@ -419,6 +421,24 @@ def test_hooks_and_transformers_own_shortcut_do_not_pass_by_the_quantized_activa
         layer.eval()(x)
     assert len(seen) == 2
     assert seen[-1].unique().numel() <= 2 ** LOW_BITS[name]["bits_activations"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_skip_stops_a_quantized_layer(name: str) -> None:
+    model = make_model()
+    # Layers 0 and 1 are weight and bias of the convolution; they stop before the third step.
+    settings = gradskip_settings.Settings(stop_layer_num=(1,), stop_layer_itr=(1,))
+    optimizer = gradskip.SGD(model.named_parameters(), lr=0.05, momentum=0.9, settings=settings, model=model)
+    weight, last = model.conv.weight, model.fc.weight
+    quantizer = build_quantizer("q", settings_of(name))
+    quantizer.prepare(model, optimizer)
+    moved = []
+    for batch in batches():
+        before = weight.detach().clone(), last.detach().clone()
+        step(model, optimizer, batch)
+        moved.append((not torch.equal(weight, before[0]), not torch.equal(last, before[1])))
+    assert moved == [(True, True), (True, True), (False, True), (False, True)]
+    assert not weight.requires_grad
 
 
 def test_learned_clips_join_the_optimizer_with_the_options_of_its_first_group() -> None:
