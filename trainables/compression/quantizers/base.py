@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from trainables.compression.component import Quantizer
 from trainables.compression.quantizers.module import (
     Quantization,
+    can_be_quantized,
     is_quantized,
     model_options,
     quantize_output,
@@ -68,12 +69,22 @@ class ModelQuantizer(Quantizer):
         names = {module: name for name, module in model.named_modules()}
         for module, bits in plan.items():
             for what, number in self._used(module, bits).items():
-                if number is not None and number < self.least_bits(what):
-                    raise UserError(
-                        f"bits of {what} of quantizer {self.name} must be at least {self.least_bits(what)} (one is the "
-                        f"sign's), got {number} for {names[module] or 'the model'}"
-                    )
+                if number is not None:
+                    self._check(names[module] or "the model", module, what, number)
         return plan
+
+    def _check(self, name: str, module: nn.Module, what: str, bits: int) -> None:
+        if bits < self.least_bits(what):
+            raise UserError(
+                f"bits of {what} of quantizer {self.name} must be at least {self.least_bits(what)} "
+                f"(one is the sign's), got {bits} for {name}"
+            )
+        parameter = {"weights": "weight", "bias": "bias"}.get(what)
+        if parameter is not None and not can_be_quantized(module, parameter):
+            raise UserError(
+                f"{parameter} of {name} must be a parameter to be quantized, got one that a hook computes: use "
+                "torch.nn.utils.parametrizations instead of torch.nn.utils.weight_norm or spectral_norm"
+            )
 
     def _used(self, module: nn.Module, bits: Bits) -> dict[str, int | None]:
         """Of the bits those that the module has something for."""
@@ -89,8 +100,12 @@ class ModelQuantizer(Quantizer):
     def prepare(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         """Change the model's modules in place; learned parameters join the optimizer, if there is one.
 
+        Parameters stay the same objects, but their names in the model and their order there change: an optimizer whose
+        state is to be loaded must have been built before, as the one that was saved.
+
         Raises:
-            UserError: the model is quantized already; overrides or bits do not fit it.
+            UserError: the model is quantized already; overrides or bits do not fit it; a hook computes a weight. The
+                model is as it was then.
         """
         if is_quantized(model):
             raise UserError(f"a model must be quantized once, got a quantized one for quantizer {self.name}")
@@ -115,15 +130,18 @@ class ModelQuantizer(Quantizer):
             quantize_output(module, self.activation_quantization(number, options))
 
     def _warn_of_nothing(self, model: nn.Module, plan: Mapping[nn.Module, Bits]) -> None:
-        if not is_quantized(model):
-            warnings.warn(f"quantizer {self.name} quantizes nothing: every number of bits is 32 or null", stacklevel=3)
-        elif not any(isinstance(module, self.activation_kinds) for module in plan) and any(
-            bits.activations is not None for bits in plan.values()
-        ):
+        wants_activations = any(bits.activations is not None for bits in plan.values())
+        if wants_activations and not any(isinstance(module, self.activation_kinds) for module in plan):
             kinds = ", ".join(kind.__name__ for kind in self.activation_kinds)
             warnings.warn(
                 f"quantizer {self.name} quantizes no activations, for no module is one of {kinds}; functions such as "
                 "F.relu cannot be seen: use modules in their place",
+                stacklevel=3,
+            )
+        elif not is_quantized(model):
+            warnings.warn(
+                f"quantizer {self.name} quantizes nothing: every number of bits is 32 or null, or for what the model "
+                "does not have",
                 stacklevel=3,
             )
 

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from trainables.errors import UserError
-
 OUTPUT = "quantized_output"
 INPUT = "quantized_input"
 
@@ -38,17 +36,13 @@ def is_quantized(model: nn.Module) -> bool:
     return any(isinstance(module, Quantization) for module in model.modules())
 
 
-def quantize_parameter(layer: nn.Module, name: str, quantization: Quantization) -> None:
-    """Compute with a quantized parameter; the parameter itself stays the same object, under ``parametrizations``.
+def can_be_quantized(layer: nn.Module, name: str) -> bool:
+    """Whether a parameter is one, or parametrized; not what an old-style hook (`torch.nn.utils.weight_norm`) sets."""
+    return name in layer._parameters or parametrize.is_parametrized(layer, name)
 
-    Raises:
-        UserError: the layer has no such parameter, because an old-style hook (weight norm) computes it.
-    """
-    if name not in layer._parameters and not parametrize.is_parametrized(layer, name):
-        raise UserError(
-            f"{name} of {type(layer).__name__} must be a parameter to be quantized, got one that a hook computes: use "
-            "torch.nn.utils.parametrizations instead of torch.nn.utils.weight_norm or spectral_norm"
-        )
+
+def quantize_parameter(layer: nn.Module, name: str, quantization: Quantization) -> None:
+    """Compute with a quantized parameter; the parameter itself stays the same object, under ``parametrizations``."""
     # Shape and dtype stay, so the check with a forward pass of torch's is not needed.
     parametrize.register_parametrization(layer, name, quantization, unsafe=True)
 
