@@ -215,7 +215,6 @@ class _PlateauLR(ScheduleLR):
             "best": float(seen.best),
             "bad_epochs": seen.num_bad_epochs,
             "cooldown": seen.cooldown_counter,
-            "steps": seen.last_epoch,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -224,7 +223,6 @@ class _PlateauLR(ScheduleLR):
         self._scheduler.best = float(state["best"])
         self._scheduler.num_bad_epochs = int(state["bad_epochs"])
         self._scheduler.cooldown_counter = int(state["cooldown"])
-        self._scheduler.last_epoch = int(state["steps"])
 
 
 class _Scratch(Optimizer):

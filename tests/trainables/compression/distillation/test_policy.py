@@ -29,15 +29,17 @@ def network(seed: int, hidden: int = 6) -> nn.Sequential:
 
 
 class Counted(nn.Module):
-    """Counts its calls."""
+    """Counts its calls, and those that autograd records."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
         self.calls = 0
+        self.recorded_calls = 0
 
     def forward(self, *args: Any, **named: Any) -> Any:
         self.calls += 1
+        self.recorded_calls += torch.is_grad_enabled()
         return self.inner(*args, **named)
 
 
@@ -162,6 +164,7 @@ def test_forward_of_an_attached_policy_runs_the_teacher_once() -> None:
     for _ in range(3):
         policy.before_backward(F.cross_entropy(policy.forward(inputs), labels))
     assert teacher.calls == 3
+    assert teacher.recorded_calls == 0
 
 
 def test_forward_outside_of_its_time_is_the_students() -> None:
@@ -239,6 +242,7 @@ def test_two_calls_for_one_loss(attached: bool) -> None:
         "distillation needs a loss made of one call of the student, it was called 2 times since the last loss: call "
         "it in eval mode or without gradients for anything else"
     )
+    assert teacher.calls == 1  # not for a loss that is refused
     policy.before_backward(F.cross_entropy(call(inputs), labels))  # the next step begins anew
 
 
