@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from trainables.compression.names import match_names, plain_name
+from trainables.compression.schedule.matching import match_modules
 from trainables.compression.settings.quantizers import Overrides
 from trainables.errors import UserError
 
@@ -46,32 +44,11 @@ def make_bits(weights: int | None, bias: int | None, activations: int | None) ->
     return Bits(weights=found[0], bias=found[1], activations=found[2])
 
 
-def match_modules(pattern: str, known: Sequence[str]) -> tuple[str, ...]:
-    """The modules that a pattern of ``overrides`` means: `match_names`, or what published schedules write.
-
-    An exact name, a glob and ``re:`` come first; what matches nothing so is tried as a regular expression for whole
-    names (``layer[12].*conv.``, ``.*downsample.*``).
-
-    Raises:
-        UserError: neither matches.
-    """
-    try:
-        return match_names(pattern, known, "module")
-    except UserError:
-        try:
-            expression = re.compile(pattern)
-        except re.error:
-            expression = None
-        matches = tuple(n for n in known if expression is not None and expression.fullmatch(plain_name(n)))
-        if not matches:
-            raise
-        return matches
-
-
 def plan_bits(model: nn.Module, default: Bits, overrides: dict[str, Overrides]) -> dict[nn.Module, Bits]:
     """Bits of each module of the model, in its order; a module with several names once.
 
-    The first pattern that matches a module counts; a key that is absent in it inherits the default.
+    The first pattern that matches a module counts; a key that is absent in it inherits the default. What a pattern
+    means is what checking a schedule says it means, `match_modules`.
 
     Args:
         model: as built; the root itself has no name, so that no pattern means it.

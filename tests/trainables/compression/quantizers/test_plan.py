@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from trainables.compression.quantizers.plan import Bits, make_bits, match_modules, plan_bits
+from trainables.compression.quantizers.plan import Bits, make_bits, plan_bits
+from trainables.compression.schedule.matching import match_modules
 from trainables.compression.settings.quantizers import DorefaQuantizer
 from trainables.errors import UserError
 
