@@ -20,8 +20,10 @@ from trainables.compression.settings.pruners import AutomatedGradualPruner, Spar
 
 #: Least and greatest share of elements or structures that a pruner plans; None: the data decides.
 Share = tuple[float, float] | None
-#: Rows that are not neighbours are one from so many on.
-LEAST_SPACED = 3
+#: Epochs that repeat themselves with a period are one row for each kind from so many repetitions on.
+LEAST_PERIODS = 3
+#: Longest period that is looked for, in epochs.
+LONGEST_PERIOD = 12
 
 
 def agp_share(initial: float, final: float, progress: float) -> float:
@@ -69,6 +71,10 @@ class Row:
         return f"{self.first}-{self.last}" + (f" every {self.every}" if self.every > 1 else "")
 
 
+#: What acts in an epoch, and the total.
+_Content = tuple[tuple[Act, ...], float | None]
+
+
 def planned_share(component: Component, policy: Policy, epoch: int) -> Share:
     """What a pruner plans in an active epoch of its policy; None: the data decides.
 
@@ -102,12 +108,12 @@ def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = Non
         resolved: the schedule in a model, for the totals.
 
     Returns:
-        By first epoch. Neighbours with equal contents are one row, and so are equal ones at equal distances, at least
-        `LEAST_SPACED`.
+        Rows of equal neighbours, or of equal epochs at equal distances (the same every second epoch, at least
+        `LEAST_PERIODS` times).
     """
     schedule = schedule if resolved is None else resolved.schedule
     tally = None if resolved is None else _Tally(resolved)
-    contents: dict[int, tuple[tuple[Act, ...], float | None]] = {}
+    contents: list[_Content | None] = []
     for epoch in range(epochs):
         acts = []
         for policy in schedule.policies:
@@ -119,8 +125,7 @@ def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = Non
             acts.append(Act(kind=policy.kind, name=policy.instance_name, share=share))
             if prunes and tally is not None:
                 tally.prune(component, policy, epoch)
-        if acts:
-            contents[epoch] = tuple(acts), None if tally is None else tally.share()
+        contents.append((tuple(acts), None if tally is None else tally.share()) if acts else None)
     return _folded(contents)
 
 
@@ -169,24 +174,38 @@ class _Tally:
         return sum(self._pruned.values()) / sum(self._sizes.values())
 
 
-def _folded(contents: Mapping[int, tuple[tuple[Act, ...], float | None]]) -> list[Row]:
-    rows, taken = [], set[int]()
-    places: dict[tuple[tuple[Act, ...], float | None], list[int]] = {}
-    for epoch, content in contents.items():
-        places.setdefault(content, []).append(epoch)
-    for epoch, content in contents.items():
-        if epoch in taken:
-            continue
-        left = [other for other in places[content] if other > epoch and other not in taken]
-        every = left[0] - epoch if left else 1
-        last = epoch
-        while contents.get(last + every) == content and last + every not in taken:
-            last += every
-        if every > 1 and last - epoch < every * (LEAST_SPACED - 1):
-            every, last = 1, epoch
-        taken.update(range(epoch, last + 1, every))
-        rows.append(Row(first=epoch, last=last, every=every, acts=content[0], total=content[1]))
+def _folded(contents: Sequence[_Content | None]) -> list[Row]:
+    """One row for each stretch of equal epochs, and one for each kind of epoch in a stretch that repeats itself.
+
+    Args:
+        contents: of each epoch; None where nothing acts.
+    """
+    rows: list[Row] = []
+    epoch = 0
+    while epoch < len(contents):
+        period, end = _stretch(contents, epoch)
+        for first in range(epoch, epoch + period):
+            content = contents[first]
+            if content is not None:
+                last = first + (end - 1 - first) // period * period
+                rows.append(Row(first=first, last=last, every=period, acts=content[0], total=content[1]))
+        epoch = end
     return rows
+
+
+def _stretch(contents: Sequence[_Content | None], start: int) -> tuple[int, int]:
+    """The shortest period with which the epochs from a first one on repeat themselves, and the epoch after the last.
+
+    One that is longer than an epoch counts from `LEAST_PERIODS` repetitions on.
+    """
+    for period in range(1, LONGEST_PERIOD + 1):
+        end = start + period
+        while end < len(contents) and contents[end] == contents[end - period]:
+            end += 1
+        least = 2 if period == 1 else (LEAST_PERIODS - 1) * period + 1  # the last repetition has begun
+        if end - start >= least:
+            return period, end
+    return 1, start + 1
 
 
 def table_cells(rows: Sequence[Row], *, with_totals: bool) -> list[list[str]]:

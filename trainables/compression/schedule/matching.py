@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainables.compression.names import match_names
+from trainables.compression.names import match_names, plain_name
 from trainables.compression.schedule.parts import Component, Schedule
 from trainables.compression.schedule.policies import KINDS, PrunerArgs
 from trainables.compression.schedule.problems import Findings, Path
@@ -129,7 +129,7 @@ def match_modules(pattern: str, known: Sequence[str]) -> tuple[str, ...]:
         return match_names(pattern, known, "module")
     except UserError as error:
         try:
-            found = tuple(name for name in known if re.fullmatch(pattern, name))
+            found = tuple(name for name in known if re.fullmatch(pattern, plain_name(name)))
         except re.error:
             found = ()
         if not found:

@@ -59,6 +59,8 @@ def validated(model: type[S], given: Mapping[str, Any], path: Path, findings: Fi
                 for other, given in misspelt.items()
             ):
                 continue  # said already: the misspelt one is meant to be it
+            if found["type"] == "too_short" and any(other[: len(loc)] == loc != other for other, _ in errors):
+                continue  # it has entries, wrong ones
             findings.error((*path, *loc), _said(found, model, loc))
         return None
 

@@ -1,0 +1,188 @@
+"""The epoch table against published numbers and counts made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainables.compression.schedule import (
+    ModelFacts,
+    Row,
+    epoch_table,
+    planned_share,
+    read_schedule,
+    resolve,
+    table_cells,
+)
+from trainables.compression.schedule.epoch_table import Act
+
+
+def agp(final: float, *weights: str, initial: float = 0.05) -> dict[str, Any]:
+    return {
+        "class": "AutomatedGradualPruner", "initial_sparsity": initial, "final_sparsity": final,
+        "weights": list(weights),
+    }  # fmt: skip
+
+
+def schedule_of(pruners: dict[str, Any], *policies: dict[str, Any], **sections: Any) -> Any:
+    return read_schedule({"version": 1, "pruners": pruners, **sections, "policies": list(policies)})
+
+
+def use(name: str, start: int, end: int, every: int = 1, kind: str = "pruner", **args: Any) -> dict[str, Any]:
+    inner = {"instance_name": name, **({"args": args} if args else {})}
+    return {kind: inner, "starting_epoch": start, "ending_epoch": end, "frequency": every}
+
+
+def test_gradual_pruning_as_published() -> None:
+    schedule = schedule_of({"p": agp(0.8, "w")}, use("p", 0, 10, 2))
+    shares = [planned_share(schedule.pruners["p"], schedule.policies[0], epoch) for epoch in (0, 2, 4, 6, 8)]
+    assert [share and share[0] for share in shares] == pytest.approx([0.05, 0.4836, 0.7063, 0.7883, 0.8], abs=5e-5)
+    assert all(share is not None and share[0] == share[1] for share in shares)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "share"),
+    [
+        ({"class": "SparsityLevelParameterPruner", "levels": {"a": 0.2, "b": 0.7}}, (0.2, 0.7)),
+        ({"class": "L1RankedStructureParameterPruner", "group_type": "Rows", "desired_sparsity": 0.3, "weights": ["a"]},
+         (0.3, 0.3)),
+        ({"class": "BernoulliFilterPruner", "group_type": "3D", "desired_sparsity": 0.1, "weights": ["a"]}, (0.1, 0.1)),
+        ({"class": "RandomLevelStructureParameterPruner", "group_type": "3D", "sparsity_range": [0.1, 0.4],
+          "weights": ["a"]}, (0.1, 0.4)),
+        ({"class": "SensitivityPruner", "sensitivities": {"a": 1}}, None),
+        ({"class": "MagnitudeParameterPruner", "thresholds": {"a": 1}}, None),
+    ],
+)  # fmt: skip
+def test_what_each_kind_of_pruner_plans(arguments: dict[str, Any], share: Any) -> None:
+    schedule = schedule_of({"p": arguments}, use("p", 0, 3))
+    assert planned_share(schedule.pruners["p"], schedule.policies[0], 1) == share
+
+
+def test_a_gradual_ranking_plans_a_growing_share_of_structures() -> None:
+    arguments = agp(0.5, "a", initial=0.1) | {"class": "GradientRankedFilterPruner_AGP", "group_type": "Filters"}
+    schedule = schedule_of({"p": arguments}, use("p", 4, 7))
+    shares = [planned_share(schedule.pruners["p"], schedule.policies[0], epoch) for epoch in (4, 5, 6)]
+    # 0.5 - 0.4 / 8 half way.
+    assert shares == [pytest.approx((0.1, 0.1)), pytest.approx((0.45, 0.45)), (0.5, 0.5)]
+
+
+def test_levels_of_a_policy_count_instead_of_the_pruners() -> None:
+    pruner = {"class": "SparsityLevelParameterPruner", "levels": {"a": 0.2}}
+    schedule = schedule_of({"p": pruner}, use("p", 0, 1), use("p", 1, 2, levels=0.5), use("p", 2, 3, levels={"a": 0.9}))
+    found = [planned_share(schedule.pruners["p"], policy, 0) for policy in schedule.policies]
+    assert found == [(0.2, 0.2), (0.5, 0.5), (0.9, 0.9)]
+
+
+#: AlexNet's weights, as published; biases do not count.
+ALEXNET = {
+    "features.0.weight": (64, 3, 11, 11), "features.3.weight": (192, 64, 5, 5), "features.6.weight": (384, 192, 3, 3),
+    "features.8.weight": (256, 384, 3, 3), "features.10.weight": (256, 256, 3, 3),
+    "classifier.1.weight": (4096, 9216), "classifier.4.weight": (4096, 4096), "classifier.6.weight": (1000, 4096),
+    "classifier.6.bias": (1000,),
+}  # fmt: skip
+
+
+def test_the_published_levels_of_alexnet_prune_what_was_published() -> None:
+    final = {
+        0.62: ["features.module.3.weight"],
+        0.65: ["features.module.6.weight"],
+        0.43: ["features.module.8.weight", "features.module.10.weight"],
+        0.91: ["classifier.1.weight", "classifier.4.weight"],
+        0.75: ["classifier.6.weight"],
+    }
+    pruners = {f"p{number}": agp(share, *weights) for number, (share, weights) in enumerate(final.items())}
+    schedule = schedule_of(pruners, *[use(name, 0, 12, 3) for name in pruners])
+    rows = epoch_table(schedule, 30, resolve(schedule, ModelFacts(parameters=ALEXNET)))
+    assert [row.first for row in rows] == [0, 3, 6, 9]
+    assert rows[-1].total is not None
+    assert round((1 - rows[-1].total) * 61_090_496) == 7_144_049
+    assert f"{100 * rows[-1].total:.5f}" == "88.30579"
+
+
+FACTS = ModelFacts(parameters={"a": (10, 10), "b": (5, 4, 5), "bias": (7,)})
+LEVEL = {"class": "SparsityLevelParameterPruner", "levels": {"a": 0.255}}
+
+
+def totals(schedule: Any, epochs: int) -> list[float | None]:
+    return [row.total for row in epoch_table(schedule, epochs, resolve(schedule, FACTS))]
+
+
+def test_totals_count_whole_elements_of_weights_and_outlive_the_policy() -> None:
+    other = {"other": {"class": "L1Regularizer", "reg_regims": {"b": 1}}}
+    schedule = schedule_of({"p": LEVEL}, use("p", 1, 2), use("other", 0, 4, kind="regularizer"), regularizers=other)
+    # int(0.255 * 100) of the 200 weights; the regularizer zeroes nothing by plan.
+    assert totals(schedule, 4) == [0.0, 0.125, 0.125]
+    assert table_cells(epoch_table(schedule, 4, resolve(schedule, FACTS)), with_totals=True) == [
+        ["epochs", "acts", "weights pruned"],
+        ["0", "other", "0.00 %"],
+        ["1", "p 0.255, other", "12.50 %"],
+        ["2-3", "other", "12.50 %"],
+    ]
+
+
+def test_a_later_decision_counts_and_data_makes_the_total_unknown() -> None:
+    pruners = {"p": LEVEL, "q": agp(0.8, "*"), "r": {"class": "SensitivityPruner", "sensitivities": {"a": 1}}}
+    schedule = schedule_of(pruners, use("p", 0, 1), use("r", 1, 2), use("q", 2, 6, 3), use("p", 6, 7, levels={"b": 1}))
+    # r's data decides on a until q does; q prunes 5, then 80 of each hundred; then all of b.
+    assert totals(schedule, 7) == [0.125, None, 0.05, 0.8, 0.9]
+    assert totals(schedule_of({"p": LEVEL}, use("p", 0, 1, levels=0.5)), 1) == [0.25]
+
+
+def test_masks_of_a_minibatch_are_not_counted() -> None:
+    assert totals(schedule_of({"p": LEVEL}, use("p", 0, 1, discard_masks_at_minibatch_end=True)), 1) == [None]
+
+
+def folded(*policies: dict[str, Any], epochs: int) -> list[tuple[str, str]]:
+    pruners = {name: {"class": "SensitivityPruner", "sensitivities": {"a": 1}} for name in "xy"}
+    used = {policy["pruner"]["instance_name"] for policy in policies}
+    schedule = schedule_of({name: pruners[name] for name in used}, *policies)
+    return [(epochs, acts) for epochs, acts in table_cells(epoch_table(schedule, epochs), with_totals=False)[1:]]
+
+
+def test_equal_epochs_are_one_row() -> None:
+    assert folded(use("x", 2, 11, 2), epochs=20) == [("2-10 every 2", "x by data")]
+    assert folded(use("x", 2, 11, 2), epochs=9) == [("2-8 every 2", "x by data")]
+    assert folded(use("x", 2, 4), epochs=9) == [("2-3", "x by data")]
+    assert folded(use("x", 3, 4), epochs=9) == [("3", "x by data")]
+    assert folded(use("x", 2, 6, 2), epochs=9) == [("2", "x by data"), ("4", "x by data")]
+    assert folded(use("x", 2, 3), epochs=2) == []
+    assert folded(use("x", 0, 9, 2), use("y", 0, 9), epochs=9) == [
+        ("0-8 every 2", "x by data, y by data"), ("1-7 every 2", "y by data"),
+    ]  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("xy"), st.integers(0, 8), st.integers(1, 15), st.integers(1, 5)),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 30),
+)
+def test_rows_say_each_active_epoch_once(uses: list[tuple[str, int, int, int]], epochs: int) -> None:
+    pruners = {name: {"class": "SensitivityPruner", "sensitivities": {"a": 1}} for name, *_ in uses}
+    schedule = schedule_of(pruners, *[use(name, start, start + span, every) for name, start, span, every in uses])
+    said: dict[int, list[str]] = {}
+    for row in epoch_table(schedule, epochs):
+        for epoch in range(row.first, row.last + 1, row.every):
+            assert epoch not in said
+            said[epoch] = [act.name for act in row.acts]
+    by_hand: dict[int, list[str]] = {}
+    for epoch in range(epochs):
+        acting = [name for name, start, span, every in uses if epoch in range(start, start + span, every)]
+        if acting:
+            by_hand[epoch] = acting
+    assert said == by_hand
+
+
+def test_words_of_a_row() -> None:
+    acts = (
+        Act(kind="pruner", name="p", share=(0.1, 0.25)), Act(kind="pruner", name="q"),
+        Act(kind="lr_scheduler", name="lr"),
+    )  # fmt: skip
+    row = Row(first=1, last=1, every=1, acts=acts, total=None)
+    assert table_cells([row], with_totals=True)[1] == ["1", "p 0.1 to 0.25, q by data, lr", "by data"]
