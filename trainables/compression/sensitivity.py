@@ -1,0 +1,299 @@
+"""Sensitivity analysis: how accuracy falls when one weight alone is pruned, and which sensitivities that suggests.
+
+Shapes and symbols: w a weight of n elements, two dimensions or more; filters are w[i], channels w[:, i].
+    level   share of elements (or filters, channels) that are pruned, in [0, 1]; floor(level * their number), the
+            smallest |w| (mean |w|) of them, ties in the order of their places
+    s       sensitivity: a threshold t = s * std(w), std unbiased, keeps |w| > t (Han et al. 2015)
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from math import floor, isfinite
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from trainables.compression.copies import as_built, evaluating
+from trainables.compression.names import listed
+from trainables.errors import UserError
+from trainables.workloads.base import Workload
+
+Kind = Literal["element", "filter", "channel"]
+
+#: Levels unless others are given.
+LEVELS = tuple(round(0.05 * step, 2) for step in range(20))
+#: Dimensions that a weight must have.
+_LEAST_DIMENSIONS = {"element": 2, "filter": 3, "channel": 3}
+#: What a level times a number may fall short of a whole number by rounding: 0.29 * 100 is 28.999999999999996.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a model is worth."""
+
+    top1: float
+    """Accuracy, in [0, 1]."""
+    top5: float | None = None
+    """Share of samples whose class is among the five best; None where nobody counts it."""
+    loss: float | None = None
+    """Mean loss; None where nobody computes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One weight pruned to one level."""
+
+    parameter: str
+    """Its name, such as ``conv1.weight``."""
+    sparsity: float
+    """The level."""
+    top1: float
+    top5: float | None
+    loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What one weight bears."""
+
+    parameter: str
+    elements: int
+    """Of the weight."""
+    level: float
+    """The largest level up to which no level loses more than is allowed."""
+    top1: float
+    """Accuracy there."""
+    sensitivity: float
+    """s: the threshold s std(w) prunes these weights to that level; 0 for level 0."""
+
+
+def prunable(model: nn.Module, kind: Kind = "element") -> dict[str, nn.Parameter]:
+    """Parameters that can be pruned so, by name as built: two dimensions, or three for filters and channels."""
+    named = {as_built(name): parameter for name, parameter in model.named_parameters()}
+    return {name: p for name, p in named.items() if p.dim() >= _LEAST_DIMENSIONS[kind] and p.numel()}
+
+
+def sensitivity_analysis(
+    model: nn.Module,
+    evaluate: Callable[[nn.Module], Evaluation],
+    *,
+    layers: Sequence[str] | None = None,
+    levels: Sequence[float] | None = None,
+    kind: Kind = "element",
+    on_row: Callable[[Row], None] | None = None,
+) -> list[Row]:
+    """Prune one parameter at a time and evaluate; afterwards the model is as before, bit for bit.
+
+    Args:
+        model: trained.
+        evaluate: of the model as it is; called once for the whole model and once a parameter and level above 0.
+        layers: names or patterns of parameters; None: all that can be pruned.
+        levels: in [0, 1]; None: 0 to 0.95 in steps of 0.05. Level 0, from which a drop is counted, is always there.
+        kind: what is pruned: elements, whole filters or whole channels.
+        on_row: called with each row as it is there.
+
+    Returns:
+        Rows by parameter, in the model's order, and ascending level.
+
+    Raises:
+        UserError: a level out of range, an unknown kind, a name that matches nothing, or no parameter to prune.
+    """
+    if kind not in get_args(Kind):
+        raise UserError(f"kind of a sensitivity analysis must be one of {', '.join(get_args(Kind))}, got {kind!r}")
+    for level in levels or ():
+        if not 0 <= level <= 1:
+            raise UserError(f"levels of a sensitivity analysis must be in [0, 1], got {level}")
+    known = prunable(model, kind)
+    if not known:
+        raise UserError(f"the model has no parameter of at least {_LEAST_DIMENSIONS[kind]} dimensions to prune")
+    chosen = set(known) if layers is None else set(listed(layers, list(known)))
+    ascending = sorted({0.0, *(LEVELS if levels is None else levels)})
+    dense: Evaluation | None = None
+    rows = []
+    for name, parameter in known.items():
+        if name not in chosen:
+            continue
+        smallest = order(parameter, kind)
+        with _restored(parameter):
+            for level in ascending:
+                if level > 0:
+                    _prune(parameter, smallest[: count_at(level, len(smallest))], kind)
+                found = evaluate(model) if level > 0 or dense is None else dense
+                dense = dense or found
+                rows.append(Row(parameter=name, sparsity=level, top1=found.top1, top5=found.top5, loss=found.loss))
+                if on_row is not None:
+                    on_row(rows[-1])
+    return rows
+
+
+@contextmanager
+def _restored(parameter: nn.Parameter) -> Iterator[None]:
+    saved = parameter.detach().clone()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            parameter.copy_(saved)
+
+
+def _prune(parameter: nn.Parameter, numbers: Tensor, kind: Kind) -> None:
+    """Zero elements, filters or channels by their numbers."""
+    with torch.no_grad():
+        if kind == "element":
+            chosen = torch.zeros(parameter.numel(), dtype=torch.bool, device=parameter.device)
+            parameter.masked_fill_(chosen.index_fill_(0, numbers, True).view(parameter.shape), 0)
+        else:
+            parameter.index_fill_(0 if kind == "filter" else 1, numbers, 0)
+
+
+def count_at(level: float, number: int) -> int:
+    """How many of a number a level prunes.
+
+    >>> count_at(0.29, 100), count_at(0.5, 3)
+    (29, 1)
+    """
+    return floor(level * number + _ROUNDING)
+
+
+def order(weight: Tensor, kind: Kind) -> Tensor:
+    """Numbers of elements (of the flattened weight), filters or channels, the smallest first: (n,) int64."""
+    sizes = weight.detach().abs()
+    if kind == "element":
+        sizes = sizes.reshape(-1)
+    else:
+        sizes = (sizes if kind == "filter" else sizes.transpose(0, 1)).flatten(1).mean(1)
+    return sizes.argsort(stable=True)
+
+
+def proposed_sensitivities(rows: Sequence[Row], weights: Mapping[str, Tensor], allowed_drop: float) -> list[Proposal]:
+    """For each parameter the largest level that it bears, and s for it.
+
+    Args:
+        rows: of `sensitivity_analysis`, level 0 among them.
+        weights: the parameters by name, as they were analysed.
+        allowed_drop: of top1, a fraction in [0, 1].
+
+    Raises:
+        UserError: the drop is out of range.
+    """
+    if not 0 <= allowed_drop <= 1:
+        raise UserError(f"the allowed drop must be a fraction in [0, 1], such as 0.005, got {allowed_drop}")
+    by_parameter: dict[str, list[Row]] = {}
+    for row in rows:
+        by_parameter.setdefault(row.parameter, []).append(row)
+    found = []
+    for name, own in by_parameter.items():
+        best = own[0]
+        for row in own:
+            if not own[0].top1 - row.top1 <= allowed_drop + _ROUNDING:  # also where it is not a number
+                break
+            best = row
+        found.append(
+            Proposal(
+                parameter=name,
+                elements=weights[name].numel(),
+                level=best.sparsity,
+                top1=best.top1,
+                sensitivity=sensitivity_at(weights[name], best.sparsity),
+            )
+        )
+    return found
+
+
+def sensitivity_at(weight: Tensor, level: float) -> float:
+    """s with which a threshold s std(w) prunes floor(level n) elements: halfway to the next one, against rounding.
+
+    More are pruned where elements are equal. 0 for a level that prunes nothing, and where std(w) is 0.
+    """
+    pruned = count_at(level, weight.numel())
+    if pruned == 0 or weight.numel() == 1:
+        return 0.0
+    sizes = weight.detach().double().abs().flatten().sort().values
+    threshold = sizes[pruned - 1 : pruned + 1].mean() if pruned < len(sizes) else 1.01 * sizes[-1]
+    deviation = weight.detach().double().std()
+    found = float(threshold / deviation)
+    return found if isfinite(found) else 0.0
+
+
+def block_of(name: str) -> str:
+    """The block that a parameter belongs to: its module up to the first number with something behind it.
+
+    >>> block_of("layer1.0.conv1.weight"), block_of("conv3.weight"), block_of("features.6.weight")
+    ('layer1.0', 'conv3', 'features.6')
+    """
+    parts = name.split(".")[:-1]
+    for place, part in enumerate(parts[:-1]):
+        if part.isdigit():
+            return ".".join(parts[: place + 1])
+    return ".".join(parts)
+
+
+def by_block(proposals: Sequence[Proposal]) -> dict[str, list[Proposal]]:
+    """Proposals by block, both in their order."""
+    blocks: dict[str, list[Proposal]] = {}
+    for proposal in proposals:
+        blocks.setdefault(block_of(proposal.parameter), []).append(proposal)
+    return blocks
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Columns parameter, sparsity, top1, top5, loss; what nobody counted is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["parameter", "sparsity", "top1", "top5", "loss"])
+    for row in rows:
+        numbers = [row.sparsity, row.top1, row.top5, row.loss]
+        writer.writerow([row.parameter, *("" if number is None else f"{number:.6g}" for number in numbers)])
+    return text.getvalue()
+
+
+def pruners_section(proposals: Sequence[Proposal], kind: Kind) -> dict[str, Any]:
+    """A schedule's ``pruners`` with the proposals: one `SensitivityPruner`, or for filters and channels a
+    `L1RankedStructureParameterPruner` for each level. Without what bears no pruning; empty where nothing does."""
+    chosen = [proposal for proposal in proposals if proposal.level > 0]
+    if kind == "element":
+        sensitivities = {p.parameter: round(p.sensitivity, 6) for p in chosen}
+        return {"proposed": {"class": "SensitivityPruner", "sensitivities": sensitivities}} if chosen else {}
+    group_type = {"filter": "Filters", "channel": "Channels"}[kind]
+    return {
+        f"proposed_{100 * level:g}".replace(".", "_"): {
+            "class": "L1RankedStructureParameterPruner",
+            "group_type": group_type,
+            "desired_sparsity": level,
+            "weights": [p.parameter for p in chosen if p.level == level],
+        }
+        for level in sorted({p.level for p in chosen})
+    }
+
+
+def evaluate_workload(
+    workload: Workload, model: nn.Module, split: str, device: Any, *, seed: int = 0, loss_batches: int = 8
+) -> Evaluation:
+    """Top-1 is the workload's accuracy on a split; loss the mean over the first training batches of epoch 0.
+
+    Workloads compute a loss of training batches alone, so the loss is of those, in eval mode and weighted by samples.
+    None of them counts the five best. The model's modes and all generators are as before afterwards.
+
+    Args:
+        workload: what the model was trained on.
+        model: on the device.
+        split: ``validation`` or ``test``.
+        device: as `Workload.evaluate` takes it.
+        seed: of the training batches.
+        loss_batches: how many, >= 0.
+    """
+    with evaluating(model):
+        top1 = float(workload.evaluate(model, split, device))
+        total, samples = torch.zeros((), device=device), 0
+        for batch in islice(workload.train_batches(0, seed), loss_batches):
+            total += len(batch[0]) * workload.loss(model, tuple(tensor.to(device) for tensor in batch))
+            samples += len(batch[0])
+    return Evaluation(top1=top1, loss=float(total) / samples if samples else None)
