@@ -24,9 +24,8 @@ def structure_count(share: float, n: int, group_size: int = 1) -> int:
     >>> [structure_count(0.7, 16), structure_count(0.7, 16, group_size=8), structure_count(1.0, 16)]
     [11, 8, 16]
     """
-    count = int(share * n) // group_size * group_size
-    # A share just below 1 may round up to all.
-    return max(n - group_size, 0) if count == n and share != 1 else count
+    # Rounding cannot make all of a share below 1: s n is then at most the number before n.
+    return int(share * n) // group_size * group_size
 
 
 def kept_after(values: Tensor, count: int) -> Tensor:

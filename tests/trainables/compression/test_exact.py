@@ -41,8 +41,6 @@ def test_bfloat16_is_ranked_by_its_own_values() -> None:
         (0.7, 16, 8, 8),
         (0.4, 16, 8, 0),
         (1.0, 20, 8, 16),
-        # The largest number below 1 times 3 rounds to 3.
-        (math.nextafter(1.0, 0.0), 3, 1, 2),
         (math.nextafter(1.0, 0.0), 1, 1, 0),
     ],
 )
@@ -50,3 +48,8 @@ def test_structures_are_counted_down_to_a_group_and_never_all_unless_asked(
     share: float, n: int, group_size: int, count: int
 ) -> None:
     assert structure_count(share, n, group_size) == count
+
+
+@given(n=st.integers(1, 2**40))
+def test_no_share_below_one_rounds_up_to_all(n: int) -> None:
+    assert structure_count(math.nextafter(1.0, 0.0), n) == n - 1

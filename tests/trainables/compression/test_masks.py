@@ -346,6 +346,34 @@ def test_rebound_to_a_thinned_model_masks_that_no_longer_fit_are_dropped() -> No
     assert model[1].bias.grad.tolist() == [1, 1]
 
 
+def test_rebound_to_a_thinned_model_a_copy_that_no_longer_fits_is_not_put_back() -> None:
+    masks = Masks(line())
+    masks.configure("weight", use_double_copies=True)
+    masks.set("weight", row(1, 0, 1, 0))
+    masks.apply(forward=True)
+    thinned = line([3.0, 4.0])
+    masks.rebind(thinned)
+    masks.restore()
+    assert weights_of(thinned) == [3, 4]
+    assert masks.dense("weight").tolist() == [[3, 4]]
+
+
+def test_a_saved_state_is_not_changed_by_going_on() -> None:
+    model = line()
+    masks = Masks(model)
+    masks.configure("weight", use_double_copies=True)
+    masks.set("weight", row(2, 0, 2, 0))
+    masks.apply(forward=True)
+    state = masks.state_dict()
+    saved = round_trip(state)
+    masks.set("weight", row(0, 0, 3, 0))
+    masks.set("weight", row(0, 1, 1, 1), is_regularization_mask=True)
+    masks.apply(forward=True)
+    masks.restore()
+    masks.release("weight")
+    assert repr(state) == repr(saved)
+
+
 def test_rebound_where_a_parameter_is_gone() -> None:
     masks = Masks(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
     masks.set("1.bias", torch.zeros(2))

@@ -29,7 +29,8 @@ def gradual_share(initial: float, final: float, progress: float) -> float:
     >>> [round(gradual_share(0.05, 0.8, p), 4) for p in (0, 0.25, 0.5, 0.75, 1)]
     [0.05, 0.4836, 0.7063, 0.7883, 0.8]
     """
-    return final + (initial - final) * (1 - progress) ** 3
+    left = (1 - progress) ** 3
+    return left * initial + (1 - left) * final  # exactly both ends at the ends
 
 
 def constant_share(share: float) -> Share:

@@ -95,7 +95,9 @@ class StructuresPruner(Pruner):
 
 
 class NormRankedPruner(StructuresPruner):
-    """Exactly k structures go, those with the smallest mean norm: (sum |w|) / n, or sqrt(sum w^2) / n.
+    """Exactly k structures go, those with the smallest norm: sum |w| (Li et al. 2017, section 3.1), or sqrt(sum w^2).
+
+    All structures of a weight have n elements, so that means rank alike.
 
     Args:
         weights, share: see `StructuresPruner`.
@@ -122,8 +124,7 @@ class NormRankedPruner(StructuresPruner):
         self._generator = generator
 
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:
-        parts = self.structures.split(weight)
-        norms = torch.linalg.vector_norm(parts, self._order, dim=1) / parts.shape[1]
+        norms = torch.linalg.vector_norm(self.structures.split(weight), self._order, dim=1)
         if self._noise:
             # Drawn on the CPU, so that every device ranks alike.
             factors = torch.randn(len(norms), generator=self._generator, dtype=torch.float64)
