@@ -7,10 +7,10 @@ from trainables.errors import unknown_name
 
 #: Stem and one line on each space; the module holds the rest.
 SPACES: dict[str, str] = {
-    "auto_thresholds": "Gradient-Skip in auto mode: the CAC_VAR_* thresholds, timing and braking distance",
+    "auto_thresholds": "Gradient-Skip in auto mode: CAC_VAR_* thresholds, timing, braking distance",
     "braking_distance": "Gradient-Skip in auto mode: the braking distance alone, thresholds held",
     "manual_layers": "Gradient-Skip in manual mode: how many stops, through which layers, when",
-    "stop_rules": "Gradient-Skip's rules against each other (CAC_RULE), each with its own settings",
+    "stop_rules": "Gradient-Skip's rules against each other (CAC_RULE), each with its settings",
     "pruning_sensitivities": "pruning: one sensitivity a layer",
     "pruning_sensitivities_by_block": "pruning: one sensitivity a block of layers",
     "agp": "automated gradual pruning: final sparsity, start, end and frequency",

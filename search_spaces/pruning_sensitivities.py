@@ -15,6 +15,8 @@ from trainables.compression.names import block_of
 
 #: Largest sensitivity of a layer of which nothing is known.
 WIDEST = 1.5
+#: Even a layer that bears nothing alone is pruned a little.
+LEAST = 0.2
 #: A range reaches so far beyond the sensitivity that the layer alone can bear.
 BEYOND = 1.5
 #: Values of a range beside 0.
@@ -39,13 +41,17 @@ def ask(trial: Suggests, context: SpaceContext, groups: Sequence[Sequence[str]])
     """
     found = []
     for group in groups:
-        known = [context.sensitivities.get(name, WIDEST / BEYOND) for name in group]
+        known = [bearable(context, name) for name in group]
         step = max(0.01, round(BEYOND * max(known) / VALUES, 2))
         value = trial.suggest_float(parameter_of(group), 0.0, round(VALUES * step, 6), step=step)
         for name, bears in zip(group, known, strict=True):
-            share = bears / max(known) if max(known) > 0 else 1.0
-            found.append(f"{name}={round(value * share, 4):g}")
+            found.append(f"{name}={round(value * bears / max(known), 4):g}")
     return tuple(found)
+
+
+def bearable(context: SpaceContext, name: str) -> float:
+    """The sensitivity that a layer bears alone; the least that is tried, for retraining mends what pruning does."""
+    return max(LEAST, context.sensitivities.get(name, WIDEST / BEYOND))
 
 
 def parameter_of(group: Sequence[str]) -> str:
@@ -63,7 +69,7 @@ def start_of(context: SpaceContext, groups: Sequence[Sequence[str]]) -> dict[str
     """The same for groups."""
     found = {}
     for group in groups:
-        most = max(context.sensitivities.get(name, WIDEST / BEYOND) for name in group)
+        most = max(bearable(context, name) for name in group)
         step = max(0.01, round(BEYOND * most / VALUES, 2))
         found[parameter_of(group)] = round(VALUES // 3 * step, 6)
     return found

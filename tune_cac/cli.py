@@ -11,11 +11,13 @@ import sys
 from collections.abc import Sequence
 
 from trainables.errors import UserError
+from tune_cac.schedule_command import add_schedule
+from tune_cac.sensitivity_command import add_sensitivity
 
 #: Options of ``search`` that say what is searched; a resumed study has its own.
 _STUDY_FLAGS = (
     "space", "workload", "script", "data", "model", "option", "workers_per_trial", "trials", "epochs", "seed",
-    "allowed_drop", "name", "set", "controls",
+    "allowed_drop", "name", "set", "schedule", "saving", "controls",
 )  # fmt: skip
 
 
@@ -54,6 +56,14 @@ def build_parser() -> argparse.ArgumentParser:
         "--set", action="append", metavar="VARIABLE=VALUE", help="hold a variable that the space does not search, "
         "such as CAC_VAR_START_THR=0.97, in every trial but the baseline; may be repeated",
     )  # fmt: skip
+    search.add_argument(
+        "--schedule", metavar="FILE", help="compression schedule in YAML for the space schedule: values marked "
+        "!search {low: 0.1, high: 0.9} are searched",
+    )  # fmt: skip
+    search.add_argument(
+        "--saving", metavar="WHICH", help="compute that trials are ranked by: training, inference or both (default: "
+        "what the space's methods save)",
+    )  # fmt: skip
     search.add_argument("--allowed-drop", type=float, help="accuracy that may be lost, as a fraction (default: 0.005)")
     search.add_argument("--concurrency", type=int, help="trials at a time (default: what the processors allow)")
     search.add_argument("--cpus-per-trial", type=int, default=1, help="processors a trial (default: 1)")
@@ -91,13 +101,15 @@ def build_parser() -> argparse.ArgumentParser:
     _add_workload_options(trial)
     trial.add_argument("--epochs", type=int, help="epochs (default: the workload's)")
     trial.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
-    trial.add_argument("--method", default="gradskip", help="method (default: gradskip); none is the baseline")
+    trial.add_argument("--method", help="method (default: gradskip, with --schedule compression); none is the baseline")
     trial.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     trial.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     trial.add_argument(
         "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",
         help="a variable, such as CAC_VAR_START_THR=0.97; may be repeated",
     )  # fmt: skip
+    trial.add_argument("--schedule", metavar="FILE", help="a compression schedule to train with")
+    trial.add_argument("--save", metavar="FILE", help="write the trained weights, such as for a teacher")
     trial.set_defaults(run="trial")
 
     confirm = commands.add_parser(
@@ -211,6 +223,9 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     doctor.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     doctor.set_defaults(run="doctor")
+
+    add_schedule(commands, debug)
+    add_sensitivity(commands, debug)
 
     workloads = commands.add_parser("workloads", parents=[debug], help="list the workloads")
     workloads.set_defaults(run="workloads")

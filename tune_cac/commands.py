@@ -21,9 +21,11 @@ from tune_cac.confirm_command import confirm as confirm
 from tune_cac.dashboard_command import dashboard as dashboard
 from tune_cac.doctor_command import doctor as doctor
 from tune_cac.export_command import export as export
-from tune_cac.held import read_assignments
+from tune_cac.held import read_assignments, with_schedule
 from tune_cac.replay_command import replay as replay
 from tune_cac.report_command import report as report
+from tune_cac.schedule_command import schedule_check as schedule_check
+from tune_cac.sensitivity_command import sensitivity as sensitivity
 from tune_cac.showing import answer_of, print_table
 from tune_cac.tree_command import tree as tree
 from tune_cac.workload_arguments import take_script, workload_options
@@ -58,12 +60,18 @@ def search(arguments: argparse.Namespace) -> int:
         given["controls"] = arguments.controls
     if arguments.set is not None:
         given["hold"] = read_assignments(arguments.set)
-    SearchOptions(**how, **given)  # wrong arguments end here, before torch or ray is loaded
+    if arguments.saving is not None:
+        given["saving"] = arguments.saving
+    hold = with_schedule(given.get("hold", {}), arguments.schedule)
+    SearchOptions(**how, **{**given, "hold": hold})  # wrong arguments end here, before torch or ray is loaded
     from tune_cac.searching import resume as resume_study
     from tune_cac.searching import search as search_study
 
     resuming = arguments.resume is not None
-    found = resume_study(arguments.resume, **how) if resuming else search_study(**how, **given)
+    if resuming:
+        found = resume_study(arguments.resume, **how)
+    else:
+        found = search_study(**how, **given, schedule=arguments.schedule)
     if sys.stdout.isatty():
         print()
     if len(found.ranking):
@@ -94,19 +102,22 @@ def _resume_line(folder: Path, arguments: argparse.Namespace) -> str:
 def trial(arguments: argparse.Namespace) -> int:
     """Train one configuration in this process and print a row an epoch."""
     values: dict[str, Any] = {}
-    if arguments.method == "gradskip":
-        values = read_assignments(arguments.assignments)
+    method = arguments.method or ("gradskip" if arguments.schedule is None else "compression")
+    values = read_assignments(arguments.assignments)
+    if method == "none" and (values or arguments.schedule):
+        raise UserError("--set and --schedule need a method that heeds them, got --method none")
+    if arguments.schedule is not None:
+        values |= with_schedule({}, arguments.schedule)
+    if "gradskip" in method.split("+"):
         settings = Settings.from_environment(**{name: value for name, value in values.items() if name in BY_NAME})
         values |= {v.name: getattr(settings, v.field) for v in VARIABLES}
-    elif arguments.assignments:
-        raise UserError(f"--set needs --method gradskip, got --method {arguments.method}")
     options = workload_options(arguments) or ()
     config = TrialConfig(
         workload=arguments.workload,
         workload_options=options,
         epochs=default_epochs(arguments.workload, options) if arguments.epochs is None else arguments.epochs,
         seed=arguments.seed,
-        method=arguments.method,
+        method=method,
         device=arguments.device,
         threads=arguments.threads,
         **values,
@@ -115,31 +126,65 @@ def trial(arguments: argparse.Namespace) -> int:
     from trainables.training.run import TrainingRun
 
     with TrainingRun(config) as run:
-        if config.method == "gradskip":
+        if config.skips_gradients:
             print("  ".join(f"{k}={v}" for k, v in config.gradskip_settings().to_environment().items()))
             _warn_if_never_due(config.gradskip_settings(), run.total_steps)
-        print(f"{'epoch':>6} {'loss':>9} {'accuracy':>9} {'saved':>8} {'stopped':>8} {'time s':>8}")
+        pruned = f" {'sparsity':>9}" if config.compresses else ""
+        print(f"{'epoch':>6} {'loss':>9} {'accuracy':>9} {'saved':>8} {'stopped':>8} {'time s':>8}{pruned}")
         try:
             while not run.finished:
                 row = run.train_epoch()
                 print(
                     f"{row['epoch']:>6} {row['train_loss']:>9.4f} {row['accuracy']:>9.4f} "
                     f"{percent(row['compute_saved']):>8} {row['stopped_through']:>8} {row['train_time_s']:>8.2f}"
+                    + (f" {percent(row['sparsity']):>9}" if config.compresses else "")
                 )
         except TrainingDiverged as error:
             print(f"tune_cac: the trial failed: {error}", file=sys.stderr)
             return 1
+        if arguments.save is not None:
+            _save_weights(run, Path(arguments.save))
     print(
         f"\nvalidation accuracy {row['accuracy']:.4f}"
         + ("\n" if row["test_accuracy"] is None else f", test accuracy {row['test_accuracy']:.4f}\n")
         + f"compute saved {percent(row['compute_saved'])} (backward {percent(row['backward_saved'])}): "
         f"{row['executed_flops'] / 1e9:.2f} of {row['dense_flops'] / 1e9:.2f} GFLOPs executed"
     )
+    if config.compresses:
+        for line in _compressed(row):
+            print(line)
     for event in run.method.events():
         ratio = "" if event["ratio"] is None else f" at variance/peak {event['ratio']:.4f}"
         where = f"stopped through {event['layer']} ({event['name']})"
         print(f"iteration {event['iteration']}: {where}, {event['rule']}{ratio}")
     return 0
+
+
+def _compressed(row: Mapping[str, Any]) -> list[str]:
+    """What compression left, in words."""
+    from analysis.answer import percent
+
+    lines = [
+        f"sparsity {percent(row['sparsity'])} (in whole structures {percent(row['structured_sparsity'])}), inference "
+        f"compute saved {percent(row['inference_saved'])}"
+    ]
+    if row["dense_macs"] is not None:
+        lines.append(
+            f"multiply-adds of a sample: {row['effective_macs'] / 1e6:.3f} of {row['dense_macs'] / 1e6:.3f} million "
+            f"with weights that are not zero; {row['parameters']} parameters"
+        )
+    if row["latency_s"] is not None:
+        lines.append(f"latency of a sample {1000 * row['latency_s']:.2f} ms")
+    return lines
+
+
+def _save_weights(run: Any, file: Path) -> None:
+    import torch
+
+    try:
+        torch.save(run.model.state_dict(), file)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"the weights cannot be written to {file}: {error}") from None
 
 
 def _warn_if_never_due(settings: Settings, total_steps: int) -> None:
@@ -176,8 +221,8 @@ def spaces(arguments: argparse.Namespace) -> int:
     from tune_cac.searching import run_context
 
     context = run_context(config)
-    print(f"{space.name}: {search_spaces.SPACES[space.name]}")
-    print(f"method {space.method}: {METHODS[space.method].description}")
+    print(f"{space.name}: {'; '.join(search_spaces.SPACES[part] for part in search_spaces.parts_of(space.name))}")
+    print(f"method {space.method}: {METHODS[space.method].description}; ranked by {space.saving} compute")
     print(f"on {config.workload} for {config.epochs} epochs, {context.total_steps} steps\n")
     notes = space.notes(context)
     if notes:

@@ -133,7 +133,8 @@ def options_of(
         epochs=info.epochs, seed=info.seed, allowed_drop=info.allowed_drop, concurrency=concurrency,
         cpus_per_trial=base.threads,
         gpus_per_trial=(info.gpus_per_trial or 1.0) if base.device == "cuda" else 0.0,
-        workers_per_trial=info.workers_per_trial, results=child.root.parent, hold=info.hold, sharing=info.sharing,
+        workers_per_trial=info.workers_per_trial, results=child.root.parent, hold=info.hold, saving=info.saving,
+        sharing=info.sharing,
         checkpoint_budget=budget, controls=False,
     )  # fmt: skip
 

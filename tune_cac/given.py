@@ -11,7 +11,8 @@ from optuna.trial import TrialState
 from trainables.errors import TrainingDiverged
 from tune_cac.given_run import GivenRun, as_key
 from tune_cac.progress import SearchProgress
-from tune_cac.searcher import FINISHED, StudySearch, tell_complete
+from tune_cac.searcher import FINISHED, StudySearch
+from tune_cac.telling import tell_complete
 
 
 class GivenSearch(StudySearch):

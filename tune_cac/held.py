@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import search_spaces
@@ -23,9 +25,19 @@ _OPTIONS = {
     "method": "--method of a trial; in a search the space says it",
     "device": "--device of a trial, --gpus-per-trial of a search",
     "threads": "--threads of a trial, --cpus-per-trial of a search",
+    "saving": "--saving of a search",
+    "schedule": "--schedule",
+    "schedule_values": "the space schedule, which searches them",
+    "pruning_sensitivities": "the spaces pruning_sensitivities, or a schedule",
+    "agp_weights": "the space agp, or a schedule",
 }
 #: A run on which no range of a space has only one value.
-_ANY_RUN = SpaceContext(total_steps=300, layer_names=tuple(f"layer{n}" for n in range(12)), unit_ends=(2, 5, 8))
+_ANY_RUN = SpaceContext(
+    total_steps=300,
+    layer_names=tuple(f"layer{n}" for n in range(12)),
+    unit_ends=(2, 5, 8),
+    weight_names=tuple(f"block{n}.weight" for n in range(3)),
+)
 
 
 def read_assignments(texts: Iterable[str]) -> dict[str, Any]:
@@ -69,9 +81,11 @@ def check_hold(space: str, hold: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: an unknown name, a value that is not valid, or a field that the space searches.
     """
-    values = {name: read_value(name, value) for name, value in hold.items()}
+    # A schedule was read from its file.
+    values = {name: value if name == "schedule" else read_value(name, value) for name, value in hold.items()}
     if values:
-        searched = searched_fields(search_spaces.load(space), _ANY_RUN)
+        run = replace(_ANY_RUN, schedule=values.get("schedule"))
+        searched = searched_fields(search_spaces.load(space), run)
         for name in values:
             if name in searched:
                 raise UserError(
@@ -89,6 +103,21 @@ def check_hold_on_run(space: str, hold: Mapping[str, Any], context: SpaceContext
             TrialConfig(method=found.method, **{**values, **hold})
         except UserError as error:
             raise UserError(f"{shown_hold(hold)} can't be held in space {space}: {error}") from None
+
+
+def with_schedule(hold: Mapping[str, Any], file: str | Path | None) -> dict[str, Any]:
+    """What is held, with the text of a schedule's file.
+
+    Raises:
+        UserError: the file cannot be read, or is no schedule.
+    """
+    if file is None:
+        return dict(hold)
+    from trainables.compression.schedule import read_marks
+
+    marked = read_marks(Path(file))
+    marked.read(marked.middles())  # all that is wrong is told with the file's name and lines
+    return {**hold, "schedule": Path(file).read_text(encoding="utf-8")}
 
 
 def with_watch(hold: Mapping[str, Any], context: SpaceContext) -> dict[str, Any]:
@@ -109,4 +138,6 @@ def shown(value: Any) -> str:
     """
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
+    if isinstance(value, str) and "\n" in value:
+        return f"<{len(value.splitlines())} lines>"
     return str(int(value)) if isinstance(value, bool) else str(value)

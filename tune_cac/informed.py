@@ -66,7 +66,11 @@ def informed(context: SpaceContext, trace: RunTrace, configs: Iterable[TrialConf
     laters: list[float] = []
     starts: list[int] = []
     for config in configs:
-        if config.method == "none" or config.gradskip_settings().mode != "auto" or facts_key(config) not in trace.facts:
+        if (
+            not config.skips_gradients
+            or config.gradskip_settings().mode != "auto"
+            or facts_key(config) not in trace.facts
+        ):
             continue
         blueprint = trace.blueprint(config)
         for place, unit in enumerate(blueprint.plan.units[: blueprint.stoppable]):

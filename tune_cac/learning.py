@@ -20,6 +20,7 @@ from trainables.stage_tree.facts import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
 from tune_cac.informed import informed, never_acts, spread_starts
 from tune_cac.recorded_run import of_run
+from tune_cac.seeded_sensitivities import seeded_sensitivities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +37,13 @@ class Learned:
 
     def spread(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Parameters of ``count`` settings whose predicted outcomes differ; fewer or none where nothing is known."""
-        if self.trace is None:
-            return []
+        if self.trace is None or "compression" in self.space.method:
+            return []  # replay predicts Gradient-Skip alone
         return spread_starts(self.space, self.context, self.trace, self.base, self.hold, count, seed)
 
     def does_nothing(self, config: TrialConfig) -> bool:
         """Whether the baseline's run proves that this configuration acts nowhere."""
-        return self.trace is not None and never_acts(config, self.trace)
+        return self.trace is not None and not config.compresses and never_acts(config, self.trace)
 
 
 def learn(
@@ -53,6 +54,7 @@ def learn(
     base: TrialConfig,
     hold: Mapping[str, Any],
     root: str | None,
+    allowed_drop: float = 0.005,
 ) -> Learned:
     """Read the baseline's recorded run. A function of that run alone, so that a resumed search learns the same.
 
@@ -63,11 +65,18 @@ def learn(
         base: config of the baseline.
         hold: fields with one value in every trial.
         root: of the baseline's recorded run; None where it has none.
+        allowed_drop: accuracy that may be lost, a fraction.
     """
     nothing = Learned(space=space, context=context, base=base, hold=hold, trace=None)
     if root is None:
         return nothing
-    configs = typical_configs(space, context, base, hold)
+    if asks_for_sensitivities(space, context):
+        found = seeded_sensitivities(tree, root, base, context.weight_names, allowed_drop)
+        context = replace(context, sensitivities=found)
+        nothing = replace(nothing, context=context)
+    # Gradient-Skip's part: replay knows no other.
+    skipping = [config for config in typical_configs(space, context, base, hold) if config.skips_gradients]
+    configs = [replace(config, method="gradskip") for config in skipping]
     try:
         write_facts(StageStore(tree, root), configs)
         trace = load_trace(tree.parent, root=root)
@@ -76,6 +85,11 @@ def learn(
         warnings.warn(f"nothing was learned from the baseline: {error}", stacklevel=2)
         return nothing
     return Learned(space=space, context=informed(context, trace, configs), base=base, hold=hold, trace=trace)
+
+
+def asks_for_sensitivities(space: Space, context: SpaceContext) -> bool:
+    """Whether a space's ranges depend on what the baseline's layers bear."""
+    return any("pruning_sensitivities" in values for values in corners(space, context))
 
 
 def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:

@@ -12,6 +12,7 @@ from typing import Any
 
 import search_spaces
 from analysis.ranking import check_allowed_drop
+from trainables.config import SAVINGS
 from trainables.errors import UserError, unknown_name
 from trainables.script.placeholders import names
 from trainables.workloads import SCRIPT, check_workload, default_epochs
@@ -85,10 +86,11 @@ class SearchOptions:
     """Whether shorter trainings and random stops are trained beside the trials."""
     hold: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the config that have one value in every trial but the baseline, by name."""
+    saving: str | None = None
+    """Compute that trials are ranked by: ``training``, ``inference`` or ``both``; None for the space's own."""
 
     def __post_init__(self) -> None:
-        if self.space not in search_spaces.SPACES:
-            raise unknown_name("space", self.space, search_spaces.SPACES)
+        space = search_spaces.load(self.space)
         options = read_options(self.workload_options)
         object.__setattr__(self, "workload_options", canonical(options))
         check_workload(self.workload, self.workload_options)
@@ -112,6 +114,9 @@ class SearchOptions:
         object.__setattr__(self, "checkpoint_budget", read_bytes(self.checkpoint_budget))
         if self.is_script and self.epochs is None and "epochs" in names(options["command"]):
             raise UserError("--epochs must be given where the command has {epochs}, got none")
+        if self.saving not in (None, *SAVINGS):
+            raise unknown_name("saving", str(self.saving), SAVINGS)
+        self._check_compression(space)
         if self.is_script or self.workers_per_trial > 1:
             object.__setattr__(self, "sharing", False)  # there is no state of the training that others could take
         object.__setattr__(self, "results", Path(self.results))
@@ -120,6 +125,47 @@ class SearchOptions:
             raise UserError(
                 f"--name must be letters, digits, '.', '_' and '-', beginning with a letter or digit, got {self.name!r}"
             )
+
+    def _check_compression(self, space: search_spaces.Space) -> None:
+        parts = search_spaces.parts_of(self.space)
+        if "schedule" in parts and not self.hold.get("schedule"):
+            raise UserError("space schedule searches a schedule of yours: give its file by --schedule FILE, got none")
+        if self.hold.get("schedule") and not self.compresses:
+            raise UserError(f"--schedule needs a space of compression, such as schedule, got --space {self.space}")
+        if "distillation" in parts and not (self.hold.get("distill_teacher") or self.hold.get("distill_checkpoint")):
+            raise UserError(
+                "space distillation needs a teacher: --set distill_teacher=NAME, --set distill_checkpoint=FILE, or "
+                "both, got neither"
+            )
+        if not self.compresses:
+            return
+        if self.is_script:
+            raise UserError(f"a script compresses by itself: space {self.space} needs a workload, got --script")
+        if self.workers_per_trial > 1:
+            raise UserError(
+                f"space {self.space} trains in one process, got --workers-per-trial {self.workers_per_trial}"
+            )
+
+    @property
+    def compresses(self) -> bool:
+        """Whether a compression schedule is searched."""
+        return "compression" in search_spaces.load(self.space).method
+
+    @property
+    def skips_gradients(self) -> bool:
+        """Whether Gradient-Skip is searched."""
+        return "gradskip" in search_spaces.load(self.space).method
+
+    @property
+    def ranked_by(self) -> str:
+        """Compute that trials are ranked by."""
+        return self.saving or search_spaces.load(self.space).saving
+
+    @property
+    def schedule(self) -> str | None:
+        """Text of the schedule that is searched or held."""
+        found = self.hold.get("schedule")
+        return None if found is None else str(found)
 
     @property
     def budget_bytes(self) -> int:

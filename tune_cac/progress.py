@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from analysis.answer import percent, plural, points, trials_for_trainings
 from analysis.ranking import ROUNDING
 from tune_cac.searcher import StudySearch
+from tune_cac.telling import ranked_saving
 
 
 class SearchProgress(tune.Callback):
@@ -26,6 +27,7 @@ class SearchProgress(tune.Callback):
         finished_before: rows of trials that earlier searches of this study finished, with their trial number.
         to_run: trials that this search runs.
         allowed_drop: what counts for "best so far".
+        saving: compute that trials are ranked by; None for that of training.
         on_result: called after each trial's end (tests use it).
     """
 
@@ -36,11 +38,13 @@ class SearchProgress(tune.Callback):
         finished_before: list[dict[str, Any]],
         to_run: int,
         allowed_drop: float,
+        saving: str | None = None,
         on_result: Callable[[], None] | None = None,
     ) -> None:
         self._searcher = searcher
         self._to_run = to_run
         self._allowed_drop = allowed_drop
+        self._saving = saving
         self._on_result = on_result
         self._rows: list[tuple[int, str, dict[str, Any]]] = [
             (record["trial"], record["role"], record["row"])
@@ -94,7 +98,7 @@ class SearchProgress(tune.Callback):
             self._end_control(f"trial {number}: accuracy {row['accuracy']:.4f}")
             return
         self._rows.append((number, role, row))
-        self._end(f"trial {number}: accuracy {row['accuracy']:.4f}, saved {percent(row['compute_saved'])}")
+        self._end(f"trial {number}: accuracy {row['accuracy']:.4f}, saved {percent(self._saved(row))}")
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """A trial that raised."""
@@ -154,12 +158,15 @@ class SearchProgress(tune.Callback):
         flops = self._spent_flops + sum(search_flops(row) for row in self._live.values())
         return float(flops / baseline["dense_flops"])
 
+    def _saved(self, row: Mapping[str, Any]) -> float:
+        return ranked_saving(row, self._saving)
+
     def _best_so_far(self) -> str:
         baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
         if baseline is None:
             return "no baseline yet"
         within = [
-            (row["compute_saved"], row["accuracy"], -number)
+            (self._saved(row), row["accuracy"], -number)
             for number, _, row in self._rows
             if baseline["accuracy"] - row["accuracy"] <= self._allowed_drop + ROUNDING
         ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,14 @@ from trainables.workloads.options import CACHE_VARIABLE
 from tune_cac.controls import EQUAL_COMPUTE, random_stops, shorter_trainings
 from tune_cac.given_run import GivenRun, as_key
 from tune_cac.learning import Learned, learn
+from tune_cac.telling import saved_of_baseline, tell_complete
+from tune_cac.trial_folder import SPENT, last_checkpoint, last_row, trial_folder_name
 
 #: Ray's word for a search that suggests no more.
 FINISHED: str = Searcher.FINISHED
 _ROW_NAMES = tuple(metric.name for metric in ROW)
-#: Columns that say what was spent on a trial that did not end well.
-_SPENT = ("search_flops", "dense_flops")
 #: Settings that do nothing are passed over so often in a row; then one is tried all the same.
 _MOST_SKIPPED = 50
-#: Violation of a constraint, more than any drop in accuracy is.
-_NEVER = 10.0
 #: Most settings of a study's start that are chosen by replay; at most a third of its trials are.
 _MOST_SPREAD = 10
 
@@ -128,6 +125,11 @@ class StudySearch(OptunaSearch):
                 storage=storage,
             )
             self.study.set_metric_names(list(OBJECTIVES))
+
+    @property
+    def saving(self) -> str | None:
+        """Compute that trials are ranked by; None for that of training."""
+        return self._base.saving
 
     @property
     def study(self) -> optuna.Study:
@@ -238,9 +240,11 @@ class StudySearch(OptunaSearch):
         Args:
             shorter_alone: leave the random stops out, because the best setting is not known yet.
         """
+        if self._base.saving == "inference":
+            return []  # controls save training compute
         wanted = shorter_trainings(self._base)
         best = self._best_saved()
-        if best > EQUAL_COMPUTE and not shorter_alone:
+        if best > EQUAL_COMPUTE and not shorter_alone and self._search_space.method == "gradskip":
             wanted += self._random_stops(best)
         begun = self.begun()
         return [control for control in wanted if control.key not in begun]
@@ -336,8 +340,9 @@ class StudySearch(OptunaSearch):
         if self._learned is None:
             root = next((t.user_attrs["root"] for t in self._baseline_trials() if "root" in t.user_attrs), None)
             self._learned = learn(
-                self._search_space, self._context, self._tree, base=self._base, hold=self._hold, root=root
-            )
+                self._search_space, self._context, self._tree, base=self._base, hold=self._hold, root=root,
+                allowed_drop=self._allowed_drop,
+            )  # fmt: skip
         return self._learned
 
     def _enqueue_spread(self) -> None:
@@ -356,7 +361,7 @@ class StudySearch(OptunaSearch):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Keep what a trial has executed, in case it fails."""
-        self._rows_so_far[trial_id] = {name: result[name] for name in _SPENT if name in result}
+        self._rows_so_far[trial_id] = {name: result[name] for name in SPENT if name in result}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Tell Optuna how a trial ended. A failure is told by `tell_failure`, which knows its message."""
@@ -464,35 +469,6 @@ class StudySearch(OptunaSearch):
         raise RuntimeError("resume this study with: python -m tune_cac search --resume NAME")
 
 
-def tell_complete(
-    study: optuna.Study,
-    trial: optuna.Trial,
-    row: dict[str, Any],
-    baseline: dict[str, Any] | None,
-    allowed_drop: float,
-) -> None:
-    """Tell a finished trial: its objectives, and the drop beyond the allowed one as constraint (<= 0 is feasible).
-
-    A shorter run reports what it saves of its own budget; told is what it saves of the baseline's. A control is never
-    feasible: it is no setting that a sampler could learn from, and good ones would stand where settings should.
-    """
-    if baseline is not None:
-        row = {**row, "compute_saved": saved_of_baseline(row, baseline)}
-    if baseline is not None:
-        excess = baseline["accuracy"] - row["accuracy"] - allowed_drop
-        trial.set_constraint("accuracy_drop", excess if excess > 1e-9 else min(excess, 0.0))
-    if trial.user_attrs.get("role") == "control":
-        trial.set_constraint("control", _NEVER)
-    study.tell(trial, [row[name] for name in OBJECTIVES])
-
-
-def saved_of_baseline(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> float:
-    """What a row saves of the baseline's budget; of its own, where one of them has no FLOPs."""
-    executed, dense = row["executed_flops"], baseline["dense_flops"]
-    own: float = row["compute_saved"]
-    return 1 - executed / dense if executed is not None and dense and row["dense_flops"] != dense else own
-
-
 def _is_shorter(attrs: Mapping[str, Any]) -> bool:
     # A run of another length shares nothing with the others, and the tree stays that of one run.
     return attrs.get("control") == SHORTER
@@ -501,32 +477,6 @@ def _is_shorter(attrs: Mapping[str, Any]) -> bool:
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values in types that JSON gives back, so that a config is the same to Ray, the journal and a resumed search."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def trial_folder_name(number: int) -> str:
-    """Name of a trial's folder in its Ray experiment, by Optuna's trial number."""
-    return f"trial-{number:05d}"
-
-
-def last_checkpoint(trial_folder: Path) -> Path | None:
-    """The newest complete checkpoint that Ray has put into a trial's folder."""
-    from trainables.training.run import CHECKPOINT_FILE
-
-    found = [p for p in trial_folder.glob("checkpoint_*") if (p / CHECKPOINT_FILE).is_file()]
-    return max(found, default=None)
-
-
-def last_row(trial_folder: Path) -> dict[str, Any]:
-    """What a trial that was cut off had executed by the last result that Ray wrote."""
-    try:
-        lines = (trial_folder / "result.json").read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return {}
-    for line in reversed(lines):
-        with suppress(ValueError):  # the last line may be torn
-            row = json.loads(line)
-            return {name: row[name] for name in _SPENT if name in row}
-    return {}
 
 
 def _finite(value: Any) -> bool:

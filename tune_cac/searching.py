@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from trainables.errors import UserError
 from trainables.workloads import SCRIPT, is_factory
 from tune_cac.answering import SearchResult, answer, write_answer
 from tune_cac.decoded_images import keeps_decoded_images
-from tune_cac.held import check_hold_on_run, shown_hold, with_watch
+from tune_cac.held import check_hold_on_run, shown_hold, with_schedule, with_watch
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
 from tune_cac.script_files import check_unchanged, script_identity
 from tune_cac.study import check_writable, find_study, locked, mend_journal, open_study, written
@@ -43,6 +44,8 @@ def search(
     name: str | None = None,
     checkpoint_every_s: float = 60.0,
     hold: Mapping[str, Any] | None = None,
+    schedule: str | Path | None = None,
+    saving: str | None = None,
     sharing: bool = True,
     checkpoint_budget: int | str = DEFAULT_BUDGET,
     controls: bool = True,
@@ -71,6 +74,10 @@ def search(
         checkpoint_every_s: seconds between checkpoints of a running trial, at epoch ends.
         hold: values that every trial but the baseline has, such as ``{"CAC_VAR_START_THR": 0.97}``; they win over what
             the space fixes, and may not be what it searches.
+        schedule: file with a compression schedule, for the space ``schedule``: its values marked ``!search`` are
+            searched.
+        saving: compute that trials are ranked by: ``training``, ``inference`` or the mean of ``both``; None for what
+            the space's methods save.
         sharing: share training prefixes between trials; False trains every trial alone, with equal results.
         checkpoint_budget: most bytes of checkpoints that sharing keeps, a number or text such as ``"20GB"``.
         controls: train beside the ``trials`` what settings have to beat: dense runs of 90 to 50 % of the epochs, and
@@ -93,16 +100,20 @@ def search(
         seed=seed, allowed_drop=allowed_drop,
         concurrency=concurrency, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial,
         workers_per_trial=workers_per_trial, results=Path(results), name=name,
-        checkpoint_every_s=checkpoint_every_s, hold=hold or {}, sharing=sharing,
-        checkpoint_budget=checkpoint_budget, controls=controls,
+        checkpoint_every_s=checkpoint_every_s, hold=with_schedule(hold or {}, schedule), saving=saving,
+        sharing=sharing, checkpoint_budget=checkpoint_budget, controls=controls,
     )  # fmt: skip
     check_gpus(options)
     context = None
-    if options.hold or options.workload_options or is_factory(options.workload):
+    if options.hold or options.workload_options or is_factory(options.workload) or options.compresses:
         # What a user gave is tried before there is a folder.
         context = context_of(_baseline(options, device="cpu"))
-    if options.hold and context is not None and not options.is_script:
-        check_hold_on_run(options.space, options.hold, context)
+    if context is not None and not options.is_script:
+        context = replace(context, schedule=options.schedule)
+        if options.hold:
+            check_hold_on_run(options.space, options.hold, context)
+        if options.compresses:
+            check_schedule(options, context)
     layout = open_study(options)
     with locked(layout):
         info = layout.read_info()
@@ -150,7 +161,7 @@ def resume(
         options = SearchOptions(
             space=info.space, workload=info.workload, workload_options=tuple(info.workload_options),
             workers_per_trial=info.workers_per_trial, trials=max(1, info.trials), epochs=info.epochs, seed=info.seed,
-            allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=cpus_per_trial,
+            allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=cpus_per_trial, saving=info.saving,
             gpus_per_trial=gpus_per_trial, results=Path(results), checkpoint_every_s=checkpoint_every_s, hold=info.hold,
             sharing=info.sharing if sharing is None else sharing, checkpoint_budget=checkpoint_budget,
             controls=info.controls,
@@ -164,6 +175,7 @@ def resume(
 
 def run_context(config: TrialConfig) -> SpaceContext:
     """What a space may ask about a run: its steps and layers. Builds the model once, and tries what a user gave."""
+    from trainables.compression.sizes import weight_layers
     from trainables.gradskip.layers import unit_ends, watch_needed
     from trainables.training.isolation import isolated
     from trainables.workloads import build
@@ -177,7 +189,31 @@ def run_context(config: TrialConfig) -> SpaceContext:
         layer_names=tuple(name for name, _ in model.named_parameters()),
         unit_ends=unit_ends(model),
         watch=watch_needed(list(model.parameters()), model),
+        epochs=config.epochs,
+        weight_names=tuple(weight_layers(model)),
     )
+
+
+def check_schedule(options: SearchOptions, context: SpaceContext) -> None:
+    """Raise UserError for a schedule that does not fit the model, before there is a study.
+
+    Args:
+        options: of the search.
+        context: of the run.
+    """
+    import optuna
+
+    from trainables.compression.building import check_on_model
+    from trainables.compression.from_config import schedule_of
+
+    space = search_spaces.load(options.space)
+    base = _baseline(options, device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a start may lie beside a grid
+        suggested = space.suggest(optuna.trial.FixedTrial(dict(space.start(context))), context)
+    values = {"method": space.method, **suggested, **options.hold}
+    config = TrialConfig.from_mapping({**base.to_dict(), **values})
+    check_on_model(schedule_of(config), base)
 
 
 def context_of(base: TrialConfig) -> SpaceContext:
@@ -202,6 +238,7 @@ def _baseline(options: SearchOptions, *, device: str) -> TrialConfig:
         device=device,
         threads=options.cpus_per_trial,
         workers=options.workers_per_trial,
+        saving=None if options.ranked_by == "training" else options.ranked_by,
     )
 
 
@@ -257,14 +294,14 @@ def make_searcher(
     searcher = kind(
         **{
             "space": search_spaces.load(options.space),
-            "context": context,
+            "context": replace(context, schedule=options.schedule),
             "base": base,
             "journal": layout.journal,
             "allowed_drop": options.allowed_drop,
             "seed": options.seed,
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,
-            "hold": with_watch(options.hold, context),
+            "hold": with_watch(options.hold, context) if options.skips_gradients else dict(options.hold),
             "tree": layout.tree.resolve(),
             "sharing": options.sharing,
             "budget_bytes": options.budget_bytes,
@@ -302,7 +339,9 @@ def _search(layout: Layout, options: SearchOptions, searcher: Any, run_name: str
     from tune_cac.progress import SearchProgress
 
     done = _completed(layout)
-    progress = SearchProgress(searcher, finished_before=done, to_run=to_run, allowed_drop=options.allowed_drop)
+    progress = SearchProgress(
+        searcher, finished_before=done, to_run=to_run, allowed_drop=options.allowed_drop, saving=searcher.saving
+    )  # fmt: skip
     searcher.plan(to_run, controls=options.controls)
     # The searcher ends it before, where fewer controls are wanted.
     train(layout, options, searcher, progress, run_name, to_run + (MOST_CONTROLS if options.controls else 0))
@@ -419,6 +458,6 @@ def _check_resources(options: SearchOptions) -> None:
 
 
 def _trial_name(trial: Any) -> str:
-    from tune_cac.searcher import trial_folder_name
+    from tune_cac.trial_folder import trial_folder_name
 
     return trial_folder_name(trial.config["trial"])

@@ -63,10 +63,11 @@ def open_study(options: SearchOptions) -> Layout:
         gpus_per_trial=options.gpus_per_trial,
         workload_options=list(options.workload_options),
         workers_per_trial=options.workers_per_trial,
+        saving=options.ranked_by,
     )
     if layout.info.exists():
         held = layout.read_info()
-        for field in ("space", "workload", "workload_options", "epochs", "seed", "workers_per_trial"):
+        for field in ("space", "workload", "workload_options", "epochs", "seed", "workers_per_trial", "saving"):
             there, asked = (_what_counts(info, field) for info in (held, wanted))
             if there != asked:
                 raise UserError(

@@ -16,7 +16,7 @@ from trainables.gradskip.settings import BY_NAME
 from tune_cac.cli import main
 
 VALID_VARIABLES = "Valid: " + ", ".join(sorted(BY_NAME))
-VALID_SPACES = "Valid: auto_thresholds, braking_distance, manual_layers, stop_rules"
+VALID_SPACES = f"Valid: {', '.join(sorted(SPACES))}"
 LIST = "must be a comma list of integers >= 0 in strictly ascending order, such as 10,20, got"
 
 
@@ -83,7 +83,10 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ),
         (
             "search --set forward_cache=1",
-            f"unknown setting 'forward_cache': did you mean 'forward_cache_mb'? {VALID_VARIABLES}, forward_cache_mb",
+            f"unknown setting 'forward_cache': did you mean 'forward_cache_mb'? {VALID_VARIABLES}, "
+            "agp_final_sparsity, agp_initial_sparsity, distill_checkpoint, distill_start_epoch, distill_teacher, "
+            "distill_temperature, distill_weight, forward_cache_mb, pruning_end_epoch, pruning_frequency, "
+            "pruning_start_epoch",
         ),
         ("search --set forward_cache_mb=lots", "forward_cache_mb must be an integer >= 0, got 'lots'"),
         ("search --set CAC_WHOLE_UNITS=maybe", "CAC_WHOLE_UNITS must be 0 or 1, got 'maybe'"),
@@ -145,10 +148,13 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             "trial --set CAC_STOP_LAYER_NUM=20 --set CAC_STOP_LAYER_ITR=5",
             "CAC_STOP_LAYER_NUM must be at most 19 (this model has 20 parameters, numbered from 0), got 20",
         ),
-        ("trial --method none --set CAC_VAR_SAMPLES=2", "--set needs --method gradskip, got --method none"),
+        (
+            "trial --method none --set CAC_VAR_SAMPLES=2",
+            "--set and --schedule need a method that heeds them, got --method none",
+        ),
         ("trial --epochs 0", "epochs must be an integer >= 1, got 0"),
         ("trial --workload x", "unknown workload 'x': Valid: digits, images, package.module:function, text"),
-        ("spaces agp", f"unknown space 'agp': {VALID_SPACES}"),
+        ("spaces zzz", f"unknown space 'zzz': {VALID_SPACES}"),
         ("spaces auto_thresholds --epochs 0", "--epochs must be an integer >= 1, got 0"),
         ("rank nothing", "no study 'nothing' in results: there is no study there yet"),
         ("report nothing --results elsewhere", "no study 'nothing' in elsewhere: there is no study there yet"),

@@ -16,7 +16,7 @@ import analysis
 import search_spaces
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
-from tune_cac.searcher import last_checkpoint, last_row
+from tune_cac.trial_folder import last_checkpoint, last_row
 
 
 def test_trial_0_is_the_baseline_and_trial_1_the_scaled_defaults(tmp_path: Path) -> None:

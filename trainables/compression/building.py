@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,8 +28,11 @@ from trainables.compression.schedule import ModelFacts, PrunerArgs, Schedule, re
 from trainables.compression.schedule import Policy as PlannedPolicy
 from trainables.compression.settings.distillers import KnowledgeDistillation
 from trainables.compression.thinning import Kind
+from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training.generators import kept_generators
+from trainables.training.isolation import isolated
+from trainables.workloads import build
 
 if TYPE_CHECKING:
     from trainables.compression.scheduler import CompressionScheduler
@@ -67,6 +70,31 @@ def add_policies(
     for planned in schedule.policies:
         name, policy = _policy(scheduler, schedule, planned, built, seed, make_model, base_lrs)
         scheduler.policies.append(scheduled_of(policy, planned, name))
+
+
+def check_on_model(schedule: Mapping[str, Any], base: TrialConfig) -> None:
+    """Build everything that a schedule describes once, on the model of a run.
+
+    Args:
+        schedule: plain mapping.
+        base: configuration of the run; nothing is trained.
+
+    Raises:
+        UserError: the schedule is wrong, does not fit the model, or its teacher cannot be built.
+    """
+    from trainables.compression.scheduler import CompressionScheduler
+
+    workload = build(base.workload, base.workload_options or ())
+    with isolated(seed=base.seed, threads=base.threads):
+        model = workload.make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scheduler = CompressionScheduler.from_schedule(
+            model, optimizer, schedule, seed=base.seed, make_model=workload.make_model
+        )
+        for scheduled in scheduler.policies:
+            if isinstance(scheduled.policy, DistillationPolicy):
+                scheduled.policy.look(scheduler.training)
+        scheduler.close()
 
 
 def scheduled_of(policy: Policy, planned: PlannedPolicy, component: str | None) -> Any:

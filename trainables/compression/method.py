@@ -87,8 +87,8 @@ class AttachedCompression(Attached):
         return [p.distillation.teacher for p in policies if p.is_active and p.distillation is not None]
 
     def measured(self) -> dict[str, Any]:
-        if self.scheduler is None:
-            return {}
+        if self.scheduler is None or not self.scheduler.has_acted:
+            return {}  # as every run that is not compressed, with which it shares these rows
         model = self._run.model
         with self.scheduler.unhooked():
             if self._macs is None:

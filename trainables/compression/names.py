@@ -58,7 +58,8 @@ def match_names(pattern: str, known: Sequence[str], what: str = "parameter") -> 
         matches = tuple(name for name in known if fnmatchcase(plain_name(name), plain_name(pattern)))
     else:
         wanted = without_parallel(pattern)
-        matches = tuple(name for name in known if without_parallel(name) == wanted)
+        # Few names have such a part: the others are compared as they are.
+        matches = tuple(n for n in known if (n == wanted or "module" in n) and without_parallel(n) == wanted)
         if not matches:
             raise unknown_name(what, pattern, known)
     if not matches:

@@ -92,7 +92,7 @@ class CompressionScheduler:
         self.policies: list[Scheduled] = []
         self._before_change = before_change
         self._told = model_changed
-        self._training = Training(
+        self.training = Training(
             model=model,
             masks=self.masks,
             optimizer=optimizer,
@@ -178,17 +178,22 @@ class CompressionScheduler:
     @property
     def optimizer(self) -> Optimizer | None:
         """The optimizer."""
-        return self._training.optimizer
+        return self.training.optimizer
+
+    @property
+    def has_acted(self) -> bool:
+        """Whether anything was changed or looked at so far."""
+        return any(scheduled.has_acted for scheduled in self.policies)
 
     @property
     def removed(self) -> list[Any]:
         """What thinning has removed so far."""
-        return self._training.removed
+        return self.training.removed
 
     @property
     def inputs(self) -> tuple[Any, ...] | None:
         """Arguments of the model's last forward in an epoch with thinning."""
-        return self._training.inputs
+        return self.training.inputs
 
     # --- callbacks --------------------------------------------------------------------------------------------------
 
@@ -198,7 +203,7 @@ class CompressionScheduler:
         self._look(epoch)
         self._open = epoch
         for scheduled in self._active(epoch):
-            scheduled.policy.epoch_begin(self._training, Moment(epoch=epoch, timing=scheduled.timing))
+            scheduled.policy.epoch_begin(self.training, Moment(epoch=epoch, timing=scheduled.timing))
 
     def on_minibatch_begin(
         self, epoch: int, minibatch_id: int, minibatches_per_epoch: int, optimizer: Optimizer | None = None
@@ -211,7 +216,7 @@ class CompressionScheduler:
         prunes = False
         for scheduled in self._active(epoch):
             moment = _moment(epoch, scheduled.timing, minibatch_id, minibatches_per_epoch)
-            scheduled.policy.minibatch_begin(self._training, moment)
+            scheduled.policy.minibatch_begin(self.training, moment)
             prunes = prunes or isinstance(scheduled.policy, PruningPolicy)
         if prunes:
             self.masks.apply(forward=True)
@@ -226,7 +231,7 @@ class CompressionScheduler:
     ) -> Tensor:
         """The loss that the backward pass begins from: each active policy is given what the one before it returned."""
         for scheduled in self._active(epoch):
-            loss = scheduled.policy.before_backward(self._training, loss)
+            loss = scheduled.policy.before_backward(self.training, loss)
         return loss
 
     def before_parameter_optimization(
@@ -243,7 +248,7 @@ class CompressionScheduler:
         self.masks.apply(forward=False)
         for scheduled in self._active(epoch):
             moment = _moment(epoch, scheduled.timing, minibatch_id, minibatches_per_epoch)
-            scheduled.policy.minibatch_end(self._training, moment)
+            scheduled.policy.minibatch_end(self.training, moment)
 
     def on_epoch_end(
         self, epoch: int, optimizer: Optimizer | None = None, metrics: Mapping[str, Any] | None = None
@@ -258,7 +263,7 @@ class CompressionScheduler:
         self._use(optimizer)
         for scheduled in self._active(epoch):
             moment = Moment(epoch=epoch, timing=scheduled.timing)
-            scheduled.policy.epoch_end(self._training, moment, metrics or {})
+            scheduled.policy.epoch_end(self.training, moment, metrics or {})
         if self._input_hook is not None:
             self._input_hook.remove()
             self._input_hook = None
@@ -294,13 +299,13 @@ class CompressionScheduler:
         if prepared or state["removed"]:
             self._change()
         for policy in prepared:
-            policy.prepare(self._training)
+            policy.prepare(self.training)
         if state["removed"]:
             from trainables.compression.thinning import thin_again
 
             for record in state["removed"]:
                 thin_again(self.model, record, self.optimizer)
-            self._training.removed = list(state["removed"])
+            self.training.removed = list(state["removed"])
             self.masks.rebind(self.model)
             self._model_changed()
 
@@ -327,7 +332,7 @@ class CompressionScheduler:
             yield
         finally:
             for scheduled in looking:
-                scheduled.policy.look(self._training)
+                scheduled.policy.look(self.training)
             if hook is not None:
                 self._keep_inputs()
 
@@ -345,7 +350,7 @@ class CompressionScheduler:
 
     def _use(self, optimizer: Optimizer | None) -> None:
         if optimizer is not None:
-            self._training.optimizer = optimizer
+            self.training.optimizer = optimizer
 
     def _look(self, epoch: int) -> None:
         """Let the components see the training that are to see this epoch, and no others."""
@@ -354,7 +359,7 @@ class CompressionScheduler:
             scheduled.has_acted = scheduled.has_acted or looks
             if looks:
                 self._change()
-                scheduled.policy.look(self._training)
+                scheduled.policy.look(self.training)
             elif scheduled.is_looking:
                 scheduled.policy.look_away()
             scheduled.is_looking = looks
@@ -374,7 +379,7 @@ class CompressionScheduler:
     def _keep_inputs(self) -> None:
         def keep(_: nn.Module, arguments: tuple[Any, ...]) -> None:
             if self.model.training:
-                self._training.inputs = first_inputs(arguments)
+                self.training.inputs = first_inputs(arguments)
 
         if self._input_hook is None:
             self._input_hook = self.model.register_forward_pre_hook(keep)

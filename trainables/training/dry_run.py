@@ -231,7 +231,7 @@ class _TimedRun(TrainingRun):
     def timed_step(self) -> float | None:
         """Train one step, over the ends of epochs; its seconds without counting. None where the run is over."""
         if self.epoch_is_trained:
-            self.skip_evaluation()
+            self.skip_evaluation({"epoch": self.epoch + 1})
             if self.finished:
                 return None
             self.begin_epoch()

@@ -32,7 +32,8 @@ def agp_share(initial: float, final: float, progress: float) -> float:
     >>> round(agp_share(0.05, 0.8, 0.25), 4)
     0.4836
     """
-    return final + (initial - final) * (1 - progress) ** 3
+    left = (1 - progress) ** 3
+    return left * initial + (1 - left) * final  # exactly both ends at the ends
 
 
 @dataclass(frozen=True, kw_only=True)
