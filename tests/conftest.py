@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
@@ -17,36 +16,14 @@ hypothesis.settings.register_profile("tune_cac", deadline=None, derandomize=True
 hypothesis.settings.load_profile("tune_cac")
 
 
-#: Files that start Ray again and again. Two clusters that start at once may choose the same port, so these never run
-#: side by side.
+#: Files that start Ray again and again: they take longest.
 _START_RAY = ("integration/", "trainables/stage_tree/test_coordinator.py")
 
 
-#: One cluster for nearly all of its tests: it need not wait for the others, who take longest together.
-_STARTS_ONE = "integration/test_own_training.py"
-
-
-def _starts_ray(nodeid: str) -> bool:
-    name = nodeid.removeprefix("tests/")
-    return name.startswith(_START_RAY) and not name.startswith(_STARTS_ONE)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several processes (pytest-xdist, ``--dist loadfile``): files stay together, and all those with Ray do."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByFile(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            return "ray" if _starts_ray(nodeid) else str(super()._split_scope(nodeid))
-
-    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """There, those with Ray come first: they take longest."""
+    """With several processes (pytest-xdist) those with Ray come first, so that none of them is left at the end."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not _starts_ray(item.nodeid))
+        items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(_START_RAY))
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import secrets
 import signal
+import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,13 +64,14 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
             sent = {"py_modules": [str(path) for path in modules]} if modules else None
             ray.init(log_to_driver=False, logging_level=logging.CRITICAL, runtime_env=sent)
         elif ours:
-            ray.init(
-                address="local",  # not one that another process has left its address of
-                num_cpus=max(cpus, os.cpu_count() or 1),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.CRITICAL,
-            )
+            with starting_alone():
+                ray.init(
+                    address="local",  # not one that another process has left its address of
+                    num_cpus=max(cpus, os.cpu_count() or 1),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.CRITICAL,
+                )
         # A failed trial is reported in one line; its traceback is in the trial's error.txt.
         logger.setLevel(logging.CRITICAL)
         with _terminate_gracefully():
@@ -81,6 +85,32 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = old
+
+
+@contextmanager
+def starting_alone(*, most_s: float = 120.0) -> Iterator[None]:
+    """While a cluster starts: Ray finds free ports and uses them later, so two that start at once may take the same.
+
+    Args:
+        most_s: seconds after which one starts all the same, for another process may hang in its start.
+    """
+    path = Path(tempfile.gettempdir()) / f"tune_cac-{os.getuid()}-ray.lock"
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:  # somebody else's, or no room: a collision of ports is unlikely enough
+        yield
+        return
+    try:
+        ends = time.monotonic() + most_s
+        while time.monotonic() < ends:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.1)
+        yield
+    finally:
+        os.close(file)
 
 
 @contextmanager

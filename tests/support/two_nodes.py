@@ -9,11 +9,15 @@ import sys
 
 from ray.cluster_utils import Cluster
 
+from tune_cac.cluster import starting_alone
+
 if __name__ == "__main__":
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    with starting_alone():
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
-        cluster.add_node(num_cpus=1)
-        cluster.wait_for_nodes()
+        with starting_alone():
+            cluster.add_node(num_cpus=1)
+            cluster.wait_for_nodes()
         print(cluster.address, flush=True)
         sys.stdin.read()
     finally:
