@@ -39,7 +39,11 @@ def test_frozen_and_keyword_only() -> None:
     ("values", "message"),
     [
         ({"workload": "digit"}, "unknown workload 'digit': did you mean 'digits'? Valid: digits"),
-        ({"method": "gradskp"}, "unknown method 'gradskp': did you mean 'gradskip'? Valid: compression, gradskip, gradskip+compression, none"),
+        (
+            {"method": "gradskp"},
+            "unknown method 'gradskp': did you mean 'gradskip'? Valid: compression, gradskip, gradskip+compression, "
+            "none",
+        ),
         ({"epochs": 0}, "epochs must be an integer >= 1, got 0"),
         ({"epochs": 2.0}, "epochs must be an integer >= 1, got 2.0"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),

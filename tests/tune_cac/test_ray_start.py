@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
+import select
+import subprocess
+import sys
 import time
-from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -12,29 +14,40 @@ import pytest
 from tune_cac.cluster import starting_alone
 
 
-def _start(folder: str, begun: Event, go_on: Event) -> None:
-    import tempfile
+#: Says that it has begun to start, and starts until its input ends.
+STARTS = """
+import sys
+from tune_cac.cluster import starting_alone
+print("there", flush=True)
+with starting_alone():
+    print("begun", flush=True)
+    sys.stdin.read()
+"""
 
-    tempfile.tempdir = folder
-    with starting_alone():
-        begun.set()
-        go_on.wait(30)
+
+def _starts(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )  # fmt: skip
 
 
 def test_two_processes_start_one_after_the_other(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    first, second, go_on = spawn.Event(), spawn.Event(), spawn.Event()
-    one = spawn.Process(target=_start, args=(str(tmp_path), first, go_on))
-    other = spawn.Process(target=_start, args=(str(tmp_path), second, go_on))
-    one.start()
-    assert first.wait(60)
-    other.start()
-    assert not second.wait(3)  # it waits for the first
-    go_on.set()
-    assert second.wait(60)
-    for process in (one, other):
-        process.join(60)
-        assert process.exitcode == 0
+    with _starts(tmp_path) as one, _starts(tmp_path) as other:
+        outputs = [process.stdout for process in (one, other)]
+        for output in outputs:
+            assert output is not None
+            assert output.readline() == "there\n"
+        ready, _, _ = select.select(outputs, [], [], 60)
+        first = ready[0]
+        assert first is not None
+        assert first.readline() == "begun\n"
+        holder, waiter = (one, other) if first is one.stdout else (other, one)
+        assert select.select([waiter.stdout], [], [], 2)[0] == []
+        holder.communicate()  # ends its input
+        assert waiter.stdout is not None
+        assert waiter.stdout.readline() == "begun\n"
+        waiter.communicate()
 
 
 def test_who_waits_too_long_starts_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
