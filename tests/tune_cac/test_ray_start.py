@@ -13,7 +13,6 @@ import pytest
 
 from tune_cac.cluster import starting_alone
 
-
 #: Says that it has begun to start, and starts until its input ends.
 STARTS = """
 import sys
@@ -25,9 +24,9 @@ with starting_alone():
 """
 
 
-def _starts(folder: Path) -> subprocess.Popen[str]:
+def _starts(folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
         env={**os.environ, "TMPDIR": str(folder)},
     )  # fmt: skip
 
@@ -37,16 +36,16 @@ def test_two_processes_start_one_after_the_other(tmp_path: Path) -> None:
         outputs = [process.stdout for process in (one, other)]
         for output in outputs:
             assert output is not None
-            assert output.readline() == "there\n"
+            assert output.readline() == b"there\n"
         ready, _, _ = select.select(outputs, [], [], 60)
         first = ready[0]
         assert first is not None
-        assert first.readline() == "begun\n"
+        assert first.readline() == b"begun\n"
         holder, waiter = (one, other) if first is one.stdout else (other, one)
         assert select.select([waiter.stdout], [], [], 2)[0] == []
         holder.communicate()  # ends its input
         assert waiter.stdout is not None
-        assert waiter.stdout.readline() == "begun\n"
+        assert waiter.stdout.readline() == b"begun\n"
         waiter.communicate()
 
 
