@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from torch.optim import SGD, AdamW
 
 from trainables.compression.sizes import layer_macs
-from trainables.compression.thinning import Kind, Thinned, crop, thin, thin_again
+from trainables.compression.thinning import Kind, Left, Thinned, crop, thin, thin_again
 from trainables.errors import UserError
 from trainables.workloads.models import build_model
 
@@ -368,6 +368,50 @@ def test_what_cannot_be_cut_stays(knows: bool, reason: str) -> None:
     else:
         assert widths(model) == before
     assert any(reason in entry.reason for entry in found.left)
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        ([nn.ReLU()], "it is an output of the model"),
+        ([], "no layer reads it"),
+        (
+            [nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 1)],
+            "it goes through 1, which does not treat channels one by one",
+        ),
+        ([nn.Conv2d(8, 4, 3, groups=4), nn.Conv2d(4, 2, 1)], "1 has several input channels for each filter"),
+        ([nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 2, 1))], "1 has a weight that is computed"),
+    ],
+)
+def test_channels_that_have_to_stay_and_why(layers: list[nn.Module], reason: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), *layers)
+    filled(model)
+    zero_filters([model[0]], [1])
+    found = thinned_alike(model, images(2, 3, 8, 8))
+    assert found.record == []
+    assert Left("0", 1, reason) in found.left
+
+
+class OfOneDtype(nn.Module):
+    """Makes a tensor of its own, which is not of double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers(x @ torch.eye(3))
+        return result
+
+
+def test_a_model_of_one_dtype() -> None:
+    model, x = OfOneDtype(), images(5, 3).float()
+    zero_filters([model.layers[0]], [2, 4])
+    before = model(x).detach()
+    found = thin(model, x)
+    assert found.exact
+    assert found.removed["layers.2.weight"] == {1: [2, 4]}
+    assert torch.allclose(model(x), before, atol=1e-6)
 
 
 def test_shared_parameters_stay() -> None:

@@ -12,7 +12,7 @@ A channel goes if each layer that reads it reads zeros (filters) or multiplies i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -57,15 +57,11 @@ class Part:
     indices: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     """By r."""
 
-    @property
-    def type(self) -> str:
+    def __post_init__(self) -> None:
+        self.type: str = self.node.type.name
         """torch_pruning's name of the kind of node."""
-        return str(self.node.type.name)
-
-    @property
-    def module(self) -> nn.Module:
+        self.module: nn.Module = self.node.module
         """The module itself."""
-        return self.node.module
 
 
 @dataclass
@@ -80,7 +76,7 @@ class Found:
 class Group:
     """Coupled channels of one root, found by torch_pruning."""
 
-    def __init__(self, parts: list[Part], names: dict[nn.Module, str], excluded: Callable[[nn.Module], str | None]):
+    def __init__(self, parts: list[Part], names: dict[nn.Module, str], excluded: Mapping[str, str]):
         self.parts = parts
         self.names = names
         self.excluded = excluded
@@ -133,7 +129,7 @@ class Group:
             if part.type not in (*_PASSES, *_WEIGHTED):
                 return f"it goes through {self._name(part)}, which does not treat channels one by one"
             if part.type in (*_WEIGHTED, "BN", "IN", "DEPTHWISE_CONV", "PRELU"):
-                reason = self.excluded(part.module)
+                reason = self.excluded.get(self.names[part.module])
                 if reason is not None:
                     return f"{self._name(part)} {reason}"
                 if part.type == "DEPTHWISE_CONV" and not is_depthwise(part.module):
@@ -236,14 +232,14 @@ def zero_slices(module: nn.Module, side: int) -> list[bool]:
 
 
 def coupled_groups(
-    model: nn.Module, forward: Callable[[nn.Module], list[Tensor]], excluded: Callable[[nn.Module], str | None]
+    model: nn.Module, forward: Callable[[nn.Module], list[Tensor]], excluded: Mapping[str, str]
 ) -> list[Group]:
     """All groups of a model.
 
     Args:
         model: a bare copy in eval mode, all parameters with gradients.
         forward: its outputs on the example, with a gradient graph.
-        excluded: why a module cannot be cut, such as "is used more than once"; None where it can.
+        excluded: modules that cannot be cut, by name, and why, such as "is used more than once".
 
     Raises:
         UserError: torch_pruning is not installed, or cannot follow the model.

@@ -99,7 +99,6 @@ class _Trial:
     """The model's copy, thinned until nothing more can go."""
 
     def __init__(self, model: nn.Module, arguments: tuple[Any, ...]) -> None:
-        self.shared = _shared(model)
         self.model = bare_copy(model).requires_grad_(True).double()
         self.arguments = tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments)
         self.dtype = torch.float64
@@ -111,7 +110,7 @@ class _Trial:
                 self.dtype = torch.float32
                 self.model.eval()
                 self.reference = self._outputs(self.model)
-            self.calls = self._calls()
+            self.excluded = self._excluded(_shared(model))
         largest = max((float(t.abs().max()) for t in self.reference if t.numel()), default=0.0)
         self.tolerance = _ROUNDING[self.dtype] * max(largest, 1e-30)
         """Of differences between outputs that are taken for rounding."""
@@ -119,7 +118,8 @@ class _Trial:
     def _outputs(self, model: nn.Module) -> list[Tensor]:
         return [t for t in _tensors(model(*self.arguments)) if t.is_floating_point()]
 
-    def _calls(self) -> Counter[nn.Module]:
+    def _excluded(self, shared: set[str]) -> dict[str, str]:
+        """Modules that cannot be cut, by name, and why."""
         calls: Counter[nn.Module] = Counter()
         handles = [
             module.register_forward_hook(lambda called, *_: calls.update([called])) for module in self.model.modules()
@@ -129,7 +129,16 @@ class _Trial:
         finally:
             for handle in handles:
                 handle.remove()
-        return calls
+        found = {}
+        for name, module in self.model.named_modules():
+            if calls[module] > 1:
+                found[name] = "is used more than once"
+            own = [tensor for tensor in ("weight", "bias") if getattr(module, tensor, None) is not None]
+            if any(not isinstance(getattr(module, tensor), nn.Parameter) for tensor in own):
+                found[name] = "has a weight that is computed"
+            elif any(f"{name}.{tensor}" in shared for tensor in own):
+                found[name] = "shares a parameter"
+        return found
 
     def difference(self) -> float:
         """The largest absolute change of an output."""
@@ -140,57 +149,49 @@ class _Trial:
         kept: dict[tuple[str, int], list[int]] = {}
         total: Cuts = {}
         while True:
-            cuts, left = self._round(kind, round_to)
-            if not cuts:
+            cuts, left, thinner = self._round(kind, round_to)
+            if thinner is None:
                 return total, left
             for key, indices in cuts.items():
                 before = kept.get(key) or list(range(width(self.model.get_submodule(key[0]), key[1])))
                 total.setdefault(key, set()).update(before[i] for i in indices)
                 kept[key] = [old for i, old in enumerate(before) if i not in indices]
-            _apply(self.model, cuts)
+            self.model = thinner
 
-    def _round(self, kind: Kind, round_to: int) -> tuple[Cuts, list[Left]]:
-        groups = coupled_groups(self.model, self._outputs, self._excluded)
+    def _round(self, kind: Kind, round_to: int) -> tuple[Cuts, list[Left], nn.Module | None]:
+        """What can go now, what stays, and the model without the former; None where nothing goes."""
+        groups = coupled_groups(self.model, self._outputs, self.excluded)
         found = [group.find(kind, round_to) for group in groups]
         left = [entry for one in found for entry in one.left]
         going = [one for one in found if one.cuts]
         cuts = _merged(going)
-        if not cuts or self._is_sound(cuts):
-            return cuts, left
+        thinner = self._without(cuts)
+        if thinner is not None or not cuts:
+            return cuts, left, thinner
         sound = []
         for one in going:
-            if self._is_sound(one.cuts):
+            if self._without(one.cuts) is not None:
                 sound.append(one)
             else:
-                count = max(len(indices) for (name, side), indices in one.cuts.items() if (name, side) == (one.root, 0))
+                count = len(one.cuts[one.root, 0])
                 left.append(Left(one.root, count, "without it the model fails or computes something else"))
         cuts = _merged(sound)
-        return (cuts, left) if self._is_sound(cuts) else ({}, left)
+        return cuts, left, self._without(cuts)
 
-    def _is_sound(self, cuts: Cuts) -> bool:
-        """Whether the model without them computes what it does with their norms and biases zeroed."""
+    def _without(self, cuts: Cuts) -> nn.Module | None:
+        """The model without them, if it computes what it does with their norms and biases zeroed; else None."""
+        if not cuts:
+            return None
         tried = copy.deepcopy(self.model)
         _zero(tried, cuts)
         before = self._outputs(tried)
         try:
-            _apply(tried, cuts)
+            thin_again(tried, [[name, side, sorted(indices)] for (name, side), indices in cuts.items()])
             after = self._outputs(tried)
         except (RuntimeError, ValueError, IndexError, TypeError):  # a forward with widths of its own
-            return False
-        return [t.shape for t in before] == [t.shape for t in after] and (
-            _largest_difference(before, after) <= self.tolerance
-        )
-
-    def _excluded(self, module: nn.Module) -> str | None:
-        if self.calls[module] > 1:
-            return "is used more than once"
-        own = [name for name in ("weight", "bias") if getattr(module, name, None) is not None]
-        if any(not isinstance(getattr(module, name), nn.Parameter) for name in own):
-            return "has a weight that is computed"
-        names = {module: name for name, module in self.model.named_modules()}
-        if any(f"{names[module]}.{name}" in self.shared for name in own):
-            return "shares a parameter"
-        return None
+            return None
+        same = [t.shape for t in before] == [t.shape for t in after]
+        return tried if same and _largest_difference(before, after) <= self.tolerance else None
 
 
 def _first_samples(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -208,10 +209,6 @@ def _merged(found: Sequence[Found]) -> Cuts:
         for key, indices in one.cuts.items():
             cuts.setdefault(key, set()).update(indices)
     return cuts
-
-
-def _apply(model: nn.Module, cuts: Mapping[tuple[str, int], set[int]]) -> None:
-    thin_again(model, [[name, side, sorted(indices)] for (name, side), indices in cuts.items()])
 
 
 def _zero(model: nn.Module, cuts: Mapping[tuple[str, int], set[int]]) -> None:
