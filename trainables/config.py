@@ -18,7 +18,6 @@ from trainables.registry import METHODS
 from trainables.workloads import check_workload
 from trainables.workloads.options import canonical, read_options
 
-
 #: What trials may be ranked by.
 SAVINGS = ("training", "inference", "both")
 
@@ -131,7 +130,7 @@ class TrialConfig:
         if self.workload_options is not None:
             options = canonical(read_options(self.workload_options))
             object.__setattr__(self, "workload_options", options or None)
-        check_workload(self.workload, self.workload_options or ())
+        check_workload(self.workload, self.options)
         if self.method not in METHODS:
             raise unknown_name("method", str(self.method), METHODS)
         _check_int("epochs", self.epochs, 1)
@@ -167,6 +166,11 @@ class TrialConfig:
             raise UserError(
                 f"method {self.method} trains in one process, got workers={self.workers}: leave --workers-per-trial out"
             )
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The workload's options; empty for none."""
+        return self.workload_options or ()
 
     @property
     def compresses(self) -> bool:

@@ -48,7 +48,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     from trainables.training.dry_run import MOST_UNITS, dry_run
     from trainables.workloads import build
 
-    build(config.workload, config.workload_options or ()).check(config.seed)
+    build(config.workload, config.options).check(config.seed)
     found = dry_run(config, most_units=None if all_layers else MOST_UNITS)
     threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
     print("versions: " + ", ".join(f"{name} {version}" for name, version in package_versions().items()))

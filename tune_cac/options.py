@@ -117,6 +117,11 @@ class SearchOptions:
         if self.saving not in (None, *SAVINGS):
             raise unknown_name("saving", str(self.saving), SAVINGS)
         self._check_compression(space)
+        if self.workers_per_trial > 1 and self.hold.get("forward_cache_mb"):
+            raise UserError(
+                "forward_cache_mb must be 0 with several workers a trial, for the rows that one has change from epoch "
+                f"to epoch, got {self.hold['forward_cache_mb']}"
+            )
         if self.is_script or self.workers_per_trial > 1:
             object.__setattr__(self, "sharing", False)  # there is no state of the training that others could take
         object.__setattr__(self, "results", Path(self.results))

@@ -17,7 +17,7 @@ from ray.tune.result import DONE
 from ray.util.queue import Empty, Queue
 
 from trainables.config import TrialConfig
-from trainables.errors import TrainingDiverged, UserError
+from trainables.errors import TrainingDiverged
 
 #: From one look at the workers to the next, while no row comes.
 _LOOK_S = 0.5
@@ -170,12 +170,3 @@ def save_checkpoint(run: Any, folder: Path) -> None:
         for old in folder.glob("checkpoint_*"):
             if old != target:
                 shutil.rmtree(old, ignore_errors=True)
-
-
-def check_options(config: TrialConfig) -> None:
-    """Raise UserError for what several workers cannot train."""
-    if config.forward_cache_mb:
-        raise UserError(
-            "forward_cache_mb must be 0 with several workers a trial, for the rows that one has change from epoch to "
-            f"epoch, got {config.forward_cache_mb}"
-        )

@@ -104,7 +104,7 @@ class ScriptSearch(StudySearch):
 
     @property
     def _command(self) -> str:
-        return read_options(self._base.workload_options or ())["command"]
+        return read_options(self._base.options)["command"]
 
     def _facts(self) -> Mapping[str, Any]:
         told = next((t.user_attrs[RUN_FACTS] for t in self._baseline_trials() if RUN_FACTS in t.user_attrs), "{}")

@@ -180,7 +180,7 @@ def run_context(config: TrialConfig) -> SpaceContext:
     from trainables.training.isolation import isolated
     from trainables.workloads import build
 
-    workload = build(config.workload, config.workload_options or ())
+    workload = build(config.workload, config.options)
     workload.check(config.seed)
     with isolated(seed=config.seed, threads=config.threads):
         model = workload.make_model()  # and no optimizer, for which torch loads its compiler

@@ -41,3 +41,9 @@ def test_a_wrong_budget_ends_the_command_before_anything_is_made(
     monkeypatch.chdir(str(tmp_path))
     assert main(["search", "--checkpoint-budget", "much", "--name", "s"]) == 2
     assert "such as 20GB, got 'much'" in capsys.readouterr().err
+
+
+def test_a_forward_cache_is_for_trials_of_one_process() -> None:
+    SearchOptions(hold={"forward_cache_mb": 64})
+    with pytest.raises(UserError, match=r"forward_cache_mb must be 0 with several workers a trial, .*, got 64"):
+        SearchOptions(hold={"forward_cache_mb": 64}, workers_per_trial=2)

@@ -84,7 +84,7 @@ def check_on_model(schedule: Mapping[str, Any], base: TrialConfig) -> None:
     """
     from trainables.compression.scheduler import CompressionScheduler
 
-    workload = build(base.workload, base.workload_options or ())
+    workload = build(base.workload, base.options)
     with isolated(seed=base.seed, threads=base.threads):
         model = workload.make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -9,7 +9,6 @@ the next: steps are taken to be alike. No other step is slowed down.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from dataclasses import asdict, dataclass, field
 from statistics import median_low
@@ -21,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from trainables.flops import formula_of
 from trainables.gradskip.layers import watch_needed
+from trainables.training.memory import peak_bytes
 
 if TYPE_CHECKING:
     from trainables.gradskip.controller import GradientSkip
@@ -188,10 +188,8 @@ class StepRecord:
         state = self._gradskip.optimizer.state
         for parameter in self._gradskip.parameters:
             if parameter.grad is not None:
-                size = parameter.numel() * parameter.element_size()
-                kept = sum(
-                    t.numel() * t.element_size() for t in state.get(parameter, {}).values() if isinstance(t, Tensor)
-                )
+                size = parameter.nbytes
+                kept = sum(t.nbytes for t in state.get(parameter, {}).values() if isinstance(t, Tensor))
                 stretch.gradient_bytes += size
                 stretch.optimizer_bytes += 2 * size + kept
 
@@ -248,12 +246,6 @@ def process_summary() -> dict[str, Any] | None:
     return max(found, key=lambda pair: pair[0])[1].summary() if found else None
 
 
-def _peak_bytes() -> int | None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+def _peak_bytes() -> int:
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return peak_bytes(torch.device("cuda" if on_gpu else "cpu"))

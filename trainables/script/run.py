@@ -66,7 +66,7 @@ def filled_command(config: TrialConfig, folder: Path) -> str:
         UserError: a placeholder that is not known.
     """
     values = placeholders(config, folder)
-    return fill(read_options(config.workload_options or ())["command"], values, list(values))
+    return fill(read_options(config.options)["command"], values, list(values))
 
 
 def check_command(config: TrialConfig) -> None:
@@ -97,7 +97,7 @@ def working_directory(config: TrialConfig) -> Path:
     Raises:
         ScriptFailed: that folder is not there, as on another machine.
     """
-    wanted = Path(read_options(config.workload_options or ()).get("cwd", os.curdir))
+    wanted = Path(read_options(config.options).get("cwd", os.curdir))
     if not wanted.is_dir():
         raise ScriptFailed(
             f"{wanted}, from where the search was started, is not there on {platform.node()}: start a search with "

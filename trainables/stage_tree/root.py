@@ -29,7 +29,7 @@ def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
     """
     return {
         "workload": config.workload,
-        "workload_options": list(what_is_trained(config.workload, config.workload_options or ())),
+        "workload_options": list(what_is_trained(config.workload, config.options)),
         "fingerprint": workload.fingerprint(),
         "code": code_fingerprint(),
         "epochs": config.epochs,

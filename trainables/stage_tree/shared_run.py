@@ -79,7 +79,7 @@ class SharedRun:
         self._holder = holder
         self._begun = time.perf_counter()
         check_device(config)
-        workload = build(config.workload, config.workload_options or ())
+        workload = build(config.workload, config.options)
         check_forward_cache(config, workload)
         root = root_facts(config, workload)
         self._root = root

@@ -185,4 +185,4 @@ class CostTable:
 
 
 def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return tensor.nbytes

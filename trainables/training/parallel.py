@@ -24,6 +24,7 @@ from trainables.gradskip.method import AttachedGradientSkip
 from trainables.training.generators import kept_generators
 from trainables.training.run import CHECKPOINT_FILE, TrainingRun, read_state
 from trainables.workloads.base import Batch, Workload
+from trainables.workloads.seeded_loader import epoch_seed
 
 
 class _Loss(nn.Module):
@@ -70,17 +71,16 @@ class ParallelRun(TrainingRun):
         else:
             self._parallel = TorchDataParallel(module, **options)
         # Masks of dropout differ between processes; weights were drawn alike and sent by the first one.
-        torch.manual_seed((self.config.seed * 1_000_003 + self.rank) % 2**63)
+        torch.manual_seed(epoch_seed(self.rank, self.config.seed))
         self._weight = 1.0
 
     def _leaves_out(self) -> bool:
         """Whether a parameter that trains gets no gradient from the loss."""
         batch = next(iter(self.workload.train_batches(0, self.config.seed)))
-        names = {id(p): n for n, p in enumerate(self.model.parameters()) if p.requires_grad}
         with kept_generators([self.device]):
             model = copy.deepcopy(self.model).train()
             self.workload.loss(model, tuple(t.to(self.device) for t in batch)).backward()
-        return any(p.grad is None for n, p in enumerate(model.parameters()) if n in names.values())
+        return any(p.requires_grad and p.grad is None for p in model.parameters())
 
     def _loss(self, batch: Batch) -> Tensor:
         loss: Tensor = self._parallel(*batch)

@@ -96,7 +96,7 @@ class TrainingRun:
 
     def _build(self) -> None:
         config = self.config
-        self.workload = build(config.workload, config.workload_options or ())
+        self.workload = build(config.workload, config.options)
         self.total_steps = self.workload.steps_per_epoch * config.epochs
         self.model = self.workload.make_model().to(self.device)
         self.optimizer = self.workload.make_optimizer(self.model.named_parameters())

@@ -53,18 +53,22 @@ WORKLOADS: dict[str, Entry] = {
 }
 
 
+#: Options with flags of their own.
+_OWN_FLAGS = {"data": "--data PATH"}
+
+
 def check_workload(name: str, options: Iterable[str] = ()) -> None:
     """Raise UserError for a name that is neither registered nor ``module:function``, or options not of NAME=VALUE."""
     if not isinstance(name, str) or (name not in WORKLOADS and name != SCRIPT and not is_factory(name)):
         raise unknown_name("workload", str(name), [*WORKLOADS, "package.module:function"])
     given = read_options(options)
     check_options(name, given)
-    missing = [f"--option {need}=..." for need in (WORKLOADS[name].needs if name in WORKLOADS else ())
-               if need not in given]  # fmt: skip
+    needs = WORKLOADS[name].needs if name in WORKLOADS else ()
+    missing = [_OWN_FLAGS.get(need, f"--option {need}=...") for need in needs if need not in given]
     if name == SCRIPT and "command" not in given:
         raise UserError("workload script needs a command: give --script 'python train.py'")
     if missing:
-        raise UserError(f"workload {name} needs {' and '.join(missing)}".replace("--option data=...", "--data PATH"))
+        raise UserError(f"workload {name} needs {' and '.join(missing)}")
 
 
 def is_factory(name: str) -> bool:

@@ -24,6 +24,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from trainables.workloads.base import Batch, Workload
+from trainables.workloads.seeded_loader import epoch_seed
 
 BATCH_SIZE = 64
 EVALUATION_BATCH_SIZE = 128  # fits a core's cache: twice as fast as the whole split at once
@@ -115,7 +116,7 @@ class Digits(Workload):
 
     def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor]:
         # One generator an epoch: the order of epoch k needs no replay of the epochs before it.
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
         yield from torch.randperm(self.train_samples, generator=generator).split(BATCH_SIZE)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

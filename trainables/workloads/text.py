@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from trainables.errors import UserError
 from trainables.workloads.base import Batch, Workload
+from trainables.workloads.seeded_loader import epoch_seed
 
 CONTEXT = 64
 WIDTH = 64
@@ -219,7 +220,7 @@ class Text(Workload):
     def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
         windows = _splits()["train"].unfold(0, CONTEXT + 1, 1)
         # One generator an epoch: the sequences of epoch k need no replay of the epochs before it.
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
         chosen = torch.randint(len(windows), (self._steps_per_epoch, self._batch_size), generator=generator)
         for places in chosen[start:]:
             yield _inputs_and_targets(windows[places])
