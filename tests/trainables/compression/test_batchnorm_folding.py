@@ -57,7 +57,7 @@ def test_pairs_follow_the_data_and_nothing_between() -> None:
 def test_the_folded_convolution_computes_what_both_did(
     model: list[nn.Module], batch: tuple[int, ...], affine: bool
 ) -> None:
-    pair = trained(nn.Sequential(model[0], model[1](5, affine=affine))).eval()  # type: ignore[operator]
+    pair = trained(nn.Sequential(model[0], model[1](5, eps=0.1, affine=affine))).eval()  # type: ignore[operator]
     x = torch.randn(batch, generator=torch.Generator().manual_seed(1))
     convolve = F.conv2d if len(batch) == 4 else F.conv1d
     weight = folded(weights_of(pair), pair, batchnorms_after(pair, lambda: pair(x)))["0.weight"]
