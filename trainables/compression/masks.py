@@ -6,7 +6,7 @@ it (Bernoulli masks keep by more); c the unmasked copy of w. While c is live, w 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.names import plain_name
+from trainables.compression.thinning.cutting import crop
 from trainables.errors import UserError, unknown_name
 
 
@@ -205,6 +206,16 @@ class Masks:
         self.mask_gradients(name, False)
         if (mask := self._masks.get(name)) is not None:
             weight.mul_(mask)
+
+    def crop(self, removed: Mapping[str, Mapping[int, Sequence[int]]]) -> None:
+        """Cut masks and copies as their weights were cut, so that what is left of them stays pruned; then `rebind`.
+
+        Args:
+            removed: by parameter and dimension, the indices that are gone (`thinning.Thinned.removed`).
+        """
+        for tensors in (self._masks, self._once, self._copies):
+            for name in tensors.keys() & removed.keys():
+                tensors[name] = crop(tensors[name], removed[name])
 
     def rebind(self, model: nn.Module) -> None:
         """Go on with a model whose parameters are other objects: thinned, or moved to a device.

@@ -201,7 +201,10 @@ class QuantizationPolicy(Policy):
         self.quantizer.prepare(training.model, training.optimizer)
         # Learned parameters join the last group: a learning-rate schedule knows its groups by number.
         while len(groups) > there:
-            groups[there - 1]["params"].extend(groups.pop(there)["params"])
+            learned = groups.pop(there)
+            for key in ("params", "param_names"):
+                if key in groups[there - 1]:
+                    groups[there - 1][key].extend(learned[key])
         self.prepared = True
         training.masks.rebind(training.model)
         training.model_changed()
@@ -258,6 +261,7 @@ class ThinningPolicy(Policy):
                     stacklevel=2,
                 )
             training.removed.append(self.last.record)
+            training.masks.crop(self.last.removed)
             training.masks.rebind(training.model)
             training.model_changed()
 
