@@ -55,6 +55,8 @@ class Regularizer(ABC):
 
     targets: tuple[str, ...]
     """Parameter names; at least one."""
+    thresholds: bool = False
+    """Whether `masks` finds anything: there is a threshold criterion."""
 
     @abstractmethod
     def loss(self, weights: Mapping[str, Tensor]) -> Tensor:

@@ -73,8 +73,11 @@ class Policy:
         """The loss that the backward pass begins from."""
         return loss
 
+    def after_step(self, training: Training, moment: Moment) -> None:
+        """The optimizer has stepped; masks are about to be applied."""
+
     def minibatch_end(self, training: Training, moment: Moment) -> None:
-        """The optimizer has stepped."""
+        """The optimizer has stepped and masks were applied."""
 
     def epoch_end(self, training: Training, moment: Moment, metrics: Mapping[str, Any]) -> None:
         """The epoch was evaluated."""
@@ -175,14 +178,20 @@ class RegularizationPolicy(Policy):
     def before_backward(self, training: Training, loss: Tensor) -> Tensor:
         return loss + self.regularizer.loss(training.weights(self.regularizer.targets))
 
-    def minibatch_end(self, training: Training, moment: Moment) -> None:
-        weights = {name: w.detach() for name, w in training.weights(self.regularizer.targets).items()}
-        found = self.regularizer.masks(weights)
+    def after_step(self, training: Training, moment: Moment) -> None:
+        if not self.regularizer.thresholds:
+            return
+        weights = {}
+        for name, weight in training.weights(self.regularizer.targets).items():
+            mask = training.masks.get(name)  # what is pruned is about to be zero, and judged so
+            weights[name] = weight.detach() if mask is None else weight.detach() * mask
         last = moment.epoch == moment.timing.last_epoch and moment.minibatch == moment.minibatches_per_epoch - 1
-        for name, mask in found.items():
-            training.masks.set(name, mask, is_regularization_mask=not (last and self.keep_mask))
-        if found:
-            training.masks.apply(forward=False)
+        for name, mask in self.regularizer.masks(weights).items():
+            there = training.masks.get(name)
+            if last and self.keep_mask:
+                training.masks.set(name, mask if there is None else mask * there)
+            else:
+                training.masks.set(name, mask, is_regularization_mask=True)
 
 
 class QuantizationPolicy(Policy):

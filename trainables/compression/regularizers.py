@@ -39,6 +39,7 @@ class L1(Regularizer):
     def __init__(self, strengths: Mapping[str, float], criterion: str | None = None) -> None:
         self.strengths = dict(strengths)
         self.criterion = criterion
+        self.thresholds = criterion is not None
         self.targets = tuple(self.strengths)
 
     def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
@@ -66,6 +67,7 @@ class GroupLasso(Regularizer):
     def __init__(self, regimes: Mapping[str, tuple[float, str]], criterion: str | None = None) -> None:
         self.regimes = dict(regimes)
         self.criterion = criterion
+        self.thresholds = criterion is not None
         self.targets = tuple(self.regimes)
 
     def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
