@@ -84,7 +84,8 @@ class AttachedCompression(Attached):
         if self.scheduler is None:
             return ()
         policies = [s.policy for s in self.scheduler.policies if isinstance(s.policy, DistillationPolicy)]
-        return [p.distillation.teacher for p in policies if p.is_active and p.distillation is not None]
+        found = [p.distillation for p in policies if p.is_active and p.distillation is not None]
+        return [distillation.teacher for distillation in found if distillation.calls_teacher_each_step]
 
     def measured(self) -> dict[str, Any]:
         if self.scheduler is None or not self.scheduler.has_acted:

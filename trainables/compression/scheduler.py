@@ -245,10 +245,14 @@ class CompressionScheduler:
     ) -> None:
         """The optimizer has stepped. Masks are applied in every epoch, so that they outlive their policies."""
         self._use(optimizer)
+        active = [
+            (s.policy, _moment(epoch, s.timing, minibatch_id, minibatches_per_epoch)) for s in self._active(epoch)
+        ]
+        for policy, moment in active:
+            policy.after_step(self.training, moment)
         self.masks.apply(forward=False)
-        for scheduled in self._active(epoch):
-            moment = _moment(epoch, scheduled.timing, minibatch_id, minibatches_per_epoch)
-            scheduled.policy.minibatch_end(self.training, moment)
+        for policy, moment in active:
+            policy.minibatch_end(self.training, moment)
 
     def on_epoch_end(
         self, epoch: int, optimizer: Optimizer | None = None, metrics: Mapping[str, Any] | None = None
@@ -264,9 +268,7 @@ class CompressionScheduler:
         for scheduled in self._active(epoch):
             moment = Moment(epoch=epoch, timing=scheduled.timing)
             scheduled.policy.epoch_end(self.training, moment, metrics or {})
-        if self._input_hook is not None:
-            self._input_hook.remove()
-            self._input_hook = None
+        self._forget_inputs()
 
     def apply_masks(self) -> None:
         """Mask the weights now."""
@@ -325,15 +327,14 @@ class CompressionScheduler:
         looking = [scheduled for scheduled in self.policies if scheduled.is_looking]
         for scheduled in looking:
             scheduled.policy.look_away()
-        hook, self._input_hook = self._input_hook, None
-        if hook is not None:
-            hook.remove()
+        kept_inputs = self._input_hook is not None
+        self._forget_inputs()
         try:
             yield
         finally:
             for scheduled in looking:
                 scheduled.policy.look(self.training)
-            if hook is not None:
+            if kept_inputs:
                 self._keep_inputs()
 
     def close(self) -> None:
@@ -342,6 +343,7 @@ class CompressionScheduler:
             if scheduled.is_looking:
                 scheduled.policy.look_away()
                 scheduled.is_looking = False
+        self._forget_inputs()
 
     # --- within -----------------------------------------------------------------------------------------------------
 
@@ -354,15 +356,16 @@ class CompressionScheduler:
 
     def _look(self, epoch: int) -> None:
         """Let the components see the training that are to see this epoch, and no others."""
+        # First away: what one policy sees no more may be what another one looks at, by the same pruner.
         for scheduled in self.policies:
-            looks = scheduled.looks_in(epoch)
-            scheduled.has_acted = scheduled.has_acted or looks
-            if looks:
+            if scheduled.is_looking and not scheduled.looks_in(epoch):
+                scheduled.policy.look_away()
+                scheduled.is_looking = False
+        for scheduled in self.policies:
+            if scheduled.looks_in(epoch):
                 self._change()
                 scheduled.policy.look(self.training)
-            elif scheduled.is_looking:
-                scheduled.policy.look_away()
-            scheduled.is_looking = looks
+                scheduled.is_looking = scheduled.has_acted = True
         if any(scheduled.policy.wants_inputs for scheduled in self._active(epoch)):
             self._keep_inputs()
 
@@ -372,8 +375,8 @@ class CompressionScheduler:
             tell()
 
     def _model_changed(self) -> None:
-        if self._told is not None:
-            with self.unhooked():
+        with self.unhooked():  # parameters may be other objects: who looks at them looks anew
+            if self._told is not None:
                 self._told()
 
     def _keep_inputs(self) -> None:
@@ -383,6 +386,11 @@ class CompressionScheduler:
 
         if self._input_hook is None:
             self._input_hook = self.model.register_forward_pre_hook(keep)
+
+    def _forget_inputs(self) -> None:
+        if self._input_hook is not None:
+            self._input_hook.remove()
+            self._input_hook = None
 
 
 def _moment(epoch: int, timing: Timing, minibatch: int, per_epoch: int) -> Moment:

@@ -29,12 +29,11 @@ def follow(config: TrialConfig, facts: Mapping[str, Any]) -> TogetherFollower:
 class TogetherFollower:
     """Both followers, always at one iteration."""
 
-    first_stage_only = False
-
     def __init__(self, config: TrialConfig, facts: Mapping[str, Any]) -> None:
         self.gradskip = gradskip.follow(config, facts["gradskip"])
         self.compression = compression.follow(config, facts["compression"])
         self.kind = self.gradskip.kind
+        self.first_stage_only = self.gradskip.first_stage_only
 
     @property
     def iteration(self) -> int:

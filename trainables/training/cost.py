@@ -173,7 +173,9 @@ class CostTable:
         model.train()
         try:
             with kept_generators([]):
-                self._workload.loss(model, self._without_numbers(batch)).backward()
+                loss = self._workload.loss(model, self._without_numbers(batch))
+                if loss.requires_grad:  # a teacher's does not
+                    loss.backward()
         except Exception:  # a model may raise anything
             if self._on_meta:
                 return None

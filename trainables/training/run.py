@@ -146,6 +146,7 @@ class TrainingRun:
     def _model_changed(self) -> None:
         """Steps cost something else now; what is saved is still counted against the model as it was built."""
         self._cost = self._new_table(self.model, structure_of(self.model))
+        self._cost.freeze()  # what looks at the model is away now, and will be back when a step is counted
         self._beside.clear()
 
     def _new_table(self, model: nn.Module, structure: Hashable) -> CostTable:
