@@ -241,6 +241,11 @@ class LRPolicy(Policy):
 
     def epoch_end(self, training: Training, moment: Moment, metrics: Mapping[str, Any]) -> None:
         wanted = self.scheduler.metric
+        if wanted is not None and metrics.get(wanted) is None:
+            raise UserError(
+                f"a learning rate that follows {'a loss' if wanted == 'min' else 'an accuracy'} must be told it: "
+                f'on_epoch_end(epoch, metrics={{"{wanted}": ...}}), got {dict(metrics) or "none"}'
+            )
         self.scheduler.step_to(moment.epoch + 1, None if wanted is None else float(metrics[wanted]))
 
 

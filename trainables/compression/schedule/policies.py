@@ -63,7 +63,7 @@ class PrunerArgs(Settings):
     discard_masks_at_minibatch_end: Flag = False
     """Whether a mask lives for one minibatch."""
     skip_first_minibatch: Flag = False
-    """Whether the first minibatch of an epoch is not masked."""
+    """Whether the first minibatch of the first active epoch is not masked: masks are decided after it."""
     fold_batchnorm: Flag = False
     """Whether weights are ranked as scaled by the batch norm that follows."""
 
