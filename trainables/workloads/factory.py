@@ -84,8 +84,9 @@ _FUNCTIONS = {
 }
 
 
+@lru_cache(maxsize=4)
 def load(name: str, options: tuple[str, ...] = ()) -> Workload:
-    """The workload that ``package.module:function`` returns: its parts, or a `Workload` as it is.
+    """The workload that ``package.module:function`` returns: its parts, or a `Workload` as it is. Once a process.
 
     Args:
         name: of the function.
@@ -94,16 +95,15 @@ def load(name: str, options: tuple[str, ...] = ()) -> Workload:
     Raises:
         UserError: the function cannot be imported or called, or returned what `read_parts` refuses.
     """
-    made = _parts(name, options)
+    made = _call(name, options)
     if isinstance(made, Workload):
         made.name = name
         return made
     return FactoryWorkload(name, made)
 
 
-@lru_cache(maxsize=4)
-def _parts(name: str, options: tuple[str, ...]) -> Parts | Workload:
-    """What the factory returns: called once a process."""
+def _call(name: str, options: tuple[str, ...]) -> Parts | Workload:
+    """What the factory returns."""
     function = import_attribute(name, "workload")
     if not callable(function):
         raise UserError(f"workload {name} must be a function, got {type(function).__name__}")
@@ -195,6 +195,7 @@ class FactoryWorkload(Workload):
         self.name, self._made = name, made
         self.default_epochs = made.epochs
         self.splits = ("train", "validation", *(["test"] if made.test is not None else []))
+        self._data: str | None = None
         self._structure: Any = None
         self._classes: int | None = None
         self._length: int | None = None
@@ -318,10 +319,14 @@ class FactoryWorkload(Workload):
         return (chosen == targets).sum()
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(code_digest(self.name.partition(":")[0]).encode())
-        if self._made.fingerprint is not None:
-            digest.update(self._made.fingerprint.encode())
-            return digest.hexdigest()
+        if self._data is None:
+            self._data = self._made.fingerprint or self._data_digest()
+        code = code_digest(self.name.partition(":")[0])  # anew each time: it may be mended while a search waits
+        return hashlib.sha256(f"{code} {self._data}".encode()).hexdigest()
+
+    def _data_digest(self) -> str:
+        """The first batches, and how many there are."""
+        digest = hashlib.sha256()
         digest.update(str(self.steps_per_epoch).encode())
         parts = [seeded_epoch(self._epoch_of(0, 0), 0, 0), seeded_epoch(self._made.validation, 0, 0)]
         for first in parts:

@@ -52,12 +52,12 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Writes a module into the working directory; the name of its function."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    factory._parts.cache_clear()
+    factory.load.cache_clear()
 
     def written(body: str, *, module: str = "own_training", head: str = HEAD) -> str:
         (tmp_path / f"{module}.py").write_text(head + "\n" + body)
         sys.modules.pop(module, None)
-        factory._parts.cache_clear()
+        factory.load.cache_clear()
         return f"{module}:make"
 
     return written
@@ -299,7 +299,7 @@ def test_the_fingerprint_changes_with_code_beside_the_module_and_with_data(write
     reads = write(body, module="reading")
     before = build(reads).fingerprint()
     (tmp_path / "numbers.pt").write_text("1")
-    factory._parts.cache_clear()
+    factory.load.cache_clear()
     assert build(reads).fingerprint() != before
 
 
@@ -310,7 +310,7 @@ def test_a_random_split_is_the_same_in_every_process(write: Write) -> None:
     )
     torch.manual_seed(1)
     first = next(build(name).train_batches(0, 0))
-    factory._parts.cache_clear()
+    factory.load.cache_clear()
     torch.manual_seed(2)
     before = torch.get_rng_state()
     again = next(build(name).train_batches(0, 0))
