@@ -1,0 +1,399 @@
+"""The scheduler: who is told what in which order, and a user's own loop beside ours."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compression_schedules import EPOCHS, SCHEDULES, ranked, sections, span, text
+from runs import finish
+from tiny_workload import Tiny, TinyAdam, tiny  # noqa: F401 - a fixture
+from torch import Tensor, nn
+
+from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy
+from trainables.compression.policies import DistillationPolicy, Policy, PruningPolicy, Training
+from trainables.compression.pruners.levels import LevelPruner, constant_share
+from trainables.compression.schedule import Schedule
+from trainables.compression.scheduler import CompressionScheduler
+from trainables.compression.timing import Moment
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.training.isolation import isolated
+from trainables.training.run import TrainingRun
+
+
+class Told(Policy):
+    """Writes down what it is told; its part of the loss shows the order."""
+
+    def __init__(self, name: str, log: list[Any], factor: float = 1.0, epochs_before: int = 0) -> None:
+        self.name, self.log, self.factor, self.epochs_before = name, log, factor, epochs_before
+
+    def look(self, training: Training) -> None:
+        self.log.append(f"{self.name} looks")
+
+    def look_away(self) -> None:
+        self.log.append(f"{self.name} looks away")
+
+    def epoch_begin(self, training: Training, moment: Moment) -> None:
+        self.log.append(f"{self.name} epoch {moment.epoch}")
+
+    def minibatch_begin(self, training: Training, moment: Moment) -> None:
+        self.log.append(f"{self.name} begins {moment.epoch}.{moment.minibatch} of {moment.minibatches_per_epoch}")
+
+    def before_backward(self, training: Training, loss: Tensor) -> Tensor:
+        self.log.append(f"{self.name} loss {float(loss.detach()):g}")
+        return loss * self.factor
+
+    def minibatch_end(self, training: Training, moment: Moment) -> None:
+        self.log.append(f"{self.name} ends {moment.epoch}.{moment.minibatch}")
+
+    def epoch_end(self, training: Training, moment: Moment, metrics: Mapping[str, Any]) -> None:
+        self.log.append(f"{self.name} epoch ends {dict(metrics)}")
+
+
+def test_everyone_is_told_in_the_schedules_order() -> None:
+    log: list[Any] = []
+    model = nn.Linear(1, 1)
+    scheduler = CompressionScheduler(model)
+    scheduler.add_policy(Told("a", log, 2.0), starting_epoch=1, ending_epoch=4, frequency=2)  # 1 and 3
+    scheduler.add_policy(Told("b", log, 5.0, epochs_before=1), epochs=[2, 3])
+    scheduler.add_policy(Told("c", log), epochs=[9])
+    for epoch in range(4):
+        log.append(f"-- {epoch}")
+        scheduler.on_epoch_begin(epoch)
+        for minibatch in range(2):
+            scheduler.on_minibatch_begin(epoch, minibatch, 2)
+            loss = scheduler.before_backward_pass(epoch, minibatch, 2, torch.tensor(1.0))
+            scheduler.before_parameter_optimization(epoch, minibatch, 2)
+            scheduler.on_minibatch_end(epoch, minibatch, 2)
+        scheduler.on_epoch_end(epoch, metrics={"min": epoch})
+    assert float(loss) == 10.0
+
+    def epoch(number: int, *names: tuple[str, float]) -> list[str]:
+        found = [f"{name} epoch {number}" for name, _ in names]
+        for minibatch in range(2):
+            found += [f"{name} begins {number}.{minibatch} of 2" for name, _ in names]
+            found += [f"{name} loss {loss:g}" for name, loss in names]
+            found += [f"{name} ends {number}.{minibatch}" for name, _ in names]
+        return [*found, *(f"{name} epoch ends {{'min': {number}}}" for name, _ in names)]
+
+    assert log == [
+        "-- 0",
+        "-- 1", "a looks", "b looks", *epoch(1, ("a", 1)),
+        "-- 2", "a looks", "b looks", *epoch(2, ("b", 1)),
+        "-- 3", "a looks", "b looks", *epoch(3, ("a", 1), ("b", 2)),
+    ]  # fmt: skip
+    scheduler.close()
+    assert log[-2:] == ["a looks away", "b looks away"]
+    assert [scheduled.has_acted for scheduled in scheduler.policies] == [True, True, False]
+
+
+def test_looking_ends_with_the_last_active_epoch_and_begins_where_a_run_is_continued() -> None:
+    log: list[Any] = []
+    scheduler = CompressionScheduler(nn.Linear(1, 1))
+    scheduler.add_policy(Told("a", log), epochs=[0])
+    scheduler.add_policy(Told("b", log), epochs=[1])
+    scheduler.on_minibatch_begin(0, 3, 5)  # in the middle of an epoch
+    assert log == ["a looks", "a begins 0.3 of 5"]
+    scheduler.on_minibatch_begin(0, 4, 5)
+    assert log[2:] == ["a begins 0.4 of 5"]
+    scheduler.on_epoch_begin(1)
+    assert log[3:] == ["a looks away", "b looks", "b epoch 1"]
+    with scheduler.unhooked():
+        assert log.pop() == "b looks away"
+    assert log.pop() == "b looks"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_pruner_of_two_policies_sees_the_training_of_both(order: tuple[int, int]) -> None:
+    """Whichever is listed first: the end of one policy does not blind the other."""
+    times = [{"starting_epoch": 1, "ending_epoch": 2}, {"starting_epoch": 3, "ending_epoch": 4}]
+    schedule = sections(
+        [{"pruner": {"instance_name": "p"}, **times[place]} for place in order],
+        pruners={"p": ranked("GradientRankedFilterPruner", weights=["0.weight"])},
+    )
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Flatten(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = CompressionScheduler.from_schedule(model, optimizer, schedule)
+    seen = []
+    for epoch in range(5):
+        scheduler.on_epoch_begin(epoch)
+        scheduler.on_minibatch_begin(epoch, 0, 1)
+        model(torch.ones(3, 1, 1, 1)).sum().backward()
+        scheduler.on_minibatch_end(epoch, 0, 1)
+        scheduler.on_epoch_end(epoch)
+        seen.append(bool(scheduler.state_dict()["components"].get("pruners.p", {}).get("sums")))
+    # An epoch before the first, in each active one, and between the two.
+    assert seen == [True, True, True, True, True]
+    scheduler.on_epoch_begin(9)
+    assert not model[0].weight._backward_hooks
+
+
+def test_masks_are_applied_between_policies_and_the_loop() -> None:
+    """After a step the masks come first, then the policies; before the forward the policies come first."""
+    model = nn.Linear(4, 1, bias=False)
+    scheduler = CompressionScheduler(model)
+    seen: list[tuple[str, int]] = []
+
+    class Sees(Policy):
+        def minibatch_begin(self, training: Training, moment: Moment) -> None:
+            seen.append(("begin", int((model.weight == 0).sum())))
+
+        def minibatch_end(self, training: Training, moment: Moment) -> None:
+            seen.append(("end", int((model.weight == 0).sum())))
+
+    scheduler.add_policy(PruningPolicy(LevelPruner({"weight": constant_share(0.5)})))
+    scheduler.add_policy(Sees())
+    scheduler.on_epoch_begin(0)
+    scheduler.on_minibatch_begin(0, 0, 1)
+    assert int((model.weight == 0).sum()) == 2
+    with torch.no_grad():
+        model.weight += 1.0
+    scheduler.on_minibatch_end(0, 0, 1)
+    assert seen == [("begin", 0), ("end", 2)]
+    with torch.no_grad():
+        model.weight += 1.0
+    scheduler.apply_masks()
+    assert int((model.weight == 0).sum()) == 2
+
+
+# --- a user's own loop ----------------------------------------------------------------------------------------------
+
+
+def plain_loop(kind: type[Tiny], file: Path) -> dict[str, Tensor]:
+    """Training as a user of the original writes it, with the workload's own learning rates unless the schedule's."""
+    workload = kind()
+    with isolated(seed=0, threads=1):
+        model = workload.make_model()
+        optimizer = workload.make_optimizer(model.named_parameters())
+        plain = workload.make_scheduler(optimizer, EPOCHS * workload.steps_per_epoch)
+        own_rates = "lr_schedulers" in file.read_text()
+        scheduler = CompressionScheduler.from_file(
+            model, optimizer, file,
+            example=lambda model: workload.loss(model, next(iter(workload.train_batches(0, 0)))),
+            make_model=workload.make_model,
+        )  # fmt: skip
+        steps = workload.steps_per_epoch
+        for epoch in range(EPOCHS):
+            model.train()
+            scheduler.on_epoch_begin(epoch)
+            total, samples = 0.0, 0
+            for minibatch, batch in enumerate(workload.train_batches(epoch, 0)):
+                scheduler.on_minibatch_begin(epoch, minibatch, steps)
+                loss = workload.loss(model, batch)
+                total, samples = total + len(batch[0]) * loss.detach(), samples + len(batch[0])
+                loss = scheduler.before_backward_pass(epoch, minibatch, steps, loss)
+                optimizer.zero_grad()
+                loss.backward()
+                scheduler.before_parameter_optimization(epoch, minibatch, steps)
+                optimizer.step()
+                if not own_rates:
+                    plain.step()
+                scheduler.on_minibatch_end(epoch, minibatch, steps)
+            model.eval()
+            with torch.no_grad():
+                accuracy = workload.evaluate(model, "validation", "cpu")
+            scheduler.on_epoch_end(epoch, metrics={"min": float(total) / samples, "max": accuracy})
+        return model.state_dict()
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.filterwarnings("ignore:thinning changed")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("agp", Tiny), ("splicing", TinyAdam), ("gradients", Tiny), ("folded norms", Tiny), ("regularizers", TinyAdam),
+        ("pact", Tiny), ("learning rates", Tiny), ("thinning", TinyAdam),
+    ],
+)  # fmt: skip
+def test_a_plain_loop_from_a_file_is_our_run_bit_for_bit(name: str, kind: type[Tiny], tmp_path: Path) -> None:
+    file = tmp_path / "schedule.yaml"
+    file.write_text(text(SCHEDULES[name]))
+    weights = plain_loop(kind, file)
+    config = TrialConfig(workload=kind.name, epochs=EPOCHS, method="compression", schedule=file.read_text())
+    with TrainingRun(config) as run:
+        assert run.step == 0
+        untrained = [value.clone() for value in run.model.parameters()]
+        finish(run)
+        ours = run.model.state_dict()
+        assert list(ours) == list(weights)
+        assert all(torch.equal(value, weights[key]) for key, value in ours.items())
+        assert not any(torch.equal(a, b) for a, b in zip(untrained, run.model.parameters(), strict=False))
+
+
+# --- state ----------------------------------------------------------------------------------------------------------
+
+
+def step(scheduler: CompressionScheduler, epoch: int, minibatch: int, per_epoch: int = 3) -> None:
+    model, optimizer = scheduler.model, scheduler.optimizer
+    assert optimizer is not None
+    if minibatch == 0:
+        scheduler.on_epoch_begin(epoch)
+    scheduler.on_minibatch_begin(epoch, minibatch, per_epoch)
+    x = torch.sin(torch.arange(4 * 2 * 3 * 3) * (1.0 + epoch * per_epoch + minibatch)).view(4, 2, 3, 3)
+    loss = scheduler.before_backward_pass(epoch, minibatch, per_epoch, model(x).square().mean())
+    optimizer.zero_grad()
+    loss.backward()
+    scheduler.before_parameter_optimization(epoch, minibatch, per_epoch)
+    optimizer.step()
+    scheduler.on_minibatch_end(epoch, minibatch, per_epoch)
+    if minibatch == per_epoch - 1:
+        scheduler.on_epoch_end(epoch, metrics={"min": 1.0 / (epoch + 1), "max": 0.5})
+
+
+def small(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)
+        )
+    return model, torch.optim.Adam(model.parameters(), lr=0.05)
+
+
+EVERYTHING = sections(
+    [
+        span("pruner", "s", 0, 3, use_double_copies=True, mini_batch_pruning_frequency=2),
+        span("pruner", "g", 1, 3),
+        span("regularizer", "r", 0, 2),
+        span("lr_scheduler", "l", 0, 4),
+        span("extension", "x", 1, 2),
+        span("quantizer", "q", 2, 4),
+    ],
+    pruners={
+        "s": {"class": "SplicingPruner", "sensitivities": {"5.weight": 0.1}, "low_thresh_mult": 0.5,
+              "hi_thresh_mult": 0.8},
+        "g": ranked("RandomRankedFilterPruner", weights=["0.weight"]),
+    },
+    regularizers={"r": {"class": "L1Regularizer", "reg_regims": {"2.weight": 0.02}, "threshold_criteria": "Max"}},
+    lr_schedulers={"l": {"class": "ReduceLROnPlateau", "patience": 0}},
+    extensions={"x": {"class": "FilterRemover"}},
+    quantizers={"q": {"class": "PACTQuantizer", "bits_weights": 4, "bits_activations": 4}},
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:thinning changed")
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_loop_of_the_users_goes_on_from_any_step(cut: int) -> None:
+    """Model, optimizer and scheduler through a file, in a process with another seed's model."""
+    model, optimizer = small(0)
+    scheduler = CompressionScheduler.from_schedule(model, optimizer, EVERYTHING)
+    file = io.BytesIO()
+    for number in range(12):
+        if number == cut:
+            states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save({**states, "scheduler": scheduler.state_dict()}, file)
+        step(scheduler, number // 3, number % 3)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    again, again_optimizer = small(1)
+    other = CompressionScheduler.from_schedule(again, again_optimizer, EVERYTHING)
+    other.make_ready(state["scheduler"])
+    again.load_state_dict(state["model"])
+    again_optimizer.load_state_dict(state["optimizer"])
+    other.load_state_dict(state["scheduler"])
+    for number in range(cut, 12):
+        step(other, number // 3, number % 3)
+    assert isinstance(again, nn.Sequential)
+    assert again[0].out_channels == 2  # thinned
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    assert [g["lr"] for g in optimizer.param_groups] == [g["lr"] for g in again_optimizer.param_groups]
+
+
+def test_what_has_not_acted_has_no_state() -> None:
+    """Schedules that differ in what comes later go on from one state, other classes included."""
+    early = span("pruner", "s", 0, 1)
+    first = sections(
+        [early, span("pruner", "b", 2, 3)],
+        pruners={"s": {"class": "SensitivityPruner", "sensitivities": {"0.weight": 0.5}},
+                 "b": ranked("BernoulliFilterPruner", weights=["2.weight"])},
+    )  # fmt: skip
+    second = sections(
+        [early, span("quantizer", "q", 2, 3)],
+        pruners={"s": {"class": "SensitivityPruner", "sensitivities": {"0.weight": 0.5}}},
+        quantizers={"q": {"class": "PACTQuantizer", "bits_weights": 4, "bits_activations": 4}},
+    )
+    model, optimizer = small(0)
+    writer = CompressionScheduler.from_schedule(model, optimizer, first)
+    for number in range(6):
+        step(writer, number // 3, number % 3)
+    state = writer.state_dict()
+    assert set(state["components"]) == {"pruners.s"}
+    assert set(state["policies"]) == {"0"}
+    reader = CompressionScheduler.from_schedule(copy.deepcopy(model), optimizer, second)
+    reader.make_ready(state)
+    reader.load_state_dict(state)
+    assert reader.has_acted
+    assert torch.equal(reader.masks.get("0.weight"), writer.masks.get("0.weight"))  # type: ignore[arg-type]
+
+
+def test_before_change_comes_before_the_first_change_and_model_changed_after_each() -> None:
+    log: list[Any] = []
+    model, optimizer = small(0)
+    schedule = sections(
+        [span("pruner", "g", 1, 2), span("quantizer", "q", 2, 3)],
+        pruners={"g": ranked("GradientRankedFilterPruner", weights=["0.weight"])},
+        quantizers={"q": {"class": "PACTQuantizer", "bits_weights": 4, "bits_activations": 4}},
+    )
+    scheduler = CompressionScheduler.from_schedule(
+        model,
+        optimizer,
+        schedule,
+        before_change=lambda: log.append(("before", bool(model[0].weight._backward_hooks))),
+        model_changed=lambda: log.append(("changed", [type(m).__name__ for m in model])),
+    )
+    for number in range(12):
+        step(scheduler, number // 3, number % 3)
+        if number == 0:
+            assert log == [("before", False)]  # in the epoch before the first that prunes it looks already
+    assert [what for what, _ in log] == ["before", "changed"]
+    assert log[1][1] == [type(m).__name__ for m in model]
+
+
+def test_a_scheduler_from_python_objects() -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    teacher = nn.Sequential(nn.Linear(4, 3))
+    scheduler = CompressionScheduler(model)
+    distillation = KnowledgeDistillationPolicy(model, teacher, 2.0, DistillationLossWeights(1.0, 0.0, 0.0))
+    scheduler.add_policy(distillation, starting_epoch=1, ending_epoch=2)
+    (scheduled,) = scheduler.policies
+    assert isinstance(scheduled.policy, DistillationPolicy)
+    x, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    for epoch in range(3):
+        scheduler.on_epoch_begin(epoch)
+        scheduler.on_minibatch_begin(epoch, 0, 1)
+        scores = model(x)
+        plain = nn.functional.cross_entropy(scores, labels)
+        loss = scheduler.before_backward_pass(epoch, 0, 1, plain)
+        if epoch == 1:
+            p, q = (torch.softmax(found.detach() / 2, 1) for found in (teacher(x), scores))
+            expected = 4 * sum(
+                float(p[n, c] * (p[n, c].log() - q[n, c].log())) for n in range(5) for c in range(3)
+            ) / 5  # fmt: skip
+            assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
+        else:
+            assert loss is plain
+        scheduler.on_epoch_end(epoch)
+    assert not model._forward_hooks
+
+
+def test_where_a_schedule_comes_from(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(text(SCHEDULES["agp"]))
+    for given in (SCHEDULES["agp"], file.read_text(), file, str(file)):
+        model = Tiny().make_model()
+        scheduler = CompressionScheduler.from_schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), given)
+        assert [s.timing.active_epochs() for s in scheduler.policies] == [(1, 2, 3)]
+    from trainables.compression.schedule import read_schedule
+
+    read = read_schedule(file)
+    assert isinstance(read, Schedule)
+    model = Tiny().make_model()
+    assert CompressionScheduler.from_schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), read).policies
+    file.write_text(file.read_text().replace("9.weight", "9.wieght"))
+    with pytest.raises(UserError, match=r"s\.yaml.*9\.wieght.*9\.weight"):
+        CompressionScheduler.from_file(model, torch.optim.SGD(model.parameters(), lr=0.1), file)
