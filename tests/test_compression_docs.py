@@ -1,0 +1,246 @@
+"""docs/compression.md: its tables name what there is, its schedules are read, its programs run, its commands parse."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+import search_spaces
+from trainables.compression.distillation import add_distillation_args
+from trainables.compression.lr_schedulers import check_lr_scheduler
+from trainables.compression.schedule import PrunerArgs, RegularizerArgs, ScheduleError, read_marks, read_schedule
+from trainables.compression.schedule.policies import KINDS
+from trainables.compression.schedule.reading import SECTIONS
+from trainables.compression.schedule.search_marks import KEYS
+from trainables.compression.settings import DISTILLERS, EXTENSIONS, PRUNERS, QUANTIZERS, REGULARIZERS
+from trainables.errors import UserError
+from trainables.metrics import MODEL_DEFAULTS
+from tune_cac.cli import build_parser
+
+ROOT = Path(__file__).parent.parent
+FILE = ROOT / "docs" / "compression.md"
+PAGE = FILE.read_text()
+CLASSES = {**PRUNERS, **REGULARIZERS, **QUANTIZERS, **EXTENSIONS, **DISTILLERS}
+
+
+def blocks(language: str) -> list[str]:
+    """The page's code blocks in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def rows(first: str) -> Iterator[list[str]]:
+    """Cells of the tables whose first column has this header; a bar within a cell is written ``\\|``."""
+    inside = False
+    for line in PAGE.splitlines():
+        cells = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if not cells:
+            inside = False
+        elif not inside:
+            inside = cells[0] == first and "header"
+        elif not set(cells[0]) <= {"-"}:
+            yield cells
+        if inside == "header":
+            inside = True
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def arguments_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Defaults by argument; the type `Ellipsis` stands for one that is required."""
+    return {name: ... if field.is_required() else field.get_default(call_default_factory=True)
+            for name, field in model.model_fields.items()}  # fmt: skip
+
+
+def documented(cell: str) -> dict[str, Any]:
+    """The same from a cell: names in backticks, with a colon and the default where there is one, as YAML."""
+    found = {}
+    for text in quoted(cell):
+        name, colon, default = text.partition(": ")
+        found[name] = yaml.safe_load(default) if colon else ...
+    return found
+
+
+TABLE = {name: cells for cells in rows("class") for name in quoted(cells[0])}
+
+
+def test_the_table_has_every_class_and_no_other() -> None:
+    learning_rates = {"PolynomialLR", "MultiStepMultiGammaLR"}
+    assert set(TABLE) == set(CLASSES) | learning_rates
+    named = [name for cells in rows("class") for name in quoted(cells[0])]
+    assert len(named) == len(set(named))
+    assert all(cell for name in CLASSES for cell in TABLE[name][:4])  # formula and source, too
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_table_has_the_arguments_and_defaults_of_each_class(name: str) -> None:
+    assert documented(TABLE[name][1]) == arguments_of(CLASSES[name])
+
+
+def test_our_learning_rates_take_the_arguments_named() -> None:
+    values = {"T_max": 30, "power": 2, "milestones": [3, 5], "gammas": [0.1, 0.5]}
+    for name in ("PolynomialLR", "MultiStepMultiGammaLR"):
+        given = {argument: values[argument] for argument in quoted(TABLE[name][1])}
+        check_lr_scheduler(name, given)
+        with pytest.raises(UserError, match="nonsense"):
+            check_lr_scheduler(name, {**given, "nonsense": 1})
+        last = list(given)[-1]  # required: without it the message names it
+        with pytest.raises(UserError, match=f"needs {last}"):
+            check_lr_scheduler(name, {key: value for key, value in given.items() if key != last})
+    refused = re.search(r"other schedulers \(([^:]*):", PAGE)
+    assert refused is not None
+    for name in quoted(refused[1]):
+        with pytest.raises(UserError, match="cannot hold"):
+            check_lr_scheduler(name, {})
+
+
+def test_sections_policy_arguments_marks_and_columns_are_all_there() -> None:
+    sections = {quoted(cells[0])[0]: quoted(cells[1]) for cells in rows("section")}
+    assert list(sections) == list(SECTIONS)
+    assert {kind[0]: section for section, kind in sections.items() if kind} == KINDS
+    arguments = [quoted(cells[0])[0] for cells in rows("argument")]
+    assert arguments == [*PrunerArgs.model_fields, *RegularizerArgs.model_fields]
+    assert all(default in (None, False, 0) for default in arguments_of(PrunerArgs).values())  # "all off by default"
+    assert {name for cells in rows("key") for name in quoted(cells[0])} == set(KEYS)
+    assert {name for cells in rows("column") for name in quoted(cells[0])} == set(MODEL_DEFAULTS)
+
+
+def test_spaces_of_compression_are_all_there() -> None:
+    there = {name for name in search_spaces.SPACES if search_spaces.load(name).method == "compression"}
+    assert {name for cells in rows("space") for name in quoted(cells[0])} == there
+
+
+def test_flags_of_distillation_are_all_there() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    add_distillation_args(parser)
+    flags = {flag: action.default for action in parser._actions for flag in action.option_strings}
+    shown = {flag.split()[0]: cells[1] for cells in rows("flag") for flag in quoted(cells[0])}
+    assert set(shown) == set(flags)
+    for flag, default in shown.items():
+        assert {"": None, "off": False}.get(default, yaml.safe_load(default or "null")) == flags[flag], flag
+    assert len(list(rows("flag"))) == len(parser._actions) == 8
+    assert sum(len(quoted(cells[0])) == 2 for cells in rows("flag")) == 4
+
+
+def test_schedules_can_be_read() -> None:
+    texts = blocks("yaml")
+    assert len(texts) >= 6
+    for text in texts:
+        marked = read_marks(text)
+        read_schedule(marked.middle(), check_lr=check_lr_scheduler)
+    assert sum("!search" in text for text in texts) == 1
+    assert {name for text in texts for name in read_marks(text).marks} >= {"end"}
+
+
+def test_the_message_that_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (text,) = [text for text in blocks("yaml") if text.startswith("# first.yaml")]
+    Path("first.yaml").write_text(text.replace("    weights:", "    weight:").replace("# first.yaml", "#"))
+    with pytest.raises(ScheduleError) as raised:
+        read_schedule("first.yaml")
+    (quote,) = [line for line in blocks("text") if "did you mean" in line]
+    assert quote.strip() == str(raised.value)
+
+
+def test_the_check_prints_what_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tune_cac.commands import schedule_check
+
+    monkeypatch.chdir(tmp_path)
+    Path("first.yaml").write_text(next(text for text in blocks("yaml") if text.startswith("# first.yaml")))
+    (line,) = [line for line in commands() if " check first.yaml" in line]
+    assert schedule_check(parsed(line)) == 0
+    assert capsys.readouterr().out == next(text for text in blocks("text") if text.startswith("first.yaml:"))
+
+
+def commands() -> list[str]:
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("python -m tune_cac ")]
+
+
+def parsed(line: str) -> argparse.Namespace:
+    return build_parser().parse_args(shlex.split(line, comments=True)[3:])
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_parse(line: str) -> None:
+    arguments = parsed(line)
+    space = getattr(arguments, "space", None)
+    if space is not None:
+        search_spaces.load(space)
+    schedule = getattr(arguments, "schedule", None)
+    if schedule is not None and not schedule.startswith("results/"):
+        assert f"# {schedule}" in PAGE
+
+
+PROGRAMS: Mapping[str, str] = {
+    str(match[1]): block for block in blocks("python") if (match := re.match(r"# (\w+\.py)\n", block))
+}
+
+
+def run(name: str, folder: Path) -> list[str]:
+    (folder / name).write_text(PROGRAMS[name])
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("CAC_")}
+    done = subprocess.run(
+        [sys.executable, name], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_a_plain_loop_prunes(tmp_path: Path) -> None:
+    elements = [16 * 9, 16 * 16 * 9, 640]
+    pruned = [0, elements[1] // 2, elements[2] // 4]
+    lines = run("prune.py", tmp_path)
+    assert len(lines) == 4
+    assert lines[0] == "epoch 0: zeros [0, 0, 0]"
+    assert lines[1:] == [f"epoch {epoch}: zeros {pruned}" for epoch in (1, 2, 3)]  # masks outlive their policy
+
+
+@pytest.mark.slow
+def test_a_plain_loop_distils(tmp_path: Path) -> None:
+    lines = run("distill.py", tmp_path)
+    assert [line.split(": ")[0] for line in lines] == ["epoch 0", "epoch 1", "epoch 2"]
+
+
+@pytest.mark.slow
+def test_a_schedule_built_of_objects_prunes(tmp_path: Path) -> None:
+    (line,) = run("objects.py", tmp_path)
+    share = float(line.split()[0])
+    # torch's linear layers begin uniform in [-b, b]: half a deviation, b / sqrt 3, cuts off 1 / (2 sqrt 3).
+    assert share == pytest.approx(0.289, abs=0.04)
+
+
+def test_every_program_is_run() -> None:
+    assert set(PROGRAMS) == {"prune.py", "distill.py", "objects.py"}
+
+
+def anchors(markdown: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", markdown, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_somewhere() -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", PAGE):
+        file = FILE.parent / target
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file.read_text()), anchor
+
+
+def test_lines_are_short() -> None:
+    prose = re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in prose.splitlines() if len(line) > 128 and not line.startswith("|")] == []
