@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainables.compression.copies import model_inputs
 from trainables.compression.from_config import schedule_of
 from trainables.compression.latency import latency
 from trainables.compression.policies import DistillationPolicy, LRPolicy
@@ -97,9 +98,22 @@ class AttachedCompression(Attached):
             if self._built_macs is None:
                 self._built_macs = sum((self._macs if not self.scheduler.removed else self._count_as_built()).values())
             found = sparsity_now(model, self._macs, reference_macs=self._built_macs).to_columns()
-            if self.scheduler.removed and self._iteration == self._run.total_steps and self.scheduler.inputs:
-                found["latency_s"] = latency(model, self.scheduler.inputs).single.median_s
+            if self.scheduler.removed and self._iteration == self._run.total_steps:
+                found["latency_s"] = self._latency()
         return found
+
+    def _latency(self) -> float | None:
+        """Seconds of one sample; None for a model that is called with keyword arguments, which are not known here."""
+        model = self._run.model
+        assert self._run.loss is not None
+        assert self._run.example_batch is not None
+        device = next(model.parameters()).device
+        batch = tuple(tensor.to(device) for tensor in self._run.example_batch())
+        try:
+            inputs = model_inputs(model, self._run.loss, batch)
+        except ValueError:
+            return None
+        return latency(model, inputs).single.median_s
 
     def _count(self, model: nn.Module) -> dict[str, int]:
         assert self._run.loss is not None

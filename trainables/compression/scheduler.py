@@ -190,11 +190,6 @@ class CompressionScheduler:
         """What thinning has removed so far."""
         return self.training.removed
 
-    @property
-    def inputs(self) -> tuple[Any, ...] | None:
-        """Arguments of the model's last forward in an epoch with thinning."""
-        return self.training.inputs
-
     # --- callbacks --------------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, epoch: int, optimizer: Optimizer | None = None, **_: Any) -> None:

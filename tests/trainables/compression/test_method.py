@@ -1,0 +1,281 @@
+"""Compression as a method of a run: it goes on bit for bit from any step, is shared, and costs what it costs."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compression_schedules import CONVOLUTIONS, EPOCHS, SCHEDULES, distilled, ranked, sections, span, text
+from runs import NOT_THE_RUNS, Row, finish, without
+from tiny_workload import BATCH_SIZE, SAMPLES, STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
+
+from trainables.config import TrialConfig
+from trainables.metrics import MODEL_DEFAULTS, ROW
+from trainables.stage_tree.shared_run import SharedRun, Sharing
+from trainables.training.run import TrainingRun
+
+pytestmark = [pytest.mark.usefixtures("tiny"), pytest.mark.filterwarnings("ignore:thinning changed")]
+
+TOTAL = EPOCHS * STEPS_PER_EPOCH
+#: Steps at which runs are saved: before all, in the first epochs that act, at a boundary, and late.
+CUTS = (11, 16, 27)
+#: Columns that a clock fills.
+CLOCKS = NOT_THE_RUNS | {"latency_s"}
+NAMES = [*SCHEDULES, "distilled"]
+
+Weights = dict[str, torch.Tensor]
+
+
+def weights(run: TrainingRun) -> Weights:
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+def equal(one: Weights, other: Weights) -> bool:
+    return list(one) == list(other) and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of the tiny model, as any script writes them."""
+    file = tmp_path_factory.mktemp("teacher") / "teacher.pt"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        torch.save(Tiny().make_model().state_dict(), file)
+    return file
+
+
+def config_of(name: str, teacher: Path, **more: Any) -> TrialConfig:
+    """Every other schedule under AdamW, the others under SGD with momentum."""
+    schedule = distilled(teacher) if name == "distilled" else SCHEDULES[name]
+    workload = "tiny_adam" if NAMES.index(name) % 2 else "tiny"
+    return TrialConfig(workload=workload, epochs=EPOCHS, method="compression", schedule=text(schedule), **more)
+
+
+@cache
+def alone(config: TrialConfig) -> tuple[list[Row], Weights, dict[int, bytes]]:
+    """Rows, weights, and the states saved on the way."""
+    states = {}
+    with TrainingRun(config) as run:
+        rows = []
+        while not run.finished:
+            run.begin_epoch()
+            while not run.epoch_is_trained:
+                if run.step in CUTS:
+                    file = io.BytesIO()
+                    torch.save(run.state_dict(), file)
+                    states[run.step] = file.getvalue()
+                run.train_step()
+            rows.append(run.end_epoch())
+        return rows, weights(run), states
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_goes_on_bit_for_bit_from_any_step(name: str, teacher: Path) -> None:
+    config = config_of(name, teacher)
+    rows, trained, states = alone(config)
+    for data in states.values():
+        torch.manual_seed(99)  # what another process's generators would hold
+        with TrainingRun(config) as run:
+            run.load_state_dict(torch.load(io.BytesIO(data), weights_only=True))
+            rest = finish(run)
+            assert equal(trained, weights(run))
+        assert without(rest, CLOCKS) == without(rows[-len(rest) :], CLOCKS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_over_a_stage_tree_it_is_the_run_alone(name: str, teacher: Path, tmp_path: Path) -> None:
+    config = config_of(name, teacher)
+    rows, trained, _ = alone(config)
+    sharing = Sharing(tree=tmp_path / "tree", trials=10**9)
+    plain = TrialConfig(workload=config.workload, epochs=EPOCHS, method="none")
+    steps = []
+    for given in (plain, config, config):
+        with SharedRun(given, sharing) as trial:
+            found = finish(trial)
+            if given is config:
+                assert without(found, CLOCKS) == without(rows, CLOCKS)
+                assert trial.run is None or equal(trained, weights(trial.run))
+        steps.append(trial.trained_steps)
+    first = 0 if "lr_schedulers" in SCHEDULES.get(name, {}) else begins(config) * STEPS_PER_EPOCH
+    assert steps[0] == TOTAL
+    assert TOTAL - first <= steps[1] <= TOTAL - min(first, 1)
+    assert steps[2] == 0
+
+
+def begins(config: TrialConfig) -> int:
+    """The first epoch with a row that is another than the baseline's."""
+    rows = without(alone(config)[0], CLOCKS)
+    plain = without(plain_rows(config.workload), CLOCKS)
+    return next(number for number, (row, other) in enumerate(zip(rows, plain, strict=True)) if row != other)
+
+
+@cache
+def plain_rows(workload: str, epochs: int = EPOCHS) -> list[Row]:
+    """Of the baseline."""
+    with TrainingRun(TrialConfig(workload=workload, epochs=epochs, method="none")) as run:
+        return finish(run)
+
+
+@pytest.mark.parametrize("name", ["splicing", "looking while thinned", "pact"])
+def test_a_checkpoint_in_a_folder_goes_on_too(name: str, teacher: Path, tmp_path: Path) -> None:
+    config = config_of(name, teacher)
+    rows, trained, _ = alone(config)
+    with TrainingRun(config) as run:
+        for _ in range(2):
+            run.train_epoch()
+        run.save(tmp_path)
+    with TrainingRun(config) as run:
+        run.load(tmp_path)
+        rest = finish(run)
+        assert equal(trained, weights(run))
+    assert without(rest, CLOCKS) == without(rows[2:], CLOCKS)
+
+
+# --- columns --------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_the_baselines_until_something_acts_and_then_say_what_is_zero(teacher: Path) -> None:
+    rows, trained, _ = alone(config_of("agp", teacher))
+    assert all(set(row) == {metric.name for metric in ROW} for row in rows)
+    assert {name: rows[0][name] for name in MODEL_DEFAULTS} == MODEL_DEFAULTS
+    # s_e = s_f + (s_i - s_f) (1 - p)^3 of convolutions of 36, 144, 216 and 324 weights; the linear layer is left out.
+    sizes = [36, 144, 216, 324]
+    for row, progress in zip(rows[1:], (0.0, 0.5, 1.0), strict=True):
+        share = 0.8 + (0.1 - 0.8) * (1 - progress) ** 3
+        zeros = [int(share * size) for size in sizes]
+        assert row["sparsity"] == pytest.approx(sum(zeros) / (sum(sizes) + 18))
+        by_layer = json.loads(row["layer_sparsity"])
+        assert by_layer == {
+            **{n: round(z / size, 6) for n, z, size in zip(CONVOLUTIONS, zeros, sizes, strict=True)}, "15.weight": 0.0
+        }  # fmt: skip
+        dense = 36 * sum(sizes) + 18  # 36 positions each, and the linear layer once
+        left = 36 * sum(size - zero for size, zero in zip(sizes, zeros, strict=True)) + 18
+        assert (row["dense_macs"], row["effective_macs"]) == (dense, left)
+        assert row["inference_saved"] == pytest.approx(1 - left / dense)
+    assert [int((trained[name] == 0).sum()) for name in CONVOLUTIONS] == zeros
+
+
+@pytest.mark.parametrize("nothing", [{}, {"pruning_sensitivities": ("0.weight=0",)}, {"distill_weight": 0.0}])
+def test_without_policies_it_is_plain_training(nothing: dict[str, Any]) -> None:
+    with TrainingRun(TrialConfig(workload="tiny", epochs=EPOCHS, method="compression", **nothing)) as run:
+        assert without(finish(run), CLOCKS) == without(plain_rows("tiny"), CLOCKS)
+
+
+# --- costs ----------------------------------------------------------------------------------------------------------
+
+
+def forward_flops(samples: int, widths: tuple[int, ...] = (1, 4, 4, 6, 6), classes: int = 3) -> int:
+    """Two FLOPs a multiply-add: 3x3 convolutions over 6x6 positions, and the linear layer."""
+    places = 36 * 9 * sum(a * b for a, b in pairwise(widths))
+    return 2 * samples * (places + widths[-1] * classes)
+
+
+def test_a_teachers_forward_passes_are_counted_in_its_epochs_alone(teacher: Path) -> None:
+    rows, _, _ = alone(config_of("distilled", teacher))  # teaches in epochs 1 and 2, prunes from epoch 2 on
+    plain = forward_flops(SAMPLES)
+    for number, (row, with_teacher) in enumerate(zip(rows, (1, 3, 5, 6), strict=True)):
+        assert row["forward_flops"] == with_teacher * plain, number
+        assert row["executed_flops"] == row["forward_flops"] + row["backward_flops"]
+        # The budget is that of the student alone, so a teacher makes compute_saved negative.
+        dense = row["dense_flops"]
+        epoch_cost = dense // EPOCHS
+        assert row["compute_saved"] == pytest.approx(((number + 1) * epoch_cost - row["executed_flops"]) / dense)
+    assert rows[-1]["compute_saved"] == pytest.approx(1 - rows[-1]["executed_flops"] / rows[-1]["dense_flops"])
+    assert rows[-1]["compute_saved"] < 0
+
+
+def test_a_teacher_that_is_not_asked_is_not_counted(teacher: Path) -> None:
+    schedule = distilled(teacher)
+    schedule["distillers"]["d"] |= {"distill_weight": 0.0, "student_weight": 1.0}
+    config = TrialConfig(workload="tiny", epochs=2, method="compression", schedule=text(schedule))
+    with TrainingRun(config) as run:
+        rows = finish(run)
+    assert [row["forward_flops"] for row in rows] == [forward_flops(SAMPLES), 2 * forward_flops(SAMPLES)]
+
+
+def test_after_thinning_steps_cost_less_and_the_budget_stays_that_of_the_model_as_built() -> None:
+    schedule = sections(
+        [span("pruner", "p", 1, 2), span("extension", "x", 1, 2)],
+        pruners={"p": ranked("L1RankedStructureParameterPruner", weights=["3.weight", "6.weight"])},
+        extensions={"x": {"class": "FilterRemover"}},
+    )  # 2 of 4 and 3 of 6 filters go at the end of epoch 1
+    config = TrialConfig(workload="tiny", epochs=EPOCHS, method="compression", schedule=text(schedule))
+    with TrainingRun(config) as run:
+        rows = finish(run)
+        assert [run.model[place].out_channels for place in (0, 3, 6, 9)] == [4, 2, 3, 6]  # type: ignore[index, union-attr]
+    plain = plain_rows("tiny")
+    full, thin = forward_flops(SAMPLES), forward_flops(SAMPLES, (1, 4, 2, 3, 6))
+    expected = [full, 2 * full, 2 * full + thin, 2 * full + 2 * thin]
+    assert [row["forward_flops"] for row in rows] == expected
+    assert [row["dense_flops"] for row in rows] == [plain[-1]["dense_flops"]] * EPOCHS
+    assert [row["executed_flops"] for row in rows[:2]] == [row["executed_flops"] for row in plain[:2]]
+    # Backward: each layer's input and weight, the first layer's weight alone; the same of the thin model.
+    backward = [2 * flops - forward_flops(SAMPLES, (1, 4), 0) for flops in (full, thin)]
+    assert rows[-1]["backward_flops"] == 2 * sum(backward)
+    last = rows[-1]
+    assert last["compute_saved"] == pytest.approx(1 - last["executed_flops"] / last["dense_flops"])
+    assert last["compute_saved"] > 0.2
+    assert last["gradient_bytes"] < plain[-1]["gradient_bytes"]
+    parameters = sum(9 * a * b + 2 * b for a, b in zip((1, 4, 2, 3), (4, 2, 3, 6), strict=True)) + 6 * 3 + 3
+    assert last["parameters"] == parameters
+    macs = 36 * 9 * (4 + 8 + 6 + 18) + 18
+    assert last["dense_macs"] == macs
+    assert last["inference_saved"] == pytest.approx(1 - macs / (36 * 9 * (4 + 16 + 24 + 36) + 18))
+
+
+def test_a_thinned_model_is_timed_at_the_end_also_after_it_was_continued(teacher: Path) -> None:
+    config = config_of("thinning", teacher)
+    rows, _, states = alone(config)
+    assert [row["latency_s"] is None for row in rows] == [True, True, True, False]
+    with TrainingRun(config) as run:
+        run.load_state_dict(torch.load(io.BytesIO(states[27]), weights_only=True))
+        (last,) = finish(run)
+    assert last["latency_s"] > 0
+    assert all(row["latency_s"] is None for row in alone(config_of("agp", teacher))[0])
+
+
+def test_quantized_steps_cost_what_plain_ones_do(teacher: Path) -> None:
+    """FLOPs are those of products; a learned clip adds none, and its gradient four bytes a step."""
+    rows, _, _ = alone(config_of("pact", teacher))
+    assert rows[-1]["forward_flops"] == EPOCHS * forward_flops(SAMPLES)
+    more = rows[-1]["gradient_bytes"] - plain_rows("tiny")[-1]["gradient_bytes"]
+    assert more == 3 * STEPS_PER_EPOCH * 4 * 4  # three epochs, four clips
+    assert math.ceil(SAMPLES / BATCH_SIZE) == STEPS_PER_EPOCH
+
+
+def test_the_training_loss_is_the_workloads_own() -> None:
+    """A regularizer's term is no part of what rows compare."""
+    large = sections(
+        [span("regularizer", "r", 0, 1)],
+        regularizers={"r": {"class": "L1Regularizer", "reg_regims": {"*.weight": 0.01}}},
+    )
+    config = TrialConfig(workload="tiny", epochs=1, method="compression", schedule=text(large))
+    seen: list[tuple[int, float]] = []
+    with TrainingRun(config) as run:
+        whole = run.workload.loss
+
+        def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            value = whole(model, batch)
+            if not value.is_meta and model is run.model:
+                seen.append((len(batch[0]), float(value.detach())))
+            return value
+
+        run.workload.loss = loss  # type: ignore[method-assign]
+        row = run.train_epoch()
+        assert sum(float(p.detach().abs().sum()) for p in run.model.parameters()) * 0.01 > 0.5
+    assert len(seen) == STEPS_PER_EPOCH
+    assert row["train_loss"] == pytest.approx(sum(n * value for n, value in seen) / SAMPLES, rel=1e-6)
+
+
+def test_a_schedules_learning_rates_take_the_place_of_the_workloads(teacher: Path) -> None:
+    config = config_of("pact", teacher)
+    base = {"tiny": 0.1, "tiny_adam": 0.02}[config.workload]
+    rows, _, _ = alone(config)
+    assert [row["learning_rate"] for row in rows] == pytest.approx([base * 0.8**epoch for epoch in range(EPOCHS)])
