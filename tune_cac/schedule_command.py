@@ -202,8 +202,10 @@ def _print_schedule(schedule: Schedule, resolved: Resolved | None, epochs: int) 
         names = _names(component, resolved)
         if names:
             print(f"  {names}")
-    print(f"\n{epochs} epochs; shares are planned ones, of elements or of structures")
-    print_table(table_cells(epoch_table(schedule, epochs, resolved), with_totals=resolved is not None))
+    rows = epoch_table(schedule, epochs, resolved)
+    if rows:
+        print(f"\n{epochs} epochs; shares are planned ones, of elements or of structures")
+        print_table(table_cells(rows, with_totals=resolved is not None))
 
 
 def _when(policy: Policy) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from trainables.workloads import default_epochs
 from tune_cac.workload_arguments import workload_options
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trainables.compression.sensitivity import Proposal, Row
     from trainables.training.run import TrainingRun
 
@@ -76,16 +78,19 @@ def sensitivity(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
     )
     folder = _made(Path(arguments.output))
+    from trainables.compression.names import listed
     from trainables.compression.sensitivity import evaluate_workload as evaluate
     from trainables.compression.sensitivity import proposed_sensitivities, prunable, sensitivity_analysis
     from trainables.training.run import TrainingRun
 
     with TrainingRun(config) as run:
+        weights = prunable(run.model, arguments.kind)
+        if arguments.layers is not None:
+            listed(arguments.layers, list(weights))  # a name that matches nothing is said before hours of training
         if arguments.checkpoint is None:
             _train(run)
         else:
             _load(run, Path(arguments.checkpoint))
-        weights = prunable(run.model, arguments.kind)
         rows = sensitivity_analysis(
             run.model,
             lambda model: evaluate(run.workload, model, "validation", run.device, seed=config.seed),
@@ -95,7 +100,7 @@ def sensitivity(arguments: argparse.Namespace) -> int:
             on_row=_say_layer,
         )
         proposals = proposed_sensitivities(rows, weights, arguments.allowed_drop)
-    _show(rows, proposals, arguments)
+    _show(rows, proposals, weights, arguments)
     _write(folder, rows, proposals, arguments)
     return 0
 
@@ -164,17 +169,30 @@ def _say_layer(row: Row) -> None:
         _say(f"pruning {row.parameter}")
 
 
-def _show(rows: Sequence[Row], proposals: Sequence[Proposal], arguments: argparse.Namespace) -> None:
+def _counted(shape: Sequence[int], level: float, kind: str) -> str:
+    """How many filters or channels of a weight a level prunes."""
+    from trainables.compression.sensitivity import count_at
+
+    number = shape[0 if kind == "filter" else 1]
+    return f"{count_at(level, number)} of {number}"
+
+
+def _show(
+    rows: Sequence[Row], proposals: Sequence[Proposal], weights: Mapping[str, Tensor], arguments: argparse.Namespace
+) -> None:
     from tune_cac.showing import print_table
 
     element = arguments.kind == "element"
-    table = [["layer", "elements", "level", "accuracy", *(["sensitivity"] if element else [])]]
+    # Of few filters a small level may be none at all, so their number is told.
+    table = [["layer", "elements", "level", *([] if element else [f"{arguments.kind}s"]), "accuracy",
+              *(["sensitivity"] if element else [])]]  # fmt: skip
     for found in proposals:
         table.append(
             [
                 found.parameter,
                 f"{found.elements:,}",
                 f"{100 * found.level:g} %",
+                *([] if element else [_counted(weights[found.parameter].shape, found.level, arguments.kind)]),
                 f"{found.top1:.4f}",
                 *([f"{found.sensitivity:.4f}"] if element else []),
             ]
@@ -206,7 +224,8 @@ def _write(folder: Path, rows: Sequence[Row], proposals: Sequence[Proposal], arg
     schedule = (
         f"# Proposed by: tune_cac sensitivity --workload {arguments.workload} --kind {arguments.kind} "
         f"--allowed-drop {arguments.allowed_drop:g}\n"
-        "# Each layer was pruned alone and not retrained: together they lose more, retrained less.\n"
+        "# Each layer was pruned alone and not retrained: together they lose more, and with retraining less.\n"
+        "# A section to paste into a schedule, which needs version and policies, too.\n"
         + yaml.safe_dump({"pruners": section}, sort_keys=False)
     )
     print()

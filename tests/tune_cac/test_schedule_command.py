@@ -104,6 +104,13 @@ def test_all_errors_are_printed_with_lines(file: Path, capsys: pytest.CaptureFix
     )
 
 
+def test_where_nothing_acts_there_is_no_table(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("s.yaml", "--workload", "digits", "--epochs", "1") == 2
+    out, err = capsys.readouterr()
+    assert "epochs  acts" not in out
+    assert err.count("never acts") == 2
+
+
 def test_compatible_warns(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(GOOD.replace("version: 1\n", "").replace("classifier.weight", "nothing"))
     assert check("s.yaml", "--workload", "digits", "--compatible") == 0

@@ -113,7 +113,17 @@ def test_filters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "weights": LAYERS[:4],
         }
     }
-    assert "sensitivity" not in capsys.readouterr().out.split("Accuracies")[0]
+    table = capsys.readouterr().out.split("Accuracies")[0]
+    assert "sensitivity" not in table
+    filters = [line.split("%")[1].split()[:3] for line in table.splitlines() if line.startswith(tuple(LAYERS))]
+    shapes = {name: parameter.shape for name, parameter in Tiny().make_model().named_parameters()}
+    assert filters == [[str(shapes[name][0] // 2), "of", str(shapes[name][0])] for name in LAYERS[:4]]
+
+
+def test_a_layer_that_is_not_there_is_said_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"'16\.\*' matches no parameter; there are 0\.weight, 3\.weight"):
+        run("--layers", "16.*", "--output", str(tmp_path / "out"))
+    assert capsys.readouterr().err == ""
 
 
 def test_nothing_to_propose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
