@@ -1,4 +1,7 @@
-"""docs/compression.md: its tables name what there is, its schedules are read, its programs run, its commands parse."""
+"""docs/compression.md: its tables name what there is, its schedules are read, its programs run, its commands parse.
+
+The README's schedule and commands, too.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,13 @@ from tune_cac.cli import build_parser
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "docs" / "compression.md"
 PAGE = FILE.read_text()
+README = (ROOT / "README.md").read_text()
 CLASSES = {**PRUNERS, **REGULARIZERS, **QUANTIZERS, **EXTENSIONS, **DISTILLERS}
 
 
-def blocks(language: str) -> list[str]:
-    """The page's code blocks in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: str = PAGE) -> list[str]:
+    """A page's code blocks in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
 def rows(first: str) -> Iterator[list[str]]:
@@ -137,6 +141,8 @@ def test_flags_of_distillation_are_all_there() -> None:
 def test_schedules_can_be_read() -> None:
     texts = blocks("yaml")
     assert len(texts) >= 6
+    (short,) = blocks("yaml", README)
+    read_schedule(read_marks(short).middle())
     for text in texts:
         marked = read_marks(text)
         read_schedule(marked.middle(), check_lr=check_lr_scheduler)
@@ -167,7 +173,7 @@ def test_the_check_prints_what_is_shown(
 
 
 def commands() -> list[str]:
-    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    lines = [line for block in (*blocks("sh"), *blocks("sh", README)) for line in block.splitlines()]
     return [line for line in lines if line.startswith("python -m tune_cac ")]
 
 
@@ -175,7 +181,7 @@ def parsed(line: str) -> argparse.Namespace:
     return build_parser().parse_args(shlex.split(line, comments=True)[3:])
 
 
-@pytest.mark.parametrize("line", commands())
+@pytest.mark.parametrize("line", dict.fromkeys(commands()))
 def test_commands_parse(line: str) -> None:
     arguments = parsed(line)
     space = getattr(arguments, "space", None)
@@ -183,7 +189,7 @@ def test_commands_parse(line: str) -> None:
         search_spaces.load(space)
     schedule = getattr(arguments, "schedule", None)
     if schedule is not None and not schedule.startswith("results/"):
-        assert f"# {schedule}" in PAGE
+        assert f"# {schedule}" in PAGE + README
 
 
 PROGRAMS: Mapping[str, str] = {
