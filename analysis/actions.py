@@ -8,6 +8,8 @@ from typing import Any
 
 from trainables.gradskip.settings import Settings
 
+#: The key of what a compression schedule does (`trainables.compression.following`).
+_SCHEDULE = "compression"
 #: How a stop's other effects are said, by their key.
 _HOW = {"norm_statistics": "norm statistics {}", "forward_cache_mb": "forward cache {} MB"}
 
@@ -28,6 +30,12 @@ def action_words(action: str, layer_names: Sequence[str], *, before: str | None 
     values = _values(action)
     if values is None:
         return action
+    schedule = values.pop(_SCHEDULE, None)
+    begins = "" if schedule is None else _schedule_words(schedule)
+    return ", ".join(part for part in (begins, _other_words(values, layer_names, before)) if part)
+
+
+def _other_words(values: dict[str, Any], layer_names: Sequence[str], before: str | None) -> str:
     if "stop" in values:
         return _stop_words(values, layer_names, _values(before or "") or {})
     if "rule" in values:
@@ -55,6 +63,21 @@ def _stop_words(values: Mapping[str, Any], layer_names: Sequence[str], before: M
         parts.append(f"braking {values['braking']}")
     parts += [_pair(name, value) for name, value in values.items() if name not in ("stop", "braking", "order")]
     return ", ".join(parts)
+
+
+def _schedule_words(acts: Sequence[Any]) -> str:
+    """The policies of a compression schedule that begin here, by the instances that they apply.
+
+    >>> _schedule_words([{"policy": {"pruner": {"instance_name": "agp"}}}, "learning rates"])
+    'agp, learning rates begin'
+    """
+    names = dict.fromkeys(act if isinstance(act, str) else _instance(act) for act in acts)
+    return f"{', '.join(names)} begin{'' if len(names) > 1 else 's'}"
+
+
+def _instance(act: Mapping[str, Any]) -> str:
+    inner = [part["instance_name"] for part in act["policy"].values() if isinstance(part, dict)]
+    return str(inner[0]) if inner else "a policy"
 
 
 def _rule_words(values: Mapping[str, Any]) -> str:

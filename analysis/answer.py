@@ -8,11 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.accounting import SearchCost, search_fraction
-from analysis.confirmation import compared, of_trial
+from analysis.accounting import SearchCost
+from analysis.compression_words import compression_text
+from analysis.confirmation import compared, of_trial, saved_again
 from analysis.controls import accuracy_when_shorter
 from analysis.layout import StudyInfo
 from analysis.ranking import ROUNDING
+from analysis.saving import SAVED, TRAINING, saved_of_one, saved_words, saving_of, share_words
+from analysis.schedules import compresses, schedule_text
 from analysis.shell_lines import environment_lines
 from trainables.config import TrialConfig, field_kinds
 from trainables.gradskip.settings import BY_NAME
@@ -102,32 +105,39 @@ def headline(
         return "No trial has completed, so there is nothing to rank."
     if not (ranking["role"] == "baseline").any():
         return "The baseline did not complete, so no drop in accuracy can be stated and nothing is recommended."
-    if best is None or best["compute_saved"] <= 0:
+    if best is None or saved_of_one(best) <= 0:
         return _nothing(ranking, allowed_drop, confirmation)
     again = of_trial(confirmation, best["trial"])
+    share = _share(best)
     if again is None:
         text = (
-            f"You can skip {percent(best['compute_saved'])} of the training compute {_at(best['accuracy_drop'])} in "
+            f"You can skip {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'])} in "
             f"validation accuracy (allowed: {points(allowed_drop)}). One seed, not confirmed."
         )
     elif again["confirmed"]:
         text = (
-            f"You can skip {percent(again['compute_saved'])} of the training compute {_at(again['accuracy_drop'])} in "
+            f"You can skip {percent(saved_again(again))} of {share} {_at(again['accuracy_drop'])} in "
             f"{compared(again)} (allowed: {points(allowed_drop)}); confirmed over {plural(again['seeds'], 'seed')}: "
             f"{_at_most(again['drop_high'])} with {again['confidence']:.0%} confidence."
         )
     else:
         text = (
             f"No setting was confirmed to stay within the allowed drop of {points(allowed_drop)}. The best on one "
-            f"seed skips {percent(best['compute_saved'])} of the training compute {_at(best['accuracy_drop'])} in "
+            f"seed skips {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'])} in "
             f"validation accuracy; {_again(again)}."
         )
     parts = [text, _not_retrained(ranking, best, confirmation), _shorter_does_it(best, line)]
     return " ".join(part for part in parts if part)
 
 
+def _share(row: pd.Series) -> str:
+    """What a share is of, in the middle of a sentence."""
+    words = share_words(saving_of(row))
+    return f"{words}," if "," in words else words
+
+
 def _nothing(ranking: pd.DataFrame, allowed_drop: float, confirmation: pd.DataFrame | None) -> str:
-    if "worth" in ranking.columns and bool((ranking["within_drop"] & (ranking["compute_saved"] > 0)).any()):
+    if "worth" in ranking.columns and bool((ranking["within_drop"] & (ranking[SAVED] > 0)).any()):
         return "No setting tried is worth more at this price of a point of accuracy than training in full."
     text = f"No setting tried saves compute within the allowed drop of {points(allowed_drop)}."
     refuted = 0 if confirmation is None else int(confirmation["refuted"].sum())
@@ -150,9 +160,7 @@ def _again(again: pd.Series) -> str:
     if again["seeds"] == 0:
         return failed or "it was not retrained to the end"
     seeds = plural(again["seeds"], "fresh seed")
-    found = (
-        f"over {seeds} it skips {percent(again['compute_saved'])} {_at(again['accuracy_drop'])} in {compared(again)}"
-    )
+    found = f"over {seeds} it skips {percent(saved_again(again))} {_at(again['accuracy_drop'])} in {compared(again)}"
     if again["seeds"] >= 2:
         found += f", and {_at_most(again['drop_high'])}"
     return f"{found}; {failed}" if failed else found
@@ -163,16 +171,16 @@ def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.Data
     if confirmation is None:
         return ""
     others = ranking[ranking["within_drop"] & ~ranking["trial"].isin(confirmation["candidate"])]
-    others = others[others["compute_saved"] > best["compute_saved"] + ROUNDING]
+    others = others[others[SAVED] > saved_of_one(best) + ROUNDING]
     if others.empty:
         return ""
     first = others.iloc[0]
-    return f"Trial {first['trial']} saves {percent(first['compute_saved'])} on one seed and was not retrained."
+    return f"Trial {first['trial']} saves {percent(first[SAVED])} on one seed and was not retrained."
 
 
 def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None) -> str:
     """A sentence where the best setting does not beat training shorter for the same compute, or cannot be compared."""
-    if line is None or len(line) == 0:
+    if line is None or len(line) == 0 or saving_of(best) != TRAINING:
         return ""
     reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
     if math.isnan(reached):
@@ -185,38 +193,59 @@ def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None) -> str:
     )
 
 
+def is_answer(best: pd.Series | None) -> bool:
+    """Whether a study recommends anything: a trial with a method that saves something."""
+    return best is not None and best["method"] != "none" and saved_of_one(best) > 0
+
+
 def best_env(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None
 ) -> str:
     """The best settings as lines that a POSIX shell can source; comments say what was confirmed, and on what."""
-    lines = [
-        f"# tune_cac: {info.workload}, {info.epochs} epochs, space {info.space}, seed {info.seed}",
-    ]
-    if best is None or best["method"] == "none" or best["compute_saved"] <= 0:
-        lines.append(f"# Nothing tried saves compute within the allowed drop of {points(allowed_drop)}: off.")
-        config = TrialConfig(method="none")
-    else:
+    lines = about_answer(info, best, allowed_drop, confirmation=confirmation)
+    config = TrialConfig(method="none")
+    if best is not None and is_answer(best):
         config = config_of(best)
-        lines.append(
-            f"# trial {best['trial']}: compute saved {percent(best['compute_saved'])}, validation accuracy "
-            f"{best['accuracy']:.4f}, drop {points(best['accuracy_drop'])} (allowed {points(allowed_drop)})"
-        )
-        again = of_trial(confirmation, best["trial"])
-        if again is None:
-            lines.append("# One seed, not confirmed.")
-        elif again["confirmed"]:
-            lines.append(
-                f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{_and_split(best)}: compute saved "
-                f"{percent(again['compute_saved'])},"
-            )
-            lines.append(
-                f"#   drop {points(again['accuracy_drop'])}; {_at_most(again['drop_high'])} with "
-                f"{again['confidence']:.0%} confidence."
-            )
-        else:
-            lines.append(f"# Not confirmed: {_again(again)}.")
-        lines.append("# Iterations are those of a run of this length.")
-    return "\n".join(lines + environment_lines(config)) + "\n"
+        if config.skips_gradients:
+            lines.append("# Iterations are those of a run of this length.")
+    return "\n".join(lines + environment_lines(config, schedule="best.yaml")) + "\n"
+
+
+def best_schedule(
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None
+) -> str | None:
+    """The best trial's compression schedule as plain YAML, under the comments of `best_env`; None without one."""
+    if best is None or not is_answer(best) or not compresses(config := config_of(best)):
+        return None
+    about = about_answer(info, best, allowed_drop, confirmation=confirmation)
+    return schedule_text(config, [*about, "# Epochs are those of a run of this length."])
+
+
+def about_answer(
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None
+) -> list[str]:
+    """What a file with the best settings says first, as comments: where they are from, what was confirmed and how."""
+    study = f"# tune_cac: {info.workload}, {info.epochs} epochs, space {info.space}, seed {info.seed}"
+    if best is None or not is_answer(best):
+        return [study, f"# Nothing tried saves compute within the allowed drop of {points(allowed_drop)}: off."]
+    words = saved_words(saving_of(best))
+    lines = [
+        study,
+        f"# trial {best['trial']}: {words} {percent(saved_of_one(best))}, validation accuracy "
+        f"{best['accuracy']:.4f}, drop {points(best['accuracy_drop'])} (allowed {points(allowed_drop)})",
+    ]
+    again = of_trial(confirmation, best["trial"])
+    if again is None:
+        return [*lines, "# One seed, not confirmed."]
+    if not again["confirmed"]:
+        return [*lines, f"# Not confirmed: {_again(again)}."]
+    return [
+        *lines,
+        f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{_and_split(best)}: {words} "
+        f"{percent(saved_again(again))},",
+        f"#   drop {points(again['accuracy_drop'])}; {_at_most(again['drop_high'])} with "
+        f"{again['confidence']:.0%} confidence.",
+    ]
 
 
 def _and_split(best: pd.Series) -> str:
@@ -224,17 +253,21 @@ def _and_split(best: pd.Series) -> str:
 
 
 def settings_text(row: pd.Series) -> str:
-    """The method's variables of a row in short: ``START_THR=0.97 SAMPLES=5 ...``; ``-`` for the baseline.
+    """The method's settings of a row in short: ``START_THR=0.97 SAMPLES=5; s: conv1 0.5``; ``-`` for the baseline.
 
-    The prefix common to all of them is left out. Lists and flags are written as the variables take them.
+    The prefix common to all variables is left out. Lists and flags are written as the variables take them.
     """
-    if row["method"] == "none":
+    method = row["method"]
+    if method == "none":
         return "-"
-    return " ".join(
+    values = _hyperparameters(row)
+    variables = " ".join(
         f"{name.removeprefix('CAC_').removeprefix('VAR_')}={short(value)}"
-        for name, value in _hyperparameters(row).items()
-        if name in BY_NAME
+        for name, value in values.items()
+        if name in BY_NAME and method != "compression"
     )
+    compression = compression_text(values) if "compression" in str(method) else ""
+    return "; ".join(part for part in (variables, compression) if part)
 
 
 def short(value: Any) -> str:
@@ -244,53 +277,3 @@ def short(value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def ranked_table(
-    ranking: pd.DataFrame, *, top: int | None = None, test: bool = False, beats: pd.Series[Any] | None = None
-) -> list[list[str]]:
-    """The ranked table as text cells, header first.
-
-    ``GFLOPs`` is the trial's own compute, as if it had been trained alone; ``search cost`` what the search executed for
-    it, as a fraction of a dense run.
-
-    Args:
-        ranking: from `analysis.rank`.
-        top: rows to show; None for all. The baseline is always among them.
-        test: add the test accuracy, which a search must not choose by.
-        beats: from `analysis.beats_shorter`, on the ranking's index: a column says who beats training shorter.
-    """
-    header = [
-        "rank", "trial", "accuracy", "drop", "saved", "GFLOPs", "search cost", "time s", "within", "front",
-        "configuration",
-    ]  # fmt: skip
-    if test:
-        header.insert(4, "test acc.")
-    compared = beats is not None and bool(beats.notna().any())
-    if compared:
-        header.insert(-1, "beats shorter")
-    table = [header]
-    for (position, row), fraction in zip(ranking.iterrows(), search_fraction(ranking), strict=True):
-        baseline = row["role"] == "baseline"
-        if top is not None and int(str(position)) >= top and not baseline:
-            continue
-        cells = [
-            str(row["rank"]),
-            f"{row['trial']}{' (baseline)' if baseline else ' (published)' if row['role'] == 'published' else ''}",
-            f"{row['accuracy']:.4f}",
-            "-" if pd.isna(row["accuracy_drop"]) else f"{row['accuracy_drop']:+.4f}",
-            percent(row["compute_saved"]),
-            f"{row['executed_flops'] / 1e9:.2f}",
-            "-" if pd.isna(fraction) else f"{fraction:.2f}",
-            f"{row['train_time_s']:.2f}",
-            "yes" if row["within_drop"] else "no",
-            "yes" if row["on_front"] else "",
-            settings_text(row),
-        ]
-        if beats is not None and compared:
-            value = beats.loc[position]  # type: ignore[call-overload]
-            cells.insert(-1, "" if pd.isna(value) else "yes" if value else "no")
-        if test:
-            cells.insert(4, "-" if pd.isna(row["test_accuracy"]) else f"{row['test_accuracy']:.4f}")
-        table.append(cells)
-    return table

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
+from analysis.saving import SAVED, saved_of
+
 #: Which trials are compared with each other: never those of different studies, workloads or seeds.
 _KEYS = ("study", "workload", "seed")
 #: Column added: column that it is the saved share of.
@@ -22,8 +24,10 @@ _REFERENCE = ("epochs", "dense_flops", "backward_flops", *_DROPS.values(), *_SAV
 def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
     """Add the columns of `trainables.metrics.RELATIVE`: drops in accuracy, shares of time, bytes and memory saved.
 
+    `saved` is what the study ranks by (`analysis.saving`); it needs no baseline.
+
     A trial is compared with the completed trial of role ``baseline`` of the same study (where there is a column
-    ``study``), workload and seed; where there is none, the added columns are NaN. With several, the mean of the
+    ``study``), workload and seed; where there is none, the other columns are NaN. With several, the mean of the
     longest counts.
 
     A trial measures `compute_saved` and `backward_saved` against its own full budget. For one with another number of
@@ -46,6 +50,12 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
     [[0.0, 0.0], [0.01, 0.2], [nan, nan]]
     """
     trials = trials.copy()
+    add_relative(trials)
+    return trials
+
+
+def add_relative(trials: pd.DataFrame) -> None:
+    """The same in a frame of one's own; no value is changed in place, so that a shallow copy of another's will do."""
     baseline = _baseline_of_each(trials)
     for name, accuracy in _DROPS.items():
         trials[name] = baseline[accuracy] - _numbers(trials, accuracy)
@@ -64,7 +74,8 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
         here = other_length | (other_budget & restated.notna())
         if here.any():
             trials[name] = _numbers(trials, name).where(~here, restated)
-    return trials
+    if "compute_saved" in trials.columns:
+        trials[SAVED] = saved_of(trials)
 
 
 def _baseline_of_each(trials: pd.DataFrame) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """Several studies of the same training side by side: front against front, hypervolume, cost.
 
+All rank by the same compute, the training's, that of inference or the mean of both: that is what is saved here.
 Accuracy enters as the drop from the baseline of a study's own seed, so that studies of different seeds are on equal
 terms. On a front is what beats the reference (nothing saved at a drop of five points) and is beaten by no other trial.
 Baselines and controls are on no front: they are what all studies have in common.
@@ -19,11 +20,13 @@ from numpy.typing import NDArray
 
 from analysis.accounting import search_cost
 from analysis.answer import percent, plural, points, settings_text
+from analysis.compression_words import without_files
 from analysis.controls import is_control
 from analysis.layout import Layout, StudyInfo
 from analysis.loading import load
 from analysis.pareto import hypervolume, non_dominated
 from analysis.ranking import GIVEN_AWAY, best, check_allowed_drop, rank
+from analysis.saving import SAVED, share_words
 from analysis.sources import distinct_names, sources
 from trainables.errors import UserError
 
@@ -52,6 +55,8 @@ class Comparison:
     """Accuracy that may be lost, a fraction."""
     reference_drop: float
     """Drop at which the hypervolumes' reference lies; its compute saved is 0."""
+    saving: str
+    """Compute that the studies rank by: training, inference or both."""
     notes: tuple[str, ...]
     """What makes the studies less than comparable, a sentence each."""
 
@@ -74,15 +79,16 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
           drop of `GIVEN_AWAY` (five points; twice the allowed drop if that is not below it) with nothing saved. While
           no trial is more accurate than its baseline, the area over that drop is the compute that can be saved on
           average over all allowances between no drop and the reference's;
-        - ``best_trial``, ``compute_saved``, ``accuracy_drop``: most compute saved within the allowed drop; missing
-          where nothing saves compute within it;
+        - ``best_trial``, ``compute_saved`` (training), ``saved`` (what the studies rank by), ``accuracy_drop``: most
+          saved within the allowed drop; missing where nothing saves compute within it;
         - ``search_trainings``: what the search cost without controls, in dense trainings (`analysis.search_cost`);
         - ``share_of_joint_front``: share of the joint front's distinct outcomes that the study reached. An outcome
           that several reached counts for each, so the shares may add up to more than 1. Missing where the joint front
           is empty.
 
     Raises:
-        UserError: fewer than two studies, one given twice, none there, or another workload or number of epochs.
+        UserError: fewer than two studies, one given twice, none there, or another workload, number of epochs or
+            compute that they rank by.
     """
     if allowed_drop is not None:
         check_allowed_drop(allowed_drop)
@@ -97,6 +103,7 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
     _check_same(infos, "workload")
     _check_same(infos, "workload_options")
     _check_same(infos, "epochs")
+    _check_same(infos, "saving")
     drop = min(info.allowed_drop for info in infos.values()) if allowed_drop is None else allowed_drop
     first = next(iter(infos.values()))
     trials = {name: load(source.path) for name, source in zip(names, found, strict=True)}
@@ -123,6 +130,7 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
         candidates=_public(candidates),
         allowed_drop=drop,
         reference_drop=reference,
+        saving=first.saving,
         notes=tuple(_notes(infos, trials)),
     )
 
@@ -142,10 +150,10 @@ def _candidates(trials: dict[str, pd.DataFrame], allowed_drop: float, reference:
     frames = []
     for name, frame in trials.items():
         ranking = rank(frame, allowed_drop=allowed_drop)
-        ranking = ranking[~ranking["role"].isin(_COMMON)].dropna(subset=["accuracy_drop", "compute_saved"])
+        ranking = ranking[~ranking["role"].isin(_COMMON)].dropna(subset=["accuracy_drop", SAVED])
         ranking = ranking.drop(columns=[c for c in ("rank", "on_front", "study") if c in ranking])
         ranking.insert(0, "study", pd.array([name] * len(ranking), dtype="string"))
-        ranking["_saved"] = ranking["compute_saved"].astype("float64").round(_DECIMALS)
+        ranking["_saved"] = ranking[SAVED].astype("float64").round(_DECIMALS)
         ranking["_gain"] = -ranking["accuracy_drop"].astype("float64").round(_DECIMALS)
         ranking["on_own_front"] = _on_front(ranking, reference)
         frames.append(ranking)
@@ -178,6 +186,7 @@ def _figures(trials: pd.DataFrame, own: pd.DataFrame, reference: float) -> dict[
         "hypervolume": hypervolume(sorted(front), (-reference, 0.0)) if front else 0.0,
         "best_trial": pd.NA if chosen is None else int(chosen["trial"]),
         "compute_saved": float("nan") if chosen is None else float(chosen["compute_saved"]),
+        SAVED: float("nan") if chosen is None else float(chosen[SAVED]),
         "accuracy_drop": float("nan") if chosen is None else float(chosen["accuracy_drop"]),
         "search_trainings": cost.dense_equivalents,
     }
@@ -224,7 +233,7 @@ def _baseline_accuracy(trials: pd.DataFrame) -> float | None:
 
 
 def _held(info: StudyInfo) -> str:
-    return " ".join(f"{name}={value}" for name, value in info.hold.items()) or "none"
+    return " ".join(f"{name}={value}" for name, value in without_files(info.hold).items()) or "none"
 
 
 def _listed(values: dict[str, Any]) -> str:
@@ -252,7 +261,7 @@ def comparison_table(comparison: Comparison) -> list[list[str]]:
                 str(row["front_size"]),
                 f"{row['hypervolume']:.5f}",
                 "-" if pd.isna(row["best_trial"]) else str(row["best_trial"]),
-                "-" if pd.isna(row["compute_saved"]) else percent(row["compute_saved"]),
+                "-" if pd.isna(row[SAVED]) else percent(row[SAVED]),
                 "-" if pd.isna(row["accuracy_drop"]) else _drop(row["accuracy_drop"]),
                 f"{row['search_trainings']:.1f}",
                 "-" if pd.isna(row["share_of_joint_front"]) else f"{100 * row['share_of_joint_front']:.0f} %",
@@ -262,14 +271,14 @@ def comparison_table(comparison: Comparison) -> list[list[str]]:
 
 
 def joint_front_table(comparison: Comparison, *, top: int | None = None) -> list[list[str]]:
-    """The joint front as text cells, header first, most compute saved first; at most `top` rows."""
+    """The joint front as text cells, header first, most saved first; at most `top` rows."""
     table = [["study", "trial", "saved", "drop", "accuracy", "configuration"]]
     for _, row in comparison.joint_front.head(len(comparison.joint_front) if top is None else top).iterrows():
         table.append(
             [
                 str(row["study"]),
                 str(row["trial"]),
-                percent(row["compute_saved"]),
+                percent(row[SAVED]),
                 _drop(row["accuracy_drop"]),
                 f"{row['accuracy']:.4f}",
                 settings_text(row),
@@ -281,17 +290,17 @@ def joint_front_table(comparison: Comparison, *, top: int | None = None) -> list
 def comparison_line(comparison: Comparison) -> str:
     """Which study saves most within the allowed drop, in one sentence."""
     within = f"within the allowed drop of {points(comparison.allowed_drop)}"
-    found = comparison.studies.dropna(subset=["compute_saved"])
-    found = found[found["compute_saved"] > 0].sort_values("compute_saved", ascending=False, kind="stable")
+    found = comparison.studies.dropna(subset=[SAVED])
+    found = found[found[SAVED] > 0].sort_values(SAVED, ascending=False, kind="stable")
     if len(found) == 0:
         return f"No study has a setting that saves compute {within}."
-    most = found[found["compute_saved"].round(_DECIMALS) == round(float(found["compute_saved"].iloc[0]), _DECIMALS)]
+    most = found[found[SAVED].round(_DECIMALS) == round(float(found[SAVED].iloc[0]), _DECIMALS)]
     names = _and(list(most["study"]))
     verb = "saves" if len(most) == 1 else "save"
-    sentence = f"{names} {verb} most {within}: {percent(found['compute_saved'].iloc[0])} of the training compute"
+    sentence = f"{names} {verb} most {within}: {percent(found[SAVED].iloc[0])} of {share_words(comparison.saving)}"
     others = found.iloc[len(most) :]
     if len(others):
-        shares = [f"{percent(row.compute_saved)} ({row.study})" for row in others.itertuples()]
+        shares = [f"{percent(row.saved)} ({row.study})" for row in others.itertuples()]
         sentence += f"; {_and(shares)}"
     return sentence + "."
 

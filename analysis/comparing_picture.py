@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from analysis.comparing import Comparison
+from analysis.saving import SAVED, saved_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +23,7 @@ _DOTS_PER_INCH = 200
 
 
 def comparison_figure(comparison: Comparison) -> Figure:
-    """Change in accuracy against compute saved: every study's trials, and its front as steps.
+    """Change in accuracy against what the studies rank by: every study's trials, and its front as steps.
 
     Trials that lose as much as the reference or more lie outside the picture.
     """
@@ -43,7 +44,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
     axes.axhline(-100 * comparison.allowed_drop, color="0.35", linewidth=1, linestyle=(0, (1, 2)), label="allowed drop")
     axes.set_ylim(bottom, max(gains) + margin)
     axes.set_xlim(left=0)
-    axes.set_xlabel("compute saved (%)")
+    axes.set_xlabel(f"{saved_words(comparison.saving)} (%)")
     axes.set_ylabel("change in validation accuracy (points)")
     axes.set_title(f"{comparison.workload}, {comparison.epochs} epochs: front against front", fontsize="medium")
     axes.grid(color="0.92")
@@ -60,11 +61,11 @@ def comparison_figure(comparison: Comparison) -> Figure:
 def _draw(axes: Axes, own: pd.DataFrame, place: int, bottom: float) -> None:
     colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
     axes.plot(
-        100 * own["compute_saved"], -100 * own["accuracy_drop"], linestyle="none", marker=marker, color=colour,
+        100 * own[SAVED], -100 * own["accuracy_drop"], linestyle="none", marker=marker, color=colour,
         markersize=3.5, alpha=0.35,
     )  # fmt: skip
-    front = own[own["on_own_front"]].sort_values("compute_saved", kind="stable")
-    saved, gain = list(100 * front["compute_saved"]), list(-100 * front["accuracy_drop"])
+    front = own[own["on_own_front"]].sort_values(SAVED, kind="stable")
+    saved, gain = list(100 * front[SAVED]), list(-100 * front["accuracy_drop"])
     if saved:  # at each saving the accuracy of the best trial that saves at least as much
         saved, gain = [0.0, *saved, saved[-1]], [gain[0], *gain, bottom]
     axes.step(

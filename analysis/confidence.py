@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.ranking import ROUNDING, check_allowed_drop
+from analysis.saving import SAVED, TRAINING, saved_of, saving_of
 from trainables.errors import UserError
 
 #: Bootstrap resamples of one interval; their generator is always seeded with the same number.
@@ -22,7 +23,8 @@ RESAMPLES = 9999
 #: Columns of `confirm_table`.
 COLUMNS = (
     "candidate", "seeds", "failed", "compute_saved", "compute_saved_low", "compute_saved_high",
-    "accuracy_drop", "drop_low", "drop_high", "confidence", "confirmed", "refuted", "compared",
+    "saved", "saved_low", "saved_high", "accuracy_drop", "drop_low", "drop_high", "confidence", "confirmed", "refuted",
+    "compared",
 )  # fmt: skip
 _DTYPES = {
     **dict.fromkeys(("candidate", "seeds", "failed"), "int64"),
@@ -180,9 +182,9 @@ def confirm_table(
 
     Returns:
         One row a candidate: `candidate`, `seeds` (pairs), `failed` (seeds on which it failed and the baseline did
-        not), means and intervals of compute saved and of the drop (fractions; intervals NaN below two pairs),
-        `confidence`, `confirmed`, `refuted`, and `compared`, the accuracy that drops are of, in words. Confirmed ones
-        first, then by compute saved, most first, then by number.
+        not), means and intervals of training compute saved, of what the study ranks by (`saved`) and of the drop
+        (fractions; intervals NaN below two pairs), `confidence`, `confirmed`, `refuted`, and `compared`, the accuracy
+        that drops are of, in words. Confirmed ones first, then by `saved`, most first, then by number.
 
     Raises:
         UserError: a number is out of range, or the trials are of no confirmation study.
@@ -207,26 +209,28 @@ def confirm_table(
     baseline = done[done["role"] == "baseline"].groupby("seed")[name].mean()
     candidates = trials.loc[trials["role"] == "candidate", "candidate"].dropna().astype("int64").unique()
     done = done[(done["role"] == "candidate") & done["candidate"].notna()]
-    runs = done.groupby(["candidate", "seed"])[[name, "compute_saved"]].mean().reset_index()
+    done = done.assign(**{SAVED: saved_of(done)})
+    runs = done.groupby(["candidate", "seed"])[[name, "compute_saved", SAVED]].mean().reset_index()
     runs["drop"] = runs["seed"].map(baseline).astype(float) - runs[name]
-    runs = runs.dropna(subset=["drop", "compute_saved"])
+    runs = runs.dropna(subset=["drop", "compute_saved", SAVED])
+    by_training = saving_of(trials) == TRAINING
     comparisons = max(len(candidates), planned)
     rows = []
     for number in candidates:
         own = runs[runs["candidate"] == number]
         failed = _failed_seeds(trials, number, baseline) - set(own["seed"])
-        saved = _mean_and_limits(own["compute_saved"], confidence, comparisons, None)
+        compute = _mean_and_limits(own["compute_saved"], confidence, comparisons, None)
+        saved = compute if by_training else _mean_and_limits(own[SAVED], confidence, comparisons, None)
         drop = _mean_and_limits(own["drop"], confidence, comparisons, resolution)
         varies = resolution is not None or own["drop"].nunique() > 1
         holds = bool(drop[2] <= allowed_drop + ROUNDING) and varies  # NaN does not
         confirmed = holds and len(own) >= FEWEST_PAIRS and not failed and saved[0] > 0
         refuted = bool(drop[1] > allowed_drop + ROUNDING) or (bool(failed) and len(failed) >= len(own))
         said = name.replace("_", " ") if name != "accuracy" else "validation accuracy"
-        rows.append((int(number), len(own), len(failed), *saved, *drop, confidence, confirmed, refuted, said))
+        figures = (*compute, *saved, *drop)
+        rows.append((int(number), len(own), len(failed), *figures, confidence, confirmed, refuted, said))
     table = pd.DataFrame(rows, columns=list(COLUMNS)).astype({name: _DTYPES.get(name, "float64") for name in COLUMNS})
-    return table.sort_values(
-        ["confirmed", "compute_saved", "candidate"], ascending=[False, False, True], ignore_index=True
-    )
+    return table.sort_values(["confirmed", SAVED, "candidate"], ascending=[False, False, True], ignore_index=True)
 
 
 def compared_accuracy(trials: pd.DataFrame) -> str:

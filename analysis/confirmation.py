@@ -84,6 +84,11 @@ def compared(row: pd.Series) -> str:
     return str(row.get("compared", "test accuracy"))
 
 
+def saved_again(row: pd.Series) -> float:
+    """What a candidate saves on fresh seeds of the compute that its study ranks by; earlier versions knew one kind."""
+    return float(row.get("saved", row["compute_saved"]))
+
+
 def held(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> pd.DataFrame:
     """The ranking without the settings that fresh seeds have refuted."""
     if confirmation is None:

@@ -7,7 +7,8 @@ nothing, and the shorter trainings. At a saving s it is the better of two:
 - the value of the straight line between the neighbours of s (a length in between would end about there);
 - the best of all shorter trainings that save at least s, for who may save s may save more.
 
-Beyond the shortest training there is no line, and nothing is said.
+Beyond the shortest training there is no line, and nothing is said. Compute is the training's throughout: in a study
+that ranks by inference compute, or by both, training shorter is no rival and no trial is judged.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.ranking import ROUNDING
+from analysis.saving import ranks_by_training
 
 #: Values of the column ``control``.
 SHORTER, RANDOM_STOPS = "shorter", "random stops"
@@ -85,7 +87,7 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
 
     Returns:
         Nullable booleans on the trials' index; NA where the line does not reach, for trials that save nothing or did
-        not complete, and for the points of the line itself.
+        not complete, for the points of the line itself, and where the study ranks by other compute than the training's.
 
     >>> line = pd.DataFrame({"compute_saved": [0.0, 0.2, 0.4], "accuracy": [0.97, 0.968, 0.95]})
     >>> trials = pd.DataFrame({
@@ -100,6 +102,7 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
         & (trials["compute_saved"].astype(float) > ROUNDING).to_numpy()
         & ~np.isnan(reached)
         & (_kind(trials) != SHORTER).to_numpy()
+        & ranks_by_training(trials).to_numpy()
     )
     beats = pd.array(trials["accuracy"].astype(float).to_numpy() > reached + ROUNDING, dtype="boolean")
     beats[~judged] = pd.NA

@@ -9,23 +9,29 @@ import math
 import pandas as pd
 
 from analysis.answer import config_of, percent, points, settings_text
+from analysis.compression_words import WHOLE_FILES, schedule_summary
 from analysis.layout import StudyInfo
+from analysis.saving import BOTH, SAVED, TRAINING, saved_of_one, saved_words, saving_of
+from analysis.schedules import compresses, schedule_text
 from analysis.shell_lines import environment_lines
 from trainables.errors import UserError, unknown_name
 
 #: Formats of one trial's settings, and of a table of trials.
-TRIAL_FORMATS = ("env", "yaml", "json")
+TRIAL_FORMATS = ("env", "yaml", "json", "schedule")
 TABLE_FORMATS = ("csv", "parquet", "latex", "markdown")
 FORMATS = (*TRIAL_FORMATS, *TABLE_FORMATS)
 #: Columns that no choice may be made by; reports alone show them.
 _HIDDEN = ("test_accuracy", "test_accuracy_drop")
 #: Columns of a table for a paper: heading, column, factor, decimals. The settings come behind them.
-_PAPER = (
+_Column = tuple[str, str, int, int]
+_OUTCOME: tuple[_Column, ...] = (
     ("accuracy (%)", "accuracy", 100, 2),
     ("drop (points)", "accuracy_drop", 100, 2),
-    ("compute saved (%)", "compute_saved", 100, 1),
-    ("backward saved (%)", "backward_saved", 100, 1),
 )
+_TRAINING_SAVED: _Column = ("compute saved (%)", "compute_saved", 100, 1)
+_BACKWARD_SAVED: _Column = ("backward saved (%)", "backward_saved", 100, 1)
+_INFERENCE_SAVED: _Column = ("inference saved (%)", "inference_saved", 100, 1)
+_SPARSITY: _Column = ("sparsity (%)", "sparsity", 100, 1)
 _LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -51,9 +57,11 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
         info: of its study.
         format: ``env``: lines for a POSIX shell that leave exactly these settings set; of the trial's config they
             hold what has a variable. ``yaml`` and ``json``: the whole config, for `TrialConfig.from_mapping`.
+            ``schedule``: its compression schedule as plain YAML, marked values filled in.
 
     Raises:
-        UserError: an unknown format or one for tables, or a trial that has no result.
+        UserError: an unknown format or one for tables, a trial that has no result, or the schedule of one that
+            compresses nothing.
     """
     if format not in TRIAL_FORMATS:
         raise unknown_name("format of a trial", format, TRIAL_FORMATS)
@@ -71,16 +79,23 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
 
         text: str = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
         return "\n".join(about) + "\n" + text
-    return "\n".join([*about, *environment_lines(config)]) + "\n"
+    if format == "schedule":
+        if not compresses(config):
+            raise UserError(
+                f"a trial must compress something to have a schedule, trial {row['trial']} does not: choose another, "
+                "or the format env"
+            )
+        return schedule_text(config, about)
+    return "\n".join([*about, *environment_lines(config, schedule="its export with --format schedule")]) + "\n"
 
 
 def _about(row: pd.Series, info: StudyInfo) -> list[str]:
     drop = "unknown, there is no baseline" if pd.isna(row["accuracy_drop"]) else points(float(row["accuracy_drop"]))
     return [
         f"tune_cac: {info.workload}, {info.epochs} epochs, space {info.space}, seed {int(row['seed'])}",
-        f"trial {row['trial']}: compute saved {percent(row['compute_saved'])}, validation accuracy "
+        f"trial {row['trial']}: {saved_words(saving_of(row))} {percent(saved_of_one(row))}, validation accuracy "
         f"{row['accuracy']:.4f}, drop {drop}",
-        "One seed. Iterations are those of a run of this length.",
+        f"One seed. {'Epochs' if row['method'] == 'compression' else 'Iterations'} are those of a run of this length.",
     ]
 
 
@@ -90,8 +105,9 @@ def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) 
     Args:
         ranking: from `analysis.rank`.
         format: ``csv`` (text) and ``parquet`` (bytes): every column but those of the test split, fractions as they
-            are. ``latex`` and ``markdown``: what a paper shows, in per cent and points: rank, accuracy, drop, compute
-            and backward FLOPs saved, settings.
+            are; in CSV a schedule is only counted in lines. ``latex`` and ``markdown``: what a paper shows, in per
+            cent and points: rank, accuracy, drop, compute and backward FLOPs saved, settings; where the study ranks
+            by inference compute, or both, what is saved of it and the sparsity.
         top: so many of the best; None for all. The baseline is always among them.
 
     Returns:
@@ -119,6 +135,9 @@ def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) 
         shown = ranking[(ranking["rank"] <= top) | (ranking["role"] == "baseline")]
     shown = shown.drop(columns=[name for name in _HIDDEN if name in shown.columns])
     if format == "csv":
+        for name in WHOLE_FILES:
+            if name in shown.columns:
+                shown = shown.assign(**{name: shown[name].map(schedule_summary, na_action="ignore")})
         return shown.to_csv(index=False)
     if format == "parquet":
         written = io.BytesIO()
@@ -130,12 +149,21 @@ def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) 
 
 def paper_cells(ranking: pd.DataFrame) -> list[list[str]]:
     """Rank, figures and settings as text cells, header first; ``-`` for what is not known."""
-    table = [["rank", *(heading for heading, *_ in _PAPER), "settings"]]
+    columns = _columns_of(saving_of(ranking))
+    table = [["rank", *(heading for heading, *_ in columns), "settings"]]
     for _, row in ranking.iterrows():
-        figures = [_figure(row.get(column), factor, decimals) for _, column, factor, decimals in _PAPER]
+        figures = [_figure(row.get(column), factor, decimals) for _, column, factor, decimals in columns]
         settings = "baseline" if row["role"] == "baseline" else settings_text(row)
         table.append([str(row["rank"]), *figures, settings])
     return table
+
+
+def _columns_of(saving: str) -> tuple[_Column, ...]:
+    """What a table for a paper has of a study that ranks by that."""
+    if saving == TRAINING:
+        return (*_OUTCOME, _TRAINING_SAVED, _BACKWARD_SAVED)
+    mean = ((f"{saved_words(BOTH)} (%)", SAVED, 100, 1), _TRAINING_SAVED) if saving == BOTH else ()
+    return (*_OUTCOME, *mean, _INFERENCE_SAVED, _SPARSITY)
 
 
 def _figure(value: object, factor: int, decimals: int) -> str:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from analysis.loading import load
 from analysis.parameter_importance import LEAST_TRIALS, SEED, drawn, is_constant, result_frame, too_few
+from analysis.saving import objectives_of, saving_of
 from trainables.config import field_kinds
-from trainables.metrics import OBJECTIVES
 
 #: The forest: trees, most trials it learns from, most trials it is asked about.
 _TREES, _MOST_LEARNED, _MOST_ASKED = 128, 1000, 40
@@ -46,7 +46,8 @@ def interactions(path: str | Path) -> pd.DataFrame:
         UserError: nothing there that can be read.
     """
     trials = load(path)
-    done = trials[(trials["status"] == "completed") & (trials["role"] == "search")].dropna(subset=list(OBJECTIVES))
+    objectives = objectives_of(saving_of(trials))
+    done = trials[(trials["status"] == "completed") & (trials["role"] == "search")].dropna(subset=list(objectives))
     columns = ["first", "second", "strength"]
     attrs: dict[str, Any] = {"trials": len(done), "r2": {}}
     if len(done) < LEAST_TRIALS:
@@ -58,7 +59,7 @@ def interactions(path: str | Path) -> pd.DataFrame:
         )
     rows: list[dict[str, Any]] = []
     reasons = []
-    for objective in OBJECTIVES:
+    for objective in objectives:
         values = done[objective].to_numpy(dtype="float64")
         if is_constant(values):
             reasons.append(f"{objective} is the same in all {len(done)} trials")

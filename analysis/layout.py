@@ -47,6 +47,8 @@ class StudyInfo:
     """The workload's options, texts NAME=VALUE."""
     workers_per_trial: int = 1
     """Processes that trained a trial data-parallel."""
+    saving: str = "training"
+    """Compute that its trials are ranked by: training, inference or both."""
     format: int = FORMAT
     """Version of this file."""
 
@@ -107,6 +109,11 @@ class Layout:
     def best(self) -> Path:
         """The answer, to source."""
         return self.root / "best.env"
+
+    @property
+    def best_schedule(self) -> Path:
+        """The answer's compression schedule, where it compresses."""
+        return self.root / "best.yaml"
 
     @property
     def report(self) -> Path:

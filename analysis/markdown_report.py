@@ -7,10 +7,14 @@ import json
 import pandas as pd
 
 from analysis.accounting import search_cost
-from analysis.answer import best_env, headline, percent, plural, ranked_table, search_cost_line, settings_text, short
-from analysis.confirmation import compared
+from analysis.answer import best_env, headline, percent, plural, search_cost_line, settings_text, short
+from analysis.compression_words import without_files
+from analysis.confirmation import compared, saved_again
 from analysis.controls import RANDOM_STOPS, beats_shorter, control_line
 from analysis.layout import StudyInfo
+from analysis.ranked_table import ranked_table
+from analysis.saving import TRAINING, saved_of_one, saved_words, saving_of
+from analysis.sparsity import is_compressed, layers, sums
 
 
 def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
@@ -37,9 +41,10 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         f"{info.epochs} epochs, seed {info.seed}; trials: " + ", ".join(f"{n} {s}" for s, n in counts.items()) + "."
     )
     if info.hold:
-        held = " ".join(f"{name}={short(value)}" for name, value in info.hold.items())
+        held = " ".join(f"{name}={short(value)}" for name, value in without_files(info.hold).items())
         lines.append(f"Held in every trial but the baseline: {held}.")
-    if best is not None and best["compute_saved"] > 0:
+    saving = saving_of(trials)
+    if best is not None and saved_of_one(best) > 0:
         lines += [
             "",
             "## Best settings",
@@ -59,6 +64,8 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
             ("" if pd.isna(best["backward_saved"]) else f"Backward FLOPs saved: {percent(best['backward_saved'])}. ")
             + f"Training time saved in this run: {percent(best['time_saved'])} (one measurement, beside other trials).",
         ]
+        if saving != TRAINING and not pd.isna(best["compute_saved"]):
+            lines[-1] = f"Training compute saved: {percent(best['compute_saved'])}. {lines[-1]}"
         events = json.loads(best["stop_events"])
         if events:
             lines += ["", "| iteration | layer | name | rule | variance / peak |", "|--:|--:|:--|:--|--:|"]
@@ -67,10 +74,11 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
                 lines.append(
                     f"| {event['iteration']} | {event['layer']} | {event['name']} | {event['rule']} | {ratio} |"
                 )
-    lines += confirmation_lines(confirmation) + control_lines(trials, line)
+        lines += sparsity_lines(best)
+    lines += confirmation_lines(confirmation, saved_words(saving)) + control_lines(trials, line)
     table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line))
     lines += ["", "## Ranking", "", "| " + " | ".join(table[0]) + " |", "|" + "--|" * len(table[0])]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table[1:]]
+    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table[1:]]
     if picture is not None:
         lines += [
             "",
@@ -89,20 +97,37 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
     return "\n".join(lines)
 
 
-def confirmation_lines(confirmation: pd.DataFrame | None) -> list[str]:
-    """The section on fresh seeds in Markdown; nothing where none was begun."""
+def sparsity_lines(best: pd.Series) -> list[str]:
+    """The section on what is zero in the best trial, in Markdown; nothing where nothing compressed it."""
+    if not is_compressed(best):
+        return []
+    lines = ["", "## Sparsity", "", f"Trial {best['trial']}: {settings_text(best)}.", ""]
+    lines += [f"- {name}: {value}" for name, value in sums(best)]
+    found = layers(best)
+    if found:
+        lines += ["", "| layer | sparsity |", "|:--|--:|"]
+        lines += [f"| {_cell(name)} | {value} |" for name, value in found]
+    return lines
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def confirmation_lines(confirmation: pd.DataFrame | None, saved: str) -> list[str]:
+    """The section on fresh seeds in Markdown, with what the study ranks by in words; nothing where none was begun."""
     if confirmation is None:
         return []
     lines = [
         "", "## Confirmation", "",
         "Retrained with the baseline on seeds that the search never saw; drops are in "
         f"{compared(confirmation.iloc[0])}, in points, with intervals that hold together.", "",
-        "| trial | seeds | compute saved | drop | from | to | confirmed |", "|--:|--:|--:|--:|--:|--:|:--|",
+        f"| trial | seeds | {saved} | drop | from | to | confirmed |", "|--:|--:|--:|--:|--:|--:|:--|",
     ]  # fmt: skip
     for _, row in confirmation.iterrows():
         drops = " | ".join(f"{100 * row[name]:+.2f}" for name in ("accuracy_drop", "drop_low", "drop_high"))
         lines.append(
-            f"| {row['candidate']} | {row['seeds']} | {percent(row['compute_saved'])} | {drops} | "
+            f"| {row['candidate']} | {row['seeds']} | {percent(saved_again(row))} | {drops} | "
             f"{'yes' if row['confirmed'] else 'no'} |"
         )
     return lines

@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.layout import STUDY_NAME, Layout
+from analysis.saving import TRAINING, objectives_of
 from analysis.sources import recognise
 from trainables.errors import UserError
 from trainables.metrics import OBJECTIVES
@@ -66,7 +67,9 @@ def importance(path: str | Path) -> pd.DataFrame:
     evaluate = _ped_anova if conditional else _fanova
     rows: list[dict[str, Any]] = []
     reasons = []
-    for place, objective in enumerate(OBJECTIVES):
+    # What the search told Optuna is what it ranks by, under whatever name.
+    saving = trials[0].user_attrs.get("config", {}).get("saving") or TRAINING
+    for place, objective in enumerate(objectives_of(saving)):
         if is_constant([trial.values[place] for trial in trials]):
             reasons.append(f"{objective} is the same in all {len(trials)} trials")
             continue

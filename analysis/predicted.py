@@ -58,6 +58,13 @@ class Predicted:
             unknown=np.zeros(count, bool),
         )
 
+    @classmethod
+    def unpredicted(cls, trace: RunTrace) -> Predicted:
+        """A setting of which nothing is known."""
+        found = cls.nothing(1, trace)
+        found.certain_until[:], found.own[:], found.unknown[:] = 0, False, True
+        return found
+
 
 def dense_costs(trace: RunTrace) -> tuple[int, int, Any]:
     """FLOPs of the run with nothing stopped, those of its backward passes, and the dtype of counts."""

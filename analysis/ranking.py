@@ -1,5 +1,7 @@
 """Ranking: compute saved against accuracy lost.
 
+Compute is the training's, that of inference or the mean of both, as the study says (`analysis.saving`).
+
 What counts as a result:
 
 | trial | ranking | front, hypervolume, knee |
@@ -13,9 +15,7 @@ What counts as a result:
 | role ``control`` | left out unless `controls=True` | left out unless `controls=True` |
 | role ``baseline`` | ranked like any other: it saves nothing at no drop | like any other |
 
-A *duplicate* trained what an earlier completed trial of the same table trained: it ended in the same stage of the
-stage tree, or its seed and hyperparameters are equal. A setting left out and the same value given explicitly differ as
-hyperparameters, so without a tree they do not count as duplicates.
+What a *duplicate* is: `analysis.duplicates`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.baseline import relative_to_baseline
+from analysis.baseline import add_relative
+from analysis.duplicates import duplicate_of
 from analysis.pareto import hypervolume, knee, non_dominated
-from trainables.config import field_names
+from analysis.saving import SAVED, objectives_of, saved_of, saving_of
 from trainables.errors import UserError, unknown_name
-from trainables.metrics import METRICS, OBJECTIVES
+from trainables.metrics import METRICS
 
 #: Drops are differences of fractions such as 583/599; rounding must not turn "exactly the allowed drop" into more.
 ROUNDING = 1e-9
@@ -70,14 +71,14 @@ def rank(
     Args:
         trials: one row a trial.
         allowed_drop: accuracy that may be lost against the baseline, a fraction in [0, 1).
-        price: fraction of the training compute that a point (0.01) of accuracy is worth, > 0. With 0.1, a trial that
-            saves 30 % at one point of drop is worth 0.2. Accuracy won counts in the same way.
+        price: fraction of the compute that a point (0.01) of accuracy is worth, > 0. With 0.1, a trial that saves 30 %
+            at one point of drop is worth 0.2. Accuracy won counts in the same way.
         controls: whether trials of role ``control`` are ranked, too.
 
     Returns:
-        The trials with `rank` (from 1), `within_drop` (of the allowed drop), `on_front` (accuracy against compute
-        saved, among the ranked) and `duplicate_of` (Int64: an earlier trial, see the module) in front of the other
-        columns; with a price also `worth`, a fraction of the dense training's compute.
+        The trials with `rank` (from 1), `within_drop` (of the allowed drop), `on_front` (accuracy against `saved`,
+        among the ranked) and `duplicate_of` (Int64: an earlier trial, see the module) in front of the other columns;
+        with a price also `worth`, a fraction of the compute that the study ranks by.
 
     Raises:
         UserError: the allowed drop or the price is out of range.
@@ -97,27 +98,31 @@ def rank(
     check_allowed_drop(allowed_drop)
     if price is not None:
         check_price(price)
-    done = relative_to_baseline(trials)
-    done = done[_has_result(done, controls=controls)].copy()
+    attrs, trials = trials.attrs, trials.copy(deep=False)
+    trials.attrs = {}  # which pandas would copy deeply at every look at a column
+    add_relative(trials)
+    done = trials[_has_result(trials, controls=controls)].copy(deep=False)
     done["within_drop"] = done["accuracy_drop"] <= allowed_drop + ROUNDING
-    done["on_front"] = _on_front(done, OBJECTIVES)
-    done["duplicate_of"] = _duplicate_of(done)
+    done["on_front"] = _on_front(done, ("accuracy", SAVED))
+    done["duplicate_of"] = duplicate_of(done)
     front = ["rank", "trial", "role", "within_drop", "on_front", "accuracy", "accuracy_drop", "compute_saved"]
     keys = [done["trial"], -done["accuracy"]]  # the last key is the first to decide
     if price is None:
         keys += [
-            -done["compute_saved"].where(done["within_drop"], 0),
+            -done[SAVED].where(done["within_drop"], 0),
             done["accuracy_drop"].where(~done["within_drop"], 0),
             ~done["within_drop"],
         ]
     else:
-        done["worth"] = done["compute_saved"] - price * done["accuracy_drop"] / POINT
+        done["worth"] = done[SAVED] - price * done["accuracy_drop"] / POINT
         keys.append(-done["worth"])
         front.append("worth")
     done = done.iloc[np.lexsort(keys)]
     done.insert(0, "rank", np.arange(1, len(done) + 1))
     front.append("duplicate_of")
-    return done[front + [c for c in done.columns if c not in front]].reset_index(drop=True)
+    done = done[front + [c for c in done.columns if c not in front]].reset_index(drop=True)
+    done.attrs = dict(attrs)
+    return done
 
 
 def best(ranking: pd.DataFrame) -> pd.Series | None:
@@ -137,7 +142,7 @@ def best(ranking: pd.DataFrame) -> pd.Series | None:
 
 
 def pareto_front(
-    trials: pd.DataFrame, objectives: Sequence[str] = OBJECTIVES, *, controls: bool = False
+    trials: pd.DataFrame, objectives: Sequence[str] | None = None, *, controls: bool = False
 ) -> pd.DataFrame:
     """The trials that no other beats in all objectives; in n log n for two of them.
 
@@ -146,11 +151,12 @@ def pareto_front(
 
     Args:
         trials: one row a trial.
-        objectives: columns of `trainables.metrics.METRICS` that have a direction, at least one.
+        objectives: columns of `trainables.metrics.METRICS` that have a direction, at least one; by default accuracy and
+            what the study ranks by.
         controls: whether trials of role ``control`` count, too.
 
     Returns:
-        The front, best in the last objective first (by default: most compute saved), ties by the one before.
+        The front, best in the last objective first (by default: most saved), ties by the one before.
 
     Raises:
         UserError: an objective is unknown, has no direction or is no column of these trials.
@@ -164,6 +170,7 @@ def pareto_front(
     >>> pareto_front(trials, ["compute_saved"])["trial"].tolist()
     [2]
     """
+    objectives = _asked(trials, objectives)
     done = trials[_has_result(trials, controls=controls)]
     front = done[_on_front(done, objectives)]
     return front.iloc[np.lexsort(-_to_maximise(front, objectives).T)]
@@ -171,7 +178,7 @@ def pareto_front(
 
 def front_hypervolume(
     trials: pd.DataFrame,
-    objectives: Sequence[str] = OBJECTIVES,
+    objectives: Sequence[str] | None = None,
     reference: Sequence[float] | None = None,
     *,
     controls: bool = False,
@@ -202,6 +209,7 @@ def front_hypervolume(
     >>> round(front_hypervolume(trials, reference=(0.95, 0.1)), 6)
     0.002
     """
+    objectives = _asked(trials, objectives)
     if reference is None:
         reference = default_reference(trials, objectives)
     if len(reference) != len(objectives):
@@ -212,7 +220,7 @@ def front_hypervolume(
     return hypervolume(values, np.asarray(reference, dtype=float) * _signs(objectives))
 
 
-def default_reference(trials: pd.DataFrame, objectives: Sequence[str] = OBJECTIVES) -> tuple[float, ...]:
+def default_reference(trials: pd.DataFrame, objectives: Sequence[str] | None = None) -> tuple[float, ...]:
     """The baseline, with five points of accuracy (`GIVEN_AWAY`) given away: a reference for `front_hypervolume`.
 
     Returns:
@@ -221,6 +229,7 @@ def default_reference(trials: pd.DataFrame, objectives: Sequence[str] = OBJECTIV
     Raises:
         UserError: an objective is wrong, or no completed baseline has a value in each.
     """
+    objectives = _asked(trials, objectives)
     baselines = trials[(trials["status"] == "completed") & (trials["role"] == "baseline")]
     values = _to_maximise(baselines, objectives)
     values = values[np.isfinite(values).all(axis=1)]
@@ -234,7 +243,7 @@ def default_reference(trials: pd.DataFrame, objectives: Sequence[str] = OBJECTIV
 
 
 def knee_trial(
-    trials: pd.DataFrame, objectives: Sequence[str] = OBJECTIVES, *, controls: bool = False
+    trials: pd.DataFrame, objectives: Sequence[str] | None = None, *, controls: bool = False
 ) -> pd.Series | None:
     """The trial on the front that gives up least everywhere (`analysis.pareto.knee`), None if the front has no bulge.
 
@@ -247,10 +256,15 @@ def knee_trial(
     >>> int(knee_trial(trials)["trial"])
     1
     """
+    objectives = _asked(trials, objectives)
     front = trials[_has_result(trials, controls=controls)]
     front = front[_on_front(front, objectives)]
     place = knee(_to_maximise(front, objectives))
     return None if place is None else front.iloc[place]
+
+
+def _asked(trials: pd.DataFrame, objectives: Sequence[str] | None) -> Sequence[str]:
+    return objectives_of(saving_of(trials)) if objectives is None else objectives
 
 
 def _has_result(trials: pd.DataFrame, *, controls: bool) -> pd.Series:
@@ -272,12 +286,14 @@ def _signs(objectives: Sequence[str]) -> NDArray[np.float64]:
 def _to_maximise(trials: pd.DataFrame, objectives: Sequence[str]) -> NDArray[np.float64]:
     """(N, M) values of the objectives, every one to be maximised, NaN where there is none."""
     signs = _signs(objectives)
-    for name in objectives:
+    needed = ["compute_saved" if name == SAVED else name for name in objectives]  # it follows from others
+    for name in needed:
         if name not in trials.columns:
             raise UserError(
                 f"the trials have no column {name!r}: load them with analysis.load or choose another objective"
             )
-    return np.column_stack([trials[name].to_numpy(dtype="float64", na_value=np.nan) for name in objectives]) * signs
+    columns = [saved_of(trials) if name == SAVED else trials[name] for name in objectives]
+    return np.column_stack([column.to_numpy(dtype="float64", na_value=np.nan) for column in columns]) * signs
 
 
 def _on_front(trials: pd.DataFrame, objectives: Sequence[str]) -> NDArray[np.bool_]:
@@ -286,47 +302,3 @@ def _on_front(trials: pd.DataFrame, objectives: Sequence[str]) -> NDArray[np.boo
     mask = np.zeros(len(trials), dtype=bool)
     mask[known[non_dominated(values[known])]] = True
     return mask
-
-
-def _duplicate_of(done: pd.DataFrame) -> pd.arrays.IntegerArray:
-    """For each trial the number of the earliest one that trained the same, NA for that one itself."""
-    order = np.argsort(done["trial"].to_numpy(), kind="stable")
-    by_age = done.iloc[order]
-    first = np.arange(len(done))
-    for codes in (_stage_codes(by_age), _setting_codes(by_age)):
-        _, earliest, group = np.unique(codes, return_index=True, return_inverse=True)
-        first = np.where(codes < 0, first, np.minimum(first, earliest[group]))
-    while (first[first] != first).any():
-        first = first[first]  # what equals by its settings a trial that equals another by its stage
-    numbers = np.empty(len(done), dtype="int64")
-    same = np.empty(len(done), dtype=bool)
-    numbers[order] = by_age["trial"].to_numpy()[first]
-    same[order] = first != np.arange(len(done))
-    return pd.arrays.IntegerArray(numbers, ~same)
-
-
-def _stage_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
-    """A number for each stage in which trials ended, -1 where none is known."""
-    if "stage" not in trials.columns:
-        return np.full(len(trials), -1)
-    stages = trials["stage"].astype("object")
-    known = (stages.notna() & (stages != "")).to_numpy(dtype=bool)
-    return np.where(known, _group_codes(trials, ["stage"]), -1)
-
-
-def _setting_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
-    """A number for each set of hyperparameters; all -1 in a table without them."""
-    names = [name for name in field_names() if name in trials.columns]
-    if "method" not in names:  # a table of a few columns: a seed alone does not make trials equal
-        return np.full(len(trials), -1)
-    return _group_codes(trials, names)
-
-
-def _group_codes(trials: pd.DataFrame, names: Sequence[str]) -> NDArray[np.int64]:
-    """A number for each combination of values, missing ones equal to each other; never across studies."""
-    codes = np.zeros(len(trials), dtype="int64")
-    for name in [*names, *({"study"} & set(trials.columns))]:
-        own, levels = pd.factorize(trials[name], use_na_sentinel=False)
-        if len(levels) > 1:
-            codes = pd.factorize(codes * len(levels) + own)[0].astype("int64")
-    return codes

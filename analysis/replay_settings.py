@@ -1,5 +1,7 @@
 """Many settings at once, sorted by how they are replayed: those that never act, the variance rule's, and the others.
 
+A configuration that compresses trains on other weights than the recorded ones, so that nothing can be said of it.
+
 The variance rule's seven numbers (thresholds, timing, braking) are kept as columns, so that a hundred thousand
 settings need no hundred thousand objects.
 """
@@ -70,6 +72,8 @@ class Batch:
     """The variance rule's numbers of each; None: all n settings are `config`."""
     never_acts: bool = False
     """Whether these do nothing on any run."""
+    foreign: bool = False
+    """Whether these do something beside Gradient-Skip, so that they cannot be replayed."""
 
 
 def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
@@ -82,10 +86,10 @@ def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
 
     Returns:
         The index of the settings (labels of a mapping, the DataFrame's own, else 0, 1, ...), and batches that have
-        each setting once.
+        each setting once. Rows of a DataFrame that compress are in batches that are `foreign`.
 
     Raises:
-        UserError: an unknown variable, or a value that is not valid.
+        UserError: an unknown variable, a value that is not valid, or a setting beside a DataFrame that compresses.
     """
     index, columns = _columns(settings)
     count = len(index)
@@ -113,6 +117,8 @@ def _sorted_out(
     found = []
     # A setting that rules out another may come with any numbers, so those of the variance rule are left out here.
     probe = TrialConfig(**fixed)
+    if probe.compresses:
+        return [Batch(rows=rows, config=probe, auto=None, foreign=True)]
     if probe.method != "none" and probe.gradskip_settings().mode == "auto":
         off = auto["CAC_VAR_START_THR"][rows] == -1
         if off.any():
@@ -181,6 +187,14 @@ def _rows(settings: Any) -> tuple[pd.Index, list[dict[str, Any]]]:
 
 def _fields_of(setting: OneSetting) -> dict[str, Any]:
     """The fields that a setting gives and replay reads."""
+    method = setting.method if isinstance(setting, TrialConfig) else ""
+    if isinstance(setting, Mapping):
+        method = str(setting.get("method", ""))
+    if "compression" in method.split("+"):
+        raise UserError(
+            f"replay predicts Gradient-Skip alone, got a setting with method {method}: what compression changes was "
+            "recorded nowhere; train it, or replay its Gradient-Skip with method gradskip"
+        )
     if isinstance(setting, TrialConfig):
         given = {name: getattr(setting, name) for name in _READ}
         return {name: value for name, value in given.items() if value is not None}

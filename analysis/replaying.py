@@ -54,14 +54,14 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
         settings: a `Settings`, a `TrialConfig` or a mapping of its fields; a sequence of them; a mapping from labels
             to them; or a DataFrame with such fields as columns (missing and NaN: published default; other columns
             are not read). Where and how long it trains is the trace's. A hundred thousand settings of the variance
-            rule take seconds as a DataFrame.
+            rule take seconds as a DataFrame. Rows of a DataFrame that compress, too, have NaN savings and nothing else.
 
     Returns:
         One row a setting, on the index of the settings, with the columns of `COLUMNS`.
 
     Raises:
-        UserError: an unknown variable, a value that is not valid, or the study knows no plan of layers or no costs
-            for a setting (`missing_facts`, `missing_costs`).
+        UserError: an unknown variable, a value that is not valid, a setting beside a DataFrame that compresses, or the
+            study knows no plan of layers or no costs for a setting (`missing_facts`, `missing_costs`).
     """
     index, found = batches(settings)
     columns: dict[str, Any] = {name: np.zeros(len(index), dtype) for name, dtype in _DTYPES.items()}
@@ -75,6 +75,8 @@ def _outcomes(trace: RunTrace, batch: Batch) -> dict[str, Any]:
     """The columns of one batch."""
     if batch.never_acts:
         return _columns(trace, batch, Predicted.nothing(1, trace))
+    if batch.foreign:
+        return _columns(trace, batch, Predicted.unpredicted(trace))
     if batch.auto is None:
         return _columns(trace, batch, replay_one(trace, batch.config))
     return _columns(trace, batch, replay_auto(trace, batch.config, batch.auto))
@@ -124,7 +126,7 @@ def _saves_more(config: TrialConfig) -> bool:
 
 def missing_facts(trace: RunTrace, settings: Any) -> list[TrialConfig]:
     """One configuration for each plan of layers that `replay` of these settings needs and the study does not know."""
-    configs = [batch.config for batch in batches(settings)[1] if not batch.never_acts]
+    configs = [batch.config for batch in batches(settings)[1] if _is_followed(batch)]
     wanted = {facts_key(config): config for config in configs}
     return [config for key, config in wanted.items() if key not in trace.facts]
 
@@ -137,11 +139,15 @@ def missing_costs(trace: RunTrace, settings: Any) -> list[str]:
     """
     wanted = {trace.trains: None}
     for batch in batches(settings)[1]:
-        if not batch.never_acts:
+        if _is_followed(batch):
             blueprint = trace.blueprint(batch.config)
             for through in _ends(blueprint, batch.config):
                 wanted[trains_after(trace, blueprint, through)] = None
     return [trains for trains in wanted if trains not in trace.costs]
+
+
+def _is_followed(batch: Batch) -> bool:
+    return not (batch.never_acts or batch.foreign)
 
 
 def _ends(blueprint: Blueprint, config: TrialConfig) -> Iterable[int]:

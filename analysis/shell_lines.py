@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 
+from analysis.schedules import compresses
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import BY_NAME, Settings
 
@@ -12,12 +13,22 @@ from trainables.gradskip.settings import BY_NAME, Settings
 _WIDTH = 110
 
 
-def environment_lines(config: TrialConfig) -> list[str]:
-    """Comments, ``unset`` of every other variable and ``export`` of these, for a POSIX shell."""
-    # Without a method nothing stops, which in the variables is auto mode turned off.
-    settings = Settings(start_thr=-1) if config.method == "none" else config.gradskip_settings()
-    environment = settings.to_environment()
+def environment_lines(config: TrialConfig, *, schedule: str) -> list[str]:
+    """Comments, ``unset`` of every other variable and ``export`` of these, for a POSIX shell.
+
+    Args:
+        config: of a trial.
+        schedule: where its compression schedule is, which no variable holds; said where it has one. If that is all
+            that it has, there is nothing to unset or export.
+    """
     lines = []
+    if compresses(config):
+        if not config.skips_gradients:
+            return [f"# It compresses, and no variable says how: the answer is {schedule}."]
+        lines.append(f"# It compresses, too, and no variable says how: the schedule is {schedule}.")
+    # Without a method nothing stops, which in the variables is auto mode turned off.
+    settings = config.gradskip_settings() if config.skips_gradients else Settings(start_thr=-1)
+    environment = settings.to_environment()
     if config.forward_cache_mb:
         lines.append(f"# The trial had forward_cache_mb={config.forward_cache_mb}, which no variable sets.")
     ours = [name for name in environment if not BY_NAME[name].published]

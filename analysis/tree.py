@@ -17,6 +17,7 @@ from analysis.actions import action_words
 from analysis.answer import percent, plural
 from analysis.layout import Layout
 from analysis.loading import load
+from analysis.saving import saved_of, saving_of
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.interventions import Intervention
 from trainables.stage_tree.store import Stage, StageStore, roots
@@ -25,8 +26,8 @@ from trainables.stage_tree.store import Stage, StageStore, roots
 _COLUMNS = {
     "root": "string", "stage": "string", "parent": "string", "depth": "int64", "begin": "Int64", "start": "int64",
     "known_until": "int64", "action": "string", "trials": "object", "ends": "object", "accuracy": "float64",
-    "compute_saved": "float64", "steps_shared": "int64", "checkpoints": "int64", "checkpoint_bytes": "int64",
-    "checkpoint_steps": "object",
+    "compute_saved": "float64", "inference_saved": "float64", "saved": "float64", "steps_shared": "int64",
+    "checkpoints": "int64", "checkpoint_bytes": "int64", "checkpoint_steps": "object",
 }  # fmt: skip
 
 
@@ -57,7 +58,8 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
         path: the folder that a search wrote; the search may be running.
 
     Returns:
-        One row a stage; none if the study has no tree. ``df.attrs["total_steps"]`` has the steps of a whole run.
+        One row a stage; none if the study has no tree. ``df.attrs["total_steps"]`` has the steps of a whole run,
+        ``df.attrs["saving"]`` which compute the study ranks by.
 
         - ``root``, ``stage``, ``parent``: ids; ``parent`` is missing for a root stage.
         - ``depth``: interventions before it.
@@ -65,8 +67,8 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
           first own iteration; ``known_until``: the iteration after the last that was recorded.
         - ``action``: the intervention in words.
         - ``trials``: numbers of the trials whose training goes through it; ``ends``: of those whose last stage it is.
-        - ``accuracy`` (fraction, validation), ``compute_saved`` (fraction): of the run that ends in it; NaN where none
-          was trained to the end.
+        - ``accuracy`` (fraction, validation), ``compute_saved``, ``inference_saved``, ``saved`` (fractions, the last
+          what the study ranks by): of the run that ends in it; NaN where none was trained to the end.
         - ``steps_shared``: steps that its trials would have trained alone beyond those that they trained here once.
         - ``checkpoints``: their number; ``checkpoint_bytes``: bytes of their contents (what two stages have in common
           counts for both); ``checkpoint_steps``: their iterations, ascending.
@@ -77,7 +79,8 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
         UserError: no study there.
     """
     tree = Layout(Path(path)).tree
-    last = _last_stages(load(path))
+    trials = load(path)
+    last, saving = _last_stages(trials), saving_of(trials)
     checkpoints = Checkpoints(tree, budget_bytes=0)  # reads alone
     rows: list[dict[str, Any]] = []
     total_steps = 0
@@ -89,7 +92,8 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
         total_steps = max(total_steps, int(facts["total_steps"]))
         rows += _root_rows(_read(store, int(facts["total_steps"])), facts, last, checkpoints)
     frame = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
-    frame.attrs["total_steps"] = total_steps
+    frame["saved"] = saved_of(frame.assign(saving=saving))
+    frame.attrs |= {"total_steps": total_steps, "saving": saving}
     return frame
 
 
@@ -148,6 +152,7 @@ def _root_rows(
                 "ends": tuple(ends.get(name, ())),
                 "accuracy": stage.result.get("accuracy"),
                 "compute_saved": stage.result.get("compute_saved"),
+                "inference_saved": stage.result.get("inference_saved"),
                 "steps_shared": sum(spans[name]) - max(spans[name], default=0),
                 "checkpoints": len(kept),
                 "checkpoint_bytes": sum({entry.sha256: entry.bytes for entry in kept}.values()),
@@ -266,8 +271,8 @@ def _stage_line(row: Mapping[str, Any], *, several: bool) -> str:
     parts.append(plural(len(row["trials"]), "trial"))
     if not pd.isna(row["accuracy"]):
         parts.append(f"accuracy {row['accuracy']:.4f}")
-    if row["depth"] > 0 and not pd.isna(row["compute_saved"]):
-        parts.append(f"saved {percent(row['compute_saved'])}")
+    if row["depth"] > 0 and not pd.isna(row["saved"]):
+        parts.append(f"saved {percent(row['saved'])}")
     return ", ".join(parts) + (f" ({_numbers(row['ends'])})" if row["ends"] else "")
 
 

@@ -14,6 +14,7 @@ from xml.sax.saxutils import escape, quoteattr
 import pandas as pd
 
 from analysis.answer import percent, plural
+from analysis.saving import TRAINING, saved_words
 from analysis.tree import most_visited
 
 #: Most lanes of a picture; the stages beyond are counted in its last line.
@@ -71,7 +72,8 @@ def tree_svg(frame: pd.DataFrame, total_steps: int, *, title: str | None = None)
     drawn = frame[frame["stage"].isin(shown)]
     folded = frame[~frame["stage"].isin(shown)]
     lanes = list(_lanes(drawn))
-    scale = _Scale(total_steps=max(1, total_steps), most_saved=_most_saved(drawn))
+    said = saved_words(frame.attrs.get("saving", TRAINING))
+    scale = _Scale(total_steps=max(1, total_steps), most_saved=_most_saved(drawn), said=said)
     several = frame["root"].nunique() > 1
     labels = [_label(lane.row, several) for lane in lanes]
     indented = [
@@ -110,6 +112,8 @@ class _Scale:
     """Iterations of a whole run."""
     most_saved: float
     """The saving of the darkest colour, a fraction; 0 where nothing is saved."""
+    said: str
+    """What is saved, in words."""
 
     def x(self, iteration: float) -> float:
         return _MARGIN + _PLOT_WIDTH * min(max(iteration / self.total_steps, 0.0), 1.0)
@@ -125,7 +129,7 @@ class _Scale:
 
 
 def _most_saved(frame: pd.DataFrame) -> float:
-    most = frame["compute_saved"].max()
+    most = frame["saved"].max()
     return float(most) if most > 0 else 0.0
 
 
@@ -178,15 +182,16 @@ def _legend(scale: _Scale) -> list[str]:
         for place, (r, g, b) in enumerate(_SCALE)
     )
     some = scale.most_saved > 0
+    bar = _LETTER * (len(scale.said) + len(": 0 %")) + 1.4
     words = f"{percent(scale.most_saved) if some else '0 %'} by the run that ends here"
     fill = "url(#stage-tree-saved)" if some else scale.colour(0.0)
     parts = [
         f'<defs><linearGradient id="stage-tree-saved">{stops}</linearGradient></defs>',
-        _text(x, y, "compute saved: 0 %" if some else "compute saved:", fill=_FAINT),
-        f'<rect x="{x + 122}" y="{y - 9}" width="80" height="{_BAR}" rx="2" fill="{fill}"/>',
-        _text(x + 208, y, words, fill=_FAINT),
+        _text(x, y, f"{scale.said}: 0 %" if some else f"{scale.said}:", fill=_FAINT),
+        f'<rect x="{x + bar:.1f}" y="{y - 9}" width="80" height="{_BAR}" rx="2" fill="{fill}"/>',
+        _text(x + bar + 86, y, words, fill=_FAINT),
     ]
-    x += 208 + _LETTER * (len(words) + 2)
+    x += bar + 86 + _LETTER * (len(words) + 2)
     parts += [
         f'<rect x="{x:.1f}" y="{y - 9}" width="18" height="{_BAR}" rx="2" fill="{_UNKNOWN}"/>',
         _text(x + 24, y, "not trained to the end", fill=_FAINT),
@@ -265,7 +270,7 @@ def _stage(lane: _Lane, scale: _Scale) -> list[str]:
     told += f", to {row['known_until']}; {counts}"
     parts = [
         f'<rect class="stage" data-stage={quoteattr(row["stage"])} x="{left:.2f}" y="{lane.y - _BAR / 2:g}" '
-        f'width="{max(2.0, right - left):.2f}" height="{_BAR}" rx="2" fill="{scale.colour(row["compute_saved"])}">'
+        f'width="{max(2.0, right - left):.2f}" height="{_BAR}" rx="2" fill="{scale.colour(row["saved"])}">'
         f"<title>{_clean(told)}</title></rect>"
     ]
     places = sorted({round(scale.x(step) / _TICK_STEP) * _TICK_STEP for step in row["checkpoint_steps"]})
@@ -282,7 +287,7 @@ def _words(lane: _Lane, label: str, label_x: float, numbers_x: float) -> list[st
     indent = _INDENT * min(int(row["depth"]), _MOST_INDENTS)
     cells = {
         "trials": str(len(row["trials"])),
-        "saved": "" if pd.isna(row["compute_saved"]) else percent(row["compute_saved"]),
+        "saved": "" if pd.isna(row["saved"]) else percent(row["saved"]),
         "accuracy": "" if pd.isna(row["accuracy"]) else f"{row['accuracy']:.4f}",
     }
     parts = [_text(label_x + indent, y, label)]

@@ -76,6 +76,8 @@ ROW: tuple[Metric, ...] = (
 
 #: What analysis adds to a finished trial.
 RELATIVE: tuple[Metric, ...] = (
+    _m("saved", "float64", "fraction", "max",
+       "what the study ranks by: training compute saved, inference compute saved, or the mean of both"),
     _m("accuracy_drop", "float64", "fraction", "min", "baseline's accuracy minus the trial's, same seed"),
     _m("test_accuracy_drop", "float64", "fraction", "min", "the same on the test split"),
     _m("time_saved", "float64", "fraction", "max", "1 - train_time_s / baseline's, same seed"),

@@ -10,8 +10,8 @@ import pandas as pd
 from analysis.accounting import SearchCost, search_cost
 from analysis.answer import (
     best_env,
+    best_schedule,
     headline,
-    ranked_table,
     search_cost_line,
     trials_for_trainings,
 )
@@ -20,6 +20,7 @@ from analysis.controls import beats_shorter, control_line
 from analysis.layout import Layout
 from analysis.loading import load
 from analysis.markdown_report import report_markdown
+from analysis.ranked_table import ranked_table
 from analysis.ranking import best, rank
 from analysis.tree import stage_frame
 from analysis.tree_picture import tree_svg
@@ -110,7 +111,10 @@ def best_or_confirmed(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) 
 
 
 def write_answer(layout: Layout, result: SearchResult) -> None:
-    """Write a study's `trials.parquet`, `ranking.csv`, `best.env`, `report.md`, and `tree.svg` if it has a tree."""
+    """Write a study's `trials.parquet`, `ranking.csv`, `best.env`, `report.md`, and `tree.svg` if it has a tree.
+
+    `best.yaml` is there where the best trial compresses, and only then.
+    """
     info, allowed_drop = layout.read_info(), result.allowed_drop
     trials, ranking, found = result.trials, result.ranking, result.best
     trials.to_parquet(layout.trials)
@@ -118,6 +122,11 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
     beats = beats_shorter(ranking, result.control_line)
     ranking.drop(columns=list(_HIDDEN)).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
     layout.best.write_text(best_env(info, found, allowed_drop, confirmation=result.confirmation))
+    schedule = best_schedule(info, found, allowed_drop, confirmation=result.confirmation)
+    if schedule is None:
+        layout.best_schedule.unlink(missing_ok=True)
+    else:
+        layout.best_schedule.write_text(schedule, encoding="utf-8")
     picture = layout.tree_picture.name if draw_tree(layout, result.cost) else None
     layout.report.write_text(
         report_markdown(info, trials, ranking, found, allowed_drop, picture=picture, confirmation=result.confirmation)

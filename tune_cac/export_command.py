@@ -24,7 +24,7 @@ def export(arguments: argparse.Namespace) -> int:
     if table and arguments.trial is not None:
         raise UserError(
             f"--format {arguments.format} is a table of the whole ranking, got --trial {arguments.trial}: "
-            "leave it out, or choose env, yaml or json"
+            "leave it out, or choose env, yaml, json or schedule"
         )
     if not table and arguments.top is not None:
         raise UserError(f"--format {arguments.format} is one trial, got --top {arguments.top}: give --trial")
@@ -70,19 +70,26 @@ def _trial(layout: Layout, arguments: argparse.Namespace) -> str:
 
 
 def _best(layout: Layout, arguments: argparse.Namespace) -> str:
-    """What the study recommends, confirmed settings before others; as `env` the text of ``best.env``."""
-    from analysis.answer import best_env, headline
+    """What the study recommends, confirmed settings before others; as `env` the text of ``best.env``.
+
+    As `schedule` that of ``best.yaml``.
+    """
+    from analysis.answer import best_env, best_schedule, headline, is_answer
     from analysis.exporting import export_trial
     from tune_cac.answering import answer
 
     drop, info = _allowed_drop(layout, arguments), layout.read_info()
     found = answer(layout, allowed_drop=drop)
     best = found.best
-    if best is None or best["method"] == "none" or best["compute_saved"] <= 0:
+    if best is None or not is_answer(best):
         reason = headline(found.ranking, None, drop).rstrip(".")
         raise UserError(f"{layout.root} has no best trial to export: {reason[0].lower()}{reason[1:]}; give --trial")
     if arguments.format == "env":
         return best_env(info, best, drop, confirmation=found.confirmation)
+    if arguments.format == "schedule":
+        schedule = best_schedule(info, best, drop, confirmation=found.confirmation)
+        if schedule is not None:
+            return schedule
     return export_trial(best, info, arguments.format)
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.saving import saved_of
+
 
 def numbers(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
     """A column as float64; NaN where it holds nothing or is missing altogether."""
@@ -18,6 +20,18 @@ def numbers(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
     return np.asarray(
         pd.to_numeric(frame[name], errors="coerce").astype("Float64").to_numpy("float64", na_value=np.nan)
     )
+
+
+def saved(frame: pd.DataFrame) -> NDArray[np.float64]:
+    """What each trial saves of the compute that its study ranks by; NaN where that is not known."""
+    if "compute_saved" not in frame.columns:
+        return np.full(len(frame), np.nan)
+    return np.asarray(saved_of(frame), dtype=np.float64)
+
+
+def saved_again(frame: pd.DataFrame) -> NDArray[np.float64]:
+    """The same of candidates on fresh seeds."""
+    return numbers(frame, "saved" if "saved" in frame.columns else "compute_saved")
 
 
 def texts(frame: pd.DataFrame, name: str) -> list[str]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from analysis.accounting import own_fraction, search_fraction
 from analysis.answer import percent, points
 from analysis.ranking import GIVEN_AWAY, ROUNDING
-from analysis.report.columns import is_one_of, numbers, percent_values
+from analysis.report.columns import is_one_of, numbers, percent_values, saved
 from analysis.report.data import ReportData
 
 #: Learning curves drawn beside the baseline's and the chosen trial's.
@@ -22,14 +22,16 @@ _MOST_CURVES = 12
 class Convergence:
     """What the search had found by each trial."""
 
+    what: str
+    """What is saved, in words."""
     trial: list[int]
     """Numbers of completed trials, ascending."""
     saved: list[float]
-    """Compute saved by each, %."""
+    """Saved by each of the compute that the study ranks by, %."""
     within: list[bool]
     """Whether each is within the allowed drop."""
     best: list[float]
-    """Most compute saved within the drop up to and including it, %; 0 before the first."""
+    """Most saved within the drop up to and including it, %; 0 before the first."""
     hypervolume: list[float]
     """Area dominated so far, in % compute x points of accuracy, over the corner of nothing saved and the baseline's
     accuracy less 5 points; empty without a baseline."""
@@ -41,23 +43,24 @@ def convergence(data: ReportData) -> Convergence | None:
     """How the answer grew; None if no trial completed."""
     counted = is_one_of(data.trials, "status", "completed") & ~is_one_of(data.trials, "role", "control")
     rows = data.trials[counted].sort_values("trial")
-    saved, drop = numbers(rows, "compute_saved"), numbers(rows, "accuracy_drop")
-    known = np.isfinite(saved)
-    rows, saved, drop = rows[known], saved[known], drop[known]
+    share, drop = saved(rows), numbers(rows, "accuracy_drop")
+    known = np.isfinite(share)
+    rows, share, drop = rows[known], share[known], drop[known]
     if len(rows) == 0:
         return None
     within = drop <= data.allowed_drop + ROUNDING  # NaN: no baseline, so nothing is
-    best = np.maximum.accumulate(np.where(within, np.maximum(saved, 0.0), 0.0))
+    best = np.maximum.accumulate(np.where(within, np.maximum(share, 0.0), 0.0))
     numbers_ = [int(trial) for trial in rows["trial"]]
     return Convergence(
+        what=data.saved_words,
         trial=numbers_,
-        saved=percent_values(saved),
+        saved=percent_values(share),
         within=[bool(value) for value in within],
         best=percent_values(best),
-        hypervolume=_areas(saved, drop) if np.isfinite(drop).any() else [],
+        hypervolume=_areas(share, drop) if np.isfinite(drop).any() else [],
         labels=[
-            f"trial {t}\ncompute saved {percent(s)}" + ("" if np.isnan(d) else f"\ndrop {points(d)}")
-            for t, s, d in zip(numbers_, saved, drop, strict=True)
+            f"trial {t}\n{data.saved_words} {percent(s)}" + ("" if np.isnan(d) else f"\ndrop {points(d)}")
+            for t, s, d in zip(numbers_, share, drop, strict=True)
         ],
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from analysis.layout import StudyInfo
+from analysis.saving import saved_words, saving_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,8 @@ class ReportData:
     """Trials that any setting has to beat: control (such as ``shorter 0.8``, ``random stops``), compute_saved,
     accuracy."""
     confirmation: pd.DataFrame | None = None
-    """A row a confirmed candidate: candidate, seeds, compute_saved, accuracy_drop, drop_low, drop_high, confidence,
-    confirmed."""
+    """A row a confirmed candidate: candidate, seeds, compute_saved, saved (where the study ranks by other compute than
+    the training's), accuracy_drop, drop_low, drop_high, confidence, confirmed."""
     variance: pd.DataFrame | None = None
     """Weight variance of the chosen trial: iteration, layer (name), ratio (variance over its running peak), and where
     known examined (whether the rule looked at the layer then)."""
@@ -57,3 +58,13 @@ class ReportData:
     """The stage tree's picture (`analysis.tree_svg`)."""
     environment: dict[str, str] = field(default_factory=dict)
     """Versions, machine and whatever else says where this was found, by name."""
+
+    @property
+    def saving(self) -> str:
+        """Compute that the study ranks by: training, inference or both."""
+        return saving_of(self.trials)
+
+    @property
+    def saved_words(self) -> str:
+        """What is saved of it, in words: on axes and in headings."""
+        return saved_words(self.saving)

@@ -13,8 +13,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.answer import percent, plural, points, settings_text
-from analysis.report.columns import bare, is_one_of, number, numbers, percent_values, texts
+from analysis.report.columns import bare, is_one_of, number, numbers, percent_values, saved, saved_again, texts
 from analysis.report.data import ReportData
+from analysis.saving import TRAINING, saved_of_one, saved_words, saving_of
 
 #: Trial numbers that a label lists.
 _MOST_NUMBERS = 6
@@ -45,8 +46,10 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True)
 class Pareto:
-    """Compute saved (x, %) against validation accuracy (y, %)."""
+    """What the study ranks by (x, %) against validation accuracy (y, %)."""
 
+    saved: str
+    """What is saved, in words."""
     trials: Points
     """Outcomes of searched trials."""
     front: Points
@@ -56,7 +59,8 @@ class Pareto:
     published: Points
     """The method's published defaults."""
     shorter: Points
-    """Dense training cut short, by compute saved: what any setting has to beat."""
+    """Dense training cut short, by compute saved: what any setting has to beat. Like the other controls none where the
+    study ranks by other compute than the training's."""
     random_stops: Points
     """Other controls."""
     chosen: Points
@@ -78,7 +82,7 @@ def pareto(data: ReportData) -> Pareto | None:
     on_front = numbers(ranking, "on_front") == 1
     baseline = _outcomes(ranking[is_one_of(ranking, "role", "baseline")])
     front = _by_x(_outcomes(ranking[on_front & ~is_one_of(ranking, "role", "control")]))
-    shorter, random_stops = _controls(data.controls)
+    shorter, random_stops = _controls(data.controls if data.saving == TRAINING else None)
     if len(shorter):
         shorter = _by_x(_joined(baseline, shorter))  # the line begins where nothing is cut
     chosen = ranking.iloc[:0] if data.best is None else data.best.to_frame().T
@@ -88,6 +92,7 @@ def pareto(data: ReportData) -> Pareto | None:
     y_range = _y_range(about or [max(front.y)], [*trials.y, *front.y])
     everything = (trials, _outcomes(ranking[is_one_of(ranking, "role", "published")]), random_stops)
     return Pareto(
+        saved=data.saved_words,
         trials=trials,
         front=front,
         baseline=baseline,
@@ -113,10 +118,9 @@ def _y_range(about: list[float], others: list[float]) -> tuple[float, float]:
 
 def _outcomes(rows: pd.DataFrame) -> Points:
     """One point for all trials of one outcome."""
-    saved, accuracy = numbers(rows, "compute_saved"), numbers(rows, "accuracy")
     trials = rows["trial"].tolist()
     groups: dict[tuple[float, float], list[int]] = {}
-    for place, (x, y) in enumerate(zip(saved, accuracy, strict=True)):
+    for place, (x, y) in enumerate(zip(saved(rows), numbers(rows, "accuracy"), strict=True)):
         if np.isfinite(x) and np.isfinite(y):
             groups.setdefault((float(x), float(y)), []).append(place)
     return Points(
@@ -133,7 +137,7 @@ def _outcome_label(first: pd.Series, trials: list[int]) -> str:
     more = f" and {len(trials) - _MOST_NUMBERS} more" if len(trials) > _MOST_NUMBERS else ""
     beside = f" ({role})" if role not in ("", "search") else ""
     lines = [f"trial{'s' if len(trials) > 1 else ''} {listed}{more}{beside}"]
-    lines.append(f"compute saved {percent(number(first, 'compute_saved'))}")
+    lines.append(f"{saved_words(saving_of(first))} {percent(saved_of_one(first))}")
     drop = number(first, "accuracy_drop")
     beside = "" if np.isnan(drop) else f", drop {points(drop)}"
     lines.append(f"accuracy {100 * number(first, 'accuracy'):.2f} %{beside}")
@@ -158,19 +162,19 @@ def _controls(controls: pd.DataFrame | None) -> tuple[Points, Points]:
         empty = Points(x=[], y=[], labels=[], counts=[])
         return empty, empty
     names = texts(controls, "control")
-    saved, accuracy = numbers(controls, "compute_saved"), numbers(controls, "accuracy")
+    compute, accuracy = numbers(controls, "compute_saved"), numbers(controls, "accuracy")
     epochs = ["" if np.isnan(n) else f" ({n:.0f} epochs)" for n in numbers(controls, "epochs")]
     cut = np.array([name.startswith("shorter") for name in names], dtype=bool)
-    known = np.isfinite(saved) & np.isfinite(accuracy)
+    known = np.isfinite(compute) & np.isfinite(accuracy)
 
     def group(mask: NDArray[np.bool_]) -> Points:
         places = np.flatnonzero(mask & known)
         return _by_x(
             Points(
-                x=percent_values(saved[places]),
+                x=percent_values(compute[places]),
                 y=percent_values(accuracy[places]),
                 labels=[
-                    f"control: {names[i]}{epochs[i]}\ncompute saved {percent(saved[i])}\n"
+                    f"control: {names[i]}{epochs[i]}\ncompute saved {percent(compute[i])}\n"
                     f"accuracy {100 * accuracy[i]:.2f} %"
                     for i in places
                 ],
@@ -226,12 +230,12 @@ def confirmation(data: ReportData) -> Confirmation | None:
     if frame is None or len(frame) == 0:
         return None
     drop, low, high = (numbers(frame, name) for name in ("accuracy_drop", "drop_low", "drop_high"))
-    saved, seeds, confidence = (numbers(frame, name) for name in ("compute_saved", "seeds", "confidence"))
+    share, seeds, confidence = saved_again(frame), numbers(frame, "seeds"), numbers(frame, "confidence")
     confirmed = numbers(frame, "confirmed") == 1
     candidates = [f"trial {name}" for name in texts(frame, "candidate")]
     labels = [
         f"{candidates[i]}: {'confirmed' if confirmed[i] else 'not confirmed'}\n"
-        f"compute saved {percent(saved[i])}\n"
+        f"{data.saved_words} {percent(share[i])}\n"
         f"drop {points(drop[i])}, {100 * confidence[i]:.0f} % interval {points(low[i])} to {points(high[i])}\n"
         f"{plural(int(seeds[i]) if np.isfinite(seeds[i]) else 0, 'seed')}"
         for i in range(len(frame))

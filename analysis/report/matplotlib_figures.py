@@ -137,7 +137,7 @@ def _pareto(axes: Axes, found: Any) -> None:
         axes.annotate("allowed drop", (0, found.least_accuracy), xycoords=("axes fraction", "data"), fontsize=7,
                       xytext=(2, 2), textcoords="offset points", color=LIGHT["faint"])  # fmt: skip
     axes.set_ylim(*found.y_range)
-    _titles(axes, "compute saved (%)", "validation accuracy (%)")
+    _titles(axes, f"{found.saved} (%)", "validation accuracy (%)")
     _legend(axes)
 
 
@@ -238,7 +238,7 @@ def _convergence(axes: Axes, found: Any) -> None:
     axes.plot(
         found.trial, found.best, drawstyle="steps-post", color=LIGHT["chosen"], linewidth=1.6, label="best so far"
     )
-    _trials(axes, "compute saved (%)")
+    _trials(axes, f"{found.what} (%)")
     _legend(axes)
 
 

@@ -75,10 +75,8 @@ def convergence_figure(data: ReportData) -> PlotlyFigure | None:
             "hovertext": [f"trial {t}: best so far {b:.1f} %" for t, b in zip(found.trial, found.best, strict=True)],
         }
     )  # fmt: skip
-    alt = (
-        f"Best compute saved within the allowed drop by trial: {found.best[-1]:.1f} % after {len(found.trial)} trials."
-    )
-    layout = {"xaxis": _trial_axis(found.trial), "yaxis": axis("compute saved (%)")}
+    alt = f"Best {found.what} within the allowed drop by trial: {found.best[-1]:.1f} % after {len(found.trial)} trials."
+    layout = {"xaxis": _trial_axis(found.trial), "yaxis": axis(f"{found.what} (%)")}
     return PlotlyFigure(name="convergence", alt=alt, traces=traces, layout=layout, height=400)
 
 

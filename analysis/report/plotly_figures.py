@@ -47,7 +47,7 @@ def pareto_figure(data: ReportData) -> PlotlyFigure | None:
         if len(group):
             traces.append(marks(name, group, symbol, colour, size=size))
     layout: dict[str, Any] = {
-        "xaxis": axis("compute saved (%)"),
+        "xaxis": axis(f"{found.saved} (%)"),
         "yaxis": axis("validation accuracy (%)", range=list(found.y_range)),
     }
     notes = ["Up and to the right is better. Point at a mark to see its trials; of equal outcomes one mark is drawn."]
@@ -58,9 +58,10 @@ def pareto_figure(data: ReportData) -> PlotlyFigure | None:
         said = "1 trial lies" if found.below == 1 else f"{found.below} trials lie"
         notes.append(f"{said} below the picture; a double click shows all.")
     best = max(zip(found.front.x, found.front.y, strict=True), default=None)
-    reach = "" if best is None else f", reaching {best[0]:.1f} % compute saved at {best[1]:.2f} % accuracy"
+    reach = "" if best is None else f", reaching {best[0]:.1f} % {found.saved} at {best[1]:.2f} % accuracy"
     alt = (
-        f"Compute saved against validation accuracy of {plural(sum(found.trials.counts), 'searched trial')}. "
+        f"{found.saved.capitalize()} against validation accuracy of "
+        f"{plural(sum(found.trials.counts), 'searched trial')}. "
         f"The Pareto front has {plural(len(found.front), 'outcome')}{reach}."
     )
     return PlotlyFigure(name="pareto", alt=alt, traces=traces, layout=layout, height=480, notes=notes)

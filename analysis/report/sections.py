@@ -13,11 +13,15 @@ import numpy as np
 import pandas as pd
 
 from analysis.accounting import search_cost
-from analysis.answer import percent, plural, points
+from analysis.answer import is_answer, percent, plural, points, settings_text
+from analysis.compression_words import without_files
 from analysis.confirmation import compared, of_trial
-from analysis.report.columns import is_one_of, number, numbers, stop_events, texts
+from analysis.confirmation import saved_again as candidate_saved
+from analysis.report.columns import is_one_of, number, numbers, saved_again, stop_events, texts
 from analysis.report.data import ReportData
 from analysis.report.plotly_parts import PlotlyFigure
+from analysis.saving import BOTH, TRAINING, saved_of_one
+from analysis.sparsity import is_compressed, layers, sums
 
 #: Failed trials that are listed.
 _MOST_FAILURES = 200
@@ -39,8 +43,10 @@ def sections(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> list[Sect
     """All that there is something to say in, in the order of the page."""
     made = [
         ("settings", "Settings to use", _settings(data)),
-        ("trade-off", "Compute saved against accuracy", _pictures(figures, "pareto") + _controls_note(data)),
+        ("trade-off", f"{data.saved_words.capitalize()} against accuracy",
+         _pictures(figures, "pareto") + _controls_note(data)),
         ("confirmation", "Confirmation on fresh seeds", _confirmation(data, figures)),
+        ("sparsity", "What is zero", _sparsity(data)),
         ("stops", "When layers stopped", _stops(data, figures)),
         ("why", "Weight variances" if data.stops is None or len(data.stops) == 0 else "Why they stopped",
          _pictures(figures, "variance")),
@@ -110,17 +116,15 @@ def first_sentence(text: str) -> tuple[str, str]:
 def _tiles(data: ReportData) -> str:
     tiles: list[tuple[str, str, str]] = []
     best = data.best
-    if best is not None and number(best, "compute_saved") > 0:
+    if best is not None and saved_of_one(best) > 0:
         again = of_trial(data.confirmation, best["trial"])
         if again is not None and again["confirmed"]:
             over = f"over {plural(int(again['seeds']), 'fresh seed')}"
-            tiles.append(("compute saved", percent(again["compute_saved"]), over))
+            tiles.append((data.saved_words, percent(candidate_saved(again)), over))
             beside = f"{compared(again).removesuffix(' accuracy')}, {over}; allowed {points(data.allowed_drop)}"
             tiles.append(("drop in accuracy", _drop(again["accuracy_drop"]), beside))
         else:
-            backward = number(best, "backward_saved")
-            beside = "" if np.isnan(backward) else f"{percent(backward)} of the backward pass"
-            tiles.append(("compute saved", percent(number(best, "compute_saved")), beside))
+            tiles.append((data.saved_words, percent(saved_of_one(best)), _beside_saved(best, data.saving)))
             drop = number(best, "accuracy_drop")
             tiles.append(("drop in accuracy", _drop(drop), f"validation; allowed {points(data.allowed_drop)}"))
         baseline = data.ranking[is_one_of(data.ranking, "role", "baseline")]
@@ -140,6 +144,16 @@ def _tiles(data: ReportData) -> str:
     return f'<dl class="tiles">{cells}</dl>' if cells else ""
 
 
+def _beside_saved(best: pd.Series, saving: str) -> str:
+    """What belongs to a saving: the backward pass, the sparsity, or the two of which it is the mean."""
+    if saving == BOTH:
+        training, inference = number(best, "compute_saved"), number(best, "inference_saved")
+        return f"training {percent(training)}, inference {percent(inference)}"
+    name, said = ("backward_saved", "{} of the backward pass") if saving == TRAINING else ("sparsity", "sparsity {}")
+    value = number(best, name)
+    return "" if np.isnan(value) else said.format(percent(value))
+
+
 def _drop(drop: float) -> str:
     """A drop in words; a gain says so.
 
@@ -154,15 +168,39 @@ def _drop(drop: float) -> str:
 
 
 def _settings(data: ReportData) -> str:
+    best, how = data.best, ""
+    if best is not None and is_answer(best) and is_compressed(best):
+        how = (
+            f"<p>Trial {escape(str(best['trial']))}: {escape(settings_text(best))}. The whole schedule, to train with, "
+            "is in <code>best.yaml</code>; <code>python -m tune_cac export --format schedule</code> prints it.</p>"
+        )
+    if not how or "gradskip" in str(best["method"] if best is not None else ""):
+        how += "<p>Paste these lines into a shell before training, or source <code>best.env</code>, which has them.</p>"
     return (
-        "<p>Paste these lines into a shell before training, or source <code>best.env</code>, which has them.</p>"
-        '<div class="copy"><button type="button" id="copy" aria-describedby="copied">Copy settings</button>'
+        f'{how}<div class="copy"><button type="button" id="copy" aria-describedby="copied">Copy settings</button>'
         '<span id="copied" role="status"></span></div>'
         f'<pre id="settings-text" tabindex="0" aria-label="settings">{escape(data.best_env.rstrip())}</pre>'
     )
 
 
+def _sparsity(data: ReportData) -> str:
+    """What the best trial's model is in all, and layer by layer; nothing where nothing compressed it."""
+    best = data.best
+    if best is None or not is_compressed(best):
+        return ""
+    cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in sums(best))
+    facts = f'<dl class="facts">{cells}</dl>' if cells else ""
+    rows = layers(best)
+    if not rows:
+        return facts
+    caption = f"Sparsity by layer of the chosen trial {best['trial']}"
+    return facts + _small_table(caption, ("layer", "sparsity"), rows, numeric=(1,))
+
+
 def _stops(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
+    if set(texts(data.ranking, "method")) <= {"none", "compression"} and is_one_of(data.ranking, "method",
+                                                                                   "compression").any():  # fmt: skip
+        return ""  # a study in which nothing could stop
     drawn = _pictures(figures, "timeline") or _none("No ranked trial stopped a layer.")
     events = [] if data.best is None else stop_events(data.best.get("stop_events"))
     if not events:
@@ -194,7 +232,7 @@ def _small_table(
 
 
 def _controls_note(data: ReportData) -> str:
-    if data.controls is None:
+    if data.controls is None and data.saving == TRAINING:
         return _none("No controls were trained, so nothing says what simply training shorter would have given.")
     return ""
 
@@ -206,18 +244,19 @@ def _confirmation(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
             "Nothing is confirmed: the winner among many on one seed is partly luck. Retrain the best on fresh seeds "
             "with python -m tune_cac confirm STUDY."
         )
-    values = {name: numbers(frame, name) for name in ("compute_saved", "accuracy_drop", "drop_low", "drop_high")}
+    share = saved_again(frame)
+    values = {name: numbers(frame, name) for name in ("accuracy_drop", "drop_low", "drop_high")}
     confidence, confirmed = numbers(frame, "confidence"), numbers(frame, "confirmed") == 1
     rows = [
         [
-            candidate, seeds, percent(values["compute_saved"][i]), f"{100 * values['accuracy_drop'][i]:.2f}",
+            candidate, seeds, percent(share[i]), f"{100 * values['accuracy_drop'][i]:.2f}",
             f"{100 * values['drop_low'][i]:.2f} to {100 * values['drop_high'][i]:.2f}",
             "" if np.isnan(confidence[i]) else f"{100 * confidence[i]:.0f} %",
             "yes" if confirmed[i] else "no",
         ]
         for i, (candidate, seeds) in enumerate(zip(texts(frame, "candidate"), texts(frame, "seeds"), strict=True))
     ]  # fmt: skip
-    heads = ("trial", "seeds", "compute saved", "drop (points)", "interval (points)", "confidence", "confirmed")
+    heads = ("trial", "seeds", data.saved_words, "drop (points)", "interval (points)", "confidence", "confirmed")
     table = _small_table("Candidates retrained on fresh seeds", heads, rows, numeric=(0, 1, 2, 3, 4, 5))
     return _pictures(figures, "confirmation") + table
 
@@ -293,6 +332,7 @@ def _environment(data: ReportData) -> str:
     for name, version in data.info.versions.items():
         entries.setdefault(name, version)
     if data.info.hold:
-        entries["held in every trial but the baseline"] = " ".join(f"{k}={v}" for k, v in data.info.hold.items())
+        held = without_files(data.info.hold)
+        entries["held in every trial but the baseline"] = " ".join(f"{k}={v}" for k, v in held.items())
     cells = "".join(f"<div><dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd></div>" for k, v in entries.items())
     return f'<dl class="facts">{cells}</dl>' if cells else _none("Nothing is known of where this ran.")

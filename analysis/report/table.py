@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.accounting import search_fraction
+from analysis.compression_words import WHOLE_FILES, field_text
 from analysis.controls import beats_shorter, control_line
-from analysis.report.columns import numbers, percent_values, plain, texts
+from analysis.report.columns import numbers, percent_values, plain, saved, texts
 from analysis.report.data import ReportData
 from analysis.report.figures import short_name
+from analysis.saving import TRAINING
 from trainables.config import field_kinds
 
 #: Result columns: name in the frame, heading, what it is, digits behind the point. Fractions are shown times 100.
-_RESULTS = (
+_ACCURACY = (
     ("accuracy", "accuracy %", "validation accuracy, percent", 2),
     ("accuracy_drop", "drop", "baseline's validation accuracy minus the trial's, in points", 2),
-    ("compute_saved", "saved %", "compute saved, percent of the full budget's FLOPs", 1),
+)
+_COMPUTE = ("compute_saved", "saved %", "compute saved, percent of the full budget's FLOPs", 1)
+#: The same, and more, where the study ranks by other compute than the training's.
+_INFERENCE = (
+    ("inference_saved", "inference %", "multiply-adds saved at inference, percent of the model's as it was built", 1),
+    ("sparsity", "sparsity %", "zeros among the weights of convolutions and linear layers, percent", 1),
+    ("structured_sparsity", "structured %", "of these weights in whole filters, rows or channels of zeros, percent", 1),
+    ("compute_saved", "training %", "training compute saved, percent of the full budget's FLOPs", 1),
+)
+_OTHERS = (
     ("backward_saved", "backward %", "backward FLOPs saved, percent", 1),
     ("communication_saved", "commun. %", "gradient bytes saved, percent", 1),
     ("time_saved", "time %", "training time saved, percent; one measurement beside other trials", 1),
@@ -27,7 +38,7 @@ _RESULTS = (
     ("test_accuracy", "test %", "test accuracy, percent; no choice was made by it", 2),
 )
 #: Hyperparameters that are said elsewhere, or say nothing of a setting.
-_ELSEWHERE = ("workload",)
+_ELSEWHERE = ("workload", *WHOLE_FILES)
 #: Letters of an error in the table; the section of failed trials has all of it.
 _MOST_LETTERS = 120
 
@@ -54,10 +65,24 @@ def trial_table(data: ReportData) -> dict[str, Any]:
     add("rank", "rank", "place in the ranking", [rank_of.get(trial) for trial in trials["trial"]])
     add("role", "role", "baseline, published defaults, search or control", _roles(trials), "text")
     add("status", "status", "how it ended", texts(trials, "status"), "text")
-    for name, label, title, digits in _RESULTS:
-        found = numbers(trials, name)
-        if np.isfinite(found).any():
-            add(name, label, title, percent_values(found), digits=digits)
+
+    def add_results(results: Iterable[tuple[str, str, str, int]]) -> None:
+        for name, label, title, digits in results:
+            found = numbers(trials, name)
+            if np.isfinite(found).any():
+                add(name, label, title, percent_values(found), digits=digits)
+
+    add_results(_ACCURACY)
+    if data.saving == TRAINING:
+        add_results((_COMPUTE,))
+    else:
+        add("saved", "saved %", f"{data.saved_words}, percent", percent_values(saved(trials)), digits=1)
+        add_results(_INFERENCE)
+    add_results(_OTHERS)
+    latency = numbers(trials, "latency_s")
+    if np.isfinite(latency).any() and data.saving != TRAINING:
+        title = "median time of a batch through the model from which structures were removed, milliseconds"
+        add("latency_s", "latency ms", title, [round(1000 * float(v), 6) for v in latency], digits=2)
     cost = np.asarray(search_fraction(trials), dtype=np.float64)
     if np.isfinite(cost).any():
         title = "compute that the search executed for it, in trainings without the method"
@@ -87,13 +112,4 @@ def _setting(trials: pd.DataFrame, name: str, kind: type) -> tuple[list[Any], st
     if kind in (int, float):
         found = numbers(trials, name)
         return [None if np.isnan(v) else int(v) if kind is int else float(f"{v:.6g}") for v in found], "number"
-    return [_listed(text) for text in texts(trials, name)], "text"
-
-
-def _listed(text: str) -> str:
-    """A list as the variables take it, other text as it is."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return text
-    return ",".join(map(str, found)) if isinstance(found, list) else text
+    return [field_text(name, text) for text in texts(trials, name)], "text"

@@ -42,15 +42,15 @@ def variance_frames(trace: RunTrace, row: pd.Series) -> VarianceFrames | None:
         row: its row of `analysis.load` or of a ranking.
 
     Returns:
-        The frames; None if the trial's own training is not in the trace, or no variances are.
+        The frames; None if the trial's own training is not in the trace, or no variances are, or if it only compresses.
 
     Raises:
         UserError: no trial of the study had the trial's plan of layers.
     """
     config = config_of(row)
     path = _path(trace, row)
-    if path is None:
-        return None
+    if path is None or (config.compresses and not config.skips_gradients):
+        return None  # what pruning did to a weight says nothing of a rule
     settings = config.gradskip_settings()
     blueprint = trace.blueprint(config)
     events = stop_events(row.get("stop_events"))

@@ -13,10 +13,11 @@ from studies import DENSE_FLOPS, result_row, write_study
 
 import analysis
 from analysis.accounting import SearchCost, search_cost, search_fraction
-from analysis.answer import ranked_table, search_cost_line, trials_for_trainings
+from analysis.answer import search_cost_line, trials_for_trainings
 from analysis.layout import Layout
 from analysis.loading import read_journal, to_frame
 from analysis.markdown_report import report_markdown
+from analysis.ranked_table import ranked_table
 from trainables.metrics import METRICS
 
 flops = st.one_of(st.none(), st.integers(0, 10**15))

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from analysis.layout import STUDY_NAME, Layout, StudyInfo
 from trainables.config import TrialConfig
-from trainables.metrics import METHOD_DEFAULTS, OBJECTIVES, ROW
+from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, OBJECTIVES, ROW
 from trainables.stage_tree.interventions import Intervention
 from trainables.stage_tree.store import Chunk, Stage, StageStore
 
@@ -23,7 +23,8 @@ DENSE_FLOPS = 1000
 
 def result_row(accuracy: float = 0.97, saved: float = 0.0, **columns: Any) -> dict[str, Any]:
     """A trial's last row."""
-    row = {m.name: {"int64": 1, "float64": 1.0, "string": ""}[m.dtype] for m in ROW} | METHOD_DEFAULTS
+    kinds = {"int64": 1, "Int64": 1, "float64": 1.0, "string": ""}
+    row = {m.name: kinds[m.dtype] for m in ROW} | MODEL_DEFAULTS | METHOD_DEFAULTS
     executed = round(DENSE_FLOPS * (1 - saved))
     row |= {"accuracy": accuracy, "test_accuracy": accuracy, "compute_saved": saved}
     return row | {"dense_flops": DENSE_FLOPS, "executed_flops": executed, "search_flops": executed} | columns

@@ -1,0 +1,68 @@
+"""What is zero in a trial's model, and what it computes: sums and layers as text cells. Pure: a row in, cells out.
+
+Sparsities are fractions of the elements, MACs multiplications with an addition each, of one sample.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pandas as pd
+
+from analysis.answer import percent
+
+#: Counts of the sums: column, what it is called.
+_COUNTS = (
+    ("dense_macs", "MACs of a sample, zeros included"),
+    ("effective_macs", "MACs of the weights that are not zero"),
+    ("parameters", "parameters"),
+)
+_SHARES = (
+    ("sparsity", "sparsity"),
+    ("structured_sparsity", "of it in whole filters, rows or channels"),
+    ("inference_saved", "inference compute saved"),
+)
+
+
+def is_compressed(row: pd.Series | None) -> bool:
+    """Whether a compression schedule was at work in a trial."""
+    return row is not None and "compression" in str(row.get("method")).split("+")
+
+
+def sums(row: pd.Series) -> list[tuple[str, str]]:
+    """Names and values of what a model is in all; what was not measured is left out.
+
+    >>> sums(pd.Series({"sparsity": 0.8, "effective_macs": 51200, "latency_s": 0.0123}))
+    [('sparsity', '80.0 %'), ('MACs of the weights that are not zero', '51,200'), ('latency of a batch', '12.30 ms')]
+    """
+    found = [(said, percent(_number(row, name))) for name, said in _SHARES if _known(row, name)]
+    found += [(said, f"{_number(row, name):,.0f}") for name, said in _COUNTS if _known(row, name)]
+    if _known(row, "latency_s"):
+        found.append(("latency of a batch", f"{1000 * _number(row, 'latency_s'):.2f} ms"))
+    return found
+
+
+def layers(row: pd.Series) -> list[tuple[str, str]]:
+    """Names of the weights and their sparsities, in the model's order; none where they were not measured.
+
+    >>> layers(pd.Series({"layer_sparsity": '{"conv1.weight": 0.25, "fc.weight": 0}'}))
+    [('conv1.weight', '25.0 %'), ('fc.weight', '0.0 %')]
+    """
+    try:
+        found: Any = json.loads(row["layer_sparsity"])
+    except (KeyError, TypeError, ValueError):
+        return []
+    if not isinstance(found, dict):
+        return []
+    return [(name, percent(share)) for name, share in found.items() if isinstance(share, (int, float))]
+
+
+def _known(row: pd.Series, name: str) -> bool:
+    return math.isfinite(_number(row, name))
+
+
+def _number(row: pd.Series, name: str) -> float:
+    value = row.get(name)
+    return float("nan") if value is None or pd.isna(value) else float(value)
