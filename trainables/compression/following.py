@@ -9,7 +9,9 @@ Symbols: i iteration, S steps of an epoch, e epoch: an epoch's first step is i =
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from trainables.compression.from_config import schedule_of
@@ -73,11 +75,27 @@ def interventions_of(schedule: Mapping[str, Any], *, steps_per_epoch: int, epoch
         component = schedule[KINDS[kind]][name]
         begin = looks_from(kind, str(component["class"]), timing_of(policy))
         if begin < epochs:
-            acts.setdefault(begin, []).append({"place": place, "policy": policy, "component": component})
+            part = {"place": place, "policy": policy, "component": component, **_content(component)}
+            acts.setdefault(begin, []).append(part)
     return [
         Intervention(iteration=epoch * steps_per_epoch, action=action_text({"compression": what}))
         for epoch, what in sorted(acts.items())
     ]
+
+
+def _content(component: Mapping[str, Any]) -> dict[str, str]:
+    """Of a teacher's checkpoint: the same file may have other weights in the next search. Empty where none is."""
+    checkpoint = component.get("checkpoint")
+    if checkpoint is None:
+        return {}
+    path = Path(str(checkpoint))
+    digest = hashlib.sha256()
+    for file in sorted(path.glob("*.pt")) if path.is_dir() else [path]:
+        try:
+            digest.update(file.read_bytes())
+        except OSError:
+            return {}  # said where the teacher is built
+    return {"content": digest.hexdigest()[:24]}
 
 
 class CompressionFollower:
