@@ -263,7 +263,7 @@ class CompressionScheduler:
         for scheduled in self._active(epoch):
             moment = Moment(epoch=epoch, timing=scheduled.timing)
             scheduled.policy.epoch_end(self.training, moment, metrics or {})
-        self._forget_inputs()
+        self.close()
 
     def apply_masks(self) -> None:
         """Mask the weights now."""
@@ -333,12 +333,13 @@ class CompressionScheduler:
                 self._keep_inputs()
 
     def close(self) -> None:
-        """See nothing of the model any more."""
+        """See nothing of the model any more, until the next epoch begins."""
         for scheduled in self.policies:
             if scheduled.is_looking:
                 scheduled.policy.look_away()
                 scheduled.is_looking = False
         self._forget_inputs()
+        self._open = None
 
     # --- within -----------------------------------------------------------------------------------------------------
 
@@ -351,11 +352,7 @@ class CompressionScheduler:
 
     def _look(self, epoch: int) -> None:
         """Let the components see the training that are to see this epoch, and no others."""
-        # First away: what one policy sees no more may be what another one looks at, by the same pruner.
-        for scheduled in self.policies:
-            if scheduled.is_looking and not scheduled.looks_in(epoch):
-                scheduled.policy.look_away()
-                scheduled.is_looking = False
+        self.close()
         for scheduled in self.policies:
             if scheduled.looks_in(epoch):
                 self._change()

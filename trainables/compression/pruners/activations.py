@@ -101,7 +101,8 @@ class ActivationWatch:
     The activation of a convolution is the output of the first activation module that its output reaches with no other
     layer between (batch norm, pooling and additions are none), if that has F channels. Autograd's graph of the first
     such forward of the whole model tells. Where there is none (functional activations, a frozen layer, a linear
-    bottleneck) it is relu of the convolution's output.
+    bottleneck) it is relu of the convolution's output. What was found holds until `stop`, also in a watch that goes on
+    from its state: a layer that is frozen meanwhile has no graph to tell.
 
     Args:
         weights: names of the convolutions' weights.
@@ -114,19 +115,25 @@ class ActivationWatch:
         # A module may be called several times in a forward (torchvision's blocks have one ReLU): calls are counted.
         self._calls: Counter[nn.Module] = Counter()
         self._consumers: dict[tuple[nn.Module, int], list[str]] | None = None
+        self._loaded: list[list[Any]] | None = None
+        self._names: dict[nn.Module, str] = {}
         self._without: frozenset[str] = frozenset()
         self._open: dict[str, _Output] = {}
         self._found: dict[tuple[nn.Module, int], list[str]] = {}
 
     def start(self, model: nn.Module) -> None:
-        """Watch this model from here on; its activations are searched for anew.
+        """Watch this model from here on; its activations are searched for anew unless a state was just loaded.
 
         Raises:
             UserError: a weight is no convolution's.
         """
         self.stop()
         owners = convolutions(model, self._weights)
-        self._consumers = None
+        self._names = {module: plain_name(name) for name, module in model.named_modules()}
+        if self._loaded is not None:
+            modules = {name: module for module, name in self._names.items()}
+            self._know({(modules[name], int(call)): list(weights) for name, call, weights in self._loaded})
+            self._loaded = None
         self._handles = [
             model.register_forward_pre_hook(self._begun),
             *(module.register_forward_hook(self._convolved(name)) for name, module in owners.items()),
@@ -141,6 +148,12 @@ class ActivationWatch:
             handle.remove()
         self._handles = []
         self._open, self._found = {}, {}
+        self._consumers = None
+
+    def _know(self, consumers: dict[tuple[nn.Module, int], list[str]]) -> None:
+        """The weights whose activation each call of a module returns; those of others are relu of their output."""
+        self._consumers = consumers
+        self._without = frozenset(self._weights).difference(*consumers.values())
 
     def _begun(self, model: nn.Module, inputs: object) -> None:
         self._calls.clear()
@@ -182,8 +195,7 @@ class ActivationWatch:
             return
         for name, left in self._open.items():
             self._add(name, left.sums)
-        self._consumers = self._found
-        self._without = frozenset(self._weights).difference(*self._found.values())
+        self._know(self._found)
         self._open, self._found = {}, {}
 
     def _consumed(self, activation: Tensor) -> list[str]:
@@ -214,9 +226,14 @@ class ActivationWatch:
         self.sums[name] = sums if before is None or before.total.shape != sums.total.shape else before + sums
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums."""
-        return {name: [sums.inactive.clone(), sums.total.clone(), sums.seen] for name, sums in self.sums.items()}
+        """The sums, and which activations were found: [module, number of its call, weights] each."""
+        sums = {name: [one.inactive.clone(), one.total.clone(), one.seen] for name, one in self.sums.items()}
+        if self._consumers is None:
+            return {"sums": sums, "found": None}
+        found = [[self._names[module], call, list(names)] for (module, call), names in self._consumers.items()]
+        return {"sums": sums, "found": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; `start` comes after it or before."""
-        self.sums = {name: Sums(inactive, total, int(seen)) for name, (inactive, total, seen) in state.items()}
+        """Go on from there; `start` comes after it."""
+        self.sums = {name: Sums(inactive, total, int(seen)) for name, (inactive, total, seen) in state["sums"].items()}
+        self._loaded = None if state["found"] is None else list(state["found"])
