@@ -18,13 +18,14 @@ LONG_RUN = 20
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     """Ask for final sparsity, first and last epoch, and frequency."""
     start, end, step = _epochs(context)
+    frequency = 2 if context.epochs >= LONG_RUN else 1
     return {
         "agp_weights": context.weight_names,
         "agp_initial_sparsity": 0.0,
         "agp_final_sparsity": round(trial.suggest_float("agp_final_sparsity", *SPARSITIES, step=STEP), 6),
         "pruning_start_epoch": trial.suggest_int("pruning_start_epoch", *start, step=step),
         "pruning_end_epoch": trial.suggest_int("pruning_end_epoch", *end, step=step),
-        "pruning_frequency": trial.suggest_int("pruning_frequency", 1, 2 if context.epochs >= LONG_RUN else 1),
+        "pruning_frequency": trial.suggest_int("pruning_frequency", 1, frequency),
     }
 
 
@@ -32,7 +33,9 @@ def _epochs(context: SpaceContext) -> tuple[tuple[int, int], tuple[int, int], in
     """Ranges of the first epoch and of the epoch after the last, and their grid."""
     step = max(1, context.epochs // GRID)
     latest = int(LATEST_START * context.epochs) // step * step
-    earliest = min(context.epochs, max(latest + 2, math.ceil(EARLIEST_END * context.epochs)))
+    # From the latest start to the earliest end there are two epochs that prune, also every other one.
+    least = 3 if context.epochs >= LONG_RUN else 2
+    earliest = min(context.epochs, max(latest + least, math.ceil(EARLIEST_END * context.epochs)))
     return (0, latest), (earliest, earliest + (context.epochs - earliest) // step * step), step
 
 

@@ -16,7 +16,9 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     values = []
     for name, mark in _marks(context).items():
         value = _ask(trial, parameter_of(name), mark)
-        values.append(f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}")
+        # A choice is found again by its text; a number of a range may be rounded.
+        is_number = mark.choices is None and isinstance(value, float)
+        values.append(f"{name}={value:.6g}" if is_number else f"{name}={value}")
     return {"schedule_values": tuple(values)} if values else {}
 
 

@@ -16,6 +16,18 @@ from trainables.errors import UserError
 
 #: Instance names of what the fields mean.
 PRUNER, GRADUAL, DISTILLER = "sensitivity_pruner", "gradual_pruner", "distiller"
+#: Fields that mean nothing unless one of others says what they belong to.
+_NEEDS = {
+    "schedule_values": ("schedule",),
+    **dict.fromkeys(
+        ("pruning_start_epoch", "pruning_end_epoch", "pruning_frequency"),
+        ("pruning_sensitivities", "agp_final_sparsity"),
+    ),
+    **dict.fromkeys(("agp_initial_sparsity", "agp_weights"), ("agp_final_sparsity",)),
+    **dict.fromkeys(
+        ("distill_temperature", "distill_start_epoch"), ("distill_teacher", "distill_checkpoint", "distill_weight")
+    ),
+}
 #: Timing of pruning where nothing is said, as shares of the run's epochs; and every how many epochs.
 START_SHARE, END_SHARE, FREQUENCY = 0.2, 0.6, 1
 
@@ -24,8 +36,9 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
     """The schedule as a plain mapping, marks filled in; without policies where the configuration compresses nothing.
 
     Raises:
-        UserError: the schedule's text cannot be read, or a value is none of its marks.
+        UserError: the schedule's text cannot be read, a value is none of its marks, or a field has no effect.
     """
+    _check_effect(config)
     schedule: dict[str, Any] = {"version": 1}
     policies: list[dict[str, Any]] = []
     if config.schedule is not None:
@@ -41,11 +54,13 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
             policies.append({"pruner": {"instance_name": PRUNER}, **timing})
     if config.agp_final_sparsity is not None:
         initial = min(config.agp_initial_sparsity or 0.0, config.agp_final_sparsity)
+        if not config.agp_weights:
+            raise UserError("agp_final_sparsity needs agp_weights, the parameters to prune, got none")
         arguments = {
             "class": "AutomatedGradualPruner",
             "initial_sparsity": initial,
             "final_sparsity": config.agp_final_sparsity,
-            "weights": list(config.agp_weights or ()),
+            "weights": list(config.agp_weights),
         }
         if end - start <= timing["frequency"]:
             raise UserError(
@@ -55,7 +70,7 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
         if config.agp_final_sparsity > initial:
             _add(schedule, "pruners", GRADUAL, arguments)
             policies.append({"pruner": {"instance_name": GRADUAL}, **timing})
-    if config.distill_weight is not None or config.distill_teacher is not None:
+    if (config.distill_weight, config.distill_teacher, config.distill_checkpoint) != (None, None, None):
         weight = 0.5 if config.distill_weight is None else config.distill_weight
         arguments = {
             "class": "KnowledgeDistillation",
@@ -80,15 +95,31 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
     return {**schedule, "policies": policies}
 
 
+def _check_effect(config: TrialConfig) -> None:
+    for name, owners in _NEEDS.items():
+        if getattr(config, name) is not None and all(getattr(config, owner) is None for owner in owners):
+            raise UserError(f"{name} has no effect without {' or '.join(owners)}: leave it out, or give that, too")
+
+
 def pruning_epochs(config: TrialConfig) -> tuple[int, int]:
-    """First epoch of pruning and the epoch after its last, as the configuration says or by default."""
+    """First epoch of pruning and the epoch after its last, as the configuration says or by default.
+
+    Raises:
+        UserError: both are given and the end is not above the start.
+    """
     start = config.pruning_start_epoch
     if start is None:
         start = min(config.epochs - 1, int(START_SHARE * config.epochs))
     end = config.pruning_end_epoch
     if end is None:
         end = max(start + 1, int(END_SHARE * config.epochs))
-    return start, max(start + 1, end)
+    elif config.pruning_start_epoch is None:
+        start = min(start, end - 1)
+    if end <= start:
+        raise UserError(
+            f"pruning_end_epoch must be above pruning_start_epoch {start} (the end is exclusive), got {end}"
+        )
+    return start, end
 
 
 def filled_schedule(text: str, values: tuple[str, ...]) -> dict[str, Any]:
