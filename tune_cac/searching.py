@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,16 +262,34 @@ def _run(layout: Layout, options: SearchOptions, context: SpaceContext | None = 
 
 def _run_missing(layout: Layout, options: SearchOptions, context: SpaceContext | None) -> SearchResult:
     base = _baseline(options, device="cuda" if options.gpus_per_trial > 0 else "cpu")
-    if context is None:
-        context = context_of(base)
-    searcher, run_name = _searcher(layout, options, context, base)
-    to_run = layout.read_info().trials - searcher.finished_count()
     interrupted = False
-    if to_run > 0 or (options.controls and searcher.missing_controls()):
-        interrupted = _search(layout, options, searcher, run_name, max(0, to_run))
+    with _session(layout, options):
+        if context is None:
+            context = context_of(base)
+        searcher, run_name = _searcher(layout, options, context, base)
+        to_run = layout.read_info().trials - searcher.finished_count()
+        if to_run > 0 or (options.controls and searcher.missing_controls()):
+            interrupted = _search(layout, options, searcher, run_name, max(0, to_run))
     found = answer(layout, allowed_drop=options.allowed_drop, interrupted=interrupted)
     write_answer(layout, found)
     return found
+
+
+def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[None]:
+    """Ray at once for a new study; one that is gone on with may have nothing to train, and then needs none.
+
+    Of a new study everything that a user gave has been tried by now.
+    """
+    if layout.journal.exists():
+        return nullcontext()
+    from tune_cac.starting import early_session
+
+    return early_session(**_ray_needs(options))
+
+
+def _ray_needs(options: SearchOptions) -> dict[str, Any]:
+    """Arguments of `cluster.ray_session`."""
+    return {"cpus": options.trials_at_a_time * options.processors_per_trial, "modules": _own_modules(options)}
 
 
 def make_searcher(
@@ -375,8 +394,7 @@ def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, 
     from tune_cac.row_events import RowEvents
 
     at_a_time = options.trials_at_a_time
-    session = ray_session(cpus=at_a_time * options.processors_per_trial, modules=_own_modules(options))
-    with progress, session, searcher.coordinated():
+    with progress, ray_session(**_ray_needs(options)), searcher.coordinated():
         _check_resources(options)
         tune.Tuner(
             _trainable(options),

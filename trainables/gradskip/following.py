@@ -127,11 +127,14 @@ class GradskipFollower:
             self.events.append(self.blueprint.event(before["iteration"], plan.decision, self.settings, done))
         return plan.decision
 
+    def is_quiet(self) -> bool:
+        return self.machine.quiet_until() > self.machine.iteration and not self._acts_throughout
+
     def columns(self) -> dict[str, Any]:
         return columns(self.machine.stopped_through, self.events)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"machine": self.machine.state_dict(), "events": [asdict(event) for event in self.events]}
+        return {"machine": self.machine.state_dict(), "events": [dict(vars(event)) for event in self.events]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.machine.load_state_dict(state["machine"])

@@ -70,6 +70,9 @@ class Follower(Protocol):
             MissingSignal: `iteration` then stands at the step whose signal is missing.
         """
 
+    def is_quiet(self) -> bool:
+        """Whether the method certainly does nothing in the next step, said without looking at a signal."""
+
     def columns(self) -> dict[str, Any]:
         """The method's own result columns at this point."""
 
@@ -93,6 +96,9 @@ class NeverActs:
     def advance(self, recorded: Recorded, until: int) -> Intervention | None:
         self.iteration = max(self.iteration, until)
         return None
+
+    def is_quiet(self) -> bool:
+        return True
 
     def columns(self) -> dict[str, Any]:
         return dict(self._columns)

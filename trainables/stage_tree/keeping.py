@@ -13,6 +13,7 @@ import torch
 from trainables.stage_tree.checkpoints import Checkpoints, StageWeight
 from trainables.stage_tree.interventions import Follower
 from trainables.stage_tree.live import LiveRun
+from trainables.stage_tree.packing import pack
 from trainables.stage_tree.spacing import spacing
 from trainables.stage_tree.store import Stage, StageStore
 
@@ -119,7 +120,7 @@ class Keeper:
             state.pop(name)
         state["carried"] = run.method.carried()
         file = io.BytesIO()
-        torch.save(state, file)
+        torch.save(pack(state), file)
         self._weights = None
         self.checkpoints.put(stage.id, run.step, file.getvalue(), kind=self._follower.kind)
         self._kept.setdefault(stage.id, []).append(run.step)

@@ -29,6 +29,7 @@ from trainables.stage_tree.facts import method_facts, root_files
 from trainables.stage_tree.interventions import Follower, Intervention, MissingSignal
 from trainables.stage_tree.keeping import Keeper, Sharing
 from trainables.stage_tree.live import LiveRun
+from trainables.stage_tree.packing import unpack
 from trainables.stage_tree.recorder import SignalRecorder
 from trainables.stage_tree.root import root_facts, root_id
 from trainables.stage_tree.store import Stage, StageStore
@@ -404,7 +405,7 @@ class SharedRun:
                     f"settings: {run.method.facts()}, not {self._known_facts}; --no-sharing trains without the tree"
                 )
             if data is not None:
-                state = read_state(io.BytesIO(data))
+                state = unpack(read_state(io.BytesIO(data)))
                 carried = state.pop("carried")
                 run.method.make_ready(carried)
                 run.load_state_dict({**state, "row": None, "wall_time_s": 0.0, "search_flops": 0, "method": {}})
@@ -456,6 +457,8 @@ class SharedRun:
 
     def _acts_now(self, live: LiveRun) -> bool:
         """Whether the rule acts in the step that begins: others will fork where one has."""
+        if self._follower.is_quiet():
+            return False
         state = self._follower.state_dict()
         try:
             return self._follower.advance(live.recorder, live.run.step + 1) is not None

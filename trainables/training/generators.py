@@ -16,7 +16,7 @@ def generators_state(device: torch.device) -> dict[str, Any]:
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
-        "python": [version, list(internal), gauss],
+        "python": [version, torch.tensor(internal, dtype=torch.int64), gauss],
         "numpy": [name, torch.tensor(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
@@ -47,7 +47,7 @@ def kept_generators(devices: Iterable[torch.device]) -> Iterator[None]:
 def set_generators(state: dict[str, Any], device: torch.device) -> None:
     """Put the generators into a state of `generators_state`."""
     version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
+    random.setstate((version, tuple(internal.tolist()), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"].cpu())

@@ -22,8 +22,7 @@ def isolated(*, seed: int, threads: int) -> Iterator[None]:
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     dtype, thread_count, gradients = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic = _determinism()
     precision = torch.get_float32_matmul_precision()
     cudnn = (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
     try:
@@ -47,6 +46,12 @@ def isolated(*, seed: int, threads: int) -> Iterator[None]:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(thread_count)
         torch.set_grad_enabled(gradients)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if _determinism() != deterministic:  # setting it loads torch's compiler, which takes seconds
+            torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
         torch.set_float32_matmul_precision(precision)
         (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) = cudnn
+
+
+def _determinism() -> tuple[bool, bool]:
+    """Whether deterministic algorithms are asked for, and whether a warning is enough where there are none."""
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
