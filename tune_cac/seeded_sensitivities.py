@@ -45,12 +45,11 @@ def seeded_sensitivities(
     if levels is None:
         return {}
     found = _analysed(store, tree, base, weight_names, levels, max(allowed_drop, LEAST_DROP))
-    if found is not None:
-        try:
-            store.write(name, found)
-        except OSError as error:
-            warnings.warn(f"the baseline's sensitivities cannot be kept: {error}", stacklevel=2)
-    return found or {}
+    try:
+        store.write(name, found)  # nothing, too: another trial may leave such a state later
+    except OSError as error:
+        warnings.warn(f"the baseline's sensitivities cannot be kept: {error}", stacklevel=2)
+    return found
 
 
 def _analysed(
@@ -60,11 +59,12 @@ def _analysed(
     weight_names: tuple[str, ...],
     levels: tuple[float, ...],
     allowed_drop: float,
-) -> dict[str, float] | None:
+) -> dict[str, float]:
     import torch
 
     from trainables.compression.masks import parameters_as_built
     from trainables.compression.sensitivity import evaluate_workload, proposed_sensitivities, sensitivity_analysis
+    from trainables.stage_tree.packing import unpack
     from trainables.training.run import TrainingRun
 
     with TrainingRun(replace(base, device="cpu")) as run:
@@ -76,8 +76,8 @@ def _analysed(
             if entry.step == last and data is None:
                 data = checkpoints.read(stage.id, entry)
         if data is None:
-            return None
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            return {}
+        state = unpack(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
         run.model.load_state_dict(state["model"])
         try:
             rows = sensitivity_analysis(
@@ -89,5 +89,5 @@ def _analysed(
             proposals = proposed_sensitivities(rows, parameters_as_built(run.model), allowed_drop)
         except UserError as error:
             warnings.warn(f"no sensitivity analysis of the baseline: {error}", stacklevel=2)
-            return None
+            return {}
     return {proposal.parameter: round(proposal.sensitivity, 4) for proposal in proposals}

@@ -122,6 +122,9 @@ class CompressionFollower:
         self.iteration = max(self.iteration, until)
         return None
 
+    def is_quiet(self) -> bool:
+        return self.next_action() != self.iteration
+
     def columns(self) -> dict[str, Any]:
         return dict(METHOD_DEFAULTS)
 

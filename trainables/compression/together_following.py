@@ -62,6 +62,9 @@ class TogetherFollower:
                 return stop
         return None
 
+    def is_quiet(self) -> bool:
+        return self.gradskip.is_quiet() and self.compression.is_quiet()
+
     def columns(self) -> dict[str, Any]:
         return self.gradskip.columns()
 
