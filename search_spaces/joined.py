@@ -43,7 +43,7 @@ def joined(spaces: Sequence[Space]) -> Space:
     """The spaces as one.
 
     Raises:
-        UserError: two of them search the same, or Gradient-Skip twice.
+        UserError: two of them search the same, or what they search together no trial can have.
     """
     names = [space.name for space in spaces]
     methods = [space.method for space in spaces]
@@ -58,10 +58,16 @@ def joined(spaces: Sequence[Space]) -> Space:
     context = SpaceContext(total_steps=300, weight_names=("a.weight",))
     asked: dict[str, str] = {}
     for space in spaces:
-        for name in corners(space, context)[0]:
+        for name in {name: None for corner in corners(space, context) for name in corner}:
             if name in asked:
                 raise UserError(f"spaces {asked[name]} and {space.name} both search {name}: join others")
             asked[name] = space.name
+        rules = {corner.get("CAC_RULE", "variance") for corner in corners(space, context)}
+        if len(spaces) > 1 and rules != {"variance"}:
+            raise UserError(
+                f"space {space.name} can't be searched together with compression, got {'+'.join(names)}: other rules "
+                "than variance look at more than weights; join auto_thresholds, braking_distance or manual_layers"
+            )
     together = tuple(spaces)
     return Space(
         name="+".join(names),

@@ -114,7 +114,7 @@ def search(
         if options.hold:
             check_hold_on_run(options.space, options.hold, context)
         if options.compresses:
-            check_schedule(options, context)
+            check_schedule(options, context, None if schedule is None else Path(schedule))
     layout = open_study(options)
     with locked(layout):
         info = layout.read_info()
@@ -195,17 +195,20 @@ def run_context(config: TrialConfig) -> SpaceContext:
     )
 
 
-def check_schedule(options: SearchOptions, context: SpaceContext) -> None:
+def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | None) -> None:
     """Raise UserError for a schedule that does not fit the model, before there is a study.
 
     Args:
         options: of the search.
         context: of the run.
+        file: the schedule's, if there is one.
     """
     import optuna
 
     from trainables.compression.building import check_on_model
+    from trainables.compression.following import timing_of
     from trainables.compression.from_config import schedule_of
+    from trainables.compression.together import check_together
 
     space = search_spaces.load(options.space)
     base = _baseline(options, device="cpu")
@@ -214,7 +217,17 @@ def check_schedule(options: SearchOptions, context: SpaceContext) -> None:
         suggested = space.suggest(optuna.trial.FixedTrial(dict(space.start(context))), context)
     values = {"method": space.method, **suggested, **options.hold}
     config = TrialConfig.from_mapping({**base.to_dict(), **values})
-    check_on_model(schedule_of(config), base)
+    schedule = schedule_of(config)
+    check_on_model(schedule, base, file)
+    if config.skips_gradients:
+        check_together(config, schedule)
+    begins = [timing_of(policy).starting_epoch for policy in schedule["policies"]]
+    late = [str(place) for place, epoch in enumerate(begins) if epoch >= config.epochs]
+    if late:
+        what = f"the last epoch of a trial is {config.epochs - 1}: begin earlier, or give more --epochs"
+        if len(late) == len(begins):
+            raise UserError(f"the schedule never acts, for it begins in epoch {min(begins)} and {what}")
+        warnings.warn(f"policies {', '.join(late)} of the schedule never act, for {what}", stacklevel=2)
 
 
 def context_of(base: TrialConfig) -> SpaceContext:

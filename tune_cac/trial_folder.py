@@ -33,5 +33,6 @@ def last_row(trial_folder: Path) -> dict[str, Any]:
     for line in reversed(lines):
         with suppress(ValueError):  # the last line may be torn
             row = json.loads(line)
-            return {name: row[name] for name in SPENT if name in row}
+            if isinstance(row, dict):
+                return {name: row[name] for name in SPENT if name in row}
     return {}

@@ -54,7 +54,9 @@ ACTIVE: dict[str, dict[str, Any]] = {
     "gradskip": {"CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (8, 22), "CAC_BRAKING_DISTANCE": 7},
     "compression": {"schedule": SCHEDULE},
     "gradskip+compression": {
-        "CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (8, 22), "schedule": PRUNING,
+        "CAC_STOP_LAYER_NUM": (3, 9),
+        "CAC_STOP_LAYER_ITR": (8, 22),
+        "schedule": PRUNING,
     },
 }
 CASES = [(method, workload) for method in METHODS for workload in WORKLOADS]
@@ -168,14 +170,29 @@ def test_a_checkpoint_that_cannot_be_read_costs_its_epochs_and_nothing_else(dama
 
 
 LAYERS = tuple(f"layer{i}" for i in range(20))
-#: Models as spaces see them: unknown, without units, with one unit that may stop, with several.
+#: A schedule with a mark of each kind.
+MARKED = """
+version: 1
+pruners:
+  p: {class: AutomatedGradualPruner, initial_sparsity: 0.05, weights: ["*.weight"],
+      final_sparsity: !search {low: 0.3, high: 0.9, step: 0.1, name: final}}
+lr_schedulers:
+  l: {class: StepLR, step_size: !search {low: 1, high: 9, log: true}, gamma: !search {choices: [0.1, 1.0]}}
+policies:
+- {pruner: {instance_name: p}, starting_epoch: !search {low: 0, high: 4}, ending_epoch: 9}
+- {lr_scheduler: {instance_name: l}, starting_epoch: 0, ending_epoch: 9}
+"""
+WEIGHTS = ("conv.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight", "layer1.1.conv1.weight", "fc.weight")
+#: Models as spaces see them: unknown, without units, with one unit that may stop, with several; with weights to prune
+#: of which nothing is known, and of which it is known what they bear; runs of few epochs.
 MODELS: list[dict[str, Any]] = [
     {},
     {"layer_names": LAYERS},
-    {"layer_names": LAYERS[:1]},
-    {"layer_names": LAYERS, "unit_ends": (4,)},
-    {"layer_names": LAYERS, "unit_ends": (2, 5, 8, 11, 14)},
-]
+    {"layer_names": LAYERS[:1], "weight_names": WEIGHTS[:1], "epochs": 2},
+    {"layer_names": LAYERS, "unit_ends": (4,), "weight_names": WEIGHTS, "epochs": 20, "schedule": MARKED},
+    {"layer_names": LAYERS, "unit_ends": (2, 5, 8, 11, 14), "weight_names": WEIGHTS, "schedule": MARKED,
+     "sensitivities": dict(zip(WEIGHTS, (0.0, 0.31, 1.77, 4.2, 0.05), strict=True))},
+]  # fmt: skip
 CONTEXTS = [SpaceContext(total_steps=steps, **model) for steps in (1, 7, 300, 28_000, 450_450) for model in MODELS]
 
 

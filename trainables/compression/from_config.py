@@ -67,6 +67,13 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
                 "automated gradual pruning needs two active epochs: pruning_end_epoch must be above "
                 f"pruning_start_epoch + pruning_frequency, got {start} to {end} with frequency {timing['frequency']}"
             )
+        twice = [name for name in schedule.get("pruners", {}).get(PRUNER, {}).get("sensitivities", {})
+                 if name in config.agp_weights]  # fmt: skip
+        if twice:
+            raise UserError(
+                f"{twice[0]} is pruned by pruning_sensitivities and by agp_weights in the same epochs, so that the "
+                "second would undo the first: leave it out of one"
+            )
         if config.agp_final_sparsity > initial:
             _add(schedule, "pruners", GRADUAL, arguments)
             policies.append({"pruner": {"instance_name": GRADUAL}, **timing})

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainables.compression import method as compression
-from trainables.compression.policies import QuantizationPolicy, ThinningPolicy
+from trainables.compression.from_config import schedule_of
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip import method as gradskip
@@ -81,8 +81,12 @@ class Together(Attached):
         self.compress.go_on(followed["compression"], carried)
 
 
-def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Together:
-    """Attach both.
+def check_together(config: TrialConfig, schedule: Mapping[str, Any]) -> None:
+    """Whether Gradient-Skip can be at work while this schedule is.
+
+    Args:
+        config: with Gradient-Skip's rule.
+        schedule: plain mapping.
 
     Raises:
         UserError: a rule that looks at gradients, or a schedule that changes what the model is made of.
@@ -93,11 +97,19 @@ def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Together
             f"CAC_RULE={mode} can't be combined with compression: its signal would depend on what is pruned in the "
             "same step; use CAC_RULE=variance or manual stops"
         )
-    compress = compression.attach(optimizer, config, run)
-    policies = [] if compress.scheduler is None else [scheduled.policy for scheduled in compress.scheduler.policies]
-    if any(isinstance(policy, (QuantizationPolicy, ThinningPolicy)) for policy in policies):
+    if any(kind in policy for policy in schedule["policies"] for kind in ("quantizer", "extension")):
         raise UserError(
             "Gradient-Skip can't be combined with quantizers or extensions, which change the layers that it numbers: "
             "leave them out of the schedule, or search one of the two methods"
         )
+
+
+def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Together:
+    """Attach both.
+
+    Raises:
+        UserError: see `check_together`.
+    """
+    check_together(config, schedule_of(config))
+    compress = compression.attach(optimizer, config, run)
     return Together(gradskip.attach(optimizer, config, run), compress)

@@ -182,6 +182,10 @@ def test_sensitivities_that_are_none(texts: tuple[str, ...]) -> None:
             {"pruning_sensitivities": ("a=1",), "pruning_start_epoch": 4, "pruning_end_epoch": 4},
             r"pruning_end_epoch must be above pruning_start_epoch 4 \(the end is exclusive\), got 4",
         ),
+        (
+            {"pruning_sensitivities": ("b=1", "a=1"), "agp_weights": ("a",), "agp_final_sparsity": 0.5},
+            "a is pruned by pruning_sensitivities and by agp_weights in the same epochs",
+        ),
         ({"schedule_values": ("a=1",)}, "schedule_values has no effect without schedule"),
         ({"pruning_frequency": 2}, "frequency has no effect without pruning_sensitivities or agp_final_sparsity"),
         ({"agp_weights": ("a",)}, "agp_weights has no effect without agp_final_sparsity: leave it out, or give that"),

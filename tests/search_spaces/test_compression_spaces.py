@@ -1,0 +1,204 @@
+"""What the spaces of compression ask for, and that every sample fits a real model."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+
+import search_spaces
+from search_spaces import Space, SpaceContext
+from search_spaces.pruning_sensitivities import BEYOND, LEAST, VALUES, WIDEST
+from search_spaces.pruning_sensitivities_by_block import blocks
+from search_spaces.space import Range, corners, describe
+from trainables.compression.building import check_on_model
+from trainables.compression.from_config import schedule_of
+from trainables.compression.schedule import read_schedule
+from trainables.compression.timing import Timing
+from trainables.config import TrialConfig
+from trainables.workloads import build
+from tune_cac.searching import run_context
+
+SPACES = [name for name in search_spaces.SPACES if search_spaces.load(name).method == "compression"]
+MARKED = """
+version: 1
+pruners:
+  p: {class: AutomatedGradualPruner, initial_sparsity: 0.05, weights: ["re:conv[1-6].weight"],
+      final_sparsity: !search {low: 0.3, high: 0.9, step: 0.1, name: final}}
+  q: {class: SensitivityPruner, sensitivities: {classifier.weight: !search {low: 0.01, high: 1.0, log: true}}}
+lr_schedulers:
+  l: {class: StepLR, step_size: !search {low: 1, high: 9}, gamma: !search {choices: [0.1, 1.0, 0.3333333333]}}
+policies:
+- {pruner: {instance_name: p}, starting_epoch: !search {low: 0, high: 4}, ending_epoch: 9}
+- {pruner: {instance_name: q, args: {keep_mask: !search {choices: [true, false]}}}, epochs: [3]}
+- {lr_scheduler: {instance_name: l}, starting_epoch: 0, ending_epoch: 9}
+"""
+
+
+def sampled(space: Space, context: SpaceContext, count: int, seed: int = 0) -> list[tuple[dict[str, Any], Any]]:
+    """Fields and parameters of random samples."""
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    found = []
+    for _ in range(count):
+        trial = study.ask()
+        found.append((space.suggest(trial, context), trial))
+    return found
+
+
+def ranges(name: str, context: SpaceContext) -> dict[str, Range]:
+    return {found.name: found for found in describe(search_spaces.load(name), context)}
+
+
+@pytest.mark.filterwarnings("ignore:the teacher")
+@pytest.mark.parametrize("name", SPACES)
+def test_every_sample_builds_on_the_models_of_digits(name: str, tmp_path: Path) -> None:
+    base = TrialConfig(epochs=12, method="none")
+    hold: dict[str, Any] = {}
+    if name == "distillation":
+        torch.save(build("digits").make_model().state_dict(), tmp_path / "t.pt")
+        hold["distill_checkpoint"] = str(tmp_path / "t.pt")
+    if name == "schedule":
+        hold["schedule"] = MARKED
+    context = run_context(base)
+    assert context.weight_names == (*(f"conv{n}.weight" for n in range(1, 7)), "classifier.weight")
+    context = SpaceContext(
+        total_steps=context.total_steps, epochs=12, weight_names=context.weight_names, schedule=hold.get("schedule")
+    )
+    space = search_spaces.load(name)
+    schedules = set()
+    samples = [values for values, _ in sampled(space, context, 30)] + corners(space, context)
+    for values in samples:
+        config = TrialConfig(epochs=12, method="compression", **{**values, **hold})
+        schedule = schedule_of(config)
+        schedules.add(json.dumps(schedule))
+        if schedule["policies"]:
+            check_on_model(schedule, base)
+    assert len(schedules) > 10  # the parameters make a difference
+
+
+@pytest.mark.parametrize("epochs", [*range(2, 60), 90, 100, 200, 350])
+def test_gradual_pruning_has_two_epochs_at_least_in_a_run_of_any_length(epochs: int) -> None:
+    context = SpaceContext(total_steps=10 * epochs, epochs=epochs, weight_names=("a.weight",))
+    space = search_spaces.load("agp")
+    for values in [*corners(space, context), *(v for v, _ in sampled(space, context, 10, seed=epochs))]:
+        (policy,) = schedule_of(TrialConfig(epochs=epochs, method="compression", **values))["policies"]
+        timing = Timing(**{key: policy[key] for key in ("starting_epoch", "ending_epoch", "frequency")})
+        assert len(timing.active_epochs()) >= 2
+        assert 0 <= timing.starting_epoch <= 0.4 * epochs
+        assert timing.ending_epoch <= epochs
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_parameters_have_no_dots_of_their_own(name: str) -> None:
+    """A dot parts a branch from a variable."""
+    context = SpaceContext(
+        total_steps=300, weight_names=("layer1.0.conv1.weight", "layer1.0.conv2.weight", "fc.weight"), schedule=MARKED
+    )
+    names = ranges(name, context)
+    assert names
+    assert not [found for found in names if "." in found]
+
+
+# --- sensitivities --------------------------------------------------------------------------------------------------
+
+WEIGHTS = ("conv1.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight", "layer1.1.conv1.weight", "fc.weight")
+BEARS = dict(zip(WEIGHTS, (0.1, 0.4, 0.8, 1.2, 3.0), strict=True))
+KNOWN = SpaceContext(total_steps=300, weight_names=WEIGHTS, sensitivities=BEARS)
+UNKNOWN = SpaceContext(total_steps=300, weight_names=WEIGHTS)
+
+
+def test_a_range_reaches_beyond_what_the_layer_bears_alone() -> None:
+    found = ranges("pruning_sensitivities", KNOWN)
+    for name, bears in BEARS.items():
+        seen = found["s:" + name.replace(".", "/")]
+        assert seen.low == 0.0
+        assert seen.high == pytest.approx(BEYOND * max(LEAST, bears), abs=VALUES * 0.005 + 1e-9)
+        assert round(seen.high / seen.step, 9) == VALUES
+    for seen in ranges("pruning_sensitivities", UNKNOWN).values():
+        assert seen.high == pytest.approx(WIDEST, abs=0.03)
+
+
+def test_every_value_of_the_grid_is_met_and_nothing_beside_it() -> None:
+    found: dict[str, set[float]] = {name: set() for name in WEIGHTS}
+    for values, _ in sampled(search_spaces.load("pruning_sensitivities"), KNOWN, 200):
+        for text in values["pruning_sensitivities"]:
+            name, _, value = text.partition("=")
+            found[name].add(float(value))
+    assert {name: len(seen) for name, seen in found.items()} == dict.fromkeys(WEIGHTS, VALUES + 1)
+    assert all(0.0 in seen for seen in found.values())
+
+
+def test_layers_of_a_block_are_pruned_in_proportion_to_what_each_bears() -> None:
+    assert blocks(KNOWN) == [[WEIGHTS[0]], [WEIGHTS[1], WEIGHTS[2]], [WEIGHTS[3]], [WEIGHTS[4]]]
+    space = search_spaces.load("pruning_sensitivities_by_block")
+    assert set(ranges(space.name, KNOWN)) == {"s:conv1/weight", "s:layer1/0", "s:layer1/1/conv1/weight", "s:fc/weight"}
+    for values, trial in sampled(space, KNOWN, 20):
+        got = {text.partition("=")[0]: float(text.partition("=")[2]) for text in values["pruning_sensitivities"]}
+        assert got[WEIGHTS[2]] == pytest.approx(trial.params["s:layer1/0"])
+        assert got[WEIGHTS[1]] == pytest.approx(trial.params["s:layer1/0"] * 0.4 / 0.8, abs=1e-4)
+        assert got[WEIGHTS[0]] == pytest.approx(trial.params["s:conv1/weight"])
+
+
+@pytest.mark.parametrize("name", ["pruning_sensitivities", "pruning_sensitivities_by_block"])
+def test_a_search_begins_with_half_of_what_each_layer_bears(name: str) -> None:
+    space = search_spaces.load(name)
+    values = space.suggest(optuna.trial.FixedTrial(dict(space.start(KNOWN))), KNOWN)
+    for text in values["pruning_sensitivities"]:
+        weight, _, value = text.partition("=")
+        assert float(value) == pytest.approx(0.5 * max(LEAST, BEARS[weight]), rel=0.1)
+    assert "seeds the ranges" in space.notes(UNKNOWN)[0]
+    assert "seeds the ranges" not in space.notes(KNOWN)[0]
+
+
+# --- marks ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_schedules_marks_get_the_sampled_values() -> None:
+    context = SpaceContext(total_steps=120, epochs=12, schedule=MARKED)
+    seen: dict[str, set[Any]] = {}
+    for values, trial in sampled(search_spaces.load("schedule"), context, 60):
+        schedule = schedule_of(TrialConfig(epochs=12, method="compression", schedule=MARKED, **values))
+        read_schedule(schedule)
+        filled = {
+            "mark:final": schedule["pruners"]["p"]["final_sparsity"],
+            "mark:pruners/q/sensitivities/classifier/weight": schedule["pruners"]["q"]["sensitivities"][
+                "classifier.weight"
+            ],
+            "mark:lr_schedulers/l/step_size": schedule["lr_schedulers"]["l"]["step_size"],
+            "mark:lr_schedulers/l/gamma": schedule["lr_schedulers"]["l"]["gamma"],
+            "mark:policies/0/starting_epoch": schedule["policies"][0]["starting_epoch"],
+            "mark:policies/1/pruner/args/keep_mask": schedule["policies"][1]["pruner"]["args"]["keep_mask"],
+        }
+        assert set(filled) == set(trial.params)
+        for name, value in trial.params.items():
+            assert filled[name] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), name
+            assert type(filled[name]) is type(value)
+            seen.setdefault(name, set()).add(value)
+    assert seen["mark:lr_schedulers/l/gamma"] == {0.1, 1.0, 0.3333333333}
+    assert {round(value, 6) for value in seen["mark:final"]} == {0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9}
+    assert seen["mark:policies/0/starting_epoch"] == {0, 1, 2, 3, 4}
+    assert seen["mark:policies/1/pruner/args/keep_mask"] == {True, False}
+
+
+def test_without_a_schedule_or_marks_there_is_nothing_to_ask() -> None:
+    space = search_spaces.load("schedule")
+    for schedule in (None, re.sub(r"!search \{[^}]*\}", "1", MARKED)):
+        context = SpaceContext(total_steps=10, schedule=schedule)
+        assert corners(space, context) == [{}, {}]
+        assert dict(space.start(context)) == {}
+    assert space.notes(SpaceContext(total_steps=10)) == [
+        "needs a schedule: search --schedule FILE, with marked values"
+    ]  # fmt: skip
+
+
+def test_distillation_asks_for_the_same_epochs_that_the_run_has() -> None:
+    for epochs in (1, 2, 9, 10, 25, 90):
+        found = ranges("distillation", SpaceContext(total_steps=epochs, epochs=epochs))["distill_start_epoch"]
+        assert found.low == 0
+        assert found.high <= epochs / 2
+        assert (found.high - found.low) % found.step == 0
