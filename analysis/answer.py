@@ -266,8 +266,12 @@ def settings_text(row: pd.Series) -> str:
         for name, value in values.items()
         if name in BY_NAME and method != "compression"
     )
-    compression = compression_text(values) if "compression" in str(method) else ""
-    return "; ".join(part for part in (variables, compression) if part)
+    return "; ".join(part for part in (variables, compression_of(row)) if part)
+
+
+def compression_of(row: pd.Series) -> str:
+    """The part of `settings_text` that no variable says; empty for a trial that does not compress."""
+    return compression_text(_hyperparameters(row)) if "compression" in str(row["method"]) else ""
 
 
 def short(value: Any) -> str:

@@ -7,13 +7,24 @@ import json
 import pandas as pd
 
 from analysis.accounting import search_cost
-from analysis.answer import best_env, headline, percent, plural, search_cost_line, settings_text, short
+from analysis.answer import (
+    best_env,
+    compression_of,
+    config_of,
+    headline,
+    percent,
+    plural,
+    search_cost_line,
+    settings_text,
+    short,
+)
 from analysis.compression_words import without_files
 from analysis.confirmation import compared, saved_again
 from analysis.controls import RANDOM_STOPS, beats_shorter, control_line
 from analysis.layout import StudyInfo
 from analysis.ranked_table import ranked_table
 from analysis.saving import TRAINING, saved_of_one, saved_words, saving_of
+from analysis.schedules import compresses
 from analysis.sparsity import is_compressed, layers, sums
 
 
@@ -101,7 +112,10 @@ def sparsity_lines(best: pd.Series) -> list[str]:
     """The section on what is zero in the best trial, in Markdown; nothing where nothing compressed it."""
     if not is_compressed(best):
         return []
-    lines = ["", "## Sparsity", "", f"Trial {best['trial']}: {settings_text(best)}.", ""]
+    lines = ["", "## Sparsity", ""]
+    if compresses(config_of(best)):
+        whole = "The whole schedule is in `best.yaml`."
+        lines += [f"Trial {best['trial']} compresses: {compression_of(best)}. {whole}", ""]
     lines += [f"- {name}: {value}" for name, value in sums(best)]
     found = layers(best)
     if found:

@@ -28,7 +28,7 @@ _SHARE = {
 _SAVED = {
     TRAINING: "compute saved",
     INFERENCE: "inference compute saved",
-    BOTH: "mean of training and inference compute saved",
+    BOTH: "mean of training and inference saved",
 }
 
 

@@ -21,7 +21,7 @@ _COUNTS = (
 )
 _SHARES = (
     ("sparsity", "sparsity"),
-    ("structured_sparsity", "of it in whole filters, rows or channels"),
+    ("structured_sparsity", "sparsity in whole filters, rows or channels"),
     ("inference_saved", "inference compute saved"),
 )
 

@@ -211,8 +211,8 @@ def read_trace(store: StageStore) -> RunTrace:
         raise UserError(f"{store.folder / 'root.json'} is missing or damaged: search on, which writes it anew")
     facts, costs = {}, {}
     for name in _names(store.folder):
-        if name.startswith("facts-") and (found := store.read(name)) is not None:
-            facts[json.dumps(found["key"])] = found["facts"]
+        if name.startswith("facts-") and (found := store.read(name)) is not None and "plan" in found["facts"]:
+            facts[json.dumps(found["key"])] = found["facts"]  # Gradient-Skip's; compression's have no plan of layers
         if name.startswith("costs-") and (found := store.read(name)) is not None:
             costs[found["trains"]] = StepCosts.of_epoch(found["steps"], values["total_steps"])
     return assemble(values, store.root, list(store.stages()), facts=facts, costs=costs)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.accounting import search_cost
-from analysis.answer import is_answer, percent, plural, points, settings_text
+from analysis.answer import compression_of, config_of, is_answer, percent, plural, points
 from analysis.compression_words import without_files
 from analysis.confirmation import compared, of_trial
 from analysis.confirmation import saved_again as candidate_saved
@@ -21,6 +21,7 @@ from analysis.report.columns import is_one_of, number, numbers, saved_again, sto
 from analysis.report.data import ReportData
 from analysis.report.plotly_parts import PlotlyFigure
 from analysis.saving import BOTH, TRAINING, saved_of_one
+from analysis.schedules import compresses
 from analysis.sparsity import is_compressed, layers, sums
 
 #: Failed trials that are listed.
@@ -169,10 +170,11 @@ def _drop(drop: float) -> str:
 
 def _settings(data: ReportData) -> str:
     best, how = data.best, ""
-    if best is not None and is_answer(best) and is_compressed(best):
+    if best is not None and is_answer(best) and is_compressed(best) and compresses(config_of(best)):
         how = (
-            f"<p>Trial {escape(str(best['trial']))}: {escape(settings_text(best))}. The whole schedule, to train with, "
-            "is in <code>best.yaml</code>; <code>python -m tune_cac export --format schedule</code> prints it.</p>"
+            f"<p>Trial {escape(str(best['trial']))} compresses: {escape(compression_of(best))}. The whole schedule, to "
+            "train with, is in <code>best.yaml</code>; <code>python -m tune_cac export STUDY --format schedule</code> "
+            "prints it.</p>"
         )
     if not how or "gradskip" in str(best["method"] if best is not None else ""):
         how += "<p>Paste these lines into a shell before training, or source <code>best.env</code>, which has them.</p>"

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from compressed import pruned, write_compressed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from studies import result_row, write_study
@@ -227,3 +228,31 @@ def test_pictures_are_files_of_their_kind_and_repeat(tmp_path: Path) -> None:
     assert {"a<b&c$d$", "_d", "baseline", "allowed drop", "compute saved (%)"} <= set(texts)
     assert svg == comparison_picture(found, "svg")
     assert comparison_picture(found, "png").startswith(b"\x89PNG\r\n")
+
+
+def test_studies_of_inference_compute_are_compared_by_it(tmp_path: Path) -> None:
+    one = write_compressed(tmp_path / "one", [pruned(0.968, 0.5, 0.1), pruned(0.97, 0.2, 0.9)])
+    other = write_compressed(tmp_path / "other", [pruned(0.968, 0.4, 0.8)])
+    found = compare([one.root, other.root])
+    assert found.saving == "inference"
+    assert found.studies["saved"].tolist() == [0.5, 0.4]
+    assert found.studies["compute_saved"].tolist() == [0.1, 0.8]
+    assert found.joint_front["trial"].tolist() == [1, 2]
+    assert comparison_line(found).endswith(": 50.0 % of the inference compute; 40.0 % (other).")
+    assert [row[7] for row in comparison_table(found)] == ["saved", "50.0 %", "40.0 %"]
+    assert [row[2] for row in joint_front_table(found)] == ["saved", "50.0 %", "20.0 %"]
+    axes = comparison_figure(found).axes[0]
+    assert axes.get_xlabel() == "inference compute saved (%)"
+
+
+def test_studies_that_rank_by_other_compute_are_not_compared(tmp_path: Path) -> None:
+    inference = write_compressed(tmp_path / "one", [pruned(0.968, 0.5)])
+    both = write_compressed(tmp_path / "other", [pruned(0.968, 0.5, saving="both")], saving="both")
+    with pytest.raises(UserError, match=r"if their saving is the same, got inference \(one\), both \(other\): leave"):
+        compare([inference.root, both.root])
+
+
+def test_a_held_schedule_is_counted_in_lines(tmp_path: Path) -> None:
+    plain = study(tmp_path / "plain", [(0, 0.2)])
+    held = study(tmp_path / "held", [(0, 0.1)], hold={"schedule": "version: 1\npolicies: []\n"})
+    assert compare([plain, held]).notes == ("Held settings differ (plain: none, held: schedule=YAML of 2 lines).",)

@@ -181,6 +181,9 @@ def test_a_candidate_is_confirmed_when_the_upper_end_is_within_the_drop() -> Non
     assert tuple(row[["compute_saved", "compute_saved_low", "compute_saved_high"]]) == pytest.approx(
         (saved.mean, saved.low, saved.high)
     )
+    assert tuple(row[["saved", "saved_low", "saved_high"]]) == tuple(
+        row[["compute_saved", "compute_saved_low", "compute_saved_high"]]
+    )
     assert row["confirmed"]
     just_below = drop.high - 1e-6
     assert not confirm_table(confirmation(*BASELINES, *rows), allowed_drop=just_below)["confirmed"].any()

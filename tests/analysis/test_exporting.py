@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from compressed import pruned, write_compressed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from studies import result_row, write_study
@@ -19,6 +20,7 @@ from studies import result_row, write_study
 import analysis
 from analysis.exporting import export_table, export_trial, latex_text, paper_cells
 from analysis.layout import Layout, StudyInfo
+from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.settings import BY_NAME, Settings
@@ -251,3 +253,90 @@ def test_an_empty_ranking_is_refused(tmp_path: Path) -> None:
     layout = write_study(tmp_path / "s", [{"error": "it broke"}])
     with pytest.raises(UserError, match="no trial has completed, so there is no table to export"):
         export_table(ranking_of(layout), "csv")
+
+
+# --- trials that compress -------------------------------------------------------------------------------------------
+
+MARKED = """version: 1
+pruners: {one: {class: SparsityLevelParameterPruner, levels: {fc.weight: !search {low: 0.1, high: 0.9}}}}
+policies: [{pruner: {instance_name: one}, epochs: [2]}]
+"""
+
+
+@pytest.fixture
+def compressed(tmp_path: Path) -> Layout:
+    """One that prunes by sensitivities, one that also skips gradients, and one with a schedule of its own."""
+    together = {"CAC_VAR_START_THR": 0.97, "agp_final_sparsity": 0.8, "agp_weights": ("fc.weight",)}
+    marked = {"schedule": MARKED, "schedule_values": ("pruners.one.levels.fc.weight=0.25",)}
+    trials = [
+        pruned(0.968, 0.5, 0.1),
+        pruned(0.967, 0.4, method="gradskip+compression", **together),
+        pruned(0.966, 0.3, **marked),
+    ]
+    return write_compressed(tmp_path / "c", trials)
+
+
+def test_env_of_compression_says_where_the_rest_is(compressed: Layout, tmp_path: Path) -> None:
+    info = compressed.read_info()
+    alone = export_trial(row_of(compressed, 1), info, "env")
+    assert alone.splitlines()[1:] == [
+        "# trial 1: inference compute saved 50.0 %, validation accuracy 0.9680, drop 0.20 points",
+        "# One seed. Epochs are those of a run of this length.",
+        "# It compresses, and no variable says how: the answer is its export with --format schedule.",
+    ]
+    script = tmp_path / "trial.env"
+    script.write_text(export_trial(row_of(compressed, 2), info, "env"))
+    assert environment_after(script)["CAC_VAR_START_THR"] == "0.97"
+    assert "the schedule is its export with --format schedule" in script.read_text()
+
+
+def test_the_plain_schedule_of_a_trial(compressed: Layout) -> None:
+    info = compressed.read_info()
+    text = export_trial(row_of(compressed, 3), info, "schedule")
+    assert text.startswith("# tune_cac: digits, 30 epochs, space pruning_sensitivities, seed 0\n# trial 3: inference")
+    assert "!search" not in text
+    assert yaml.safe_load(text)["pruners"]["one"]["levels"] == {"fc.weight": 0.25}
+    assert [len(read_schedule(export_trial(row_of(compressed, n), info, "schedule")).policies) for n in (1, 2, 3)] == [
+        1, 1, 1,
+    ]  # fmt: skip
+
+
+def test_the_whole_config_of_a_trial_that_compresses(compressed: Layout) -> None:
+    for number in (1, 2, 3):
+        for format in ("yaml", "json"):
+            text = export_trial(row_of(compressed, number), compressed.read_info(), format)
+            config = TrialConfig.from_mapping(yaml.safe_load(text))
+            assert config == TrialConfig.from_mapping(json.loads(json.dumps(config.to_dict())))
+            assert (config.compresses, config.saving) == (True, "inference")
+    assert config.schedule == MARKED
+
+
+@pytest.mark.parametrize("settings", [{"method": "none"}, {"CAC_VAR_SAMPLES": 5}])
+def test_a_trial_that_compresses_nothing_has_no_schedule(settings: dict[str, Any], tmp_path: Path) -> None:
+    layout = write_study(tmp_path / "s", [{"row": result_row(), "config": TrialConfig(**settings).to_dict()}])
+    message = (
+        "^a trial must compress something to have a schedule, trial 0 does not: choose another, or the format env$"
+    )
+    with pytest.raises(UserError, match=message):
+        export_trial(row_of(layout, 0), layout.read_info(), "schedule")
+
+
+def test_tables_of_a_study_of_inference(compressed: Layout, tmp_path: Path) -> None:
+    cells = paper_cells(ranking_of(compressed))
+    assert cells[0] == ["rank", "accuracy (%)", "drop (points)", "inference saved (%)", "sparsity (%)", "settings"]
+    assert cells[1] == ["1", "96.80", "0.20", "50.0", "30.0", "s: conv1 0.5, conv2 0.25"]
+    assert [row[-1] for row in cells[2:]] == ["START_THR=0.97; agp 0.8", "fc=0.25", "baseline"]
+    both = write_compressed(tmp_path / "both", [pruned(0.968, 0.5, 0.1, saving="both")], saving="both")
+    cells = paper_cells(ranking_of(both))
+    assert cells[0][3:7] == [
+        "mean of training and inference saved (%)", "compute saved (%)", "inference saved (%)", "sparsity (%)",
+    ]  # fmt: skip
+    assert cells[1][3:7] == ["30.0", "10.0", "50.0", "30.0"]
+
+
+@pytest.mark.parametrize("format", ["csv", "latex", "markdown"])
+def test_no_table_prints_a_schedule(format: str, compressed: Layout) -> None:
+    text = export_table(ranking_of(compressed), format)
+    assert isinstance(text, str)
+    assert "LevelParameterPruner" not in text
+    assert ("YAML of 3 lines" in text) == (format == "csv")

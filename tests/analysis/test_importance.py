@@ -326,3 +326,16 @@ def test_without_enough_to_look_at_there_are_no_pairs(tmp_path: Path) -> None:
     one = interactions(layout.root)
     assert len(one) == 0
     assert one.attrs["reason"] == "an interaction needs two parameters that every trial has and that vary"
+
+
+def test_what_matters_is_what_the_study_ranks_by(tmp_path: Path) -> None:
+    layout = write_study(tmp_path / "s", [{"row": result_row()}])
+    for params in drawn(3)[:40]:
+        # Told to Optuna is the mean of both; training compute alone says nothing.
+        mean, config = third_alone(params), {**params, "saving": "both"}
+        row = result_row(additive(params), 0.0, inference_saved=2 * mean)
+        add(layout, params, accuracy=additive(params), saved=mean, config=config, row=row)
+    found = importance(layout.root)
+    assert set(found["objective"]) == {"accuracy", "saved"}
+    assert max(shares(found, "saved"), key=shares(found, "saved").__getitem__) == COUNT
+    assert set(interactions(layout.root).attrs["r2"]) == {"accuracy", "saved"}

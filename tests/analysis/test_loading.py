@@ -10,6 +10,7 @@ from typing import Any
 import optuna
 import pandas as pd
 import pytest
+from compressed import pruned, write_compressed
 from optuna.storages.journal import JournalFileBackend
 from ray_files import write_trial
 from studies import result_row, write_study
@@ -284,3 +285,47 @@ def test_a_study_that_never_began(study: Layout) -> None:
     study.journal.unlink()
     with pytest.raises(UserError, match=r"the study has no journal .*: its search never began"):
         analysis.load(study.root)
+
+
+def test_columns_of_compression_have_types_that_hold_a_missing_value(tmp_path: Path) -> None:
+    measured = pruned(0.97, 0.5, columns={"latency_s": 0.25})
+    layout = write_compressed(tmp_path / "s", [measured, {"error": "no"}])
+    trials = analysis.load(layout.root)
+    dtypes = {"dense_macs": "Int64", "effective_macs": "Int64", "parameters": "Int64", "latency_s": "float64",
+              "sparsity": "float64", "saved": "float64", "saving": "string", "pruning_sensitivities": "string",
+              "layer_sparsity": "string", "pruning_start_epoch": "float64"}  # fmt: skip
+    assert {name: str(trials[name].dtype) for name in dtypes} == dtypes
+    assert trials["effective_macs"].tolist() == [1_000_000, 500_000, pd.NA]
+    assert trials["latency_s"].isna().tolist() == [True, False, True]
+    trials.to_parquet(layout.trials)
+    pd.testing.assert_frame_equal(analysis.load(layout.trials), trials)
+
+
+def test_a_study_from_before_compression_still_loads(tmp_path: Path) -> None:
+    layout = write_study(tmp_path / "s", [{"row": result_row()}, {"row": result_row(0.96, 0.25)}])
+    now = analysis.load(layout.root)
+    new = {"saved", "saving", "sparsity", "structured_sparsity", "inference_saved", "dense_macs", "effective_macs",
+           "parameters", "latency_s", "layer_sparsity"}  # fmt: skip
+    new |= {name for name in field_names() if name.startswith(("pruning_", "agp_", "distill_", "schedule"))}
+    now.drop(columns=list(new)).to_parquet(layout.trials)
+    before = analysis.load(layout.trials)
+    assert list(before.columns) == list(now.columns)
+    assert before["saved"].tolist() == [0.0, 0.25]
+    unknown = sorted(new - {"saved"})
+    assert before[unknown].isna().all(axis=None)
+    assert before[unknown].dtypes.astype(str).to_dict() == {
+        name: str(now[name].dtype) for name in unknown
+    }  # fmt: skip
+    assert analysis.rank(before)["trial"].tolist() == analysis.rank(now)["trial"].tolist()
+
+
+def test_a_journal_from_before_compression_still_loads(tmp_path: Path) -> None:
+    columns = {metric.name for metric in ROW} - {
+        "sparsity", "structured_sparsity", "inference_saved", "dense_macs", "effective_macs", "parameters",
+        "latency_s", "layer_sparsity",
+    }  # fmt: skip
+    rows = [{name: value for name, value in result_row(0.97, saved).items() if name in columns} for saved in (0, 0.25)]
+    trials = analysis.load(write_study(tmp_path / "s", [{"row": row} for row in rows]).root)
+    assert trials["sparsity"].isna().all()
+    assert str(trials["effective_macs"].dtype) == "Int64"
+    assert analysis.rank(trials)["saved"].tolist() == [0.25, 0.0]

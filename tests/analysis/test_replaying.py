@@ -340,3 +340,36 @@ def test_a_study_folder_is_read(studies: Any, tmp_path: Path) -> None:
     trace = load_trace(whole.folder.parent.parent)
     assert trace.dense.known_until == trace.total_steps == 10 * _EPOCHS
     assert trace.layer_names[0] == "conv1.weight"
+
+
+# --- what compression changes ---------------------------------------------------------------------------------------
+
+_COMPRESSES = r"^replay predicts Gradient-Skip alone, got a setting with method {}: what compression changes was"
+
+
+@pytest.mark.parametrize("method", ["compression", "gradskip+compression"])
+@pytest.mark.parametrize("form", [lambda c: c, lambda c: [TrialConfig(), c], lambda c: c.to_dict(),
+                                  lambda c: {"a": c.to_dict()}])  # fmt: skip
+def test_a_setting_that_compresses_is_refused(method: str, form: Any) -> None:
+    trace = invented_trace(random.Random(1), layers=3, total_steps=40, steps_per_epoch=10)
+    setting = form(TrialConfig(method=method, pruning_sensitivities=("a.weight=1",)))
+    for predict in (replay, missing_facts, missing_costs):
+        with pytest.raises(UserError, match=_COMPRESSES.format(re.escape(method))):
+            predict(trace, setting)
+
+
+def test_rows_that_compress_have_no_prediction_and_the_others_theirs() -> None:
+    trace = invented_trace(random.Random(1), layers=3, total_steps=40, steps_per_epoch=10)
+    rng = random.Random(2)
+    rows = [a_setting(rng, 40) for _ in range(6)]
+    methods = ["gradskip", "compression", "gradskip", "gradskip+compression", "none", "compression"]
+    table = pd.DataFrame(rows, index=list("abcdef")).assign(method=methods)
+    found = replay(trace, table)
+    alone = replay(trace, table[~table["method"].str.contains("compression")])
+    pd.testing.assert_frame_equal(found.loc[alone.index], alone)
+    unknown = found.loc[["b", "d", "f"]]
+    assert unknown[["compute_saved", "backward_saved", "accuracy"]].isna().all(axis=None)
+    assert unknown[["exact", "exact_until", "stops"]].values.tolist() == [[False, 0, 0]] * 3
+    assert set(unknown["stop_events"]) == {"[]"}
+    assert missing_facts(trace, table.assign(CAC_WHOLE_UNITS=True).loc[["b"]]) == []
+    assert missing_costs(trace, table.assign(CAC_WHOLE_UNITS=True).loc[["b"]]) == []

@@ -127,3 +127,11 @@ def test_costs_are_summed_over_whole_and_broken_epochs(
     assert tuple(int(value) for value in costs.before(steps)) == expected
     many = costs.before(np.array([steps, 0]))
     assert [int(value) for value in many[0]] == [expected[0], 0]
+
+
+def test_facts_of_other_methods_are_passed_over(tmp_path: Path) -> None:
+    store = new_study(tmp_path / "study", BASE)
+    a_tree(store)
+    store.write("facts-2.json", {"key": ["compression"], "facts": {"steps_per_epoch": 5}})
+    trace = load_trace(tmp_path / "study")
+    assert list(trace.facts) == [facts_key(TrialConfig())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from collections import Counter
@@ -345,3 +346,36 @@ def test_checkpoints_are_ticks(tmp_path: Path) -> None:
     places = [float(x) for x in re.findall(r"M([\d.]+)", str(ticks.get("d")))]
     left, right, _, _ = box(bars(svg)[0])
     assert places == pytest.approx([left + (right - left) * step / TOTAL for step in (0, 10, 20)], abs=0.5)
+
+
+def test_what_a_schedule_begins_is_said_by_the_instances() -> None:
+    acts = [
+        {"place": 0, "policy": {"pruner": {"instance_name": "gradual"}, "epochs": [3]}, "component": {"class": "X"}},
+        {"place": 1, "policy": {"starting_epoch": 3, "distiller": {"instance_name": "teacher"}}, "component": {}},
+        {"place": 2, "policy": {"pruner": {"instance_name": "gradual"}, "epochs": [5]}, "component": {"class": "X"}},
+    ]
+    assert action_words(json.dumps({"compression": acts[:1]}), NAMES) == "gradual begins"
+    assert action_words(json.dumps({"compression": ["learning rates", *acts]}), NAMES) == (
+        "learning rates, gradual, teacher begin"
+    )
+    together = {**json.loads(stop(3, 2, 6).action), "compression": acts[:1]}
+    assert action_words(json.dumps(together), NAMES) == "gradual begins, stop through conv2.weight, braking 6"
+
+
+def test_stages_of_a_study_of_inference_show_what_it_ranks_by(tmp_path: Path) -> None:
+    frame = a_study(tmp_path / "s", [(), ((5, 0),)])
+    assert frame["saved"].tolist() == frame["compute_saved"].tolist()
+    tree = HandTree(tmp_path / "c" / "tree", root=ROOT, total_steps=TOTAL, layer_names=NAMES)
+    trials = []
+    for path, inference in (((), 0.0), (((5, 0),), 0.75)):
+        row = result_row(0.9, saved(path), inference_saved=inference)
+        config = TrialConfig(method="compression" if path else "none", saving="both").to_dict()
+        trials.append({"row": row | {"stage": tree.train(acts(path), row)}, "config": config})
+    write_study(tmp_path / "c", trials)
+    found = stage_frame(tmp_path / "c")
+    mean = (saved(((5, 0),)) + 0.75) / 2
+    assert found["saved"].tolist() == pytest.approx([0.0, mean])
+    assert f"saved {100 * mean:.1f} %" in tree_text(found)
+    svg = tree_svg(found, TOTAL)
+    assert "mean of training and inference saved: 0 %" in svg
+    assert_texts_apart(svg)
