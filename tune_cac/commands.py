@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import search_spaces
+from analysis.layout import Layout
 from search_spaces.space import Range, Space, describe
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
@@ -79,7 +80,8 @@ def search(arguments: argparse.Namespace) -> int:
         print()
     print(found.headline)
     print(found.cost_line)
-    print(f"Settings: {found.folder / 'best.env'}   report: python -m tune_cac report {found.folder}")
+    kept = [file.name for file in (Layout(found.folder).best_schedule, Layout(found.folder).best) if file.exists()]
+    print(f"Settings: {found.folder / kept[0]}   report: python -m tune_cac report {found.folder}")
     failures = found.failures
     for _, failure in failures.iterrows():
         print(f"trial {failure['trial']} failed: {failure['error']}", file=sys.stderr)
@@ -106,6 +108,8 @@ def trial(arguments: argparse.Namespace) -> int:
     values = read_assignments(arguments.assignments)
     if method == "none" and (values or arguments.schedule):
         raise UserError("--set and --schedule need a method that heeds them, got --method none")
+    if arguments.schedule is not None and "compression" not in method.split("+"):
+        raise UserError(f"--schedule needs --method compression or gradskip+compression, got --method {method}")
     if arguments.schedule is not None:
         values |= with_schedule({}, arguments.schedule)
     if "gradskip" in method.split("+"):
@@ -125,6 +129,8 @@ def trial(arguments: argparse.Namespace) -> int:
     from analysis.answer import percent
     from trainables.training.run import TrainingRun
 
+    if config.compresses:
+        _check_compression(config, None if arguments.schedule is None else Path(arguments.schedule))
     with TrainingRun(config) as run:
         if config.skips_gradients:
             print("  ".join(f"{k}={v}" for k, v in config.gradskip_settings().to_environment().items()))
@@ -158,6 +164,30 @@ def trial(arguments: argparse.Namespace) -> int:
         where = f"stopped through {event['layer']} ({event['name']})"
         print(f"iteration {event['iteration']}: {where}, {event['rule']}{ratio}")
     return 0
+
+
+def _check_compression(config: TrialConfig, file: Path | None) -> None:
+    """UserError for what a trial cannot be compressed by; marked values take the middle of their ranges, and say so."""
+    from trainables.compression.building import check_on_model
+    from trainables.compression.following import timing_of
+    from trainables.compression.from_config import schedule_of
+    from trainables.compression.schedule import read_marks
+
+    schedule = schedule_of(config)
+    if not schedule["policies"]:
+        raise UserError(f"method {config.method} has nothing to compress with: give --schedule FILE")
+    check_on_model(schedule, config, file)
+    late = [place for place, policy in enumerate(schedule["policies"])
+            if timing_of(policy).starting_epoch >= config.epochs]  # fmt: skip
+    if late:
+        raise UserError(
+            f"policies[{late[0]}] of the schedule never acts: the last epoch of the run is {config.epochs - 1}; begin "
+            "earlier, or give more --epochs"
+        )
+    marks = {} if file is None else read_marks(file).middles()
+    if marks:
+        taken = ", ".join(f"{name} {value}" for name, value in marks.items())
+        print(f"marked values take the middle of their ranges: {taken}", file=sys.stderr)
 
 
 def _compressed(row: Mapping[str, Any]) -> list[str]:

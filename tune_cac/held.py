@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -92,6 +94,8 @@ def check_hold(space: str, hold: Mapping[str, Any]) -> dict[str, Any]:
                     f"{name} is searched by space {space}, so it can't be held, got {name}={shown(values[name])}: "
                     "leave it out, or take another space"
                 )
+    if isinstance(values.get("distill_checkpoint"), str):  # trials run in another folder
+        values["distill_checkpoint"] = str(Path(values["distill_checkpoint"]).absolute())
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -117,7 +121,24 @@ def with_schedule(hold: Mapping[str, Any], file: str | Path | None) -> dict[str,
 
     marked = read_marks(Path(file))
     marked.read(marked.middles())  # all that is wrong is told with the file's name and lines
-    return {**hold, "schedule": Path(file).read_text(encoding="utf-8")}
+    return {**hold, "schedule": _with_whole_paths(Path(file).read_text(encoding="utf-8"))}
+
+
+def has_marks(text: str) -> bool:
+    """Whether a schedule has values to search."""
+    from trainables.compression.schedule import read_marks
+
+    return bool(read_marks(text).marks)
+
+
+def _with_whole_paths(text: str) -> str:
+    """A schedule's text with the files of its teachers named from the root: trials run in another folder."""
+
+    def whole(found: re.Match[str]) -> str:
+        file = Path(found[2].strip("'\""))
+        return found[0] if file.is_absolute() or not file.exists() else f"{found[1]}{json.dumps(str(file.resolve()))}"
+
+    return re.sub(r"(\bcheckpoint:[ \t]*)([^\s,}#]+)", whole, text)
 
 
 def with_watch(hold: Mapping[str, Any], context: SpaceContext) -> dict[str, Any]:

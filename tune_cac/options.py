@@ -17,7 +17,7 @@ from trainables.errors import UserError, unknown_name
 from trainables.script.placeholders import names
 from trainables.workloads import SCRIPT, check_workload, default_epochs
 from trainables.workloads.options import canonical, read_options
-from tune_cac.held import check_hold
+from tune_cac.held import check_hold, has_marks
 
 #: Bytes of checkpoints that sharing keeps.
 DEFAULT_BUDGET = "20GB"
@@ -135,6 +135,11 @@ class SearchOptions:
         parts = search_spaces.parts_of(self.space)
         if "schedule" in parts and not self.hold.get("schedule"):
             raise UserError("space schedule searches a schedule of yours: give its file by --schedule FILE, got none")
+        if "schedule" in parts and not has_marks(str(self.hold["schedule"])):
+            raise UserError(
+                "space schedule searches marked values, and the schedule has none: mark some, such as "
+                "!search {low: 0.1, high: 0.9}, or search another space"
+            )
         if self.hold.get("schedule") and not self.compresses:
             raise UserError(f"--schedule needs a space of compression, such as schedule, got --space {self.space}")
         if "distillation" in parts and not (self.hold.get("distill_teacher") or self.hold.get("distill_checkpoint")):

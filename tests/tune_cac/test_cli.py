@@ -358,3 +358,66 @@ def test_the_console_script_is_the_module() -> None:
     script = next(e for e in entry_points(group="console_scripts") if e.name == "tune-cac")
     assert script.load() is main
     assert sys.executable
+
+
+SCHEDULE = """version: 1
+pruners:
+  fine: {class: SensitivityPruner, sensitivities: {"conv*.weight": 0.5}}
+policies:
+- {pruner: {instance_name: fine}, starting_epoch: 4, ending_epoch: 6}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "trial --schedule s.yaml --epochs 3",
+            "policies[0] of the schedule never acts: the last epoch of the run is 2; begin earlier, or give more "
+            "--epochs",
+        ),
+        (
+            "trial --method gradskip --schedule s.yaml",
+            "--schedule needs --method compression or gradskip+compression, got --method gradskip",
+        ),
+        ("trial --method compression", "method compression has nothing to compress with: give --schedule FILE"),
+        (
+            "search --space schedule --schedule s.yaml",
+            "space schedule searches marked values, and the schedule has none: mark some, such as "
+            "!search {low: 0.1, high: 0.9}, or search another space",
+        ),
+    ],
+)
+def test_schedules_that_would_do_nothing(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.yaml").write_text(SCHEDULE)
+    assert main(arguments.split()) == 2
+    assert capsys.readouterr().err == f"tune_cac: error: {message}\n"
+
+
+def test_a_name_that_matches_nothing_is_told_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.yaml").write_text(SCHEDULE.replace("conv*", "cov*"))
+    assert main("trial --schedule s.yaml --epochs 6".split()) == 2
+    assert "s.yaml:3: pruners.fine.sensitivities.cov*.weight: 'cov*.weight' matches no" in capsys.readouterr().err
+
+
+def test_a_trial_says_where_marked_values_stand(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.yaml").write_text(
+        SCHEDULE.replace("0.5", "!search {low: 0.2, high: 0.6}").replace("_epoch: 4", "_epoch: 0")
+    )
+    assert main("trial --schedule s.yaml --epochs 1".split()) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("marked values take the middle of their ranges: pruners.fine.sensitivities.conv*.weight 0.4")
+    assert "sparsity" in out
+
+
+def test_files_of_teachers_are_named_from_the_root(tmp_path: Path) -> None:
+    from tune_cac.held import check_hold, with_schedule
+
+    Path("teacher.pt").touch()
+    Path("s.yaml").write_text(
+        "version: 1\ndistillers:\n  t: {class: KnowledgeDistillation, checkpoint: teacher.pt}  # mine\n"
+        "policies:\n- {distiller: {instance_name: t}, starting_epoch: 0, ending_epoch: 2}\n"
+    )
+    assert f'checkpoint: "{tmp_path / "teacher.pt"}"}}  # mine' in with_schedule({}, "s.yaml")["schedule"]
+    held = check_hold("distillation", {"distill_checkpoint": "teacher.pt"})
+    assert held["distill_checkpoint"] == str(tmp_path / "teacher.pt")

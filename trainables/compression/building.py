@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from trainables.compression.distillation import DistillationLossWeights, KnowledgeDistillationPolicy
 from trainables.compression.distillation.teacher import build_teacher
-from trainables.compression.lr_schedulers import build_lr_scheduler
+from trainables.compression.lr_schedulers import build_lr_scheduler, check_lr_scheduler
 from trainables.compression.masks import parameters_as_built
 from trainables.compression.policies import (
     DistillationPolicy,
@@ -24,7 +25,7 @@ from trainables.compression.policies import (
 from trainables.compression.pruners import build_pruner
 from trainables.compression.quantizers import build_quantizer
 from trainables.compression.regularizers import build_regularizer
-from trainables.compression.schedule import ModelFacts, PrunerArgs, Schedule, resolve
+from trainables.compression.schedule import ModelFacts, PrunerArgs, Schedule, read_marks, resolve
 from trainables.compression.schedule import Policy as PlannedPolicy
 from trainables.compression.settings.distillers import KnowledgeDistillation
 from trainables.compression.thinning import Kind
@@ -72,12 +73,13 @@ def add_policies(
         scheduler.policies.append(scheduled_of(policy, planned, name))
 
 
-def check_on_model(schedule: Mapping[str, Any], base: TrialConfig) -> None:
+def check_on_model(schedule: Mapping[str, Any], base: TrialConfig, file: Path | None = None) -> None:
     """Build everything that a schedule describes once, on the model of a run.
 
     Args:
         schedule: plain mapping.
         base: configuration of the run; nothing is trained.
+        file: where a part of it came from; what is wrong with its names is told with its lines.
 
     Raises:
         UserError: the schedule is wrong, does not fit the model, or its teacher cannot be built.
@@ -87,6 +89,9 @@ def check_on_model(schedule: Mapping[str, Any], base: TrialConfig) -> None:
     workload = build(base.workload, base.options)
     with isolated(seed=base.seed, threads=base.threads):
         model = workload.make_model()
+        if file is not None:
+            marked = read_marks(file)
+            resolve(marked.read(marked.middles(), check_lr=check_lr_scheduler), model_facts(model))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         scheduler = CompressionScheduler.from_schedule(
             model, optimizer, schedule, seed=base.seed, make_model=workload.make_model
@@ -136,7 +141,7 @@ def _policy(
         return None, RegularizationPolicy(regularizer, keep_mask=bool(getattr(planned.args, "keep_mask", False)))
     if planned.kind == "quantizer":
         if name not in built:  # its memory is the policy's
-            built[name] = QuantizationPolicy(build_quantizer(component.name, settings))
+            built[name] = QuantizationPolicy(build_quantizer(component.name, settings, model))
         return None, built[name]
     if planned.kind == "lr_scheduler":
         if scheduler.optimizer is None:

@@ -29,10 +29,11 @@ def ramp_threshold(epoch: int, timing: Timing, *, q: float, ramp_epoch: int, slo
         slope_factor: phi over theta; 1.5 to 2 in the paper.
 
     Raises:
-        UserError: R is outside of the policy's epochs.
+        UserError: R is so far outside of the policy's epochs that the slope is none. A strict schedule has it inside;
+            a published one begins its policy behind it, so that the second line holds from the start.
     """
     start, end, frequency = timing.starting_epoch, timing.ending_epoch, timing.frequency
-    if not start <= ramp_epoch <= end:
+    if 2 * (ramp_epoch - start) + 3 * (end - ramp_epoch) <= 0:
         raise UserError(
             f"ramp_epoch must be between the policy's starting_epoch {start} and ending_epoch {end}, got {ramp_epoch}"
         )

@@ -81,6 +81,9 @@ def compose(text: str) -> Composed:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         said = ", ".join(part for part in (error.context, error.problem) if part)
+        line = "" if mark is None else [*text.splitlines(), ""][min(mark.line, len(text.splitlines()))]
+        if "\t" in line[: len(line) - len(line.lstrip())]:
+            said += "; YAML is indented by blanks, not by tabs"
         raise NotYaml(None if mark is None else mark.line + 1, f"is not YAML: {said}") from None
     except yaml.YAMLError as error:
         raise NotYaml(None, f"is not YAML: {' '.join(str(error).split())}") from None

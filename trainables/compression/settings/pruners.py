@@ -10,7 +10,6 @@ from typing_extensions import Self
 from trainables.compression.settings.base import (
     Count,
     Fraction,
-    GroupType,
     Names,
     NotNegative,
     Positive,
@@ -21,6 +20,7 @@ from trainables.compression.settings.base import (
 
 Ranked = Literal["3D", "Filters", "Channels", "Rows", "Blocks"]
 Filters = Literal["3D", "Filters"]
+Thresholded = Literal["2D", "3D", "4D", "Filters", "Channels", "Rows", "Cols"]
 
 
 class SensitivityPruner(Settings):
@@ -91,15 +91,11 @@ class _Structures(Settings):
     """``Leader``: all weights lose the structures that the first one loses."""
 
 
-class _LpRanked(_Structures):
+class _WithBlocks(_Structures):
     group_type: Ranked
     """What is ranked."""
     kwargs: BlockArguments | None = None
     """For Blocks: ``block_shape``."""
-    noise: NotNegative = 0.0
-    """Deviation of the factor (mean 1) that each structure's norm is multiplied by before ranking."""
-    group_size: Count = 1
-    """Structures are pruned in multiples of this."""
 
     @model_validator(mode="after")
     def _blocks_have_a_shape(self) -> Self:
@@ -109,6 +105,13 @@ class _LpRanked(_Structures):
                 f"{self.group_type} {'with' if self.kwargs is not None else 'without'} kwargs"
             )
         return self
+
+
+class _LpRanked(_WithBlocks):
+    noise: NotNegative = 0.0
+    """Deviation of the factor (mean 1) that each structure's norm is multiplied by before ranking."""
+    group_size: Count = 1
+    """Structures are pruned in multiples of this."""
 
 
 class _Desired(Settings):
@@ -140,16 +143,12 @@ class L2RankedStructureParameterPruner_AGP(_LpRanked, _Gradual):  # noqa: N801
     class_: ClassVar[str] = "L2RankedStructureParameterPruner_AGP"
 
 
-class RandomLevelStructureParameterPruner(_Structures):
+class RandomLevelStructureParameterPruner(_WithBlocks):
     """Zero a random share, drawn anew at each use, of the structures with the smallest mean absolute value."""
 
     class_: ClassVar[str] = "RandomLevelStructureParameterPruner"
-    group_type: Ranked
-    """What is ranked."""
     sparsity_range: tuple[Fraction, Fraction]
     """The share's least and greatest value."""
-    kwargs: BlockArguments | None = None
-    """For Blocks: ``block_shape``."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -227,7 +226,7 @@ class StructureParameterPruner(Settings):
     """Zero the structures whose greatest or mean absolute value is at most a threshold."""
 
     class_: ClassVar[str] = "StructureParameterPruner"
-    reg_regims: dict[Text, tuple[NotNegative, GroupType]] = Field(min_length=1)
+    reg_regims: dict[Text, tuple[NotNegative, Thresholded]] = Field(min_length=1)
     """[threshold, structure] by parameter name or pattern."""
     threshold_criteria: Literal["Max", "Mean_Abs"]
     """What of a structure is compared."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
+from typing_extensions import Self
 
 from trainables.compression.settings.base import Flag, Fraction, Positive, Settings, Text
 
@@ -101,6 +102,15 @@ class PostTrainLinearQuantizer(Settings):
     """Deviations for ``clip_acts: N_STD``."""
     per_channel_wts: Flag = False
     """One range a filter instead of one a weight."""
+
+    @model_validator(mode="after")
+    def _deviations_are_for_their_clip(self) -> Self:
+        if (self.clip_acts == "N_STD") != (self.clip_n_stds is not None):
+            raise ValueError(
+                f"clip_n_stds belongs to clip_acts N_STD, and N_STD needs it, got clip_acts {self.clip_acts} "
+                f"{'without' if self.clip_n_stds is None else 'with'} clip_n_stds"
+            )
+        return self
 
 
 QUANTIZERS: dict[str, type[Settings]] = {

@@ -149,8 +149,18 @@ def test_the_recurrent_pruner_masks_below_its_line() -> None:
         assert pruner.masks({"w": weight}, {}, Moment(epoch=epoch, timing=timing))["w"].tolist() == mask
 
 
-@pytest.mark.parametrize("ramp_epoch", [1, 13])
-def test_a_ramp_outside_of_the_policy_is_refused(ramp_epoch: int) -> None:
+def test_a_ramp_before_the_policy_as_published_has_the_second_line_alone() -> None:
+    pruner = pruner_of("BaiduRNNPruner", ["w"], q=0.5, ramp_epoch=2, ramp_slope_mult=2, weights=["w"])
+    slope = 2 * 0.5 / (2 * (2 - 4) + 3 * (20 - 2))
+    thresholds = [slope * (2 - 4 + 1) + 2 * slope * (epoch - 2 + 1) for epoch in (4, 5)]
+    for epoch, threshold in zip((4, 5), thresholds, strict=True):
+        weight = torch.tensor([threshold * 0.99, threshold * 1.01])
+        timing = Timing(starting_epoch=4, ending_epoch=20)
+        assert pruner.masks({"w": weight}, {}, Moment(epoch=epoch, timing=timing))["w"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("ramp_epoch", [45])
+def test_a_ramp_without_a_slope_is_refused(ramp_epoch: int) -> None:
     pruner = pruner_of("BaiduRNNPruner", ["w"], q=0.5, ramp_epoch=ramp_epoch, ramp_slope_mult=1.5, weights=["w"])
     rule = f"^ramp_epoch must be between the policy's starting_epoch 2 and ending_epoch 12, got {ramp_epoch}$"
     with pytest.raises(UserError, match=rule):

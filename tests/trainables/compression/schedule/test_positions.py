@@ -118,3 +118,10 @@ def test_control_characters() -> None:
 def test_search_tags_stay_in_place() -> None:
     value = compose("a: [!search {low: 1, high: 2}, !search x]").value
     assert value == {"a": [SearchTag({"low": 1, "high": 2}), SearchTag("x")]}
+
+
+def test_tabs_are_named_where_they_indent() -> None:
+    with pytest.raises(NotYaml) as caught:
+        compose("version: 1\npruners:\n\tx: 1\n")
+    assert caught.value.line == 3
+    assert caught.value.text.endswith("; YAML is indented by blanks, not by tabs")

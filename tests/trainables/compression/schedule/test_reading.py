@@ -507,3 +507,29 @@ def work(layers: int) -> int:
 def test_the_work_grows_with_the_layers_and_not_faster() -> None:
     read_schedule(GOOD)  # imports
     assert work(1000) < 12 * work(100)
+
+
+@pytest.mark.parametrize(
+    ("section", "component", "rule"),
+    [
+        (
+            "pruners",
+            {"class": "RandomLevelStructureParameterPruner", "group_type": "Blocks", "sparsity_range": [0.1, 0.2],
+             "weights": ["w"]},
+            "Blocks needs it, got group_type Blocks without kwargs",
+        ),
+        (
+            "pruners",
+            {"class": "StructureParameterPruner", "reg_regims": {"w": [0.1, "Blocks"]}, "threshold_criteria": "Max"},
+            "Blocks",
+        ),
+        ("quantizers", {"class": "PostTrainLinearQuantizer", "clip_acts": "N_STD"}, "N_STD needs it"),
+        ("quantizers", {"class": "PostTrainLinearQuantizer", "clip_n_stds": 2.0}, "got clip_acts NONE with clip_n_stds"),
+    ],
+)  # fmt: skip
+def test_arguments_that_need_each_other(section: str, component: dict[str, object], rule: str) -> None:
+    kind = section.removesuffix("s")
+    policy = {kind: {"instance_name": "it"}, "starting_epoch": 0, "ending_epoch": 1}
+    with pytest.raises(UserError) as caught:
+        read_schedule({"version": 1, section: {"it": component}, "policies": [policy]})
+    assert rule in str(caught.value)
