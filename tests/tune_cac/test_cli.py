@@ -396,7 +396,7 @@ def test_schedules_that_would_do_nothing(arguments: str, message: str, capsys: p
 
 def test_a_name_that_matches_nothing_is_told_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("s.yaml").write_text(SCHEDULE.replace("conv*", "cov*"))
-    assert main("trial --schedule s.yaml --epochs 6".split()) == 2
+    assert main(["trial", "--schedule", "s.yaml", "--epochs", "6"]) == 2
     assert "s.yaml:3: pruners.fine.sensitivities.cov*.weight: 'cov*.weight' matches no" in capsys.readouterr().err
 
 
@@ -404,7 +404,7 @@ def test_a_trial_says_where_marked_values_stand(capsys: pytest.CaptureFixture[st
     Path("s.yaml").write_text(
         SCHEDULE.replace("0.5", "!search {low: 0.2, high: 0.6}").replace("_epoch: 4", "_epoch: 0")
     )
-    assert main("trial --schedule s.yaml --epochs 1".split()) == 0
+    assert main(["trial", "--schedule", "s.yaml", "--epochs", "1"]) == 0
     out, err = capsys.readouterr()
     assert err.startswith("marked values take the middle of their ranges: pruners.fine.sensitivities.conv*.weight 0.4")
     assert "sparsity" in out

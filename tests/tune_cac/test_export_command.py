@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from compressed import pruned, write_compressed
 from studies import result_row, write_study
 
 import analysis
@@ -96,6 +97,12 @@ def test_tables(study: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"trial": 4}, r"only a completed trial can be exported, trial 4 is failed \(it broke\): choose another"),
         ({"format": "parquet"}, "--format parquet needs --output, a file: it is no text to print"),
         ({"format": "csv", "trial": 1}, "--format csv is a table of the whole ranking, got --trial 1: leave it out"),
+        (
+            {"format": "schedule"},
+            "a trial must compress something to have a schedule, trial 1 does not: choose another",
+        ),
+        ({"format": "schedule", "trial": 3}, "to have a schedule, trial 3 does not"),
+        ({"format": "schedule", "top": 3}, "--format schedule is one trial, got --top 3: give --trial"),
         ({"format": "env", "top": 3}, "--format env is one trial, got --top 3: give --trial"),
         ({"format": "csv", "top": 0}, "--top must be an integer >= 1, got 0"),
         ({"format": "ymal"}, "unknown --format 'ymal': did you mean 'yaml'"),
@@ -119,7 +126,7 @@ def test_what_is_wrong_is_said(given: dict[str, Any], message: str, study: Layou
          "to export: no setting tried saves compute within the allowed drop of 0.50 points; give --trial"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("format", ["env", "yaml", "json"])
+@pytest.mark.parametrize("format", ["env", "yaml", "json", "schedule"])
 def test_no_best_is_said(format: str, trials: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         run(write_study(tmp_path / "s", trials), format=format)
@@ -131,3 +138,20 @@ def test_a_study_that_has_not_begun(tmp_path: Path) -> None:
         run(layout, trial=0)
     with pytest.raises(UserError, match="no trial has completed, so there is no table to export"):
         run(layout, format="csv")
+
+
+def test_the_best_schedule_is_best_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = write_compressed(tmp_path / "c", [pruned(0.968, 0.5), pruned(0.95, 0.9), pruned(0.97, 0.2)])
+    write_answer(study, answer(study, allowed_drop=0.005))
+    assert run(study, format="schedule") == 0
+    out = capsys.readouterr().out
+    assert out == study.best_schedule.read_text()
+    assert yaml.safe_load(out)["pruners"]["sensitivity_pruner"]["sensitivities"] == {
+        "conv1.weight": 0.5, "conv2.weight": 0.25,
+    }  # fmt: skip
+    assert run(study, format="env") == 0
+    assert capsys.readouterr().out == study.best.read_text()
+    assert run(study, format="schedule", trial=2, output=str(tmp_path / "two.yaml")) == 0
+    assert "# trial 2: inference compute saved 90.0 %" in (tmp_path / "two.yaml").read_text()
+    assert run(study, format="schedule", allowed_drop=0.03) == 0
+    assert "# trial 2: inference compute saved 90.0 %" in capsys.readouterr().out

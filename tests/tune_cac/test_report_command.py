@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compressed import pruned, write_compressed
 from studies import result_row, write_study
 
 from trainables.config import TrialConfig
@@ -76,3 +77,16 @@ def test_a_page_that_cannot_be_written(study: Path, capsys: pytest.CaptureFixtur
     assert "cannot write the page to " in capsys.readouterr().err
     assert main(["report", str(study), "--png", str(study / "study.json")]) == 2
     assert "the plots cannot be written to " in capsys.readouterr().err
+
+
+def test_words_and_page_of_a_study_of_inference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = write_compressed(tmp_path / "c", [pruned(0.968, 0.5, 0.1), pruned(0.95, 0.9)]).root
+    assert main(["report", str(study)]) == 0
+    out = capsys.readouterr().out
+    assert "You can skip 50.0 % of the inference compute at a drop of 0.20 points" in out
+    assert "| conv1.weight | 40.0 % |" in out
+    assert "You can skip 50.0 % of the inference compute" in (study / "report.html").read_text()
+    assert main(["rank", str(study)]) == 0
+    header, first = (line.split() for line in capsys.readouterr().out.splitlines()[:2])
+    assert header[:7] == ["rank", "trial", "accuracy", "drop", "saved", "sparsity", "MACs"]
+    assert first[4:10] == ["50.0", "%", "30.0", "%", "50.0", "%"]

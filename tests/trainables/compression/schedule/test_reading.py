@@ -524,7 +524,7 @@ def test_the_work_grows_with_the_layers_and_not_faster() -> None:
             "Blocks",
         ),
         ("quantizers", {"class": "PostTrainLinearQuantizer", "clip_acts": "N_STD"}, "N_STD needs it"),
-        ("quantizers", {"class": "PostTrainLinearQuantizer", "clip_n_stds": 2.0}, "got clip_acts NONE with clip_n_stds"),
+        ("quantizers", {"class": "PostTrainLinearQuantizer", "clip_n_stds": 2.0}, "clip_acts NONE with clip_n_stds"),
     ],
 )  # fmt: skip
 def test_arguments_that_need_each_other(section: str, component: dict[str, object], rule: str) -> None:
