@@ -105,7 +105,7 @@ def test_levels_of_a_policy_are_its_own() -> None:
 
 def test_levels_are_for_level_pruners() -> None:
     sensitivity = {"class": "SensitivityPruner", "sensitivities": {"0.weight": 0.5}}
-    with pytest.raises(UserError, match=r"levels.*SparsityLevelParameterPruner.*SensitivityPruner"):
+    with pytest.raises(UserError, match=r"policies\.0\.pruner\.args\.levels: has no effect on SensitivityPruner: only"):
         scheduler_of(sections([span("pruner", "p", 0, 1, levels=0.5)], pruners={"p": sensitivity}))
 
 
@@ -227,13 +227,13 @@ def changed(section: str, **more: Any) -> dict[str, Any]:
     ("schedule", "message"),
     [
         (changed("pruners", p={"weights": ["conv9.weight"]}), r"conv9\.weight.*conv\d\.weight"),
-        (changed("pruners", p={"weights": ["classifier.weight"]}), "filters need a weight with 3 to 5 dimensions"),
+        (changed("pruners", p={"weights": ["classifier.weight"]}), r"Filters of classifier\.weight need a convolution's weight"),
         (changed("pruners", p={"class": "L3Ranked"}), "L3Ranked"),
         (changed("policies", quantizer={"instance_name": "q"}, epochs=[1]), "q"),
         (
             {
                 **changed("distillers", d={"class": "KnowledgeDistillation", "checkpoint": "/no/such/file.pt"}),
-                "policies": [span("distiller", "d", 7, 9)],
+                "policies": [span("pruner", "p", 1, 2), span("distiller", "d", 7, 9)],
             },
             "/no/such/file.pt: there is no such file",
         ),
@@ -241,7 +241,7 @@ def changed(section: str, **more: Any) -> dict[str, Any]:
             {
                 **changed("quantizers", q={"class": "DorefaQuantizer", "bits_weights": 4, "bits_activations": 4,
                                            "overrides": {"convv": {"bits_weights": 2}}}),
-                "policies": [span("quantizer", "q", 1, 2)],
+                "policies": [span("pruner", "p", 1, 2), span("quantizer", "q", 1, 2)],
             },
             "convv",
         ),
