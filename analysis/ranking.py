@@ -54,7 +54,7 @@ def check_price(price: float) -> None:
     """Raise UserError unless it is a finite number > 0."""
     if not (math.isfinite(price) and price > 0):
         raise UserError(
-            "the price of a point of accuracy must be a fraction of the training compute above 0, "
+            "the price of a point of accuracy must be a fraction of the compute above 0, "
             f"such as 0.1 for 10 %, got {price}"
         )
 
@@ -64,9 +64,9 @@ def rank(
 ) -> pd.DataFrame:
     """The completed trials, best first.
 
-    Without a price: first those within the allowed drop by compute saved, then the others by their drop (smallest
-    first). With a price: by `worth`, that is compute saved minus what the lost accuracy costs. Ties go to the higher
-    accuracy, then to the earlier trial.
+    Without a price: first those within the allowed drop by `saved`, then the others by their drop (smallest first).
+    With a price: by `worth`, that is `saved` minus what the lost accuracy costs. Ties go to the higher accuracy, then
+    to the earlier trial.
 
     Args:
         trials: one row a trial.
@@ -77,7 +77,7 @@ def rank(
 
     Returns:
         The trials with `rank` (from 1), `within_drop` (of the allowed drop), `on_front` (accuracy against `saved`,
-        among the ranked) and `duplicate_of` (Int64: an earlier trial, see the module) in front of the other columns;
+        among the ranked) and `duplicate_of` (Int64: an earlier trial, see `analysis.duplicates`) in front of the other columns;
         with a price also `worth`, a fraction of the compute that the study ranks by.
 
     Raises:
