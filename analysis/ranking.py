@@ -77,8 +77,8 @@ def rank(
 
     Returns:
         The trials with `rank` (from 1), `within_drop` (of the allowed drop), `on_front` (accuracy against `saved`,
-        among the ranked) and `duplicate_of` (Int64: an earlier trial, see `analysis.duplicates`) in front of the other columns;
-        with a price also `worth`, a fraction of the compute that the study ranks by.
+        among the ranked) and `duplicate_of` (Int64: an earlier trial, see `analysis.duplicates`) in front of the other
+        columns; with a price also `worth`, a fraction of the compute that the study ranks by.
 
     Raises:
         UserError: the allowed drop or the price is out of range.
