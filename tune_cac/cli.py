@@ -161,7 +161,9 @@ def build_parser() -> argparse.ArgumentParser:
         description="Write one trial's settings (env, yaml, json; the best's without --trial) or the ranking (csv, "
         "parquet, latex, markdown).",
     )  # fmt: skip
-    export.add_argument("--format", default="env", help="env (default), yaml, json, csv, parquet, latex or markdown")
+    export.add_argument(
+        "--format", default="env", help="env (default), yaml, json, schedule, csv, parquet, latex or markdown"
+    )
     export.add_argument("--trial", type=int, help="number of the trial (default: the best)")
     export.add_argument("--output", metavar="FILE", help="write there instead of printing")
     export.add_argument("--top", type=int, help="rows of the ranking (default: all)")

@@ -45,7 +45,7 @@ def _cells(table: pd.DataFrame) -> list[list[str]]:
     from analysis.confirmation import compared
 
     drop = f"drop in {compared(table.iloc[0])}"
-    cells = [["trial", "seeds", "failed", "compute saved", drop, "interval", "confirmed"]]
+    cells = [["trial", "seeds", "failed", "saved", drop, "interval", "confirmed"]]
     for _, row in table.iterrows():
         known = row["seeds"] > 0
         cells.append(
@@ -53,7 +53,7 @@ def _cells(table: pd.DataFrame) -> list[list[str]]:
                 str(row["candidate"]),
                 str(row["seeds"]),
                 str(row["failed"]),
-                f"{100 * row['compute_saved']:.1f} %" if known else "-",
+                f"{100 * row['saved']:.1f} %" if known else "-",
                 f"{100 * row['accuracy_drop']:+.2f} points" if known else "-",
                 f"{100 * row['drop_low']:+.2f} to {100 * row['drop_high']:+.2f}" if row["seeds"] > 1 else "-",
                 "yes" if row["confirmed"] else "refuted" if row["refuted"] else "no",

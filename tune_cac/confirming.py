@@ -142,7 +142,7 @@ def options_of(
 def candidates_of(trials: pd.DataFrame, allowed_drop: float, top: int) -> pd.DataFrame:
     """The settings of a study that are worth confirming: within the drop, saving something, each once."""
     ranking = rank(trials, allowed_drop=allowed_drop)
-    worth = ranking["within_drop"] & (ranking["compute_saved"] > 0) & (ranking["method"] != "none")
+    worth = ranking["within_drop"] & (ranking["saved"] > 0) & (ranking["method"] != "none")
     return ranking[worth & ranking["duplicate_of"].isna()].head(top)
 
 
