@@ -22,8 +22,8 @@ THRESHOLDS = (0.9, 1.0)
 LATEST_START = 0.5
 #: Grids: values of the first iteration beside 0, and how far apart values of the count are.
 START_CHOICES, COUNT_STEP = 5, 5
-#: Steps between thresholds, and the most values that a threshold's range may have before the next wider step is taken.
-THRESHOLD_STEPS, MOST_THRESHOLDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1), 8
+#: Steps between thresholds, and the most of them in a threshold's range before the next wider one is taken.
+THRESHOLD_STEPS, MOST_THRESHOLDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1), 5
 #: The shortest interval between decisions, as a fraction of the run; 1, 3 and 5 of it are tried. The published one is
 #: shorter, a 2,252nd of the run; the trial with the published defaults has it.
 SHORTEST_INTERVAL, LONGEST_MULTIPLE, MULTIPLE_STEP = 1 / 100, 5, 2
@@ -63,7 +63,7 @@ def threshold_grid(low: float, high: float) -> tuple[float, float, float]:
     """Lower end, upper end and step of a threshold's values: round numbers from the upper end down past ``low``.
 
     >>> threshold_grid(0.9252, 1.0)
-    (0.92, 1.0, 0.01)
+    (0.92, 1.0, 0.02)
     """
     step = next((s for s in THRESHOLD_STEPS if (high - low) / s <= MOST_THRESHOLDS), THRESHOLD_STEPS[-1])
     count = math.ceil(round((high - low) / step, 6))
