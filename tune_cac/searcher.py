@@ -29,7 +29,7 @@ from trainables.stage_tree.store import StageStore
 from trainables.workloads.options import CACHE_VARIABLE
 from tune_cac.controls import EQUAL_COMPUTE, random_stops, shorter_trainings
 from tune_cac.given_run import GivenRun, as_key
-from tune_cac.learning import Learned, learn
+from tune_cac.learning import Learned, asks_for_sensitivities, learn
 from tune_cac.telling import saved_of_baseline, tell_complete
 from tune_cac.trial_folder import SPENT, last_checkpoint, last_row, trial_folder_name
 
@@ -38,6 +38,8 @@ FINISHED: str = Searcher.FINISHED
 _ROW_NAMES = tuple(metric.name for metric in ROW)
 #: Settings that do nothing are passed over so often in a row; then one is tried all the same.
 _MOST_SKIPPED = 50
+#: Attribute of a study whose starting point is queued once the baseline has ended.
+_WAITS = "start_waits"
 #: Most settings of a study's start that are chosen by replay; at most a third of its trials are.
 _MOST_SPREAD = 10
 
@@ -137,11 +139,20 @@ class StudySearch(OptunaSearch):
         return self._ot_study
 
     def begin(self) -> None:
-        """Queue the baseline and the space's starting point; only for a study without trials."""
+        """Queue the baseline and the space's starting point; only for a study without trials.
+
+        A starting point that depends on what the baseline's layers bear is queued when that is known.
+        """
         self.study.enqueue_trial({}, user_attrs={"role": "baseline"})
+        if asks_for_sensitivities(self._search_space, self._context):
+            self.study.set_user_attr(_WAITS, True)
+        else:
+            self._enqueue_start(self._context)
+
+    def _enqueue_start(self, context: SpaceContext) -> None:
         # Called published only where it is: with other values held, nobody published it.
         role = "published" if self._search_space.start_is_published and not self._hold else "search"
-        self.study.enqueue_trial(dict(self._search_space.start(self._context)), user_attrs={"role": role})
+        self.study.enqueue_trial(dict(self._search_space.start(context)), user_attrs={"role": role})
 
     @contextmanager
     def coordinated(self) -> Iterator[None]:
@@ -346,9 +357,16 @@ class StudySearch(OptunaSearch):
         return self._learned
 
     def _enqueue_spread(self) -> None:
-        """Once a study: settings whose predicted outcomes differ, in place of the sampler's random start."""
+        """Once a study: what the baseline's run suggests to begin with.
+
+        The space's starting point, if it waited for that run, and settings whose predicted outcomes differ, in place of
+        the sampler's random start.
+        """
         if self.study.user_attrs.get("spread"):
             return
+        if self.study.user_attrs.get(_WAITS):
+            self._enqueue_start(self._learn().context)
+            self.study.set_user_attr(_WAITS, False)
         count = max(1, min(_MOST_SPREAD, self._planned // 3))
         queued = {t.user_attrs.get("start") for t in self.study.get_trials(deepcopy=False)}  # before a crash, here
         for number, parameters in enumerate(self._learn().spread(count, self._start_seed)):

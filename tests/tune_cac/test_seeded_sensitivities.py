@@ -14,11 +14,14 @@ from tiny_workload import STEPS_PER_EPOCH, tiny  # noqa: F401 - a fixture
 
 import tune_cac.seeded_sensitivities as module
 from search_spaces import SpaceContext, load
+from search_spaces.pruning_sensitivities import LEAST
 from trainables.config import TrialConfig
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
 from tune_cac.learning import asks_for_sensitivities, learn
+from tune_cac.searcher import StudySearch
+from tune_cac.searching import run_context
 from tune_cac.seeded_sensitivities import LEAST_DROP, LEVELS, MOST_EVALUATIONS, seeded_sensitivities
 
 NAMES = ("0.weight", "3.weight", "6.weight", "9.weight", "15.weight")
@@ -117,3 +120,31 @@ def test_only_spaces_whose_ranges_depend_on_it_ask(base: TrialConfig, tmp_path: 
         assert dict(learned.context.sensitivities) == found
         assert learned.spread(5, 0) == []
     assert learn(load(name), context, tmp_path / "tree", base=base, hold={}, root=None).context == context
+
+
+@pytest.mark.filterwarnings("ignore:nothing was learned from the baseline")
+def test_a_search_begins_with_half_of_what_was_found(base: TrialConfig, tmp_path: Path) -> None:
+    """The starting point waits for the baseline, also in a search that goes on, and is queued once."""
+
+    def searcher() -> StudySearch:
+        return StudySearch(
+            space=load("pruning_sensitivities"), context=run_context(base), base=base,
+            journal=tmp_path / "optuna.journal", allowed_drop=0.02, seed=0, run_folder="ray/run-000",
+            checkpoint_every_s=60, tree=tmp_path / "tree", budget_bytes=10**9, trials=4,
+        )  # fmt: skip
+
+    search = searcher()
+    search.begin()
+    assert [search.suggest("baseline")["config"]["method"], search.suggest("early")] == ["none", None]  # type: ignore[index, call-overload]
+    with SharedRun(base, Sharing(tree=tmp_path / "tree")) as run:
+        last = finish(run)[-1]
+    search.on_trial_complete("baseline", last)
+    search = searcher()
+    search.adopt_unfinished(tmp_path)
+    found = seeded_sensitivities(tmp_path / "tree", last["stage"], base, NAMES, 0.02)
+    for number in range(2):
+        suggested = search.suggest(str(number))
+        assert isinstance(suggested, dict)
+        values = dict(text.split("=") for text in suggested["config"]["pruning_sensitivities"])
+        halves = {name: pytest.approx(0.5 * max(LEAST, bears), abs=0.02) for name, bears in found.items()}
+        assert ({name: float(value) for name, value in values.items()} == halves) == (number == 0)
