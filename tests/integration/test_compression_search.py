@@ -1,0 +1,338 @@
+"""Searches of compression on real Ray, as a user runs them; and what is refused before Ray starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pandas as pd
+import pytest
+import torch
+import yaml
+from optuna.storages.journal import JournalFileBackend
+from runs import NOT_THE_RUNS, assert_equals_alone
+
+import analysis
+from analysis.answer import config_of
+from analysis.layout import STUDY_NAME, Layout
+from analysis.loading import read_journal
+from trainables.compression.from_config import schedule_of
+from trainables.compression.schedule import read_schedule
+from trainables.stage_tree.store import StageStore, roots
+from trainables.workloads import build
+from tune_cac.cli import main
+
+slow = pytest.mark.slow
+
+MARKED = """
+version: 1
+pruners:
+  gradual:
+    class: AutomatedGradualPruner
+    initial_sparsity: 0.05
+    final_sparsity: !search {low: 0.2, high: 0.6, step: 0.1, name: final}
+    weights: ['conv[2-6].weight']
+regularizers:
+  small: {class: L1Regularizer, reg_regims: {classifier.weight: !search {choices: [1.0e-5, 1.0e-4]}}}
+policies:
+- {pruner: {instance_name: gradual}, starting_epoch: !search {low: 1, high: 2}, ending_epoch: 4}
+- {regularizer: {instance_name: small}, epochs: [1]}
+"""
+
+
+def search(folder: Path, *arguments: str) -> str:
+    """A search that ends well; what it said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tune_cac", "search", "--no-controls", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def study_of(folder: Path) -> optuna.Study:
+    """As any Optuna program reads it."""
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(Layout(folder).journal)))
+    return optuna.load_study(study_name=STUDY_NAME, storage=storage)
+
+
+def suggested(folder: Path) -> list[dict[str, object]]:
+    """Parameters of each trial."""
+    return [dict(trial.params) for trial in study_of(folder).trials]
+
+
+def comparable(trials: pd.DataFrame) -> pd.DataFrame:
+    measured = {*NOT_THE_RUNS, "time_saved", "peak_memory_saved"}
+    return trials[[name for name in trials.columns if name not in measured]]
+
+
+# --- sensitivities, with and without sharing ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One search twice: over a tree, and each trial alone."""
+    folder = tmp_path_factory.mktemp("both")
+    for name, flags in (("shared", ()), ("alone", ("--no-sharing",))):
+        said = search(
+            folder, "--space", "pruning_sensitivities", "--saving", "both", "--trials", "5", "--epochs", "5",
+            "--concurrency", "1", "--name", name, *flags,
+        )  # fmt: skip
+        (folder / f"{name}.txt").write_text(said)
+    return folder / "results"
+
+
+@slow
+def test_sensitivities_are_searched_alike_with_and_without_sharing(both: Path) -> None:
+    shared, alone = (analysis.load(both / name) for name in ("shared", "alone"))
+    assert suggested(both / "shared") == suggested(both / "alone")
+    assert len({json.dumps(params) for params in suggested(both / "shared")}) == 5
+    pd.testing.assert_frame_equal(comparable(shared), comparable(alone))
+    assert set(shared["status"]) == {"completed"}
+    assert (alone["search_flops"] == alone["executed_flops"]).all()
+    # Pruning begins with epoch 1 of 5: that much of the dense run is everybody's, or nearly.
+    assert shared["search_flops"].sum() < 0.97 * alone["search_flops"].sum()
+    for _, trial in shared.iloc[1:3].iterrows():
+        assert_equals_alone(trial)
+
+
+@slow
+def test_ranges_were_seeded_by_the_trained_baseline(both: Path) -> None:
+    found = []
+    for name in ("shared", "alone"):
+        tree = Layout(both / name).tree
+        (root,) = roots(tree)
+        found.append(StageStore(tree, root).read("sensitivities-0.005.json"))
+    assert found[0] == found[1]
+    assert set(found[0]) == {*(f"conv{n}.weight" for n in range(1, 7)), "classifier.weight"}
+    assert len(set(found[0].values())) > 3
+    config = config_of(analysis.load(both / "shared").iloc[1])
+    assert config.pruning_sensitivities is not None
+    start = {text.partition("=")[0]: float(text.partition("=")[2]) for text in config.pruning_sensitivities}
+    for name, bears in found[0].items():
+        assert start[name] == pytest.approx(0.5 * max(0.2, bears), rel=0.2)
+
+
+@slow
+def test_both_means_the_mean_of_both(both: Path) -> None:
+    trials = analysis.load(both / "shared")
+    ranking = analysis.rank(trials, allowed_drop=0.005)
+    expected = (trials["compute_saved"] + trials["inference_saved"]) / 2
+    assert ranking.set_index("trial")["saved"].to_dict() == pytest.approx(
+        dict(zip(trials["trial"], expected, strict=True))
+    )
+    told = [trial.values[1] for trial in study_of(both / "shared").trials]
+    assert told == pytest.approx(expected.tolist())
+    assert Layout(both / "shared").read_info().saving == "both"
+
+
+# --- a schedule with marks ------------------------------------------------------------------------------------------
+
+
+@slow
+def test_a_schedules_marks_are_searched_and_the_best_is_a_schedule_again(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MARKED)
+    said = search(
+        tmp_path, "--space", "schedule", "--schedule", "mine.yaml", "--trials", "4", "--epochs", "4", "--name", "s",
+        "--allowed-drop", "0.9", "--concurrency", "2",
+    )  # fmt: skip
+    study = tmp_path / "results" / "s"
+    trials = analysis.load(study)
+    assert set(trials["status"]) == {"completed"}, said
+    params = suggested(study)
+    assert params[0] == {}
+    assert all(set(p) == set(params[1]) for p in params[1:])
+    assert params[1] == {
+        "mark:final": pytest.approx(0.4), "mark:regularizers/small/reg_regims/classifier/weight": 1e-5,
+        "mark:policies/0/starting_epoch": 1,
+    }  # fmt: skip
+    for _, trial in trials.iloc[1:].iterrows():
+        schedule = schedule_of(config_of(trial))
+        share = schedule["pruners"]["gradual"]["final_sparsity"]
+        assert 0.2 <= share <= 0.6
+        # Of conv2 to conv6, 20,736 of 21,128 weights.
+        assert trial["sparsity"] == pytest.approx(share * 17856 / 18248, abs=1e-3)
+    assert_equals_alone(trials.iloc[2])
+    best = analysis.best(analysis.rank(trials, allowed_drop=0.9))
+    assert best is not None
+    assert best["inference_saved"] == max(trials["inference_saved"])
+    written = study / "best.yaml"
+    assert written.is_file(), sorted(path.name for path in study.iterdir())
+    read = read_schedule(written)
+    assert read == read_schedule(schedule_of(config_of(best)))
+    assert "!search" not in yaml.safe_dump(yaml.safe_load(written.read_text()))
+
+
+# --- with Gradient-Skip ---------------------------------------------------------------------------------------------
+
+
+@slow
+def test_thresholds_and_sensitivities_are_searched_at_once(tmp_path: Path) -> None:
+    space = "auto_thresholds+pruning_sensitivities"
+    said = search(tmp_path, "--space", space, "--trials", "5", "--epochs", "6", "--name", "s", "--concurrency", "2")
+    study = tmp_path / "results" / "s"
+    trials = analysis.load(study)
+    assert set(trials["status"]) == {"completed"}, said
+    assert list(trials["method"]) == ["none"] + ["gradskip+compression"] * 4
+    assert Layout(study).read_info().saving == "both"
+    names = {name.split(":")[0] for params in suggested(study)[1:] for name in params}
+    assert {"s", "CAC_VAR_START_THR"} <= names
+    assert (trials["sparsity"].iloc[1:] > 0).all()
+    for _, trial in trials.iloc[1:3].iterrows():
+        assert_equals_alone(trial)
+
+
+# --- accidents ------------------------------------------------------------------------------------------------------
+
+
+@slow
+def test_gradual_pruning_goes_on_after_a_kill(tmp_path: Path) -> None:
+    arguments = ["search", "--space", "agp", "--trials", "5", "--epochs", "6", "--name", "s", "--concurrency", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tune_cac", *arguments, "--no-controls"], cwd=tmp_path, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    study = tmp_path / "results" / "s"
+    deadline, before = time.monotonic() + 240, pd.DataFrame()
+    while before.empty or (before["status"] == "completed").sum() < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.1)
+        if any(record["status"] == "completed" for record in read_journal_if_there(study)):
+            before = analysis.load(study)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    search_again = subprocess.run(
+        [sys.executable, "-m", "tune_cac", "search", "--resume", "s"], cwd=tmp_path, capture_output=True, text=True,
+        timeout=400,
+    )  # fmt: skip
+    assert search_again.returncode == 0, search_again.stderr
+    after = analysis.load(study)
+    completed = after[after["status"] == "completed"]
+    assert len(completed) == 5
+    assert set(after["status"]) <= {"completed", "interrupted"}
+    done = before[before["status"] == "completed"].set_index("trial")
+    assert (after.set_index("trial").loc[done.index, "wall_time_s"] == done["wall_time_s"]).all()
+    assert_equals_alone(completed.iloc[-1])
+
+
+def read_journal_if_there(study: Path) -> list[dict[str, object]]:
+    from trainables.errors import UserError
+
+    try:
+        return read_journal(Layout(study).journal) if Layout(study).journal.is_file() else []
+    except UserError:
+        return []
+
+
+@slow
+def test_a_teacher_is_searched_for_its_temperature(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    torch.save(build("digits").make_model().state_dict(), tmp_path / "teacher.pt")
+    search(
+        tmp_path, "--space", "distillation", "--set", f"distill_checkpoint={tmp_path / 'teacher.pt'}", "--trials", "3",
+        "--epochs", "2", "--name", "s", "--concurrency", "1",
+    )  # fmt: skip
+    trials = analysis.load(tmp_path / "results" / "s")
+    assert set(trials["status"]) == {"completed"}
+    assert (trials["compute_saved"].iloc[1:] < 0).all()  # the teacher costs
+    assert_equals_alone(trials.iloc[1])
+
+
+# --- refused before anything starts ---------------------------------------------------------------------------------
+
+PLAIN = """
+pruners: {p: {class: SparsityLevelParameterPruner, levels: {conv1.weight: 0.5}}}
+policies: [{pruner: {instance_name: p}, epochs: [1]}]
+"""
+#: What each part of a wrong search says, in one line.
+REFUSED: list[tuple[list[str], str]] = [
+    (["--space", "schedule"], "searches a schedule of yours: give its file by --schedule FILE, got none"),
+    (["--space", "schedule", "--schedule", "missing.yaml"], "missing.yaml"),
+    (["--schedule", "mine.yaml"], "--schedule needs a space of compression, such as schedule, got --space"),
+    (["--space", "distillation"], "space distillation needs a teacher: --set distill_teacher=NAME"),
+    (["--space", "distillation", "--set", "distill_checkpoint=nowhere.pt"], "nowhere.pt: there is no such file"),
+    (["--space", "distillation", "--set", "distill_teacher=resnet21"], "resnet2"),
+    (["--space", "agp", "--script", "python train.py"], "a script compresses by itself: space agp needs a workload"),
+    (["--space", "agp", "--workers-per-trial", "2"], "space agp trains in one process, got --workers-per-trial 2"),
+    (["--space", "agp", "--saving", "memory"], "memory"),
+    (["--space", "agp", "--epochs", "1"], "needs two active epochs"),
+    (["--space", "agp+agp"], "a space can be searched once in a trial, got agp+agp"),
+    (["--space", "agp+stop_rules"], "space stop_rules can't be searched together with compression"),
+    (["--space", "auto_thresholds+manual_layers"], "spaces of Gradient-Skip can't be searched together"),
+    (["--space", "agp", "--set", "agp_final_sparsity=0.5"], "agp_final_sparsity is searched by space agp"),
+    (["--space", "agp+auto_thresholds", "--set", "CAC_RULE=plasticity"], "CAC_RULE=plasticity can't be combined"),
+    (["--space", "agp", "--set", "pruning_weights=3"], "pruning_weights"),
+    (["--space", "schedule", "--schedule", "plain.yaml"], "searches marked values, and the schedule has none"),
+    (["--space", "schedule", "--schedule", "names.yaml"], "conv9.weight"),
+    (["--space", "schedule", "--schedule", "late.yaml"], "the schedule never acts, for it begins in epoch 24"),
+    (["--space", "schedule", "--schedule", "wrong.yaml"], "wrong.yaml"),
+    (["--space", "auto_thresholds+schedule", "--schedule", "bits.yaml"], "can't be combined with quantizers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[" ".join(a) for a, _ in REFUSED])
+def test_a_wrong_search_ends_in_one_line_before_ray_starts(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import tune_cac.searching as searching
+
+    monkeypatch.chdir(tmp_path)
+    pruner = "pruners: {p: {class: SparsityLevelParameterPruner, levels: {%s: !search {low: 0.2, high: 0.5}}}}\n"
+    policy = "policies: [{pruner: {instance_name: p}, epochs: [%d]}]\n"
+    Path("mine.yaml").write_text(MARKED)
+    Path("plain.yaml").write_text("version: 1\n" + PLAIN)
+    Path("names.yaml").write_text("version: 1\n" + pruner % "conv9.weight" + policy % 1)
+    Path("late.yaml").write_text("version: 1\n" + pruner % "conv1.weight" + policy % 24)
+    Path("wrong.yaml").write_text("version: 1\n" + pruner % "conv1.weight" + "polices: []\n")
+    Path("bits.yaml").write_text(
+        "version: 1\nquantizers: {q: {class: DorefaQuantizer, bits_weights: !search {low: 3, high: 5}}}\n"
+        "policies: [{quantizer: {instance_name: q}, epochs: [1]}]\n"
+    )
+
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("a study was made, or Ray was started")
+
+    monkeypatch.setattr(searching, "open_study", started)
+    epochs = [] if "--epochs" in arguments else ["--epochs", "4"]
+    assert main(["search", "--trials", "2", "--name", "s", *epochs, *arguments]) == 2
+    said = capsys.readouterr().err
+    lines = [line for line in said.splitlines() if line]
+    assert message in said
+    assert "Traceback" not in said
+    assert len(lines) == 1 or arguments[-1] == "wrong.yaml", said
+    assert not (tmp_path / "results").exists()
+
+
+def test_policies_that_begin_after_the_run_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two never acts: the search goes on, and says so."""
+    import tune_cac.searching as searching
+
+    class Reached(Exception):
+        pass
+
+    def reached(*_: object) -> None:
+        raise Reached
+
+    monkeypatch.setattr(searching, "open_study", reached)
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        "version: 1\n"
+        "pruners: {p: {class: SparsityLevelParameterPruner, levels: {conv1.weight: !search {low: 0.2, high: 0.5}}}}\n"
+        "policies:\n- {pruner: {instance_name: p}, epochs: [1]}\n- {pruner: {instance_name: p}, epochs: [30]}\n"
+    )
+    with (
+        pytest.warns(UserWarning, match="policies 1 of the schedule never act, for the last epoch of a trial is 3"),
+        pytest.raises(Reached),
+    ):
+        searching.search(space="schedule", schedule=file, epochs=4, results=tmp_path)
