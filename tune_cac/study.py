@@ -22,6 +22,8 @@ from trainables.workloads.options import what_is_trained
 from tune_cac.held import shown_hold
 from tune_cac.options import SearchOptions
 
+#: What Optuna's lock of a journal is called behind the journal's name.
+LOCK_FILE_SUFFIX = ".lock"
 #: Packages whose versions a study records.
 _PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
 #: What a disk says when it is full, over quota or read-only.
@@ -122,8 +124,12 @@ def check_writable(folder: Path) -> None:
 def mend_journal(journal: Path) -> None:
     """Take away a last line that was cut off by a crash or a full disk; Optuna would write on in the middle of it.
 
-    Only for who holds the study's lock.
+    Only for who holds the study's lock. A process that was killed before it had made the journal leaves Optuna's lock, a
+    link to nothing, which Optuna would wait for without end.
     """
+    lock = journal.with_name(journal.name + LOCK_FILE_SUFFIX)
+    if lock.is_symlink() and not journal.exists():
+        lock.unlink(missing_ok=True)
     if journal.is_file() and (kept := torn_end(journal)) is not None:
         os.truncate(journal, kept)
 
