@@ -124,8 +124,8 @@ def check_writable(folder: Path) -> None:
 def mend_journal(journal: Path) -> None:
     """Take away a last line that was cut off by a crash or a full disk; Optuna would write on in the middle of it.
 
-    Only for who holds the study's lock. A process that was killed before it had made the journal leaves Optuna's lock, a
-    link to nothing, which Optuna would wait for without end.
+    Only for who holds the study's lock. A process that was killed before it had made the journal leaves Optuna's lock,
+    a link to nothing, which Optuna would wait for without end.
     """
     lock = journal.with_name(journal.name + LOCK_FILE_SUFFIX)
     if lock.is_symlink() and not journal.exists():
