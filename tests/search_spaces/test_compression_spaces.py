@@ -85,7 +85,13 @@ def test_every_sample_builds_on_the_models_of_digits(name: str, tmp_path: Path) 
 def test_gradual_pruning_has_two_epochs_at_least_in_a_run_of_any_length(epochs: int) -> None:
     context = SpaceContext(total_steps=10 * epochs, epochs=epochs, weight_names=("a.weight",))
     space = search_spaces.load("agp")
-    for values in [*corners(space, context), *(v for v, _ in sampled(space, context, 10, seed=epochs))]:
+    found = {one.name: one for one in describe(space, context)}
+    tightest = {
+        "agp_final_sparsity": 0.5, "pruning_start_epoch": found["pruning_start_epoch"].high,
+        "pruning_end_epoch": found["pruning_end_epoch"].low, "pruning_frequency": found["pruning_frequency"].high,
+    }  # fmt: skip
+    ends = [*corners(space, context), space.suggest(optuna.trial.FixedTrial(tightest), context)]
+    for values in [*ends, *(v for v, _ in sampled(space, context, 10, seed=epochs))]:
         (policy,) = schedule_of(TrialConfig(epochs=epochs, method="compression", **values))["policies"]
         timing = Timing(**{key: policy[key] for key in ("starting_epoch", "ending_epoch", "frequency")})
         assert len(timing.active_epochs()) >= 2

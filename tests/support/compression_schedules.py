@@ -134,7 +134,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
         extensions={"x": {"class": "FilterRemover"}},
     ),
     "looking while thinned": sections(
-        [span("pruner", "p", 1, 4), span("extension", "x", 1, 4, 2)],
+        [span("pruner", "p", 1, 4), span("extension", "x", 1, 4)],
         pruners={"p": ranked("ActivationAPoZRankedFilterPruner_AGP")},
         extensions={"x": {"class": "FilterRemover"}},
     ),

@@ -302,6 +302,38 @@ def test_a_loop_of_the_users_goes_on_from_any_step(cut: int) -> None:
     assert [g["lr"] for g in optimizer.param_groups] == [g["lr"] for g in again_optimizer.param_groups]
 
 
+@pytest.mark.filterwarnings("ignore:thinning changed")
+def test_what_is_left_of_a_thinned_weight_stays_pruned() -> None:
+    """Masks and unmasked copies are cut as their weights are, and outlive that, too."""
+    for args in ({}, {"use_double_copies": True}):
+        model, optimizer = small(0)
+        with torch.no_grad():  # half of each filter and channel is small
+            small_ones = (torch.arange(4).view(4, 1) + torch.arange(4)) % 2
+            model.get_parameter("2.weight").copy_((0.9 * small_ones + 0.1).view(4, 4, 1, 1))
+        schedule = sections(
+            [span("pruner", "e", 0, 1, **args), span("pruner", "f", 1, 2), span("extension", "x", 1, 2)],
+            pruners={
+                "e": {"class": "SparsityLevelParameterPruner", "levels": {"2.weight": 0.5}},
+                "f": ranked("L1RankedStructureParameterPruner", weights=["0.weight"]),
+            },
+            extensions={"x": {"class": "FilterRemover"}},
+        )
+        scheduler = CompressionScheduler.from_schedule(model, optimizer, schedule)
+        for minibatch in range(3):
+            step(scheduler, 0, minibatch)
+        before = scheduler.masks.get("2.weight")
+        assert before is not None
+        assert int((before == 0).sum()) == 8
+        scheduler.on_epoch_begin(1)
+        kept = scheduler.masks.get("0.weight").flatten(1).any(1)  # type: ignore[union-attr]
+        assert int(kept.sum()) == 2
+        for number in range(3, 12):
+            step(scheduler, number // 3, number % 3)
+        weight = model.get_parameter("2.weight")
+        assert weight.shape == (4, 2, 1, 1)
+        assert torch.equal(weight == 0, before[:, kept] == 0)
+
+
 def test_what_has_not_acted_has_no_state() -> None:
     """Schedules that differ in what comes later go on from one state, other classes included."""
     early = span("pruner", "s", 0, 1)
