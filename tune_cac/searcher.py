@@ -111,7 +111,7 @@ class StudySearch(OptunaSearch):
         self._random: dict[float, list[GivenRun]] = {}
         self._checkpoints: dict[str, str] = {}  # of interrupted trials with given values, by these
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
-        storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal.absolute())))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             # Candidates are cheap beside a trial: twice as many as Optuna looks at by itself.

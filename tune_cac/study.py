@@ -7,8 +7,9 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +25,8 @@ from tune_cac.options import SearchOptions
 
 #: What Optuna's lock of a journal is called behind the journal's name.
 LOCK_FILE_SUFFIX = ".lock"
+#: An older one was left by a process that is gone.
+_LOCK_S = 3.0
 #: Packages whose versions a study records.
 _PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
 #: What a disk says when it is full, over quota or read-only.
@@ -124,12 +127,13 @@ def check_writable(folder: Path) -> None:
 def mend_journal(journal: Path) -> None:
     """Take away a last line that was cut off by a crash or a full disk; Optuna would write on in the middle of it.
 
-    Only for who holds the study's lock. A process that was killed before it had made the journal leaves Optuna's lock,
-    a link to nothing, which Optuna would wait for without end.
+    Only for who holds the study's lock. A process that was killed while it wrote leaves Optuna's lock, a link; where
+    the link leads nowhere, Optuna would wait for it without end. No lock is held for seconds.
     """
     lock = journal.with_name(journal.name + LOCK_FILE_SUFFIX)
-    if lock.is_symlink() and not journal.exists():
-        lock.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        if lock.is_symlink() and time.time() - lock.lstat().st_mtime > _LOCK_S:
+            lock.unlink()
     if journal.is_file() and (kept := torn_end(journal)) is not None:
         os.truncate(journal, kept)
 

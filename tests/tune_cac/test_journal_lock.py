@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import optuna
@@ -11,21 +13,25 @@ from optuna.storages.journal._file import LOCK_FILE_SUFFIX
 from tune_cac import study
 
 
-def test_a_lock_left_before_there_was_a_journal_is_taken_away(tmp_path: Path) -> None:
-    journal = tmp_path / "optuna.journal"
-    lock = tmp_path / "optuna.journal.lock"
-    lock.symlink_to(journal)  # as Optuna makes it, before the journal is there
+def _left(lock: Path, target: Path, *, age_s: float) -> None:
+    lock.symlink_to(target)
+    then = time.time() - age_s
+    os.utime(lock, (then, then), follow_symlinks=False)
+
+
+def test_a_lock_that_leads_nowhere_is_taken_away(tmp_path: Path) -> None:
+    journal, lock = tmp_path / "optuna.journal", tmp_path / "optuna.journal.lock"
+    journal.touch()
+    _left(lock, Path("results/s/optuna.journal"), age_s=60)  # relative to another folder, as Optuna made it
     study.mend_journal(journal)
     optuna.create_study(storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))))
-    assert journal.exists()
-    assert not lock.is_symlink()
+    assert journal.stat().st_size > 0
 
 
-def test_the_lock_of_a_journal_that_is_there_is_optunas_own_matter(tmp_path: Path) -> None:
-    journal = tmp_path / "optuna.journal"
+def test_a_lock_of_this_moment_is_its_holders(tmp_path: Path) -> None:
+    journal, lock = tmp_path / "optuna.journal", tmp_path / "optuna.journal.lock"
     journal.touch()
-    lock = tmp_path / "optuna.journal.lock"
-    lock.symlink_to(journal)
+    _left(lock, journal, age_s=0)
     study.mend_journal(journal)
     assert lock.is_symlink()
     assert study.LOCK_FILE_SUFFIX == LOCK_FILE_SUFFIX
