@@ -74,11 +74,6 @@ def _by_threshold(settings: s.StructureParameterPruner, model: nn.Module) -> Pru
     parameters = parameters_as_built(model)
     regimes = {}
     for parameter, (threshold, group_type) in assigned(settings.reg_regims, tuple(parameters)).items():
-        if group_type == "Blocks":
-            raise UserError(
-                f"StructureParameterPruner has no block_shape, so no Blocks, got them for {parameter}; choose 2D, 3D, "
-                "4D, Filters, Channels, Rows or Cols"
-            )
         structures = structures_of(group_type)
         structures.check(parameter, parameters[parameter].shape)
         regimes[parameter] = (threshold, structures)
