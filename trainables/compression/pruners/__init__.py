@@ -19,7 +19,7 @@ from trainables.compression.pruners.surgery import SplicingPruner
 from trainables.compression.pruners.thresholds import MagnitudePruner, SensitivityPruner
 from trainables.compression.settings import PRUNERS, Settings
 from trainables.compression.settings import pruners as s
-from trainables.errors import UserError, unknown_name
+from trainables.errors import unknown_name
 
 __all__ = ["build_pruner"]
 
