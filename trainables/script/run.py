@@ -17,7 +17,7 @@ from typing import Any
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.gradskip.settings import BY_NAME, Settings
-from trainables.metrics import METHOD_DEFAULTS
+from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS
 from trainables.script.placeholders import fill
 from trainables.script.process import ScriptProcess
 from trainables.script.report_lines import ReportError, read_report
@@ -206,6 +206,7 @@ class ScriptRun:
             "peak_memory_bytes": counted.get("peak_memory_bytes"),
             "learning_rate": None,
             "stage": "",
+            **MODEL_DEFAULTS,
             **METHOD_DEFAULTS,
             **_stops(counted),
             RUN_FACTS: json.dumps(_facts(counted, step)),

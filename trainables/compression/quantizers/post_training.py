@@ -36,11 +36,6 @@ class PostTrainingQuantizer(ModelQuantizer):
     activation_kinds = tuple(kind for kind in (*WEIGHT_LAYERS, *ACTIVATIONS) if kind is not nn.Embedding)
 
     def __init__(self, name: str, given: settings.PostTrainLinearQuantizer) -> None:
-        if (given.clip_acts == "N_STD") != (given.clip_n_stds is not None):
-            raise UserError(
-                f"clip_n_stds of quantizer {name} belongs to clip_acts N_STD, and N_STD needs it, got clip_acts "
-                f"{given.clip_acts} {'without' if given.clip_n_stds is None else 'with'} clip_n_stds"
-            )
         default = make_bits(given.bits_parameters, given.bits_accum, given.bits_activations)
         super().__init__(name, default, given.overrides)
         self.given = given

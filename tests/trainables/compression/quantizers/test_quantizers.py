@@ -338,16 +338,6 @@ def test_settings_are_checked_against_the_model_when_it_is_given(name: str) -> N
             r"bits of weights of quantizer q must be at least 2 .*got 1 for fc",
         ),
         ("PostTrainLinearQuantizer", {"bits_accum": 1}, r"bits of bias of quantizer q must be at least 2 .*for conv"),
-        (
-            "PostTrainLinearQuantizer",
-            {"clip_n_stds": None},
-            "clip_n_stds of quantizer q belongs to clip_acts N_STD, and N_STD needs it, got clip_acts N_STD without",
-        ),
-        (
-            "PostTrainLinearQuantizer",
-            {"clip_acts": "AVG"},
-            "clip_n_stds of quantizer q belongs to clip_acts N_STD, and N_STD needs it, got clip_acts AVG with",
-        ),
     ],
 )
 def test_what_cannot_be(name: str, changes: dict[str, Any], message: str) -> None:
