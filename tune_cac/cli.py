@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from trainables.errors import UserError
 from tune_cac.schedule_command import add_schedule
 from tune_cac.sensitivity_command import add_sensitivity
+from tune_cac.workload_arguments import add_workload_options
 
 #: Options of ``search`` that say what is searched; a resumed study has its own.
 _STUDY_FLAGS = (
@@ -44,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     search.add_argument(
         "--workload", help="what is trained (default: digits): see the command workloads, or package.module:function"
     )
-    _add_workload_options(search)
+    add_workload_options(search)
     search.add_argument(
         "--script", metavar="COMMAND", help="train with a command of yours, such as 'python train.py': CAC_* variables "
         "are set for it, {CAC_VAR_START_THR} is filled in, and it prints its metrics (tune_cac.report, or JSON lines)",
@@ -98,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Train one configuration in this process. CAC_* variables of the environment count; --set wins.",
     )  # fmt: skip
     trial.add_argument("--workload", default="digits", help="what is trained (default: digits)")
-    _add_workload_options(trial)
+    add_workload_options(trial)
     trial.add_argument("--epochs", type=int, help="epochs (default: the workload's)")
     trial.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
     trial.add_argument("--method", help="method (default: gradskip, with --schedule compression); none is the baseline")
@@ -208,7 +209,7 @@ def build_parser() -> argparse.ArgumentParser:
     spaces = commands.add_parser("spaces", parents=[debug], help="list the search spaces, or show one with its ranges")
     spaces.add_argument("space", nargs="?", metavar="SPACE", help="show this one")
     spaces.add_argument("--workload", default="digits", help="whose run the ranges are for (default: digits)")
-    _add_workload_options(spaces)
+    add_workload_options(spaces)
     spaces.add_argument("--epochs", type=int, help="epochs of that run (default: the workload's)")
     spaces.set_defaults(run="spaces")
 
@@ -218,7 +219,7 @@ def build_parser() -> argparse.ArgumentParser:
         "long a search would take, and whether training repeats bit for bit on this machine.",
     )  # fmt: skip
     doctor.add_argument("--workload", default="digits", help="what is trained (default: digits)")
-    _add_workload_options(doctor)
+    add_workload_options(doctor)
     doctor.add_argument("--epochs", type=int, help="epochs of a run (default: the workload's)")
     doctor.add_argument("--trials", type=int, default=24, help="trials of the search that is estimated (default: 24)")
     doctor.add_argument("--all-layers", action="store_true", help="show every parameter of a large model")
@@ -239,14 +240,6 @@ def _of_a_study(parser: argparse.ArgumentParser, run: str) -> None:
     parser.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
     _add_results(parser)
     parser.set_defaults(run=run)
-
-
-def _add_workload_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", metavar="PATH", help="the workload's data, such as image Parquet or an image folder")
-    parser.add_argument("--model", help="the workload's model, such as resnet18")
-    parser.add_argument(
-        "--option", action="append", metavar="NAME=VALUE", help="another option of the workload; may be repeated"
-    )
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:

@@ -169,7 +169,7 @@ def trial(arguments: argparse.Namespace) -> int:
 def _check_compression(config: TrialConfig, file: Path | None) -> None:
     """UserError for what a trial cannot be compressed by; marked values take the middle of their ranges, and say so."""
     from trainables.compression.building import check_on_model
-    from trainables.compression.following import timing_of
+    from trainables.compression.following import late_policies
     from trainables.compression.from_config import schedule_of
     from trainables.compression.schedule import read_marks
 
@@ -177,8 +177,7 @@ def _check_compression(config: TrialConfig, file: Path | None) -> None:
     if not schedule["policies"]:
         raise UserError(f"method {config.method} has nothing to compress with: give --schedule FILE")
     check_on_model(schedule, config, file)
-    late = [place for place, policy in enumerate(schedule["policies"])
-            if timing_of(policy).starting_epoch >= config.epochs]  # fmt: skip
+    late = late_policies(schedule, config.epochs)
     if late:
         raise UserError(
             f"policies[{late[0]}] of the schedule never acts: the last epoch of the run is {config.epochs - 1}; begin "

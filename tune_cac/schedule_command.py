@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainables.errors import UserError
+from tune_cac.workload_arguments import add_workload_options, workload_options
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,11 +49,7 @@ def add_schedule(commands: Any, debug: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     check.add_argument("file", metavar="FILE", help="the schedule, YAML; ranges to search stand at their middle")
     check.add_argument("--workload", help="whose model is compressed; images needs no --data for its own models")
-    check.add_argument("--data", metavar="PATH", help="the workload's data")
-    check.add_argument("--model", help="the workload's model, such as resnet18")
-    check.add_argument(
-        "--option", action="append", metavar="NAME=VALUE", help="another option of the workload; may be repeated"
-    )
+    add_workload_options(check)
     check.add_argument("--epochs", type=int, help="epochs of the training (default: the workload's)")
     check.add_argument(
         "--compatible", action="store_true", help="warn of what Distiller silently accepted instead of refusing it"
@@ -64,7 +61,6 @@ def schedule_check(arguments: argparse.Namespace) -> int:
     """Print what a schedule does; 2 where anything is wrong with it, each problem in a line of its own."""
     if arguments.epochs is not None and arguments.epochs < 1:
         raise UserError(f"--epochs must be an integer >= 1, got {arguments.epochs}")
-    from tune_cac.workload_arguments import workload_options
 
     options = workload_options(arguments) or ()
     if arguments.workload is None and options:
@@ -115,6 +111,7 @@ def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, st
     Raises:
         UserError: as `trainables.workloads.build`, or of the model.
     """
+    from trainables.compression.building import model_facts
     from trainables.training.isolation import isolated
     from trainables.workloads import build
     from trainables.workloads.options import read_options
@@ -125,17 +122,7 @@ def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, st
             model, what = _without_data(given)
         else:
             model, what = build(name, options).make_model(), name
-    return facts_of(model), what
-
-
-def facts_of(model: nn.Module) -> ModelFacts:
-    """Names and shapes of a model's parameters, and names of its modules."""
-    from trainables.compression.schedule.matching import ModelFacts
-
-    return ModelFacts(
-        parameters={name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
-        modules={name: type(module).__name__ for name, module in model.named_modules() if name},
-    )
+    return model_facts(model), what
 
 
 def _without_data(given: Mapping[str, str]) -> tuple[nn.Module, str]:

@@ -206,7 +206,7 @@ def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | N
     import optuna
 
     from trainables.compression.building import check_on_model
-    from trainables.compression.following import timing_of
+    from trainables.compression.following import late_policies, timing_of
     from trainables.compression.from_config import schedule_of
     from trainables.compression.together import check_together
 
@@ -221,13 +221,13 @@ def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | N
     check_on_model(schedule, base, file)
     if config.skips_gradients:
         check_together(config, schedule)
-    begins = [timing_of(policy).starting_epoch for policy in schedule["policies"]]
-    late = [str(place) for place, epoch in enumerate(begins) if epoch >= config.epochs]
+    late = late_policies(schedule, config.epochs)
     if late:
         what = f"the last epoch of a trial is {config.epochs - 1}: begin earlier, or give more --epochs"
-        if len(late) == len(begins):
-            raise UserError(f"the schedule never acts, for it begins in epoch {min(begins)} and {what}")
-        warnings.warn(f"policies {', '.join(late)} of the schedule never act, for {what}", stacklevel=2)
+        if len(late) == len(schedule["policies"]):
+            begins = min(timing_of(policy).starting_epoch for policy in schedule["policies"])
+            raise UserError(f"the schedule never acts, for it begins in epoch {begins} and {what}")
+        warnings.warn(f"policies {', '.join(map(str, late))} of the schedule never act, for {what}", stacklevel=2)
 
 
 def context_of(base: TrialConfig) -> SpaceContext:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.workloads import default_epochs
-from tune_cac.workload_arguments import workload_options
+from tune_cac.workload_arguments import add_workload_options, workload_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,11 +32,7 @@ def add_sensitivity(commands: Any, debug: argparse.ArgumentParser) -> None:
         "schedule's pruners. Without --checkpoint the workload is trained first.",
     )  # fmt: skip
     parser.add_argument("--workload", default="digits", help="what is trained (default: digits)")
-    parser.add_argument("--data", metavar="PATH", help="the workload's data, such as image Parquet or an image folder")
-    parser.add_argument("--model", help="the workload's model, such as resnet18")
-    parser.add_argument(
-        "--option", action="append", metavar="NAME=VALUE", help="another option of the workload; may be repeated"
-    )
+    add_workload_options(parser)
     parser.add_argument(
         "--checkpoint", metavar="FILE", help="weights to analyse: a state_dict as torch.save writes it, or a trial's"
     )

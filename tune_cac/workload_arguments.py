@@ -10,6 +10,15 @@ from trainables.workloads import SCRIPT
 from trainables.workloads.options import canonical, read_options
 
 
+def add_workload_options(parser: argparse.ArgumentParser) -> None:
+    """Flags for the options of ``--workload``, which `workload_options` reads."""
+    parser.add_argument("--data", metavar="PATH", help="the workload's data, such as image Parquet or an image folder")
+    parser.add_argument("--model", help="the workload's model, such as resnet18")
+    parser.add_argument(
+        "--option", action="append", metavar="NAME=VALUE", help="another option of the workload; may be repeated"
+    )
+
+
 def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
     """The workload's options as a configuration holds them; None where none was given.
 

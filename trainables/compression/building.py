@@ -31,7 +31,6 @@ from trainables.compression.settings.distillers import KnowledgeDistillation
 from trainables.compression.thinning import Kind
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.generators import kept_generators
 from trainables.training.isolation import isolated
 from trainables.workloads import build
 
@@ -70,7 +69,7 @@ def add_policies(
     built: dict[str, Any] = {}
     for planned in schedule.policies:
         name, policy = _policy(scheduler, schedule, planned, built, seed, make_model, base_lrs)
-        scheduler.policies.append(scheduled_of(policy, planned, name))
+        scheduler.schedule(policy, planned.timing, component=name)
 
 
 def check_on_model(schedule: Mapping[str, Any], base: TrialConfig, file: Path | None = None) -> None:
@@ -100,13 +99,6 @@ def check_on_model(schedule: Mapping[str, Any], base: TrialConfig, file: Path | 
             if isinstance(scheduled.policy, DistillationPolicy):
                 scheduled.policy.look(scheduler.training)
         scheduler.close()
-
-
-def scheduled_of(policy: Policy, planned: PlannedPolicy, component: str | None) -> Any:
-    """A policy in the time that a schedule plans for it."""
-    from trainables.compression.scheduler import Scheduled
-
-    return Scheduled(policy=policy, timing=planned.timing, component=component)
 
 
 def _policy(
@@ -154,7 +146,7 @@ def _policy(
     if planned.kind == "extension":
         return None, ThinningPolicy(_REMOVES[component.class_name], round_to=int(getattr(settings, "round_to", 1)))
     assert isinstance(settings, KnowledgeDistillation)
-    return None, DistillationPolicy(lambda: _distillation(model, settings, make_model, seed))
+    return None, DistillationPolicy(lambda: _distillation(model, settings, make_model))
 
 
 def with_levels(settings: Any, levels: Any) -> Any:
@@ -171,11 +163,8 @@ def with_levels(settings: Any, levels: Any) -> Any:
 
 
 def _distillation(
-    model: nn.Module, settings: KnowledgeDistillation, make_model: Callable[[], nn.Module] | None, seed: int
+    model: nn.Module, settings: KnowledgeDistillation, make_model: Callable[[], nn.Module] | None
 ) -> KnowledgeDistillationPolicy:
     weights = DistillationLossWeights(settings.distill_weight, settings.student_weight, settings.teacher_weight)
-    # What is drawn for it must not change what is trained, and be the same in a run that is continued.
-    with kept_generators({p.device for p in model.parameters()}):
-        torch.manual_seed(seed)
-        teacher = build_teacher(settings, model, make_model)
+    teacher = build_teacher(settings, model, make_model)
     return KnowledgeDistillationPolicy(model, teacher, settings.temperature, weights)

@@ -51,6 +51,12 @@ def timing_of(policy: Mapping[str, Any]) -> Timing:
     )
 
 
+def late_policies(schedule: Mapping[str, Any], epochs: int) -> list[int]:
+    """Places of the policies of a plain schedule that begin after the last epoch of a run."""
+    policies = schedule.get("policies", [])
+    return [place for place, policy in enumerate(policies) if timing_of(policy).starting_epoch >= epochs]
+
+
 def looks_from(kind: str, class_name: str, timing: Timing) -> int:
     """The first epoch in which the training is another because of a policy, or its component looks at it."""
     looks = kind == "pruner" and class_name.startswith(_LOOKING)

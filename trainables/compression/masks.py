@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainables.compression.names import plain_name
+from trainables.compression.copies import as_built
 from trainables.compression.thinning.cutting import crop
 from trainables.errors import UserError, unknown_name
 
@@ -24,13 +24,7 @@ def parameters_as_built(model: nn.Module) -> dict[str, nn.Parameter]:
 
     A parametrized weight is called ``a.parametrizations.weight.original`` by torch, here ``a.weight``.
     """
-    found = {}
-    for name, parameter in model.named_parameters():
-        parts = plain_name(name).split(".")
-        if len(parts) > 2 and parts[-3] == "parametrizations" and parts[-1] == "original":
-            parts[-3:] = [parts[-2]]
-        found[".".join(parts)] = parameter
-    return found
+    return {as_built(name): parameter for name, parameter in model.named_parameters()}
 
 
 @dataclass(kw_only=True)
@@ -81,6 +75,10 @@ class Masks:
         """
         self._known(name)
         return self._masks.get(name)
+
+    def weights(self, names: Iterable[str]) -> dict[str, nn.Parameter]:
+        """The parameters of these names that the model has."""
+        return {name: self._parameters[name] for name in names if name in self._parameters}
 
     def dense(self, name: str) -> Tensor:
         """A parameter's weight as the optimizer knows it: the unmasked copy while there is one, else the weight.

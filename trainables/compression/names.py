@@ -113,11 +113,13 @@ def listed(patterns: Iterable[str], known: Sequence[str], what: str = "parameter
 
 
 def block_of(name: str) -> str:
-    """The block that a weight belongs to: its name without the layer in the block and the weight's own.
+    """The block that a parameter belongs to: its module up to the first number with something behind it.
 
     >>> block_of("layer1.0.conv1.weight"), block_of("conv3.weight"), block_of("features.6.weight")
     ('layer1.0', 'conv3', 'features.6')
     """
-    parts = plain_name(name).split(".")[:-1] or [name]
-    last_number = max((place for place, part in enumerate(parts) if part.isdigit()), default=None)
-    return ".".join(parts if last_number is None else parts[: last_number + 1])
+    parts = plain_name(name).split(".")[:-1]
+    for place, part in enumerate(parts[:-1]):
+        if part.isdigit():
+            return ".".join(parts[: place + 1])
+    return ".".join(parts)

@@ -20,7 +20,7 @@ from trainables.compression.batchnorm_folding import batchnorms_after, folded
 from trainables.compression.component import Pruner, Quantizer, Regularizer
 from trainables.compression.distillation import KnowledgeDistillationPolicy
 from trainables.compression.lr_schedulers import ScheduleLR
-from trainables.compression.masks import Masks, parameters_as_built
+from trainables.compression.masks import Masks
 from trainables.compression.schedule import PrunerArgs
 from trainables.compression.thinning import Kind, Thinned, thin
 from trainables.compression.timing import Moment
@@ -42,11 +42,6 @@ class Training:
     """Runs a model on a batch."""
     removed: list[Any] = field(default_factory=list)
     """Records of what was removed, one a thinning, in their order."""
-
-    def weights(self, names: tuple[str, ...]) -> dict[str, Tensor]:
-        """The parameters of these names (as built) as they are now."""
-        there = parameters_as_built(self.model)
-        return {name: there[name] for name in names if name in there}
 
 
 class Policy:
@@ -130,7 +125,7 @@ class PruningPolicy(Policy):
 
     def _prune(self, training: Training, moment: Moment) -> None:
         masks = training.masks
-        there = training.weights(self.pruner.targets)
+        there = training.masks.weights(self.pruner.targets)
         weights = {name: masks.dense(name).detach() for name in there}
         if self.args.fold_batchnorm:
             weights = folded(weights, training.model, self._batchnorms_of(training))
@@ -155,7 +150,7 @@ class PruningPolicy(Policy):
 
     def epoch_end(self, training: Training, moment: Moment, metrics: Mapping[str, Any]) -> None:
         if moment.epoch == moment.timing.last_epoch:
-            for name in training.weights(self.pruner.targets):
+            for name in training.masks.weights(self.pruner.targets):
                 if self.args.keep_mask:
                     training.masks.release(name)
                 elif self.args.mask_gradients:
@@ -176,13 +171,13 @@ class RegularizationPolicy(Policy):
         self.keep_mask = keep_mask
 
     def before_backward(self, training: Training, loss: Tensor) -> Tensor:
-        return loss + self.regularizer.loss(training.weights(self.regularizer.targets))
+        return loss + self.regularizer.loss(training.masks.weights(self.regularizer.targets))
 
     def after_step(self, training: Training, moment: Moment) -> None:
         if not self.regularizer.thresholds:
             return
         weights = {}
-        for name, weight in training.weights(self.regularizer.targets).items():
+        for name, weight in training.masks.weights(self.regularizer.targets).items():
             mask = training.masks.get(name)  # what is pruned is about to be zero, and judged so
             weights[name] = weight.detach() if mask is None else weight.detach() * mask
         last = moment.epoch == moment.timing.last_epoch and moment.minibatch == moment.minibatches_per_epoch - 1

@@ -169,6 +169,10 @@ class CompressionScheduler:
         if isinstance(policy, KnowledgeDistillationPolicy):
             made = policy
             policy = DistillationPolicy(lambda: made)
+        self.schedule(policy, timing, component=component)
+
+    def schedule(self, policy: Policy, timing: Timing, *, component: str | None = None) -> None:
+        """The same with a time that is made already."""
         self.policies.append(Scheduled(policy=policy, timing=timing, component=component))
 
     def add_component(self, name: str, component: Any) -> None:

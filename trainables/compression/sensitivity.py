@@ -20,8 +20,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.copies import as_built, evaluating
-from trainables.compression.names import listed
+from trainables.compression.copies import evaluating
+from trainables.compression.masks import parameters_as_built
+from trainables.compression.names import block_of, listed
 from trainables.errors import UserError
 from trainables.workloads.base import Workload
 
@@ -77,7 +78,7 @@ class Proposal:
 
 def prunable(model: nn.Module, kind: Kind = "element") -> dict[str, nn.Parameter]:
     """Parameters that can be pruned so, by name as built: two dimensions, or three for filters and channels."""
-    named = {as_built(name): parameter for name, parameter in model.named_parameters()}
+    named = parameters_as_built(model)
     return {name: p for name, p in named.items() if p.dim() >= _LEAST_DIMENSIONS[kind] and p.numel()}
 
 
@@ -221,19 +222,6 @@ def sensitivity_at(weight: Tensor, level: float) -> float:
     deviation = weight.detach().double().std()
     found = float(threshold / deviation)
     return found if isfinite(found) else 0.0
-
-
-def block_of(name: str) -> str:
-    """The block that a parameter belongs to: its module up to the first number with something behind it.
-
-    >>> block_of("layer1.0.conv1.weight"), block_of("conv3.weight"), block_of("features.6.weight")
-    ('layer1.0', 'conv3', 'features.6')
-    """
-    parts = name.split(".")[:-1]
-    for place, part in enumerate(parts[:-1]):
-        if part.isdigit():
-            return ".".join(parts[: place + 1])
-    return ".".join(parts)
 
 
 def by_block(proposals: Sequence[Proposal]) -> dict[str, list[Proposal]]:

@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from tiny_workload import Tiny
 from torch import Tensor, nn
 
+from trainables.compression.names import block_of
 from trainables.compression.sensitivity import (
     LEVELS,
     Evaluation,
     Kind,
     Proposal,
     Row,
-    block_of,
     by_block,
     evaluate_workload,
     proposed_sensitivities,

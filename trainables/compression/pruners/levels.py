@@ -12,25 +12,10 @@ from torch import Tensor
 from trainables.compression.component import Pruner
 from trainables.compression.exact import element_count, kept_after
 from trainables.compression.settings.pruners import _Desired, _Gradual
-from trainables.compression.timing import Moment
+from trainables.compression.timing import Moment, gradual_share
 
 #: The share to prune at a moment.
 Share = Callable[[Moment], float]
-
-
-def gradual_share(initial: float, final: float, progress: float) -> float:
-    """s = s_f + (s_i - s_f) (1 - p)^3 (Zhu & Gupta 2017, eq. 1).
-
-    Args:
-        initial: s_i.
-        final: s_f.
-        progress: p, 0 in the first active epoch, 1 in the last.
-
-    >>> [round(gradual_share(0.05, 0.8, p), 4) for p in (0, 0.25, 0.5, 0.75, 1)]
-    [0.05, 0.4836, 0.7063, 0.7883, 0.8]
-    """
-    left = (1 - progress) ** 3
-    return left * initial + (1 - left) * final  # exactly both ends at the ends
 
 
 def constant_share(share: float) -> Share:

@@ -17,6 +17,7 @@ from trainables.compression.schedule.parts import Component, Policy, Schedule
 from trainables.compression.schedule.policies import PrunerArgs
 from trainables.compression.settings import Settings
 from trainables.compression.settings.pruners import AutomatedGradualPruner, SparsityLevelParameterPruner
+from trainables.compression.timing import gradual_share
 
 #: Least and greatest share of elements or structures that a pruner plans; None: the data decides.
 Share = tuple[float, float] | None
@@ -24,16 +25,6 @@ Share = tuple[float, float] | None
 LEAST_PERIODS = 3
 #: Longest period that is looked for, in epochs.
 LONGEST_PERIOD = 12
-
-
-def agp_share(initial: float, final: float, progress: float) -> float:
-    """s_f + (s_i - s_f) (1 - p)^3.
-
-    >>> round(agp_share(0.05, 0.8, 0.25), 4)
-    0.4836
-    """
-    left = (1 - progress) ** 3
-    return left * initial + (1 - left) * final  # exactly both ends at the ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +78,7 @@ def planned_share(component: Component, policy: Policy, epoch: int) -> Share:
         values = list(levels.values()) if isinstance(levels, Mapping) else [float(levels)]
         return min(values), max(values)
     if is_gradual(settings):
-        share = agp_share(
+        share = gradual_share(
             settings.initial_sparsity,  # type: ignore[union-attr]  # gradual pruners have both
             settings.final_sparsity,  # type: ignore[union-attr]
             policy.timing.progress(epoch),
