@@ -5,8 +5,17 @@ from __future__ import annotations
 import sys
 
 from tune_cac.cli import main
+from tune_cac.leaving import Leaving
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
+
+
+def run() -> None:
+    """Run the command of ``sys.argv`` and end the process with its exit code."""
+    leaving = Leaving()
+    leaving.code = main()
+    sys.exit(leaving.code)
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -353,11 +353,13 @@ def test_a_trial_that_diverges_exits_with_one(
 
 
 def test_the_console_script_is_the_module() -> None:
-    from importlib.metadata import entry_points
-
-    script = next(e for e in entry_points(group="console_scripts") if e.name == "tune-cac")
-    assert script.load() is main
-    assert sys.executable
+    for arguments, code in ((["--version"], 0), (["search", "--space", "no"], 2)):
+        script, module = (
+            subprocess.run([*start, *arguments], capture_output=True, text=True)
+            for start in ([str(Path(sys.executable).parent / "tune-cac")], [sys.executable, "-m", "tune_cac"])
+        )
+        assert (script.returncode, script.stdout, script.stderr) == (code, module.stdout, module.stderr)
+        assert module.returncode == code
 
 
 SCHEDULE = """version: 1

@@ -115,15 +115,16 @@ STRAYS = """
 import os, signal, subprocess, sys, time
 if sys.argv[1] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print(os.getpid())
-print(subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL).pid)
+os.write(1, b"%d\\n" % os.getpid())  # whole lines: three processes write into one pipe
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL)
+os.write(1, b"%d\\n" % child.pid)
 if os.fork() == 0:
     os.setsid()
     if os.fork():
         os._exit(0)
     os.write(1, b"%d\\n" % os.getpid())
     time.sleep(1000)
-print("ready")
+os.write(1, b"ready\\n")
 time.sleep(1000)
 """
 
