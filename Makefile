@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 SEARCH ?= --space auto_thresholds
-# Two files of tests at a time, with a thread of torch each; PYTEST= runs one file after the other.
-PYTEST ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Three files of tests at a time, for those that start Ray wait much; PYTEST= runs one file after the other.
+PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: search test lint clean
 

@@ -27,6 +27,8 @@ _ENVIRONMENT = {
     "TUNE_RESULT_BUFFER_LENGTH": "1000",
     "TUNE_RESULT_BUFFER_MIN_TIME_S": "0.5",
     "TUNE_RESULT_BUFFER_MAX_TIME_S": "0.5",
+    # All of an experiment's trials are written again each time, and a search is resumed from its journal.
+    "TUNE_GLOBAL_CHECKPOINT_S": "600",
 }
 
 #: Ray keeps the first token that it sees in a process, so every search of this process uses the same.

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pandas as pd
 import pytest
 import torch
 import yaml
+from commands_run import run_here
 from optuna.storages.journal import JournalFileBackend
 from runs import NOT_THE_RUNS, assert_equals_alone
 
@@ -28,7 +30,11 @@ from trainables.stage_tree.store import StageStore, roots
 from trainables.workloads import build
 from tune_cac.cli import main
 
-slow = pytest.mark.slow
+
+def slow(test: Any) -> Any:
+    """A search on Ray."""
+    return pytest.mark.slow(pytest.mark.usefixtures("one_ray")(test))
+
 
 MARKED = """
 version: 1
@@ -48,10 +54,7 @@ policies:
 
 def search(folder: Path, *arguments: str) -> str:
     """A search that ends well; what it said."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tune_cac", "search", "--no-controls", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+    done = run_here(folder, "search", "--no-controls", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
@@ -76,7 +79,7 @@ def comparable(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def both(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One search twice: over a tree, and each trial alone."""
     folder = tmp_path_factory.mktemp("both")
     for name, flags in (("shared", ()), ("alone", ("--no-sharing",))):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands_run import run_here
 from runs import assert_equals_alone, finish
 
 import analysis
@@ -20,17 +21,11 @@ from tune_cac.cli import main
 pytestmark = pytest.mark.slow
 
 
-def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tune_cac", *arguments], cwd=folder, capture_output=True, text=True, timeout=600
-    )
-
-
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A search with controls whose settings save something at any price in accuracy."""
     folder = tmp_path_factory.mktemp("confirming")
-    done = command(
+    done = run_here(
         folder, "search", "--space", "manual_layers", "--trials", "4", "--epochs", "10", "--allowed-drop", "0.9",
         "--name", "s",
     )  # fmt: skip
@@ -87,7 +82,7 @@ def test_confirm_trains_fresh_seeds_and_goes_on_after_a_crash(study: Path, capsy
     before = analysis.load(child.root)
     kept = before[before["status"] == "completed"]
     assert 3 <= len(kept) < 6
-    done = command(study.parents[1], *arguments)
+    done = run_here(study.parents[1], *arguments)
     assert done.returncode == 0, done.stderr
     trials = analysis.load(child.root)
     ended = trials[trials["status"] == "completed"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training.run import TrainingRun
 from tune_cac.cli import main
-from tune_cac.cluster import ray_session
 
 pytestmark = pytest.mark.slow
 
@@ -67,13 +65,6 @@ def make_workload(batch: int = 10):
         "epochs": 3,
     }
 """
-
-
-@pytest.fixture(scope="module")
-def one_ray() -> Iterator[None]:
-    """One cluster for all searches in this process."""
-    with ray_session(cpus=2):
-        yield
 
 
 def write_factory(folder: Path) -> None:

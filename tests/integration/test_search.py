@@ -44,7 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
     """A finished search of six trials in one process that is reused for all of them."""
     folder = tmp_path_factory.mktemp("search")
     process = start(
-        folder, "search", "--space", "auto_thresholds", "--trials", "6", "--epochs", "20", "--name", "study",
+        folder, "search", "--space", "auto_thresholds", "--trials", "6", "--epochs", "12", "--name", "study",
         "--no-controls", "--concurrency", "1", "--allowed-drop", "0.01",
     )  # fmt: skip
     out, err = process.communicate(timeout=300)
@@ -90,7 +90,7 @@ def test_some_trial_saves_compute_and_the_screen_says_so(
 def test_progress_is_plain_off_a_terminal(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     _, process = finished
     first, *lines = process.stderr.splitlines()
-    assert first == "results/study: auto_thresholds on digits, 6 trials of 20 epochs, 1 at a time"
+    assert first == "results/study: auto_thresholds on digits, 6 trials of 12 epochs, 1 at a time"
     assert [line.split("]")[0] for line in lines] == [f"[{n}/6" for n in range(1, 7)], process.stderr
     assert "\x1b" not in process.stderr + process.stdout
     assert re.search(r"\d+ trials? for \d+\.\d trainings?, about .* left", lines[2])
@@ -124,7 +124,7 @@ def test_it_is_an_ordinary_ray_experiment(finished: tuple[Path, subprocess.Compl
     assert [folder.name for folder in folders] == [f"trial-{n:05d}" for n in range(6)]
     for folder in folders:
         rows = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
-        assert [row["epoch"] for row in rows] == list(range(1, 21))
+        assert [row["epoch"] for row in rows] == list(range(1, 13))
         assert {metric.name for metric in ROW} <= set(rows[-1])
         assert list(folder.glob("events.out.tfevents.*"))
 
@@ -150,7 +150,7 @@ def test_the_same_name_adds_trials(
     study, _ = finished
     before = analysis.load(study)
     found = tune_cac.search(
-        trials=2, epochs=20, name="study", results=study.parent, allowed_drop=0.01, concurrency=2,
+        trials=2, epochs=12, name="study", results=study.parent, allowed_drop=0.01, concurrency=2,
         controls=False,
     )  # fmt: skip
     assert len(found.trials) == 8
@@ -223,19 +223,8 @@ def wait_for_trials(study: Path, count: int, process: subprocess.Popen[str]) -> 
     ],
 )
 def test_an_interrupted_search_resumes(tmp_path: Path, ending: signal.Signals, flags: tuple[str, ...]) -> None:
-    arguments = (
-        "search",
-        "--trials",
-        "5",
-        "--epochs",
-        "12",
-        "--name",
-        "s",
-        "--checkpoint-every",
-        "0",
-        "--no-controls",
-        *flags,
-    )
+    arguments = ["search", "--trials", "5", "--epochs", "10", "--name", "s", "--checkpoint-every", "0"]
+    arguments += ["--no-controls", *flags]
     process = start(tmp_path, *arguments, "--concurrency", "2")
     study = tmp_path / "results" / "s"
     before = wait_for_trials(study, 2, process)

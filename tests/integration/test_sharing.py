@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from commands_run import Run
+from commands_run import Run, run_here
 from runs import NOT_THE_RUNS, assert_equals_alone
 
 import analysis
@@ -27,7 +27,8 @@ from trainables.stage_tree.store import StageStore, roots
 
 pytestmark = pytest.mark.slow
 
-SEARCH = ("search", "--trials", "8", "--epochs", "20", "--concurrency", "1", "--no-controls")
+EPOCHS = "12"
+SEARCH = ("search", "--trials", "8", "--epochs", EPOCHS, "--concurrency", "1", "--no-controls")
 
 
 def comparable(trials: pd.DataFrame) -> pd.DataFrame:
@@ -35,14 +36,11 @@ def comparable(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def both(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One search twice, with and without sharing."""
     folder = tmp_path_factory.mktemp("both")
     for name, flags in (("shared", ()), ("alone", ("--no-sharing",))):
-        done = subprocess.run(
-            [sys.executable, "-m", "tune_cac", *SEARCH, "--name", name, *flags],
-            cwd=folder, capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
+        done = run_here(folder, *SEARCH, "--name", name, *flags)
         assert done.returncode == 0, done.stderr
         (folder / f"{name}.txt").write_text(done.stdout + done.stderr)
     return folder
@@ -88,10 +86,9 @@ def test_replay_predicts_what_was_trained(both: Path) -> None:
     assert found["stop_events"].tolist() == acting["stop_events"].tolist()
 
 
-def test_a_second_search_uses_the_tree(both: Path, tune_cac_command: Run, tmp_path: Path) -> None:
+def test_a_second_search_uses_the_tree(both: Path) -> None:
     study = both / "results" / "shared"
-    done = tune_cac_command(*SEARCH[:1], "--trials", "2", "--epochs", "20", "--name", "shared", "--results",
-                            str(both / "results"), "--no-controls")  # fmt: skip
+    done = run_here(both, "search", "--trials", "2", "--epochs", EPOCHS, "--name", "shared", "--no-controls")
     assert done.returncode == 0, done.stderr
     added = analysis.load(study).iloc[8:]
     assert len(added) == 2
@@ -124,7 +121,7 @@ def trial_processes(parent: int) -> Iterator[int]:
 
 def test_a_killed_trial_is_waited_for_by_nobody(tmp_path: Path) -> None:
     """SIGKILL of a trial's process: that trial fails and is told so, the others end, each with its own result."""
-    arguments = ["search", "--trials", "6", "--epochs", "20", "--name", "s", "--concurrency", "2", "--no-controls"]
+    arguments = ["search", "--trials", "5", "--epochs", "12", "--name", "s", "--concurrency", "2", "--no-controls"]
     process = subprocess.Popen(
         [sys.executable, "-m", "tune_cac", *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
@@ -144,7 +141,7 @@ def test_a_killed_trial_is_waited_for_by_nobody(tmp_path: Path) -> None:
     trials = analysis.load(study)
     assert process.returncode == 1, err
     assert "Traceback" not in err
-    assert sorted(trials["status"]) == ["completed"] * 5 + ["failed"]
+    assert sorted(trials["status"]) == ["completed"] * 4 + ["failed"]
     for _, row in trials[trials["status"] == "completed"].iterrows():
         assert_equals_alone(row)
 
@@ -154,11 +151,11 @@ def test_the_tree_of_a_study_describes_its_run(both: Path) -> None:
     (root,) = roots(tree)
     store = StageStore(tree, root)
     described = store.read("root.json")
-    assert (described["workload"], described["epochs"], described["total_steps"]) == ("digits", 20, 200)
+    assert (described["workload"], described["epochs"], described["total_steps"]) == ("digits", 12, 120)
     assert len(described["layer_names"]) == len(described["trains"]) == 20
     first = store.first()
     first.refresh()
-    assert first.known_until == 200
-    assert first.rows[200]["accuracy"] == analysis.load(both / "results" / "shared").loc[0, "accuracy"]
-    assert set(METRICS) > set(first.rows[200])
-    assert {"search_flops", *field_names()} & set(first.rows[200]) == set()
+    assert first.known_until == 120
+    assert first.rows[120]["accuracy"] == analysis.load(both / "results" / "shared").loc[0, "accuracy"]
+    assert set(METRICS) > set(first.rows[120])
+    assert {"search_flops", *field_names()} & set(first.rows[120]) == set()

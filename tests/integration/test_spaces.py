@@ -1,4 +1,4 @@
-"""The conditional spaces and held values on real Ray, as a user runs them."""
+"""The conditional spaces and held values on real Ray."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from commands_run import Run
+from commands_run import run_here
 from optuna.storages.journal import JournalFileBackend
 
 import analysis
@@ -16,7 +16,7 @@ from analysis.layout import STUDY_NAME, Layout
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import RULES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_ray")]
 
 
 def searched(done: subprocess.CompletedProcess[str], folder: Path) -> list[TrialConfig]:
@@ -27,8 +27,9 @@ def searched(done: subprocess.CompletedProcess[str], folder: Path) -> list[Trial
     return [config_of(row) for _, row in trials.iterrows()]
 
 
-def test_every_rule_trains_and_its_answer_can_be_written(tune_cac_command: Run, tmp_path: Path) -> None:
-    done = tune_cac_command(
+def test_every_rule_trains_and_its_answer_can_be_written(tmp_path: Path) -> None:
+    done = run_here(
+        tmp_path,
         "search",
         "--space",
         "stop_rules",
@@ -58,9 +59,9 @@ def test_every_rule_trains_and_its_answer_can_be_written(tune_cac_command: Run, 
     assert "RULE=linear" in (done.stdout + (study / "report.md").read_text())
 
 
-def test_manual_layers_stop_where_they_say(tune_cac_command: Run, tmp_path: Path) -> None:
-    done = tune_cac_command(
-        "search", "--space", "manual_layers", "--trials", "6", "--epochs", "3", "--name", "s", "--no-controls"
+def test_manual_layers_stop_where_they_say(tmp_path: Path) -> None:
+    done = run_here(
+        tmp_path, "search", "--space", "manual_layers", "--trials", "6", "--epochs", "3", "--name", "s", "--no-controls"
     )
     _, *others = searched(done, tmp_path / "results" / "s")
     for config in others:
@@ -70,7 +71,7 @@ def test_manual_layers_stop_where_they_say(tune_cac_command: Run, tmp_path: Path
     assert (trials["compute_saved"] > 0).any()
 
 
-def test_held_values_are_part_of_the_study(tune_cac_command: Run, tmp_path: Path) -> None:
+def test_held_values_are_part_of_the_study(tmp_path: Path) -> None:
     study = tmp_path / "results" / "s"
     arguments = (
         "search",
@@ -85,22 +86,22 @@ def test_held_values_are_part_of_the_study(tune_cac_command: Run, tmp_path: Path
         "--no-controls",
     )
     held = ("--set", "CAC_VAR_START_THR=0.99", "--set", "CAC_WATCH=conv,linear")
-    done = tune_cac_command(*arguments, "--trials", "3", *held)
+    done = run_here(tmp_path, *arguments, "--trials", "3", *held)
     first_line = done.stderr.splitlines()[0]
     assert first_line.endswith("1 at a time, CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear held")
     baseline, *others = searched(done, study)
     assert baseline == TrialConfig(epochs=2, method="none")
     assert all((config.CAC_VAR_START_THR, config.CAC_WATCH) == (0.99, ("conv", "linear")) for config in others)
-    refused = tune_cac_command(*arguments, "--trials", "1", "--set", "CAC_VAR_START_THR=0.98")
+    refused = run_here(tmp_path, *arguments, "--trials", "1", "--set", "CAC_VAR_START_THR=0.98")
     assert refused.returncode == 2
     assert "CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear held, not CAC_VAR_START_THR=0.98" in refused.stderr
-    added = searched(tune_cac_command(*arguments, "--trials", "1", *held), study)
+    added = searched(run_here(tmp_path, *arguments, "--trials", "1", *held), study)
     assert len(added) == 4
     # A study whose search was cut short: what is left is trained with the study's own held values.
     layout = Layout(study)
     text = layout.info.read_text()
     layout.info.write_text(text.replace('"trials": 4', '"trials": 5'))
-    resumed = searched(tune_cac_command("search", "--resume", "s"), study)
+    resumed = searched(run_here(tmp_path, "search", "--resume", "s"), study)
     assert len(resumed) == 5
     assert (resumed[-1].CAC_VAR_START_THR, resumed[-1].CAC_WATCH) == (0.99, ("conv", "linear"))
     assert "Held in every trial but the baseline: CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear." in (

@@ -1,8 +1,8 @@
 """One of several gloo processes that train together; started by torchrun from test_data_parallel.py.
 
-    torchrun --nproc-per-node 2 parallel_worker.py CASE OUTPUT_FOLDER
+    torchrun --nproc-per-node 2 parallel_worker.py OUTPUT_FOLDER CASE [CASE ...]
 
-Each process saves its weights, events, and the bytes of gradients that it sent at each step.
+Of each case each process saves its weights, events, and the bytes of gradients that it sent at each step.
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ def joint_batches() -> list[tuple[Tensor, Tensor]]:
 
 def main(case: str, folder: Path) -> None:
     """Train and save."""
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
     rank, size = dist.get_rank(), dist.get_world_size()
     kind, settings = CASES[case]
     model = make_model()
@@ -125,11 +123,14 @@ def main(case: str, folder: Path) -> None:
         "error": error,
         "keys": list(parallel.state_dict()) if not case.startswith("sharded") else [],
     }
-    torch.save(result, folder / f"{rank}.pt")
+    torch.save(result, folder / f"{case}-{rank}.pt")
     if error is None:
         dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    for case in sys.argv[2:]:
+        main(case, Path(sys.argv[1]))
+    dist.destroy_process_group()

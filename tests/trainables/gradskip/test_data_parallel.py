@@ -25,12 +25,24 @@ CASES = {
 }  # fmt: skip
 
 
-def run(case: str, folder: Path, processes: int = 2) -> tuple[list[dict[str, Any]], str]:
-    """The results of all processes, and what they printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run([*command, str(WORKER), case, str(folder)], capture_output=True, text=True, timeout=240)
+def run(folder: Path, *cases: str) -> str:
+    """Train them in two processes; what these printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*command, str(WORKER), str(folder), *cases], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(processes)], done.stderr
+    return done.stderr
+
+
+def results(folder: Path, case: str) -> list[dict[str, Any]]:
+    """Of both processes."""
+    return [torch.load(folder / f"{case}-{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Every case that ends well, in the same two processes; where the results are, and what was printed."""
+    folder = tmp_path_factory.mktemp("together")
+    return folder, run(folder, *CASES, "disagreeing")
 
 
 def one_process(case: str) -> dict[str, Any]:
@@ -51,8 +63,9 @@ def one_process(case: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_processes_agree_and_equal_one_on_the_joint_batch(case: str, tmp_path: Path) -> None:
-    (first, second), printed = run(case, tmp_path)
+def test_processes_agree_and_equal_one_on_the_joint_batch(case: str, together: tuple[Path, str]) -> None:
+    folder, printed = together
+    first, second = results(folder, case)
     alone = one_process(case)
     assert first["error"] is None
     assert "Warning: " not in printed.replace("FutureWarning", ""), printed
@@ -71,8 +84,8 @@ def test_processes_agree_and_equal_one_on_the_joint_batch(case: str, tmp_path: P
 
 
 @pytest.mark.slow
-def test_processes_whose_measurements_differ_decide_as_one(tmp_path: Path) -> None:
-    (first, second), _ = run("disagreeing", tmp_path)
+def test_processes_whose_measurements_differ_decide_as_one(together: tuple[Path, str]) -> None:
+    first, second = results(together[0], "disagreeing")
     assert first["events"] == second["events"]
     assert len(first["events"]) >= 1
     assert all(torch.equal(a, b) for a, b in zip(first["weights"], second["weights"], strict=True))
@@ -80,7 +93,8 @@ def test_processes_whose_measurements_differ_decide_as_one(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_torchs_own_wrapper_is_warned_of_ours(tmp_path: Path) -> None:
-    (first, _), printed = run("plain", tmp_path)
+    printed = run(tmp_path, "plain")
+    first, _ = results(tmp_path, "plain")
     assert "use tune_cac.gradskip.DistributedDataParallel(model, optimizer)" in printed
     assert "Expected to have finished reduction" in first["error"]
 
@@ -88,7 +102,7 @@ def test_torchs_own_wrapper_is_warned_of_ours(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_plasticity_of_shards_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"UserError: CAC_RULE must not be plasticity for a sharded model"):
-        run("sharded-plasticity", tmp_path)
+        run(tmp_path, "sharded-plasticity")
 
 
 def test_an_optimizer_without_gradient_skip_is_refused() -> None:
