@@ -40,7 +40,7 @@ def result(rng: np.random.Generator) -> dict[str, Any]:
         if metric.dtype == "string":
             values[metric.name] = f"{rng.integers(2**62):024x}"
         else:
-            values[metric.name] = int(rng.integers(10**12)) if metric.dtype == "int64" else float(rng.random())
+            values[metric.name] = int(rng.integers(10**12)) if metric.dtype.lower() == "int64" else float(rng.random())
     stop = {"iteration": int(rng.integers(300)), "layer": 3, "name": "conv2.weight", "ratio": 0.97, "rule": "slope"}
     return values | {"stop_events": json.dumps([stop] * int(rng.integers(5)))}
 
