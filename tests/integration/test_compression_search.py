@@ -7,23 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pandas as pd
 import pytest
 import torch
 import yaml
-from commands_run import run_here
-from optuna.storages.journal import JournalFileBackend
-from runs import NOT_THE_RUNS, assert_equals_alone
+from commands_run import run_here, wait_for_trials
+from runs import assert_equals_alone, comparable
+from studies import study_of
 
 import analysis
 from analysis.answer import config_of
-from analysis.layout import STUDY_NAME, Layout
-from analysis.loading import read_journal
+from analysis.layout import Layout
 from trainables.compression.from_config import schedule_of
 from trainables.compression.schedule import read_schedule
 from trainables.stage_tree.store import StageStore, roots
@@ -59,20 +56,9 @@ def search(folder: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def study_of(folder: Path) -> optuna.Study:
-    """As any Optuna program reads it."""
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(Layout(folder).journal)))
-    return optuna.load_study(study_name=STUDY_NAME, storage=storage)
-
-
 def suggested(folder: Path) -> list[dict[str, object]]:
     """Parameters of each trial."""
     return [dict(trial.params) for trial in study_of(folder).trials]
-
-
-def comparable(trials: pd.DataFrame) -> pd.DataFrame:
-    measured = {*NOT_THE_RUNS, "time_saved", "peak_memory_saved"}
-    return trials[[name for name in trials.columns if name not in measured]]
 
 
 # --- sensitivities, with and without sharing ------------------------------------------------------------------------
@@ -202,13 +188,7 @@ def test_gradual_pruning_goes_on_after_a_kill(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     study = tmp_path / "results" / "s"
-    deadline, before = time.monotonic() + 240, pd.DataFrame()
-    while before.empty or (before["status"] == "completed").sum() < 2:
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.1)
-        if any(record["status"] == "completed" for record in read_journal_if_there(study)):
-            before = analysis.load(study)
+    before = wait_for_trials(study, 2, process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     search_again = subprocess.run(
@@ -223,15 +203,6 @@ def test_gradual_pruning_goes_on_after_a_kill(tmp_path: Path) -> None:
     done = before[before["status"] == "completed"].set_index("trial")
     assert (after.set_index("trial").loc[done.index, "wall_time_s"] == done["wall_time_s"]).all()
     assert_equals_alone(completed.iloc[-1])
-
-
-def read_journal_if_there(study: Path) -> list[dict[str, object]]:
-    from trainables.errors import UserError
-
-    try:
-        return read_journal(Layout(study).journal) if Layout(study).journal.is_file() else []
-    except UserError:
-        return []
 
 
 @slow

@@ -8,22 +8,20 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import optuna
 import pandas as pd
 import pytest
-from optuna.storages.journal import JournalFileBackend
+from commands_run import wait_for_trials
 from runs import assert_equals_alone
+from studies import study_of
 
 import analysis
 import search_spaces
 import tune_cac
 from analysis.answer import config_of
-from analysis.layout import STUDY_NAME, Layout
 from search_spaces import Space, SpaceContext
 from trainables.gradskip import Settings
 from trainables.metrics import METRICS, ROW
@@ -107,8 +105,7 @@ def test_every_trial_equals_the_same_configuration_alone(
 
 def test_it_is_an_ordinary_optuna_study(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     study, _ = finished
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(Layout(study).journal)))
-    loaded = optuna.load_study(study_name=STUDY_NAME, storage=storage)
+    loaded = study_of(study)
     assert [d.name for d in loaded.directions] == ["MAXIMIZE", "MAXIMIZE"]
     assert all(t.state.name == "COMPLETE" for t in loaded.trials)
     assert loaded.trials[0].params == {}
@@ -192,27 +189,11 @@ def test_a_trial_that_raises_is_counted_and_shown_and_the_others_go_on(
     assert f"trial 3 failed: {message}" in err
     assert "2 of 8 trials failed" in err
     assert "Traceback" not in out + err
-    storage = optuna.storages.JournalStorage(JournalFileBackend("results/s/optuna.journal"))
-    states = [t.state.name for t in optuna.load_study(study_name=STUDY_NAME, storage=storage).trials]
+    states = [t.state.name for t in study_of(Path("results/s")).trials]
     assert states.count("FAIL") == 2
     assert states.count("RUNNING") == 0
     for _, row in trials[trials["status"] == "completed"].iterrows():
         assert_equals_alone(row)
-
-
-def wait_for_trials(study: Path, count: int, process: subprocess.Popen[str]) -> pd.DataFrame:
-    """Wait until so many trials have ended; a bound on time only ends a hanging test."""
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()[1]
-        try:
-            trials = analysis.load(study)
-        except ValueError:
-            trials = pd.DataFrame({"status": []})
-        if (trials["status"] == "completed").sum() >= count:
-            return trials
-        time.sleep(0.2)
-    raise AssertionError("the search did not get on")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from commands_run import Run, run_here
-from runs import NOT_THE_RUNS, assert_equals_alone
+from runs import assert_equals_alone, comparable
 
 import analysis
 from analysis.answer import config_of
@@ -29,10 +29,6 @@ pytestmark = pytest.mark.slow
 
 EPOCHS = "12"
 SEARCH = ("search", "--trials", "8", "--epochs", EPOCHS, "--concurrency", "1", "--no-controls")
-
-
-def comparable(trials: pd.DataFrame) -> pd.DataFrame:
-    return trials[[name for name in trials.columns if name not in {*NOT_THE_RUNS, "time_saved", "peak_memory_saved"}]]
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import optuna
 import pytest
 from commands_run import run_here
-from optuna.storages.journal import JournalFileBackend
+from studies import study_of
 
 import analysis
 from analysis.answer import best_env, config_of
-from analysis.layout import STUDY_NAME, Layout
+from analysis.layout import Layout
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import RULES
 
@@ -49,8 +48,7 @@ def test_every_rule_trains_and_its_answer_can_be_written(tmp_path: Path) -> None
     assert (first.CAC_RULE, first.CAC_WHOLE_UNITS) == ("variance", True)
     # In so short a run the variance rule's suggestions do nothing, so a search passes over them.
     assert {config.CAC_RULE for config in (first, *others)} == set(RULES)
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(Layout(study).journal)))
-    for trial in optuna.load_study(study_name=STUDY_NAME, storage=storage).trials[1:]:
+    for trial in study_of(study).trials[1:]:
         branch = trial.params["CAC_RULE"] + "."
         assert all(name.startswith(branch) for name in trial.params if name != "CAC_RULE")
     info = Layout(study).read_info()

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
+
+import analysis
 from tune_cac.cli import main
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -19,3 +23,18 @@ def run_here(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def wait_for_trials(study: Path, count: int, process: subprocess.Popen[str]) -> pd.DataFrame:
+    """Wait until so many trials have ended; a bound on time only ends a hanging test."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[1]
+        try:
+            trials = analysis.load(study)
+        except ValueError:
+            trials = pd.DataFrame({"status": []})
+        if (trials["status"] == "completed").sum() >= count:
+            return trials
+        time.sleep(0.2)
+    raise AssertionError("the search did not get on")

@@ -43,6 +43,12 @@ def rows_alone(config: TrialConfig) -> list[Row]:
         return facts(finish(run))
 
 
+def comparable(trials: pd.DataFrame) -> pd.DataFrame:
+    """Columns of a loaded study in which searches with and without sharing agree."""
+    measured = {*NOT_THE_RUNS, "time_saved", "peak_memory_saved"}
+    return trials[[name for name in trials.columns if name not in measured]]
+
+
 def assert_equals_alone(trial: pd.Series) -> None:
     """A trial of a loaded study ended as its configuration does, trained in this process without Ray."""
     last = rows_alone(config_of(trial))[-1]

@@ -30,6 +30,12 @@ def result_row(accuracy: float = 0.97, saved: float = 0.0, **columns: Any) -> di
     return row | {"dense_flops": DENSE_FLOPS, "executed_flops": executed, "search_flops": executed} | columns
 
 
+def study_of(folder: Path) -> optuna.Study:
+    """A study as any Optuna program reads it."""
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(Layout(folder).journal)))
+    return optuna.load_study(study_name=STUDY_NAME, storage=storage)
+
+
 def write_study(folder: Path, trials: Sequence[Mapping[str, Any]]) -> Layout:
     """A study's ``study.json`` and journal; of each trial its user attributes. The first is the baseline."""
     layout = Layout(folder)

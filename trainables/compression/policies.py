@@ -125,7 +125,7 @@ class PruningPolicy(Policy):
 
     def _prune(self, training: Training, moment: Moment) -> None:
         masks = training.masks
-        there = training.masks.weights(self.pruner.targets)
+        there = masks.weights(self.pruner.targets)
         weights = {name: masks.dense(name).detach() for name in there}
         if self.args.fold_batchnorm:
             weights = folded(weights, training.model, self._batchnorms_of(training))

@@ -172,7 +172,7 @@ class CompressionScheduler:
         self.schedule(policy, timing, component=component)
 
     def schedule(self, policy: Policy, timing: Timing, *, component: str | None = None) -> None:
-        """The same with a time that is made already."""
+        """Add a policy at the end in a time that is made already."""
         self.policies.append(Scheduled(policy=policy, timing=timing, component=component))
 
     def add_component(self, name: str, component: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
@@ -345,6 +346,18 @@ def test_what_cannot_be(name: str, changes: dict[str, Any], message: str) -> Non
     with pytest.raises(UserError, match=message):
         build_quantizer("q", settings_of(name, **changes)).prepare(model, None)
     assert not is_quantized(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clip_n_stds": None}, "N_STD, and N_STD needs it, got clip_acts N_STD without"),
+        ({"clip_acts": "AVG"}, "N_STD, and N_STD needs it, got clip_acts AVG with"),
+    ],
+)
+def test_deviations_are_for_their_clip(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=f"clip_n_stds belongs to clip_acts {message}"):
+        settings_of("PostTrainLinearQuantizer", **changes)
 
 
 def test_one_bit_is_enough_where_no_bit_is_the_signs() -> None:
