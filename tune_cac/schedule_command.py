@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainables.errors import UserError
+from tune_cac.saying import say
 from tune_cac.workload_arguments import add_workload_options, workload_options
 
 if TYPE_CHECKING:
@@ -51,10 +51,15 @@ def add_schedule(commands: Any, debug: argparse.ArgumentParser) -> None:
     check.add_argument("--workload", help="whose model is compressed; images needs no --data for its own models")
     add_workload_options(check)
     check.add_argument("--epochs", type=int, help="epochs of the training (default: the workload's)")
-    check.add_argument(
+    add_compatible(check)
+    check.set_defaults(run="schedule_check")
+
+
+def add_compatible(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that takes a schedule as Distiller does."""
+    parser.add_argument(
         "--compatible", action="store_true", help="warn of what Distiller silently accepted instead of refusing it"
     )
-    check.set_defaults(run="schedule_check")
 
 
 def schedule_check(arguments: argparse.Namespace) -> int:
@@ -85,7 +90,7 @@ def schedule_check(arguments: argparse.Namespace) -> int:
     epochs = arguments.epochs or _epochs(arguments.workload, options, schedule)
     _check_begins(schedule, epochs, findings)
     for text in findings.said(findings.warnings):
-        print(f"warning: {text}", file=sys.stderr)
+        say(f"warning: {text}")
     if schedule.policies:
         print(f"{document.source}: {_counted(schedule)}; {on}")
         _print_schedule(schedule, resolved, epochs)
@@ -96,8 +101,8 @@ def schedule_check(arguments: argparse.Namespace) -> int:
 
 def _refuse(errors: Sequence[str]) -> int:
     for text in errors:
-        print(text, file=sys.stderr)
-    print(f"{len(errors)} error{'s' if len(errors) > 1 else ''}", file=sys.stderr)
+        say(text)
+    say(f"{len(errors)} error{'s' if len(errors) > 1 else ''}")
     return 2
 
 

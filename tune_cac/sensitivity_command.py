@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.workloads import default_epochs
+from tune_cac.saying import say
+from tune_cac.schedule_command import add_compatible
 from tune_cac.workload_arguments import add_workload_options, workload_options
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def add_sensitivity(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layers", nargs="+", metavar="PATTERN", help="names or patterns of the weights (default: all)"
     )
+    add_compatible(parser)
     parser.add_argument(
         "--allowed-drop", type=float, default=0.005, help="accuracy that may be lost, as a fraction (default: 0.005)"
     )
@@ -81,8 +83,9 @@ def sensitivity(arguments: argparse.Namespace) -> int:
 
     with TrainingRun(config) as run:
         weights = prunable(run.model, arguments.kind)
-        if arguments.layers is not None:
-            listed(arguments.layers, list(weights))  # a name that matches nothing is said before hours of training
+        layers = arguments.layers
+        if layers is not None:  # a name that matches nothing is said before hours of training
+            layers = listed(layers if not arguments.compatible else _matching(layers, list(weights)), list(weights))
         if arguments.checkpoint is None:
             _train(run)
         else:
@@ -90,7 +93,7 @@ def sensitivity(arguments: argparse.Namespace) -> int:
         rows = sensitivity_analysis(
             run.model,
             lambda model: evaluate(run.workload, model, "validation", run.device, seed=config.seed),
-            layers=arguments.layers,
+            layers=layers,
             levels=levels,
             kind=arguments.kind,
             on_row=_say_layer,
@@ -99,6 +102,23 @@ def sensitivity(arguments: argparse.Namespace) -> int:
     _show(rows, proposals, weights, arguments)
     _write(folder, rows, proposals, arguments)
     return 0
+
+
+def _matching(patterns: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The patterns that match a weight; the others are warned of, where one does."""
+    from trainables.compression.names import match_names
+
+    found = []
+    for pattern in patterns:
+        try:
+            match_names(pattern, known)
+        except UserError as error:
+            say(f"warning: {error}")
+            continue
+        found.append(pattern)
+    if not found:
+        raise UserError("--layers must match at least one weight, and none of them does")
+    return found
 
 
 def _levels(text: str | None) -> list[float] | None:
@@ -123,7 +143,7 @@ def _made(folder: Path) -> Path:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(text)
 
 
 def _train(run: TrainingRun) -> None:

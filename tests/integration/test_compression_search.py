@@ -61,6 +61,25 @@ def suggested(folder: Path) -> list[dict[str, object]]:
     return [dict(trial.params) for trial in study_of(folder).trials]
 
 
+@slow
+def test_a_published_schedule_is_searched_as_distiller_read_it(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        MARKED.replace("version: 1", "extras: 3").replace("['conv[2-6].weight']", "[conv2.weight, module.fc.weight]")
+    )
+    arguments = ("--space", "schedule", "--schedule", "s.yaml", "--trials", "3", "--epochs", "5", "--name", "s")
+    refused = run_here(tmp_path, "search", *arguments)
+    assert refused.returncode == 2
+    assert "s.yaml:2: extras: unknown section" in refused.stderr
+    with pytest.warns(UserWarning, match=r"extras: unknown section|module\.fc\.weight|version is missing"):
+        said = search(tmp_path, *arguments, "--compatible")
+    trials = analysis.load(tmp_path / "results" / "s")
+    assert trials["status"].tolist() == ["completed"] * 3, said
+    assert (trials["sparsity"].iloc[1:] > 0).all()
+    written = yaml.safe_load((tmp_path / "results" / "s" / "best.yaml").read_text())
+    assert "extras" not in written
+    assert written["version"] == 1
+
+
 # --- sensitivities, with and without sharing ------------------------------------------------------------------------
 
 

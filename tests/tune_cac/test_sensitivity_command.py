@@ -126,6 +126,17 @@ def test_a_layer_that_is_not_there_is_said_before_training(tmp_path: Path, capsy
     assert capsys.readouterr().err == ""
 
 
+def test_a_layer_that_is_not_there_is_left_out_where_distiller_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = ["--layers", "16.*", "3.weight", "--compatible", "--levels", "0,0.5", "--output"]
+    assert run(*layers, str(tmp_path / "out"), "--epochs", "1") == 0
+    assert "warning: '16.*' matches no parameter" in capsys.readouterr().err
+    assert {row["parameter"] for row in read_rows(tmp_path / "out")} == {"3.weight"}
+    with pytest.raises(UserError, match="--layers must match at least one weight, and none of them does"):
+        run("--layers", "16.*", "--compatible", "--output", str(tmp_path / "out"))
+
+
 def test_nothing_to_propose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = trained(tmp_path), tmp_path / "out"
     given = ["--checkpoint", str(file), "--levels", "1", "--layers", "0.weight", "--allowed-drop", "0"]

@@ -27,8 +27,10 @@ from trainables.compression.quantizers import build_quantizer
 from trainables.compression.regularizers import build_regularizer
 from trainables.compression.schedule import ModelFacts, PrunerArgs, Schedule, read_marks, resolve
 from trainables.compression.schedule import Policy as PlannedPolicy
+from trainables.compression.schedule.mark_checks import check_marks
 from trainables.compression.settings.distillers import KnowledgeDistillation
 from trainables.compression.thinning import Kind
+from trainables.compression.thinning.extra import check_installed
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training.isolation import isolated
@@ -72,13 +74,22 @@ def add_policies(
         scheduler.schedule(policy, planned.timing, component=name)
 
 
-def check_on_model(schedule: Mapping[str, Any], base: TrialConfig, file: Path | None = None) -> None:
+def check_on_model(
+    schedule: Mapping[str, Any],
+    base: TrialConfig,
+    file: Path | None = None,
+    *,
+    compatible: bool = False,
+    every_mark: bool = False,
+) -> None:
     """Build everything that a schedule describes once, on the model of a run.
 
     Args:
         schedule: plain mapping.
         base: configuration of the run; nothing is trained.
         file: where a part of it came from; what is wrong with its names is told with its lines.
+        compatible: whether names that match nothing are left out with a warning.
+        every_mark: whether all choices of the file's marks, and both ends of their ranges, must fit.
 
     Raises:
         UserError: the schedule is wrong, does not fit the model, or its teacher cannot be built.
@@ -90,10 +101,13 @@ def check_on_model(schedule: Mapping[str, Any], base: TrialConfig, file: Path | 
         model = workload.make_model()
         if file is not None:
             marked = read_marks(file)
-            resolve(marked.read(marked.middles(), check_lr=check_lr_scheduler), model_facts(model))
+            read = marked.read(marked.middles(), compatible=compatible, check_lr=check_lr_scheduler)
+            resolve(read, model_facts(model), compatible=compatible)
+            if every_mark:
+                check_marks(marked, model_facts(model), compatible=compatible, check_lr=check_lr_scheduler)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         scheduler = CompressionScheduler.from_schedule(
-            model, optimizer, schedule, seed=base.seed, make_model=workload.make_model
+            model, optimizer, schedule, seed=base.seed, compatible=compatible, make_model=workload.make_model
         )
         for scheduled in scheduler.policies:
             if isinstance(scheduled.policy, DistillationPolicy):
@@ -144,6 +158,7 @@ def _policy(
         )
         return name, LRPolicy(made)
     if planned.kind == "extension":
+        check_installed()  # now, and not epochs later
         return None, ThinningPolicy(_REMOVES[component.class_name], round_to=int(getattr(settings, "round_to", 1)))
     assert isinstance(settings, KnowledgeDistillation)
     return None, DistillationPolicy(lambda: _distillation(model, settings, make_model))

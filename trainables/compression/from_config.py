@@ -7,10 +7,12 @@ sensitivity a layer or automated gradual pruning (``pruning_sensitivities``, ``a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from trainables.compression.schedule.search_marks import Mark, read_marks
+from trainables.compression.schedule.writing import to_mapping
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 
@@ -19,6 +21,7 @@ PRUNER, GRADUAL, DISTILLER = "sensitivity_pruner", "gradual_pruner", "distiller"
 #: Fields that mean nothing unless one of others says what they belong to.
 _NEEDS = {
     "schedule_values": ("schedule",),
+    "schedule_compatible": ("schedule",),
     **dict.fromkeys(
         ("pruning_start_epoch", "pruning_end_epoch", "pruning_frequency"),
         ("pruning_sensitivities", "agp_final_sparsity"),
@@ -42,7 +45,9 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
     schedule: dict[str, Any] = {"version": 1}
     policies: list[dict[str, Any]] = []
     if config.schedule is not None:
-        filled = filled_schedule(config.schedule, config.schedule_values or ())
+        filled = filled_schedule(
+            config.schedule, config.schedule_values or (), compatible=bool(config.schedule_compatible)
+        )
         policies += filled.pop("policies", [])
         schedule.update(filled)
     start, end = pruning_epochs(config)
@@ -129,12 +134,13 @@ def pruning_epochs(config: TrialConfig) -> tuple[int, int]:
     return start, end
 
 
-def filled_schedule(text: str, values: tuple[str, ...]) -> dict[str, Any]:
+def filled_schedule(text: str, values: tuple[str, ...], *, compatible: bool = False) -> dict[str, Any]:
     """A schedule's text as a plain mapping, its marked values filled in.
 
     Args:
         text: YAML.
         values: texts NAME=VALUE of its marks; a mark without one takes the middle of its range.
+        compatible: leave out what Distiller silently accepted; whoever read the file has said what that is.
 
     Raises:
         UserError: a value of no mark, or text that cannot be read.
@@ -147,7 +153,11 @@ def filled_schedule(text: str, values: tuple[str, ...]) -> dict[str, Any]:
             raise UserError(f"schedule_values has {name!r}, which is no marked value of the schedule: "
                             f"{', '.join(marked.marks) or 'it has none'}")  # fmt: skip
         given[name] = _read(marked.marks[name], value)
-    return dict(marked.fill({**marked.middles(), **given}))
+    if not compatible:
+        return dict(marked.fill({**marked.middles(), **given}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return to_mapping(marked.read({**marked.middles(), **given}, compatible=True))
 
 
 def _read(mark: Mark, text: str) -> Any:

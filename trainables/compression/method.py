@@ -15,6 +15,7 @@ from trainables.compression.policies import DistillationPolicy, LRPolicy
 from trainables.compression.scheduler import CompressionScheduler
 from trainables.compression.sizes import layer_macs, sparsity_now
 from trainables.config import TrialConfig
+from trainables.errors import UserError
 from trainables.registry import Attached, RunFacts
 from trainables.training.generators import kept_generators
 
@@ -37,6 +38,7 @@ class AttachedCompression(Attached):
                 optimizer,
                 schedule,
                 seed=config.seed,
+                compatible=bool(config.schedule_compatible),
                 make_model=run.make_model,
                 base_lrs=run.base_lrs,
                 example=run.forward,
@@ -78,8 +80,24 @@ class AttachedCompression(Attached):
 
     def end_epoch(self, metrics: Mapping[str, Any]) -> None:
         if self.scheduler is not None:
-            known = {"min": metrics.get("train_loss"), "max": metrics.get("accuracy")}
-            self.scheduler.on_epoch_end(int(metrics["epoch"]) - 1, metrics=known)
+            epoch = int(metrics["epoch"]) - 1
+            known = {"max": metrics.get("accuracy")}
+            if self._follows_loss(epoch):
+                assert self._run.validation_loss is not None
+                known["min"] = self._run.validation_loss()
+                if known["min"] is None:
+                    raise UserError(
+                        "ReduceLROnPlateau with mode: min follows the loss of the validation split, and the workload "
+                        "has no evaluation_batches: define them, or use mode: max, the accuracy"
+                    )
+            self.scheduler.on_epoch_end(epoch, metrics=known)
+
+    def _follows_loss(self, epoch: int) -> bool:
+        assert self.scheduler is not None
+        return any(
+            isinstance(s.policy, LRPolicy) and s.policy.scheduler.metric == "min" and s.timing.is_active(epoch)
+            for s in self.scheduler.policies
+        )
 
     def runs_beside(self) -> Sequence[nn.Module]:
         if self.scheduler is None:

@@ -229,10 +229,17 @@ class QuantizationPolicy(Policy):
 
 
 class LRPolicy(Policy):
-    """Sets the learning rates for the next epoch at the end of active ones."""
+    """Sets the learning rates for the next epoch at the end of active ones, and those of epoch 0 at its beginning.
+
+    The latter matters to what warms up (LinearLR, ConstantLR, OneCycleLR, CyclicLR): its first rate is not the base.
+    """
 
     def __init__(self, scheduler: ScheduleLR) -> None:
         self.scheduler = scheduler
+
+    def epoch_begin(self, training: Training, moment: Moment) -> None:
+        if moment.epoch == 0 and self.scheduler.metric is None:
+            self.scheduler.step_to(0)
 
     def epoch_end(self, training: Training, moment: Moment, metrics: Mapping[str, Any]) -> None:
         wanted = self.scheduler.metric

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 
 from trainables.errors import UserError
 
+#: No training has more epochs: a larger number is a slip, or stands for "until the end".
+MOST_EPOCHS = 1_000_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """A policy's epochs, in either form: ``epochs``, or a range.
 
     Raises:
-        UserError: no epoch at all, a negative one, or a frequency below 1.
+        UserError: no epoch at all, a negative one, one beyond `MOST_EPOCHS`, or a frequency below 1.
     """
 
     starting_epoch: int = 0
@@ -37,6 +40,9 @@ class Timing:
             raise UserError(f"starting_epoch must be >= 0, got {self.starting_epoch}")
         if self.frequency < 1:
             raise UserError(f"frequency must be >= 1, got {self.frequency}")
+        if self.ending_epoch > MOST_EPOCHS:
+            key = "ending_epoch" if self.epochs is None else "epochs"
+            raise UserError(f"{key} must be at most {MOST_EPOCHS}, got {self.ending_epoch}")
         if self.ending_epoch <= self.starting_epoch:
             raise UserError(
                 f"ending_epoch must be above starting_epoch {self.starting_epoch} (the end is exclusive), "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,14 @@ def test_chance_is_seeded_by_the_run_and_the_instances_name() -> None:
     assert len({tuple(drawn(3, name)) for name in "abcdef"}) > 3
 
 
+def test_a_missing_extra_is_said_when_the_schedule_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, in the epoch that thins."""
+    monkeypatch.setitem(sys.modules, "torch_pruning", None)
+    schedule = sections([span("extension", "x", 5, 6)], extensions={"x": {"class": "FilterRemover"}})
+    with pytest.raises(UserError, match=r"needs torch_pruning, which is not installed: pip install 'tune-cac\[thin\]'"):
+        scheduler_of(schedule)
+
+
 def test_rates_begin_from_those_given() -> None:
     schedule = sections(
         [span("lr_scheduler", "l", 0, 2)], lr_schedulers={"l": {"class": "ExponentialLR", "gamma": 0.5}}
@@ -138,7 +147,7 @@ def test_rates_begin_from_those_given() -> None:
         scheduler = scheduler_of(schedule, base_lrs=base)
         assert scheduler.optimizer is not None
         scheduler.on_epoch_begin(0)
-        assert scheduler.optimizer.param_groups[0]["lr"] == 0.5  # until the first epoch's end
+        assert scheduler.optimizer.param_groups[0]["lr"] == 2 * expected
         scheduler.on_epoch_end(0)
         assert scheduler.optimizer.param_groups[0]["lr"] == expected
 

@@ -13,6 +13,8 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim import lr_scheduler as torch_schedulers
 
 from trainables.compression.lr_schedulers import build_lr_scheduler, check_lr_scheduler, scheduler_classes
+from trainables.compression.policies import LRPolicy
+from trainables.compression.scheduler import CompressionScheduler
 from trainables.errors import UserError
 
 EPOCHS = 30
@@ -74,6 +76,51 @@ def test_epoch_after_epoch_is_as_torch_steps(class_name: str, arguments: dict[st
     for epoch in range(EPOCHS):
         schedule.step_to(epoch)
         assert rates(optimizer) == pytest.approx(expected[epoch], rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize(("class_name", "arguments"), [*TORCH, ("LinearLR", {"start_factor": 0.1, "total_iters": 3})])
+def test_a_policy_from_epoch_0_gives_the_rates_of_torchs_own_loop_in_every_epoch(
+    class_name: str, arguments: dict[str, Any]
+) -> None:
+    theirs, ours = sgd(0.5, 0.02), sgd(0.5, 0.02)
+    reference = getattr(torch_schedulers, class_name)(theirs, **arguments)
+    scheduler = CompressionScheduler(nn.Linear(2, 2), ours)
+    scheduler.add_policy(LRPolicy(build_lr_scheduler(class_name, arguments, ours)), ending_epoch=EPOCHS - 1)
+    for epoch in range(EPOCHS):
+        scheduler.on_epoch_begin(epoch)
+        assert rates(ours) == pytest.approx(rates(theirs), rel=1e-9, abs=1e-15)
+        assert ours.param_groups[0]["momentum"] == pytest.approx(theirs.param_groups[0]["momentum"])
+        theirs.step()
+        if epoch < EPOCHS - 1:
+            reference.step()
+        scheduler.on_epoch_end(epoch)
+
+
+def test_a_warm_up_begins_low() -> None:
+    optimizer = sgd(0.05)
+    scheduler = CompressionScheduler(nn.Linear(2, 2), optimizer)
+    warm_up = build_lr_scheduler("LinearLR", {"start_factor": 0.1, "total_iters": 3}, optimizer)
+    scheduler.add_policy(LRPolicy(warm_up), ending_epoch=4)
+    found = []
+    for epoch in range(4):
+        scheduler.on_epoch_begin(epoch)
+        found += rates(optimizer)
+        scheduler.on_epoch_end(epoch)
+    assert found == pytest.approx([0.005, 0.02, 0.035, 0.05])
+
+
+def test_a_policy_that_begins_later_changes_nothing_before_its_first_end() -> None:
+    optimizer = sgd(0.5)
+    scheduler = CompressionScheduler(nn.Linear(2, 2), optimizer)
+    scheduler.add_policy(
+        LRPolicy(build_lr_scheduler("ExponentialLR", {"gamma": 0.5}, optimizer)), starting_epoch=2, ending_epoch=4
+    )
+    found = []
+    for epoch in range(4):
+        scheduler.on_epoch_begin(epoch)
+        found += rates(optimizer)
+        scheduler.on_epoch_end(epoch)
+    assert found == pytest.approx([0.5, 0.5, 0.5, 0.5 * 0.5**3])
 
 
 @pytest.mark.parametrize(("class_name", "arguments"), TORCH)

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_workload
 import torch
 from compression_schedules import CONVOLUTIONS, EPOCHS, SCHEDULES, distilled, ranked, sections, span, text
 from runs import NOT_THE_RUNS, Row, finish, without
 from tiny_workload import BATCH_SIZE, SAMPLES, STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
 
 from trainables.config import TrialConfig
+from trainables.errors import UserError
 from trainables.metrics import MODEL_DEFAULTS, ROW
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
@@ -279,3 +281,45 @@ def test_a_schedules_learning_rates_take_the_place_of_the_workloads(teacher: Pat
     base = {"tiny": 0.1, "tiny_adam": 0.02}[config.workload]
     rows, _, _ = alone(config)
     assert [row["learning_rate"] for row in rows] == pytest.approx([base * 0.8**epoch for epoch in range(EPOCHS)])
+
+
+PLATEAU = {
+    "version": 1,
+    "lr_schedulers": {"plateau": {"class": "ReduceLROnPlateau", "factor": 0.5, "patience": 0, "threshold": 0.2}},
+    "policies": [{"lr_scheduler": {"instance_name": "plateau"}, "starting_epoch": 0, "ending_epoch": EPOCHS}],
+}
+
+
+def reference() -> torch.optim.lr_scheduler.ReduceLROnPlateau:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.2)
+
+
+def test_a_plateau_of_the_loss_is_one_of_the_validation_loss(tmp_path: Path) -> None:
+    """Alone and over a stage tree, against torch's own told the loss that the model has there."""
+    config = TrialConfig(workload="tiny", epochs=EPOCHS, method="compression", schedule=text(PLATEAU))
+    images, labels = tiny_workload._data(1, 100)
+    of_validation, of_training = reference(), reference()
+    found, expected, trained = [], [], []
+    with TrainingRun(config) as run:
+        while not run.finished:
+            row = run.train_epoch()
+            with torch.no_grad():
+                loss = torch.nn.functional.cross_entropy(run.model.eval()(images), labels)
+            of_validation.step(float(loss))
+            of_training.step(row["train_loss"])
+            found.append(run.optimizer.param_groups[0]["lr"])
+            expected += of_validation.get_last_lr()
+            trained += of_training.get_last_lr()
+    assert found == pytest.approx(expected)
+    assert found != pytest.approx(trained)  # which it followed before
+    with SharedRun(config, Sharing(tree=tmp_path, budget_bytes=0)) as shared:
+        rows = finish(shared)
+    assert [row["learning_rate"] for row in rows] == pytest.approx([0.1, *found[:-1]])  # of the epoch itself
+
+
+def test_a_workload_without_validation_batches_has_no_validation_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tiny, "evaluation_batches", lambda self, split: None)
+    config = TrialConfig(workload="tiny", epochs=EPOCHS, method="compression", schedule=text(PLATEAU))
+    with TrainingRun(config) as run, pytest.raises(UserError, match="the workload has no evaluation_batches: define"):
+        run.train_epoch()

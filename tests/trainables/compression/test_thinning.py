@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
 import io
 import sys
@@ -568,15 +567,7 @@ def test_a_record_of_another_model(record: list[Any], message: str) -> None:
 
 
 def test_without_torch_pruning(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = builtins.__import__
-
-    def missing(name: str, *rest: Any, **more: Any) -> Any:
-        if name == "torch_pruning":
-            raise ImportError(name)
-        return found(name, *rest, **more)
-
-    monkeypatch.delitem(sys.modules, "torch_pruning", raising=False)
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "torch_pruning", None)
     with pytest.raises(UserError, match=r"pip install 'tune-cac\[thin\]'$"):
         thin(stack(), images(1, 3, 8, 8))
 

@@ -58,7 +58,7 @@ def build_pruner(name: str, settings: Settings, model: nn.Module, *, seed: int) 
             return RecurrentPruner(
                 listed(settings.weights, known),
                 q=settings.q,
-                ramp_epoch=settings.ramp_epoch,
+                ramp_from=settings.ramp_from,
                 slope_factor=settings.ramp_slope_mult,
             )
         case s.StructureParameterPruner():

@@ -6,7 +6,7 @@ Symbols: S, E, f starting epoch, ending epoch and frequency of the policy; R the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -49,20 +49,22 @@ class RecurrentPruner(Pruner):
     Args:
         targets: parameter names.
         q: as above, > 0.
-        ramp_epoch: R.
+        ramp_from: from S to R.
         slope_factor: phi over theta, > 0.
     """
 
-    def __init__(self, targets: Sequence[str], *, q: float, ramp_epoch: int, slope_factor: float) -> None:
+    def __init__(
+        self, targets: Sequence[str], *, q: float, ramp_from: Callable[[int], int], slope_factor: float
+    ) -> None:
         self.targets = tuple(targets)
-        self._q, self._ramp_epoch, self._slope_factor = q, ramp_epoch, slope_factor
+        self._q, self._ramp_from, self._slope_factor = q, ramp_from, slope_factor
 
     def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
         threshold = ramp_threshold(
             moment.epoch,
             moment.timing,
             q=self._q,
-            ramp_epoch=self._ramp_epoch,
+            ramp_epoch=self._ramp_from(moment.timing.starting_epoch),
             slope_factor=self._slope_factor,
         )
         return {name: threshold_mask(weights[name], threshold) for name in self.targets}

@@ -5,6 +5,7 @@ Shapes: x any; ranges ().
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -53,8 +54,9 @@ class LearnedClipActivation(Quantization):
 class MovingRange(Quantization):
     """The grid of an exponential moving average of the batches' least and greatest values (Jacob et al. 2018, 3.1).
 
-    In training mode r <- d r + (1 - d) r_batch before the batch is quantized; the first batch sets r. In evaluation
-    mode r stays, and before the first batch everything is let through.
+    In training mode, before batch n is quantized, r becomes the average of the batches so far in which each weighs d
+    times the next: sum_i d^(n-i) r_i / sum_i d^(n-i), without a bias towards the first batch or zero (Kingma and Ba
+    2015, section 3). In evaluation mode r stays, and before the first batch everything is let through.
 
     Args:
         bits: k.
@@ -86,10 +88,19 @@ class MovingRange(Quantization):
 
     @torch.no_grad()
     def _see(self, x: Tensor) -> None:
+        self.seen += 1
         for kept, value in zip((self.low, self.high), torch.aminmax(x), strict=True):
             new = value.to(kept.dtype)
-            kept.copy_(torch.where(self.seen > 0, self.decay * kept + (1 - self.decay) * new, new))
-        self.seen += 1
+            kept.copy_(torch.where(self.seen > 1, kept + self._weight_of_new(kept.dtype) * (new - kept), new))
+
+    def _weight_of_new(self, dtype: torch.dtype) -> Tensor:
+        """The last batch's part of the average, (1 - d) / (1 - d^n), a number on the range's device."""
+        batches = self.seen.to(dtype)
+        if self.decay == 1:
+            return 1 / batches
+        if self.decay == 0:
+            return torch.ones_like(batches)
+        return (1 - self.decay) / -torch.expm1(batches * math.log(self.decay))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, mode={self.mode}, decay={self.decay}"

@@ -1,7 +1,7 @@
 """What fits the language's form and yet means nothing, or not what it says. Without torch.
 
-The original silently accepted: unknown sections, unknown keys of policies and of pruners' args, keys given twice, a
-missing version, components that no policy uses, ``epochs`` beside a range, ``levels`` for pruners that have none, names
+The original silently accepted: unknown sections, unknown keys of policies and of pruners' args, keys given twice,
+components that no policy uses, ``epochs`` beside a range, ``levels`` for pruners that have none, names
 that match nothing (`matching`), and a second line of Baidu's rule that begins outside of its policy. Strictly these are
 errors; with the compatibility switch they are one warning each, and what was ignored there is ignored here.
 """
@@ -63,10 +63,12 @@ def _check_use(policy: Policy, component: Component, findings: Findings) -> None
         )
     if isinstance(settings, BaiduRNNPruner):
         first, last = policy.timing.starting_epoch, policy.timing.last_epoch
-        if not first <= settings.ramp_epoch <= last:
+        ramp_epoch = settings.ramp_from(first)
+        if not first <= ramp_epoch <= last:
+            given = "ramp_epoch" if settings.ramp_epoch is not None else "ramp_epoch_offset"
             findings.lenient(
-                (component.section, component.name, "ramp_epoch"),
-                f"must be in the epochs {first} to {last} of its policy, got {settings.ramp_epoch}",
+                (component.section, component.name, given),
+                f"must be in the epochs {first} to {last} of its policy, got {ramp_epoch}",
             )
     levels = policy.args.levels if isinstance(policy.args, PrunerArgs) else None
     if levels is not None and not isinstance(settings, SparsityLevelParameterPruner):

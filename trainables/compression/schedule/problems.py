@@ -90,6 +90,10 @@ class Findings:
         """Wrong for any reader of the language."""
         self.errors.append(Problem(path, text, line))
 
+    def warning(self, path: Path, text: str, line: int | None = None) -> None:
+        """Worth a word to any reader, and no error."""
+        self.warnings.append(Problem(path, text, line))
+
     def lenient(self, path: Path, text: str, line: int | None = None) -> None:
         """What the original silently accepted: an error, or a warning with the compatibility switch."""
         (self.warnings if self.compatible else self.errors).append(Problem(path, text, line))

@@ -107,7 +107,7 @@ def _check_sections(value: Mapping[str, Any], findings: Findings) -> None:
         if name not in SECTIONS:
             findings.lenient((name,), f"unknown section{nearest(name, SECTIONS)}")
     if "version" not in value:
-        findings.lenient((), f"version is missing: begin the file with version: {VERSION}")
+        findings.warning((), f"version is missing: begin the file with version: {VERSION}")  # as many published ones
     elif value["version"] != VERSION or isinstance(value["version"], bool):
         findings.error(("version",), f"must be {VERSION}, got {shown(value['version'])}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 #: A number as YAML has it: no text, no truth value.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -22,8 +22,14 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
 #: Text.
 Text = Annotated[str, Field(strict=True, min_length=1)]
-#: Parameter names or patterns, at least one.
-Names = Annotated[tuple[Text, ...], Field(min_length=1)]
+
+
+def _listed(given: object) -> object:
+    return [given] if isinstance(given, str) else given
+
+
+#: Parameter names or patterns, at least one; a single one may stand alone.
+Names = Annotated[tuple[Text, ...], Field(min_length=1), BeforeValidator(_listed)]
 
 #: What a structure of a weight is: filters (3D) are W[i], channels W[:, i], rows and columns those of a matrix, blocks
 #: parts of a convolution's weight, 2D its kernels, 4D the whole.

@@ -260,16 +260,32 @@ class BaiduRNNPruner(Settings):
     class_: ClassVar[str] = "BaiduRNNPruner"
     q: Positive
     """The 90th percentile of |w| of a trained dense run."""
-    ramp_epoch: Annotated[Whole, Field(ge=0)]
-    """Where the second line begins, between the policy's first and last epoch."""
     ramp_slope_mult: Positive
     """Slope of the second line over that of the first; 1.5 to 2 in the paper."""
     weights: Names
     """Parameter names or patterns."""
+    ramp_epoch_offset: Annotated[Whole, Field(ge=0)] | None = None
+    """Where the second line begins, in epochs from the policy's first."""
+    ramp_epoch: Annotated[Whole, Field(ge=0)] | None = None
+    """The same as an epoch of the run, as schedules had it before June 2018."""
     initial_sparsity: Fraction | None = None
     """Published schedules have it; the rule has no use for it."""
     final_sparsity: Fraction | None = None
     """Published schedules have it; the rule has no use for it."""
+
+    @model_validator(mode="after")
+    def _has_one_ramp(self) -> Self:
+        if (self.ramp_epoch_offset is None) == (self.ramp_epoch is None):
+            got = "neither" if self.ramp_epoch is None else "both"
+            raise ValueError(
+                "needs ramp_epoch_offset, counted from the policy's first epoch, or ramp_epoch, counted from the "
+                f"run's, got {got}"
+            )
+        return self
+
+    def ramp_from(self, starting_epoch: int) -> int:
+        """The epoch of the run in which the second line begins."""
+        return starting_epoch + (self.ramp_epoch_offset or 0) if self.ramp_epoch is None else self.ramp_epoch
 
 
 PRUNERS: dict[str, type[Settings]] = {

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from trainables.compression.thinning.cutting import in_whole_groups, is_depthwise, weight_dimension, width
+from trainables.compression.thinning.extra import check_installed
 from trainables.compression.thinning.flattening import map_flattenings
 from trainables.errors import UserError
 
@@ -244,10 +245,9 @@ def coupled_groups(
     Raises:
         UserError: torch_pruning is not installed, or cannot follow the model.
     """
-    try:
-        import torch_pruning  # type: ignore[import-untyped]
-    except ImportError:
-        raise UserError("thinning needs torch_pruning, which is not installed: pip install 'tune-cac[thin]'") from None
+    check_installed()
+    import torch_pruning  # type: ignore[import-untyped]
+
     graph = torch_pruning.DependencyGraph()
     try:
         with torch.enable_grad():

@@ -149,6 +149,29 @@ def test_the_recurrent_pruner_masks_below_its_line() -> None:
         assert pruner.masks({"w": weight}, {}, Moment(epoch=epoch, timing=timing))["w"].tolist() == mask
 
 
+def test_a_ramp_is_counted_from_the_policys_or_from_the_runs_first_epoch() -> None:
+    """R = S + offset, as published since June 2018: masks are equal bit for bit."""
+    of_run = pruner_of("BaiduRNNPruner", ["w"], q=0.5, ramp_epoch=6, ramp_slope_mult=1.5, weights=["w"])
+    of_policy = pruner_of("BaiduRNNPruner", ["w"], q=0.5, ramp_epoch_offset=4, ramp_slope_mult=1.5, weights=["w"])
+    timing = Timing(starting_epoch=2, ending_epoch=12, frequency=2)
+    weight = torch.randn(200, generator=torch.Generator().manual_seed(0)) / 3
+    for epoch in timing.active_epochs():
+        moment = Moment(epoch=epoch, timing=timing)
+        one, other = (pruner.masks({"w": weight}, {}, moment)["w"] for pruner in (of_run, of_policy))
+        assert torch.equal(one, other)
+        assert 0 < one.sum() < 200
+    later = Moment(epoch=9, timing=Timing(starting_epoch=5, ending_epoch=15, frequency=2))
+    shifted = of_policy.masks({"w": weight}, {}, later)["w"]  # offset from another start: the same two steps later
+    assert torch.equal(shifted, of_policy.masks({"w": weight}, {}, Moment(epoch=6, timing=timing))["w"])
+
+
+@pytest.mark.parametrize(("given", "got"), [({}, "neither"), ({"ramp_epoch": 3, "ramp_epoch_offset": 1}, "both")])
+def test_a_ramp_is_given_once(given: dict[str, int], got: str) -> None:
+    rule = f"needs ramp_epoch_offset, counted from the policy's first epoch, or ramp_epoch, .* got {got}"
+    with pytest.raises(ValueError, match=rule):
+        pruner_of("BaiduRNNPruner", ["w"], q=0.5, ramp_slope_mult=1.5, weights=["w"], **given)
+
+
 def test_a_ramp_before_the_policy_as_published_has_the_second_line_alone() -> None:
     pruner = pruner_of("BaiduRNNPruner", ["w"], q=0.5, ramp_epoch=2, ramp_slope_mult=2, weights=["w"])
     slope = 2 * 0.5 / (2 * (2 - 4) + 3 * (20 - 2))

@@ -19,19 +19,40 @@ def batches(count: int = 5) -> list[Tensor]:
     return [torch.randn(3, 4, generator=generator, dtype=torch.float64) * (n + 1) for n in range(count)]
 
 
-def test_a_moving_range_is_the_moving_average_and_begins_with_the_first_batch() -> None:
-    module = MovingRange(8, "ASYMMETRIC_UNSIGNED", 0.75, OPTIONS)
-    low = high = None
+def average(values: list[float], decay: float) -> float:
+    """Each weighs ``decay`` times the next."""
+    weights = [decay ** (len(values) - 1 - n) for n in range(len(values))]
+    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+
+
+@pytest.mark.parametrize("decay", [0.75, 0.999, 0.0, 1.0])
+def test_a_moving_range_is_the_average_in_which_each_batch_weighs_less_than_the_next(decay: float) -> None:
+    module = MovingRange(8, "ASYMMETRIC_UNSIGNED", decay, OPTIONS)
+    lows: list[float] = []
+    highs: list[float] = []
     for batch in batches():
         values = batch.flatten().tolist()
-        low = min(values) if low is None else 0.75 * low + 0.25 * min(values)
-        high = max(values) if high is None else 0.75 * high + 0.25 * max(values)
+        lows.append(min(values))
+        highs.append(max(values))
+        low, high = average(lows, decay), average(highs, decay)
         y = module(batch)
         assert (module.low.item(), module.high.item()) == pytest.approx((low, high))
         per_unit = 255 / (high - low)
         zero = round(-low * per_unit)
         loop = [(min(max(round(v * per_unit) + zero, 0), 255) - zero) / per_unit for v in values]
         assert y.flatten().tolist() == pytest.approx(loop, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_moving_range_has_no_bias_towards_its_first_batch(dtype: torch.dtype) -> None:
+    """Batch maxima 1, then 5 ninety-nine times, decay 0.999: 4.958, as the original's debiased average gives."""
+    module = MovingRange(8, "SYMMETRIC", 0.999, {"device": "cpu", "dtype": dtype})
+    biased = 0.0
+    for step, largest in enumerate([1.0] + [5.0] * 99, start=1):
+        module(torch.tensor([0.0, largest], dtype=dtype))
+        biased = 0.999 * biased + 0.001 * largest
+        assert module.high.item() == pytest.approx(biased / (1 - 0.999**step), rel=1e-5)
+    assert module.high.item() == pytest.approx(4.96, abs=0.005)
 
 
 def test_a_moving_range_stays_in_evaluation_and_lets_through_what_comes_before_the_first_batch() -> None:

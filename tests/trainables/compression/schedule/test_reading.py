@@ -142,8 +142,8 @@ LEVEL = "class: SparsityLevelParameterPruner\nlevels: {a: 0.5}"
         ("class: SensitivityPruner\nsensitivities: [1]", "5: pruners.p.sensitivities: must be a map, got [1]"),
         ("class: SparsityLevelParameterPruner\nlevels: {a: 1.3}", "5: pruners.p.levels.a: must be <= 1, got 1.3"),
         (
-            "class: AutomatedGradualPruner\nweights: conv.weight\ninitial_sparsity: 0\nfinal_sparsity: 1",
-            "5: pruners.p.weights: must be a list, got 'conv.weight'",
+            "class: AutomatedGradualPruner\nweights: 3\ninitial_sparsity: 0\nfinal_sparsity: 1",
+            "5: pruners.p.weights: must be a list, got 3",
         ),
         (
             "class: AutomatedGradualPruner\nweights: [a]\ninitial_sparsity: 0.5\nfinal_sparsity: 0.4",
@@ -217,6 +217,11 @@ POLICY_KEYS = (
             "starting_epoch: 3\n    ending_epoch: 3",
             "9: policies.0.ending_epoch: must be above starting_epoch 3 (the end is exclusive), got 3",
         ),
+        (
+            "starting_epoch: 0\n    ending_epoch: 1000000000000",
+            "9: policies.0.ending_epoch: must be at most 1000000, got 1000000000000",
+        ),
+        ("epochs: [1, 99999999]", "8: policies.0.epochs: must be at most 1000000, got 100000000"),
         ("starting_epoch: -1\n    ending_epoch: 3", "8: policies.0.starting_epoch: must be >= 0, got -1"),
         (
             "starting_epoch: 1\n    ending_epoch: 3\n    frequency: 0",
@@ -379,9 +384,6 @@ SILENT = {
         "31: prunes: unknown section, did you mean 'pruners'? Valid: version, pruners, regularizers, quantizers, "
         "lr_schedulers, extensions, distillers, policies",
     ),
-    "missing version": (
-        GOOD.replace("version: 1", "#"), "3: version is missing: begin the file with version: 1",
-    ),
     "unknown key of a policy": (
         GOOD + "    until: 3\n", f"31: policies.2.until: unknown key of a policy. {POLICY_KEYS}",
     ),
@@ -416,6 +418,24 @@ SILENT = {
         "17: policies.0: has pruner and quantizer: write a policy each; only pruner counts",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("compatible", [False, True])
+def test_a_missing_version_is_a_warning_always(compatible: bool) -> None:
+    """Of 79 published schedules 32 have none."""
+    with pytest.warns(UserWarning, match=r"^s:3: version is missing: begin the file with version: 1$"):
+        schedule = read_schedule(GOOD.replace("version: 1", "#"), source="s", compatible=compatible)
+    assert schedule.policies == read_schedule(GOOD).policies
+
+
+def test_a_single_name_is_a_list_of_one() -> None:
+    """As eight published schedules have it."""
+    text = "version: 1\npruners:\n  p:\n    class: AutomatedGradualPruner\n    initial_sparsity: 0\n"
+    text += "    final_sparsity: 0.5\n    weights: {}\npolicies:\n"
+    text += "  - {{pruner: {{instance_name: p}}, starting_epoch: 0, ending_epoch: 3, frequency: 1}}\n"
+    alone, listed = (read_schedule(text.format(given)) for given in ("module.fc.weight", "[module.fc.weight]"))
+    assert alone.pruners["p"].settings == listed.pruners["p"].settings
+    assert alone.pruners["p"].settings.weights == ("module.fc.weight",)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("case", SILENT)
