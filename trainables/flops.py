@@ -6,7 +6,9 @@ convolution as many times too much as there are channels (torch 2.13, `torch.uti
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any
 
@@ -53,9 +55,34 @@ def convolution_backward_flops(
     return forward * (bool(output_mask[0]) + bool(output_mask[1]))
 
 
+class _EagerFlopCounter(FlopCounterMode):
+    """Runs compiled models uncompiled, for operations are not seen else; afterwards they are compiled still."""
+
+    def __enter__(self) -> _EagerFlopCounter:
+        self._uncompiled = uncompiled()
+        self._uncompiled.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            super().__exit__(*error)
+        finally:
+            self._uncompiled.__exit__(*error)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Run what `torch.compile` has wrapped as it was before, without a mark on the compiled code.
+
+    torch stops compiling, for ever, the code of a function that it has once met under a counter of operations.
+    """
+    # Importing the compiler takes seconds. Where nobody has, nothing is compiled.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
 def flop_counter() -> FlopCounterMode:
-    """torch's counter with these formulas; it prints nothing."""
-    return FlopCounterMode(display=False, custom_mapping={_aten.convolution_backward: convolution_backward_flops})
+    """Return torch's counter with these formulas; it prints nothing."""
+    return _EagerFlopCounter(display=False, custom_mapping={_aten.convolution_backward: convolution_backward_flops})
 
 
 def formula_of(operation: Any) -> Callable[..., int] | None:

@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import optuna
-
 from search_spaces import SpaceContext
 from trainables.script.placeholders import names
 from trainables.script.run import RUN_FACTS
@@ -15,7 +13,7 @@ from trainables.workloads.options import read_options
 from tune_cac.given_run import GivenRun
 from tune_cac.held import with_watch
 from tune_cac.learning import Learned
-from tune_cac.searcher import FINISHED, StudySearch
+from tune_cac.searcher import StudySearch
 
 #: Before the baseline has told better; no space is asked with it.
 UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
@@ -44,8 +42,8 @@ class ScriptSearch(StudySearch):
     @property
     def gave_up(self) -> str:
         """Why the baseline leaves nothing to try; empty while it does not."""
-        if self._baseline_failed():
-            return "the baseline failed"
+        if super().gave_up:
+            return super().gave_up
         if self._baseline_row() is None:
             return ""
         if self._total_steps() is None:
@@ -56,15 +54,6 @@ class ScriptSearch(StudySearch):
         if not layers and self._search_space.name == "manual_layers":
             return "the baseline told of no layers that could stop"
         return ""
-
-    def _ask(self) -> optuna.Trial | str | None:
-        return FINISHED if self.gave_up else super()._ask()
-
-    def _next(self) -> optuna.Trial | str | None:
-        found = super()._next()
-        if found == FINISHED:
-            self._to_ask = 0
-        return found
 
     def _learn(self) -> Learned:
         if self._learned is None:
@@ -77,8 +66,9 @@ class ScriptSearch(StudySearch):
             )
             self._hold = with_watch(self._hold, self._context)
             self._learned = Learned(
-                space=self._search_space, context=self._context, base=self._base, hold=self._hold, trace=None
-            )
+                space=self._search_space, context=self._context, base=self._base, hold=self._hold, trace=None,
+                weight_decays=facts.get("weight_decays"),
+            )  # fmt: skip
         return self._learned
 
     def _enqueue_spread(self) -> None:
@@ -87,6 +77,7 @@ class ScriptSearch(StudySearch):
         role = "published" if self._search_space.start_is_published and not self._hold else "search"
         start = dict(self._search_space.start(self._learn().context))
         self.study.enqueue_trial(start, user_attrs={"role": role})
+        self._tell_why_little()
         self.study.set_user_attr("spread", True)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:

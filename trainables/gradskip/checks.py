@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from trainables.gradskip.rules import NEVER
 from trainables.gradskip.settings import Settings
 
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
 #: The variable that moves a mode's first stop.
 _TIMING = {"manual": "CAC_STOP_LAYER_ITR", "auto": "CAC_VAR_START_ITR or CAC_VAR_SAMPLES"}
+
+
+def weight_decays(optimizer: Optimizer) -> list[float] | None:
+    """Weight decays of the groups that hold weights, each once, ascending; None where the optimizer has none."""
+    groups = [group for group in optimizer.param_groups if any(p.dim() >= 2 for p in group["params"])]
+    if not all("weight_decay" in group for group in groups):
+        return None
+    return sorted({float(group["weight_decay"]) for group in groups})
 
 
 def never_fires(

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,22 @@ from torch.optim import Optimizer
 from trainables.errors import UserError
 from trainables.gradskip.blueprint import Blueprint, LayerPlan, StopEvent, Unit
 from trainables.gradskip.checks import never_fires
+from trainables.gradskip.execution_order import (
+    ExecutionRecorder,
+    ForwardHook,
+    ModelTrace,
+    trace_model,
+    warn_unseen,
+)
 from trainables.gradskip.layers import make_plan, numbered, unwrap
 from trainables.gradskip.machine import StepPlan
 from trainables.gradskip.prefix import PrefixModules
 from trainables.gradskip.scaling import MovedBack, is_linear_in_lr, split_groups
 from trainables.gradskip.settings import RULES, Settings
 from trainables.gradskip.signals import GradientNormSignal, PlasticitySignal, Signal, VarianceSignal
-from trainables.gradskip.trace import ForwardHook, ModelTrace, copied, trace_model
+
+if TYPE_CHECKING:
+    from trainables.gradskip.step_record import StepRecord
 
 #: Set for a script that a search runs; what its steps cost is counted then.
 TRIAL_FOLDER = "TUNE_CAC_TRIAL_DIR"
@@ -45,9 +54,9 @@ class GradientSkip:
         model: owner of the parameters. Gives the numbering (its order of ``parameters()``, whatever the groups are),
             names, whole units, and the check of what is left training before stopped layers. Data-parallel and
             compiled wrappers are looked through.
-        example_inputs: how to run the model once to see its execution order: a tensor or tuple of positional inputs,
-            or a function of the model. None takes the inputs of the first training step as they come by, which a
-            model under `torch.compile` hides unless the compiled module is the one given.
+        example_inputs: how to run the model to see its execution order, on a copy and at once: a tensor or tuple of
+            positional inputs, or a function of the model that it is given. None records the first training forward
+            pass, which `torch.compile` hides: layers of a compiled model then stop in the order of registration.
         total_steps: length of the run, only to warn of settings that can never fire in it.
 
     Attributes:
@@ -89,7 +98,7 @@ class GradientSkip:
         self._model = None if model is None else unwrap(model)
         self._check_needs_model()
         self._total_steps = total_steps
-        self._forward_hook = ForwardHook()
+        self._recorder: ExecutionRecorder | None = None
         self._input_hook = ForwardHook()
         self._step_plan: StepPlan | None = None
         self._whole_groups: list[dict[str, Any]] | None = None
@@ -116,10 +125,11 @@ class GradientSkip:
         optimizer.register_state_dict_post_hook(lambda _, state: {**state, STATE_KEY: self.state_dict()})
         optimizer.register_load_state_dict_post_hook(lambda _: self._load_pending())
         optimizer.register_load_state_dict_pre_hook(lambda _, state: self._remember(state))
+        self._step_record: StepRecord | None = None
         if os.environ.get(TRIAL_FOLDER):
             from trainables.gradskip.step_record import start
 
-            start(self)
+            self._step_record = start(self)
 
     # --- what is numbered how ---------------------------------------------------------------------------------------
 
@@ -206,26 +216,28 @@ class GradientSkip:
         return any(hasattr(p, "full_tensor") for p in self.parameters)  # FSDP2's shards
 
     def _arrange_trace(self) -> None:
-        self._forward_hook.remove()
+        self._end_recording()
         if not self._wants_trace():
             return
-        if self._example is not None:
-            self._see_execution(self._example)
-        else:
-            self._forward_hook = ForwardHook(self._first_forward)
-            self._forward_hook.watch(*_wrappers(self._given_model))
-
-    def _first_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._forward_hook.remove()
-        self._see_execution(lambda model: model(*copied(args), **copied(kwargs)))
-
-    def _see_execution(self, forward: Callable[[nn.Module], Any]) -> None:
         assert self._model is not None
-        try:
-            self._trace = trace_model(self._model, self.parameters, forward)
-        except Exception as error:  # noqa: BLE001 - any model may raise anything; training itself will say what
-            warnings.warn(f"the execution order of the layers could not be seen: {error}", stacklevel=3)
-            return
+        if self._example is not None:
+            try:
+                self._take_trace(trace_model(self._model, self.parameters, self._example))
+            except Exception as error:  # noqa: BLE001 - any model may raise anything; training itself will say what
+                warn_unseen(error)
+        elif not _is_compiled(self._given_model):
+            self._recorder = ExecutionRecorder(self._model, self.parameters, self._end_recording)
+
+    def _end_recording(self) -> None:
+        """Take what the recorder has seen, if anything; a model that is called in parts is never seen whole."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.remove()
+            if recorder.has_seen:
+                self._take_trace(recorder.trace())
+
+    def _take_trace(self, trace: ModelTrace) -> None:
+        self._trace = trace
         if self.machine.iteration == 0:
             self._plan_by_trace()
 
@@ -328,8 +340,10 @@ class GradientSkip:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         machine = self.machine
-        if self._inside and _is_nested(optimizer):
+        if self._inside and is_nested_step(optimizer):
             return  # a step that calls its base class's step, which torch hooks as well
+        if self._recorder is not None and self._recorder.has_seen:
+            self._end_recording()
         self._inside = True
         found_inf = optimizer.__dict__.get("found_inf")  # a fused optimizer gets it from GradScaler for each step
         if found_inf is None and not self._busy and machine.iteration < self._due:  # count and go
@@ -479,7 +493,7 @@ class GradientSkip:
     def _after_torchs_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._step_plan is None:
             self._inside = False
-        elif not _is_nested(optimizer):
+        elif not is_nested_step(optimizer):
             self._inside = False
             self._after_step()
 
@@ -495,7 +509,9 @@ class GradientSkip:
         if plan.stop_through is not None:
             if not self.settings.reference and self.settings.prefix_autograd:
                 self._expected = {n for n, p in enumerate(self.parameters) if p.grad is not None}
+            before = self._needing_gradients()
             self._stop(plan.stop_through)
+            self._tell_of_change(before)
             self._tell_what_is_left()
         self._refresh()
 
@@ -522,8 +538,15 @@ class GradientSkip:
                 self.optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
         frozen = {n for n in range(len(self.parameters)) if n not in stopped and not self._trains(n)}
         self._prefix.stop(stopped, frozen, self._trace, cut=keep is None)
-        for told in self.on_stop:
-            told()
+
+    def _tell_of_change(self, before: list[bool]) -> None:
+        """Call `on_stop` where other parameters need a gradient than before."""
+        if before != self._needing_gradients():
+            for told in self.on_stop:
+                told()
+
+    def _needing_gradients(self) -> list[bool]:
+        return [p.requires_grad for p in self.parameters]
 
     def _trains_beside(self, stopped: set[int]) -> bool:
         return any(self._trains(n) for n in range(len(self.parameters)) if n not in stopped)
@@ -545,7 +568,7 @@ class GradientSkip:
                 "unseen",
                 "the execution order of the layers was never seen, so they stop in the order of registration and what "
                 "is left before them is not known: the model is called in a way that hides it, as under torch.compile. "
-                "Give the compiled module as model=, or example_inputs=",
+                "Give example_inputs=",
             )
         if self.process_group is None and _several_processes() and not self._sharded:
             self._warn_once(
@@ -594,7 +617,9 @@ class GradientSkip:
     def state_dict(self) -> dict[str, Any]:
         """The whole rule's state in plain types and tensors (``torch.load(weights_only=True)`` reads them)."""
         self._settle()
+        counted = {} if self._step_record is None else {"step_record": self._step_record.state_dict()}
         return {
+            **counted,
             "machine": self.machine.state_dict(),
             "events": [asdict(event) for event in self.events],
             "decision_lrs": list(self._decision_lrs),
@@ -618,11 +643,14 @@ class GradientSkip:
                 f"the state to load is of {len(state['order'])} parameters, but this optimizer has "
                 f"{len(self.parameters)}: load it into the model that it was saved from"
             )
+        if self._step_record is not None and "step_record" in state:
+            self._step_record.load_state_dict(state["step_record"])
+        before = self._needing_gradients()
         self._forget_step()
         self._skipped_on_device = None
         if state["trace"] is not None:
-            self._trace = ModelTrace.from_state(state["trace"])
-            self._forward_hook.remove()  # a run that is resumed has been seen
+            self._end_recording()
+            self._trace = ModelTrace.from_state(state["trace"])  # a run that is resumed has been seen
         for number, parameter in enumerate(self.parameters):
             # Also into a model that is partly stopped: what the saved run trained trains again, and what the user has
             # frozen since this optimizer was built stays frozen.
@@ -655,6 +683,7 @@ class GradientSkip:
         self._decision_lrs = list(state["decision_lrs"])
         self._prefix.release()
         self._stop(self.stopped_through)
+        self._tell_of_change(before)
         self._refresh()
 
     def _forget_step(self) -> None:
@@ -674,7 +703,7 @@ class GradientSkip:
         self._pending = None
 
 
-def _is_nested(optimizer: Optimizer) -> bool:
+def is_nested_step(optimizer: Optimizer) -> bool:
     """Whether more than one of torch's wrappers of `step` is at work on this optimizer, one inside the other."""
     frame: Any = sys._getframe(1)
     wrappers = 0
@@ -718,3 +747,9 @@ def _wrappers(model: nn.Module | None) -> list[nn.Module]:
     assert model is not None
     inner = unwrap(model)
     return [model] if model is inner else [model, inner]
+
+
+def _is_compiled(model: nn.Module | None) -> bool:
+    """Whether `torch.compile` hides the calls of the model's modules."""
+    assert model is not None
+    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in _wrappers(model))

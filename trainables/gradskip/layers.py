@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.blueprint import LayerPlan, Unit
-from trainables.gradskip.trace import ModelTrace
+from trainables.gradskip.execution_order import ModelTrace
 
 #: Kinds of layers, the default of ``CAC_WATCH`` first.
 KINDS = ("conv", "linear")

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from trainables.gradskip.execution_order import ModelTrace, numbers_of
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.trace import ModelTrace, numbers_of
 
 
 def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:

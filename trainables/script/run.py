@@ -289,9 +289,11 @@ def _stops(counted: Mapping[str, Any]) -> dict[str, Any]:
 
 def _facts(counted: Mapping[str, Any], step: float | None) -> dict[str, Any]:
     names = counted.get("layer_names") or [f"parameter {number}" for number in range(counted.get("parameters", 0))]
+    steps = counted.get("longest_iteration", step)  # thresholds are iterations of one optimizer
     return {
-        "total_steps": None if step is None else int(step),
+        "total_steps": None if steps is None else int(steps),
         "layer_names": names,
         "unit_ends": counted.get("unit_ends", []),
         "watch": counted.get("watch", []),
+        "weight_decays": counted.get("weight_decays"),
     }

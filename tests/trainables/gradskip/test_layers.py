@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, AdamW, Settings
+from trainables.gradskip.execution_order import trace_model
 from trainables.gradskip.layers import make_plan, unit_ends, unwrap
-from trainables.gradskip.trace import trace_model
 
 
 class Shuffled(nn.Module):
@@ -241,6 +241,82 @@ class TestTrace:
         assert not any(m._forward_pre_hooks for m in watched.modules())
         copied(torch.ones(2, 1, 8, 8))
         assert ours.gradskip.left_upstream() == []
+
+    def test_the_first_training_pass_shows_what_a_pass_in_which_everything_trains_does(self) -> None:
+        model = Shuffled()
+        optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(whole_units=True), model=model)
+        with torch.no_grad():
+            model(torch.randn(2, 1, 8, 8))  # an evaluation shows nothing
+        assert optimizer.gradskip._trace is None
+        model(torch.randn(2, 1, 8, 8)).sum().backward()
+        whole = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8)))
+        assert optimizer.gradskip._trace == whole
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+    @pytest.mark.parametrize("frozen", [("conv0",), ("conv0", "norms.0"), ("conv1",), ("conv0", "conv1", "norms.1")])
+    def test_what_the_user_has_frozen_is_upstream_still(self, frozen: tuple[str, ...]) -> None:
+        """Autograd's graph does not know it; it may be thawed later."""
+        model = Shuffled()
+        for name in frozen:
+            model.get_submodule(name).requires_grad_(False)
+        optimizer = SGD(model.parameters(), lr=0.1, model=model)
+        model(torch.randn(2, 1, 8, 8)).sum().backward()
+        whole = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8)))
+        assert optimizer.gradskip._trace == whole
+
+    def test_a_model_that_is_called_in_parts_is_seen_at_its_first_step(self) -> None:
+        model = nn.ModuleDict({"head": nn.Linear(4, 2), "body": nn.Linear(3, 4)})
+        optimizer = SGD(model.parameters(), lr=0.1, model=model)
+        for _ in range(2):  # gradients of two batches
+            model["head"](model["body"](torch.randn(2, 3)).relu()).sum().backward()
+        optimizer.step()
+        assert optimizer.gradskip._trace is not None
+        assert optimizer.gradskip._trace.ranks == (1, 1, 0, 0)
+        assert list(optimizer.gradskip._trace.upstream) == [0b1100, 0b1100, 0, 0]
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+    def test_a_pass_that_raised_is_no_pass(self) -> None:
+        """As where a batch is halved until it fits into memory."""
+        model = Shuffled()
+        optimizer = SGD(model.parameters(), lr=0.1, model=model)
+        with pytest.raises(RuntimeError):
+            model(torch.randn(2, 1, 1, 8, 8))
+        assert optimizer.gradskip._trace is None
+        model(torch.randn(2, 1, 8, 8))
+        assert optimizer.gradskip._trace == trace_model(
+            model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8))
+        )
+
+    def test_an_optimizer_that_is_gone_leaves_no_hook_behind(self) -> None:
+        import gc
+        import weakref
+
+        model = conv_model()
+        optimizer = SGD(model.parameters(), lr=0.1, model=model)
+        gone = weakref.ref(optimizer)
+        del optimizer
+        gc.collect()
+        assert gone() is None
+        model(torch.ones(2, 1, 8, 8))
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+    def test_a_resumed_run_takes_it_from_its_state(self) -> None:
+        model, again = Shuffled(), Shuffled()
+        optimizer = SGD(model.parameters(), lr=0.1, model=model)
+        train(model, optimizer, 1)
+        resumed = SGD(again.parameters(), lr=0.1, model=again)
+        resumed.load_state_dict(optimizer.state_dict())
+        assert resumed.gradskip._trace == optimizer.gradskip._trace
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in again.modules())
+
+    def test_a_pickled_model_carries_no_recorder(self) -> None:
+        import pickle
+
+        model = conv_model()
+        optimizer = SGD(model.parameters(), lr=0.1, model=model)
+        twin = pickle.loads(pickle.dumps(model))
+        twin(torch.ones(2, 1, 8, 8))
+        assert optimizer.gradskip._trace is None
 
     def test_a_model_that_cannot_be_watched_trains_anyway(self) -> None:
         model = conv_model()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables import gradskip
 from trainables.gradskip import step_record
-from trainables.gradskip.step_record import StepRecord, process_summary
+from trainables.gradskip.step_record import ProcessRecord, process_summary
 from trainables.script.report_lines import read_report
 from trainables.script.reporting import report
 
@@ -21,12 +25,32 @@ BATCH = 4
 
 
 @pytest.fixture(autouse=True)
-def own_records() -> Iterator[None]:
+def own_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Records of this test alone; none is left at work."""
+    monkeypatch.setattr(step_record, "_PROCESS", ProcessRecord())
     yield
-    for record in list(step_record._RECORDS.values()):
+    for record in RECORDS:
         record.close()
-    step_record._RECORDS.clear()
+    RECORDS.clear()
+    step_record._PROCESS.close()
+    assert _get_current_dispatch_mode_stack() == []
+
+
+RECORDS: list[ProcessRecord] = []
+
+
+def record_of(*optimizers: torch.optim.Optimizer) -> ProcessRecord:
+    """A record as a process has one, of these optimizers from now on."""
+    RECORDS.append(ProcessRecord())
+    for optimizer in optimizers:
+        RECORDS[-1].add(optimizer.gradskip)  # type: ignore[attr-defined]
+    return RECORDS[-1]
+
+
+def summary_of(record: ProcessRecord) -> dict[str, Any]:
+    found = record.summary()
+    assert found is not None
+    return found
 
 
 def model() -> nn.Sequential:
@@ -75,10 +99,9 @@ def test_flops_are_those_of_each_step(evaluate: bool) -> None:
     net = model()
     dense = counted_step(net)
     optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings((1, 5), (3, 11)), model=net)
-    record = StepRecord(optimizer.gradskip)
+    record = record_of(optimizer)
     train(optimizer, net, 20, evaluate=evaluate)
-    record.close()
-    found = record.summary()
+    found = summary_of(record)
     for parameter in list(net.parameters())[:2]:
         parameter.requires_grad_(False)
     for parameter in list(net.parameters())[2:]:
@@ -102,9 +125,9 @@ def test_bytes_are_those_of_gradients_and_state() -> None:
     net = model()
     sizes = [p.numel() * 4 for p in net.parameters()]
     optimizer = gradskip.SGD(net.parameters(), lr=0.01, momentum=0.9, settings=settings((1, 5)), model=net)
-    record = StepRecord(optimizer.gradskip)
+    record = record_of(optimizer)
     train(optimizer, net, 12)
-    found = record.summary()
+    found = summary_of(record)
     assert found["gradient_bytes"] == 6 * sum(sizes) + 6 * sum(sizes[2:])
     # Parameter, gradient and momentum.
     assert found["optimizer_bytes"] == 6 * 3 * sum(sizes) + 6 * 3 * sum(sizes[2:])
@@ -115,7 +138,7 @@ def test_a_smaller_last_batch_and_an_evaluation_with_gradients_are_outvoted() ->
     net = model()
     dense = counted_step(net)
     optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
-    record = StepRecord(optimizer.gradskip)
+    record = record_of(optimizer)
     for rows in (1, BATCH, BATCH, BATCH):
         images, labels = batch(rows)
         F.cross_entropy(net(images), labels).backward()
@@ -123,14 +146,14 @@ def test_a_smaller_last_batch_and_an_evaluation_with_gradients_are_outvoted() ->
         optimizer.zero_grad()
         if rows == 1:
             net(batch(40)[0])  # somebody forgot no_grad
-    assert record.summary()["forward_flops"] == 4 * dense[0]
+    assert summary_of(record)["forward_flops"] == 4 * dense[0]
 
 
 def test_closures_accumulation_and_steps_that_are_not_looked_at() -> None:
     net = model()
     dense = counted_step(net)
     optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
-    record = StepRecord(optimizer.gradskip)
+    record = record_of(optimizer)
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -141,21 +164,21 @@ def test_closures_accumulation_and_steps_that_are_not_looked_at() -> None:
 
     for _ in range(2):
         optimizer.step(closure)
-    assert record.summary()["dense_flops"] == 2 * sum(dense)
+    assert summary_of(record)["dense_flops"] == 2 * sum(dense)
     train(optimizer, net, 5)
-    assert record._since is None  # three looks were enough
-    assert record.summary()["dense_flops"] == 7 * sum(dense)
+    assert not record.flops.at_work  # three looks were enough
+    assert summary_of(record)["dense_flops"] == 7 * sum(dense)
     record.close()
 
     again = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
-    record = StepRecord(again.gradskip)
+    record = record_of(again)
     for _ in range(3):
         again.zero_grad()
         for _ in range(2):
             images, labels = batch()
             F.cross_entropy(net(images), labels).backward()
         again.step()
-    assert record.summary()["dense_flops"] == 3 * 2 * sum(dense)
+    assert summary_of(record)["dense_flops"] == 3 * 2 * sum(dense)
 
 
 def test_recomputed_activations_are_work_of_the_backward_pass() -> None:
@@ -164,14 +187,14 @@ def test_recomputed_activations_are_work_of_the_backward_pass() -> None:
     net = model()
     dense = counted_step(net)
     optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
-    record = StepRecord(optimizer.gradskip)
+    record = record_of(optimizer)
     for _ in range(3):
         optimizer.zero_grad()
         images, labels = batch()
         hidden = checkpoint(net[:4], images, use_reentrant=False)
         F.cross_entropy(net[4:](hidden), labels).backward()
         optimizer.step()
-    found = record.summary()
+    found = summary_of(record)
     assert found["forward_flops"] == 3 * dense[0]
     # Recomputing stops as soon as the last tensor that is needed is there: the last convolution's output is not.
     first = 2 * BATCH * 4 * 36 * 9
@@ -196,7 +219,7 @@ def test_only_a_script_that_a_search_runs_is_counted(
     told = read_report(capsys.readouterr().out)
     assert told is not None
     assert (told["accuracy"], told["step"], told["loss"]) == (0.75, 3, 1.5)
-    assert told["gradskip"]["dense_flops"] == 3 * sum(dense)  # of the larger one
+    assert told["gradskip"]["dense_flops"] == 3 * sum(dense)
     assert told["gradskip"]["layer_names"][0] == "0.weight"
     del other
 
@@ -205,7 +228,7 @@ def test_counting_changes_no_training() -> None:
     def weights(counted: bool) -> list[torch.Tensor]:
         net = model()
         optimizer = gradskip.SGD(net.parameters(), lr=0.1, momentum=0.9, settings=settings((1, 4)), model=net)
-        record = StepRecord(optimizer.gradskip) if counted else None
+        record = record_of(optimizer) if counted else None
         torch.manual_seed(1)
         train(optimizer, net, 10)
         if record is not None:
@@ -215,14 +238,11 @@ def test_counting_changes_no_training() -> None:
     assert all(torch.equal(a, b) for a, b in zip(weights(True), weights(False), strict=True))
 
 
-def test_two_optimizers_that_step_in_turn_are_each_counted_whole() -> None:
-    """A step of one holds what the other does in between; neither takes the other's counter away."""
-    from torch.utils._python_dispatch import _get_current_dispatch_mode
-
+def test_optimizers_that_step_after_one_backward_pass_share_its_cost() -> None:
     net, head = model(), nn.Linear(3, 3)
     first = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
     second = gradskip.SGD(head.parameters(), lr=0.01, settings=settings(), model=head)
-    records = [StepRecord(optimizer.gradskip) for optimizer in (first, second)]
+    record = record_of(first, second)
     forward, backward = counted_step(net)
     product = 2 * BATCH * 9
     for _ in range(4):
@@ -232,25 +252,310 @@ def test_two_optimizers_that_step_in_turn_are_each_counted_whole() -> None:
         F.cross_entropy(head(net(images)), labels).backward()
         first.step()
         second.step()
-    for record in records:
-        found = record.summary()
-        assert found["forward_flops"] == 4 * (forward + product)
-        assert found["backward_flops"] == 4 * (backward + 2 * product)
-    assert _get_current_dispatch_mode() is None
+    found = summary_of(record)
+    assert found["forward_flops"] == 4 * (forward + product)
+    assert found["backward_flops"] == 4 * (backward + 2 * product)
+    assert (found["steps"], found["iteration"], found["longest_iteration"]) == (8, 8, 4)
+    assert len(found["layer_names"]) == 6  # of the larger one
+
+
+def flops_of(training: Callable[[], object]) -> int:
+    """All FLOPs of a training, by torch."""
+    with FlopCounterMode(display=False) as counter:
+        training()
+    return int(counter.get_total_flops())
+
+
+def test_folds_are_summed_and_those_that_are_gone_stay_counted() -> None:
+    net = model()
+    dense = counted_step(net)
+    record = record_of()
+    for steps in (2, 10, 10):
+        net = model()
+        optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings((1, 5)), model=net)
+        record.add(optimizer.gradskip)
+        train(optimizer, net, steps)
+    del optimizer, net
+    gc.collect()
+    found = summary_of(record)
+    assert (found["steps"], found["iteration"], found["longest_iteration"]) == (22, 22, 10)
+    assert found["dense_flops"] == 22 * sum(dense)
+    assert [(event["optimizer"], event["iteration"]) for event in found["events"]] == [(1, 5), (2, 5)]
+    stopped = model()
+    for parameter in list(stopped.parameters())[:2]:
+        parameter.requires_grad_(False)
+    assert found["backward_flops"] == 14 * dense[1] + 8 * counted_step(stopped)[1]
+    assert found["stopped_through"] == 1
+
+
+def test_a_generator_and_its_critic_are_counted_whole() -> None:
+    """Two critic steps for one of the generator; what both executed is what torch counts of the same loop."""
+    torch.manual_seed(0)
+    maker, critic = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8)), nn.Linear(8, 1)
+    of_critic = gradskip.SGD(critic.parameters(), lr=0.01, settings=settings())
+    of_maker = gradskip.SGD(maker.parameters(), lr=0.01, settings=settings(), model=maker)
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            for _ in range(2):
+                of_critic.zero_grad()
+                (critic(maker(torch.rand(6, 4)).detach()).mean() - critic(torch.rand(6, 8)).mean()).backward()
+                of_critic.step()
+            of_maker.zero_grad()
+            critic(maker(torch.rand(6, 4))).mean().backward()
+            of_maker.step()
+
+    record = record_of(of_critic, of_maker)
+    rounds(5)
+    found = summary_of(record)
+    assert found["dense_flops"] == found["forward_flops"] + found["backward_flops"] == flops_of(lambda: rounds(5))
+    assert found["steps"] == 15
+
+
+def test_a_learning_rate_finder_is_counted_beside_the_training() -> None:
+    net = model()
+    dense = counted_step(net)
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+    record = record_of(optimizer)
+    before = copy.deepcopy(optimizer.state_dict())
+    train(optimizer, net, 7)
+    optimizer.load_state_dict(before)
+    train(optimizer, net, 5)
+    found = summary_of(record)
+    assert (found["steps"], found["iteration"]) == (12, 5)
+    assert found["dense_flops"] == 12 * sum(dense)
+
+
+def test_a_process_that_resumes_counts_what_was_executed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where layers have stopped already: the dense cost is that of the run's beginning."""
+    monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", "anywhere")
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        net = model()
+        return net, gradskip.SGD(net.parameters(), lr=0.01, settings=settings((1, 4)), model=net)
+
+    net, optimizer = build()
+    train(optimizer, net, 12)
+    whole = process_summary()
+    step_record._PROCESS.close()
+    monkeypatch.setattr(step_record, "_PROCESS", ProcessRecord())
+    net, optimizer = build()
+    train(optimizer, net, 7)
+    state = copy.deepcopy(optimizer.state_dict())
+    step_record._PROCESS.close()
+    monkeypatch.setattr(step_record, "_PROCESS", ProcessRecord())
+    net, optimizer = build()
+    optimizer.load_state_dict(state)
+    train(optimizer, net, 5)
+    found = process_summary()
+    assert found is not None
+    assert whole is not None
+    for name in ("steps", "iteration", "forward_flops", "backward_flops", "dense_flops", "optimizer_bytes", "events"):
+        assert found[name] == whole[name], name
+
+
+@pytest.mark.parametrize("load", [False, True])
+@pytest.mark.parametrize("stop_at", [None, 0, 1])
+def test_a_state_that_is_loaded_before_the_first_step_costs_nothing(load: bool, stop_at: int | None) -> None:
+    """As every Trainer of transformers does through accelerate; so does a stop at the first step."""
+    net = model()
+    dense = counted_step(net)
+    chosen = settings() if stop_at is None else settings((1, stop_at))
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=chosen, model=net)
+    record = record_of(optimizer)
+    if load:
+        optimizer.load_state_dict(optimizer.state_dict())
+    train(optimizer, net, 20)
+    found = summary_of(record)
+    assert found["forward_flops"] == 20 * dense[0]
+    assert found["dense_flops"] == 20 * sum(dense)
+
+
+class Calls(nn.Module):
+    """A model that counts its own calls, as some do for a schedule of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("example", [False, True])
+def test_no_forward_pass_is_run_that_the_script_did_not_ask_for(example: bool) -> None:
+    net = Calls()
+    optimizer = gradskip.SGD(
+        net.parameters(), lr=0.01, settings=settings((1, 2)), model=net,
+        example_inputs=batch()[0] if example else None,
+    )  # fmt: skip
+    train(optimizer, net, 4)
+    assert net.calls == 4
+    assert optimizer.gradskip._trace is not None
+
+
+class Seen(TorchDispatchMode):
+    """A mode of the user's, which counts what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_modes_of_the_user_are_left_where_the_user_leaves_them(recorded: bool) -> None:
+    """Entered before an optimizer is made or between two steps, left in the middle of a step that is looked at."""
+    net = model()
+    dense = counted_step(net)
+    record = record_of()
+    one, two, three = Seen(), Seen(), Seen()
+    with one:
+        optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings((1, 4)), model=net)
+        if recorded:
+            record.add(optimizer.gradskip)
+    assert one not in _get_current_dispatch_mode_stack()
+    seen_once = one.operations
+    train(optimizer, net, 1)
+    with two, three:
+        train(optimizer, net, 1)
+    assert not {two, three} & set(_get_current_dispatch_mode_stack())
+    seen = two.operations
+    assert seen == three.operations
+    two.__enter__()
+    train(optimizer, net, 3)
+    two.__exit__(None, None, None)
+    train(optimizer, net, 10)
+    assert one.operations == seen_once
+    assert two.operations < 5 * seen
+    if recorded:
+        assert summary_of(record)["dense_flops"] == 15 * sum(dense)
+    assert _get_current_dispatch_mode_stack() == []
+
+
+def test_a_counter_of_the_users_counts_what_it_would_without_ours() -> None:
+    def counted(recorded: bool) -> int:
+        net = model()
+        optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings((1, 2)), model=net)
+        record = record_of(*([optimizer] if recorded else []))
+        with FlopCounterMode(display=False) as counter:
+            train(optimizer, net, 5)
+        record.close()
+        return int(counter.get_total_flops())
+
+    assert counted(True) == counted(False)
 
 
 def test_an_optimizer_that_is_dropped_looks_no_longer() -> None:
-    import gc
+    net = model()
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+    record = record_of(optimizer)
+    assert record.flops.at_work
+    del optimizer
+    gc.collect()
+    assert not record.flops.at_work
 
-    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+def test_an_optimizer_that_steps_no_more_is_not_waited_for() -> None:
+    idle_net, net = model(), model()
+    idle = gradskip.SGD(idle_net.parameters(), lr=0.01, settings=settings(), model=idle_net)
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+    record = record_of(idle, optimizer)
+    train(optimizer, net, 3)
+    assert record.flops.at_work
+    train(optimizer, net, step_record._PATIENCE)
+    assert not record.flops.at_work
+    dense = counted_step(net)
+    train(idle, idle_net, 3)
+    assert summary_of(record)["dense_flops"] == (6 + step_record._PATIENCE) * sum(dense)
+
+
+def test_a_step_that_calls_its_base_classs_step_is_one() -> None:
+    class Twice(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    net = model()
+    dense = counted_step(net)
+    optimizer = gradskip.wrap(Twice(net.parameters(), lr=0.01), settings(), model=net)
+    record = record_of(optimizer)
+    train(optimizer, net, 5)
+    assert summary_of(record)["steps"] == 5
+    assert summary_of(record)["dense_flops"] == 5 * sum(dense)
+
+
+def test_the_forward_pass_of_a_reentrant_checkpoint_is_counted() -> None:
+    """It runs with gradients switched off, but it is no evaluation."""
+    from torch.utils.checkpoint import checkpoint
 
     net = model()
     optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
-    step_record.start(optimizer.gradskip)
-    assert _get_current_dispatch_mode() is not None
-    del optimizer
-    gc.collect()
-    assert _get_current_dispatch_mode() is None
+
+    def step() -> None:
+        optimizer.zero_grad()
+        images, labels = batch()
+        hidden = checkpoint(net[:4], images.requires_grad_(), use_reentrant=True)
+        F.cross_entropy(net[4:](hidden), labels).backward()
+        optimizer.step()
+
+    record = record_of(optimizer)
+    for _ in range(3):
+        step()
+    found = summary_of(record)
+    assert found["dense_flops"] == 3 * flops_of(step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_a_compiled_model_stays_compiled_and_is_counted(backend: str) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    net = model()
+    dense = counted_step(net)
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(net, backend=counter)
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=compiled)
+    record = record_of(optimizer)
+    train(optimizer, compiled, 6, evaluate=True)
+    assert counter.frame_count > 0
+    frames = counter.frame_count
+    found = summary_of(record)
+    assert found["forward_flops"] == 6 * dense[0]
+    assert found["dense_flops"] == 6 * sum(dense)
+    train(optimizer, compiled, 2, evaluate=True)
+    assert counter.frame_count == frames
+
+
+def test_private_names_of_torch_that_the_counter_stands_on() -> None:
+    """A canary: where one of these changes, `StepFlops` must."""
+    mode = Seen()
+    with mode:
+        assert _get_current_dispatch_mode_stack() == [mode]
+        assert getattr(mode, "_mode_key", None) is None
+    assert torch._C._current_graph_task_id() == -1
+    assert TorchDispatchMode.ignore_compile_internals() is False
+    seen: list[tuple[bool, bool, bool]] = []
+
+    class Look(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append((torch.is_grad_enabled(), step_record._in_autograd_function(), step_record.in_backward()))
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            seen.append((torch.is_grad_enabled(), step_record._in_autograd_function(), step_record.in_backward()))
+            return grad
+
+    Look.apply(torch.ones(1, requires_grad=True)).backward()
+    assert seen == [(False, True, False), (False, False, True)]
+    assert not step_record._in_autograd_function()
 
 
 def test_attention_on_a_cpu_is_counted_and_what_has_no_formula_is_named() -> None:
@@ -265,19 +570,19 @@ def test_attention_on_a_cpu_is_counted_and_what_has_no_formula_is_named() -> Non
 
     net = Attention()
     optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
-    record = StepRecord(optimizer.gradskip)
+    record = record_of(optimizer)
     for _ in range(3):
         optimizer.zero_grad()
         net(torch.rand(2, 5, 8)).sum().backward()
         optimizer.step()
     linear, attention = 2 * 2 * 5 * 8 * 24, 2 * (2 * 2 * 2 * 5 * 5 * 4)
-    found = record.summary()
+    found = summary_of(record)
     assert found["uncounted"] == []
     assert found["forward_flops"] == 3 * (linear + attention)
     assert found["backward_flops"] >= 3 * (linear + 2 * attention)
     lstm = nn.LSTM(4, 4)
     optimizer = gradskip.SGD(lstm.parameters(), lr=0.01, settings=settings())
-    record = StepRecord(optimizer.gradskip)
+    record = record_of(optimizer)
     lstm(torch.rand(3, 2, 4))[0].sum().backward()
     optimizer.step()
-    assert record.summary()["uncounted"]
+    assert summary_of(record)["uncounted"]

@@ -1,0 +1,333 @@
+"""Record in which order layers execute in a forward pass, and which parameters lie upstream of which.
+
+The order in which a model registers its layers need not be that in which they run, and what a stop saves depends on
+what still trains before it. Both are read off the first training forward pass, which is not run a second time.
+
+Sets of parameters are bit masks: bit n stands for parameter n.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from trainables.flops import uncompiled
+from trainables.training.generators import kept_generators
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTrace:
+    """What one forward pass showed, by parameter number."""
+
+    ranks: tuple[int, ...]
+    """When the module that owns the parameter was called first, from 0; ascending in execution order."""
+    upstream: tuple[int, ...]
+    """Mask of the parameters that the owner's input depends on: their gradients come through the owner."""
+    before: Mapping[str, int] = field(default_factory=dict)
+    """The same mask by the name of a module, for every module that was called."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain types; masks as hexadecimal text, for they have a bit a parameter."""
+        return {
+            "ranks": list(self.ranks),
+            "upstream": [hex(mask) for mask in self.upstream],
+            "before": {name: hex(mask) for name, mask in self.before.items()},
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> ModelTrace:
+        """The trace that `state_dict` gave."""
+        return cls(
+            ranks=tuple(state["ranks"]),
+            upstream=tuple(int(mask, 16) for mask in state["upstream"]),
+            before={name: int(mask, 16) for name, mask in state["before"].items()},
+        )
+
+    def left_upstream(self, stopped: set[int]) -> set[int]:
+        """Numbers of parameters outside ``stopped`` whose gradients pass through a stopped layer."""
+        mask = 0
+        for number in stopped:
+            mask |= self.upstream[number]
+        return numbers_of(mask) - stopped
+
+
+def numbers_of(mask: int) -> set[int]:
+    """The numbers in a mask.
+
+    >>> sorted(numbers_of(0b1010))
+    [1, 3]
+    """
+    return {n for n in range(mask.bit_length()) if mask >> n & 1}
+
+
+def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callable[[nn.Module], Any]) -> ModelTrace:
+    """Run ``forward`` once on a copy of the model in which everything trains; model and generators stay as they are.
+
+    Args:
+        model: owner of the parameters.
+        parameters: in numbering order.
+        forward: runs the model that it is given.
+
+    Raises:
+        Exception: whatever the copying or the forward pass raises.
+    """
+    with kept_generators(p.device for p in parameters), torch.enable_grad():
+        twin = copy.deepcopy(model)
+        twin_of = dict(zip(map(id, model.parameters()), twin.parameters(), strict=True))
+        for parameter in twin.parameters():
+            parameter.grad = None
+            if parameter.is_floating_point():
+                parameter.requires_grad_(True)
+        recorder = ExecutionRecorder(twin, [twin_of.get(id(p), p) for p in parameters])
+        try:
+            with uncompiled():
+                forward(twin)
+        finally:
+            recorder.remove()
+    return recorder.trace()
+
+
+class ExecutionRecorder:
+    """Records a forward pass while it runs, by hooks on every module; copies of the model carry inert ones.
+
+    A pass begins where a module is called with gradients enabled, outside of a backward pass. The record is complete
+    when the model itself has returned; a model that is called in parts is recorded until `trace` is asked for.
+
+    A parameter that does not train has no place in autograd's graph. One that gradients pass through is marked on the
+    graph's node behind its module; one that lies before everything that trains counts as upstream of whatever is
+    called with inputs without a graph.
+
+    Args:
+        model: whose modules are hooked.
+        parameters: in numbering order.
+        complete: called once, when the model itself has returned; not kept alive.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[Tensor], complete: Callable[[], None] | None = None
+    ) -> None:
+        self._model = model
+        self._number_of = {id(p): number for number, p in enumerate(parameters)}
+        self._parameters = parameters
+        self._complete = None if complete is None else weakref.WeakMethod(complete)
+        self._modules = list(model.modules())
+        self._masks = _GraphMasks(self._number_of)
+        self._running: list[tuple[int, int]] = []  # index of each module that is at work, and its input's mask
+        self._calls: dict[int, tuple[int, int]] = {}  # rank and mask, by index of the module
+        self._without_graph = 0  # mask of frozen parameters whose modules returned tensors without a graph
+        self._handles: list[RemovableHandle] = []
+        for index, module in enumerate(self._modules):
+            self._handles.append(module.register_forward_pre_hook(partial(self._enter, index), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(partial(self._leave, index), always_call=True))
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether any module was called."""
+        return bool(self._calls)
+
+    def remove(self) -> None:
+        """Unhook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._masks.forget()
+
+    def trace(self) -> ModelTrace:
+        """Return what was recorded.
+
+        A layer whose parent uses its weights without calling it (attention's output projection) has its parent's
+        place; a parameter that no called module owns comes last.
+        """
+        calls = {id(self._modules[index]): place for index, place in self._calls.items()}
+        ranks = [len(calls)] * len(self._parameters)
+        upstream = [0] * len(self._parameters)
+        for module, (rank, mask) in _with_callers(self._model, calls):
+            for number in self._numbers(module):
+                ranks[number] = min(ranks[number], rank)
+                upstream[number] |= mask & ~(1 << number)
+        before = {name: calls[id(m)][1] for name, m in self._model.named_modules() if id(m) in calls}
+        return ModelTrace(ranks=tuple(ranks), upstream=tuple(upstream), before=before)
+
+    def _numbers(self, module: nn.Module) -> Iterator[int]:
+        for parameter in module._parameters.values():
+            if parameter is not None and id(parameter) in self._number_of:
+                yield self._number_of[id(parameter)]
+
+    def _enter(self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Under torch.compile this is traced as nothing at all; replicas of a module are other modules.
+        if torch.compiler.is_compiling() or not self._handles or module is not self._modules[index]:
+            return
+        if not self._running and (not torch.is_grad_enabled() or in_backward()):
+            return
+        try:
+            mask = self._masks.of((args, kwargs), without_graph=self._without_graph)
+        except Exception as error:  # noqa: BLE001 - a graph of another kind must not end a training
+            warn_unseen(error)
+            self._calls.clear()
+            self.remove()
+            return
+        self._running.append((index, mask))
+        rank, known = self._calls.get(index, (len(self._calls), 0))
+        self._calls[index] = (rank, known | mask)
+
+    def _leave(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if torch.compiler.is_compiling() or not self._running or self._running[-1][0] != index:
+            return
+        _, mask = self._running.pop()
+        hidden = mask & self._without_graph
+        for number in self._numbers(module):
+            hidden |= 0 if self._parameters[number].requires_grad else 1 << number
+        if hidden and not self._masks.mark(output, hidden):
+            self._without_graph |= hidden
+        if self._running:
+            return
+        self._masks.forget()
+        if index == 0 and output is None:  # the pass raised: the next one is another try
+            self._calls.clear()
+        elif index == 0 and self._complete is not None:
+            complete = self._complete()
+            if complete is None:  # its optimizer is gone
+                self.remove()
+            else:
+                complete()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExecutionRecorder:
+        return _inert_recorder()
+
+    def __reduce__(self) -> tuple[Callable[[], ExecutionRecorder], tuple[()]]:
+        return _inert_recorder, ()
+
+
+def warn_unseen(error: Exception) -> None:
+    """Warn that layers stop in the order of registration, and why."""
+    warnings.warn(f"the execution order of the layers could not be seen: {error}", stacklevel=4)
+
+
+def in_backward() -> bool:
+    """Whether autograd's engine runs this."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _inert_recorder() -> ExecutionRecorder:
+    recorder = ExecutionRecorder(nn.Module(), ())
+    recorder.remove()
+    return recorder
+
+
+def _with_callers(
+    module: nn.Module, calls: dict[int, tuple[int, int]], above: tuple[int, int] = (0, 0)
+) -> Iterator[tuple[nn.Module, tuple[int, int]]]:
+    place = calls.get(id(module), above)
+    yield module, place
+    for child in module.children():
+        yield from _with_callers(child, calls, place)
+
+
+class _GraphMasks:
+    """Parameters that a tensor's autograd graph reaches, remembered node by node until `forget`."""
+
+    def __init__(self, number_of: dict[int, int]) -> None:
+        self._number_of = number_of
+        self._masks: dict[Any, int] = {}
+
+    def forget(self) -> None:
+        """Let go of the graph."""
+        self._masks.clear()
+
+    def of(self, value: Any, *, without_graph: int = 0) -> int:
+        """Return the mask of the tensors in a nest of tuples, lists and dictionaries.
+
+        Args:
+            value: such as a module's arguments.
+            without_graph: mask of a tensor that needs no gradient.
+        """
+        mask = 0
+        for tensor in _tensors(value):
+            if tensor.grad_fn is not None:
+                mask |= self._of_node(tensor.grad_fn)
+            elif tensor.requires_grad:
+                mask |= self._of_leaf(tensor)
+            else:
+                mask |= without_graph
+        return mask
+
+    def mark(self, value: Any, mask: int) -> bool:
+        """Add a mask to the nodes that made these tensors; whether there is one."""
+        nodes = [tensor.grad_fn for tensor in _tensors(value) if tensor.grad_fn is not None]
+        for node in nodes:
+            self._masks[node] = self._of_node(node) | mask
+        return bool(nodes)
+
+    def _of_leaf(self, leaf: Any) -> int:
+        number = self._number_of.get(id(leaf))
+        return 0 if number is None else 1 << number
+
+    def _of_node(self, root: Any) -> int:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if node in self._masks:
+                stack.pop()
+                continue
+            before = [n for n, _ in node.next_functions if n is not None]
+            pending = [n for n in before if n not in self._masks]
+            if pending:
+                stack.extend(pending)
+                continue
+            mask = self._of_leaf(getattr(node, "variable", None))
+            for earlier in before:
+                mask |= self._masks[earlier]
+            self._masks[node] = mask
+            stack.pop()
+        return self._masks[root]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):  # a model's output of transformers, too
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+
+
+class ForwardHook:
+    """A forward pre-hook that hands a training step's inputs on. Copies of the model carry an inert one."""
+
+    def __init__(self, seen: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None) -> None:
+        self._seen = seen
+        self._handles: list[RemovableHandle] = []
+
+    def watch(self, *modules: nn.Module) -> None:
+        """Hook these modules; the first of them to be called hands its inputs on."""
+        self._handles += [m.register_forward_pre_hook(self, with_kwargs=True) for m in modules]
+
+    def remove(self) -> None:
+        """Unhook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._seen = None
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Under torch.compile this is traced as nothing at all.
+        if torch.compiler.is_compiling() or self._seen is None or not torch.is_grad_enabled():
+            return
+        self._seen(args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ForwardHook:
+        return ForwardHook()
+
+    def __reduce__(self) -> tuple[type[ForwardHook], tuple[()]]:
+        return ForwardHook, ()
