@@ -18,6 +18,8 @@ from trainables.registry import METHODS
 from trainables.workloads import check_workload
 from trainables.workloads.options import canonical, read_options
 
+#: The largest seed: numpy's generators take no larger one.
+MOST_SEED = 2**32 - 1
 #: What trials may be ranked by.
 SAVINGS = ("training", "inference", "both")
 
@@ -37,7 +39,7 @@ class TrialConfig:
     epochs: int = 30
     """Passes over the training data, >= 1; the full budget that savings are counted against."""
     seed: int = 0
-    """Seeds initial weights, data order and every random generator, >= 0."""
+    """Seeds initial weights, data order and every random generator, in [0, `MOST_SEED`]."""
     method: str = "gradskip"
     """What is attached to the training loop; ``none`` is the baseline."""
     device: str = "cpu"
@@ -99,6 +101,8 @@ class TrialConfig:
     """Compute that the trial is ranked by: ``training`` (None), ``inference``, or the mean of ``both``."""
     schedule: str | None = None
     """A compression schedule, YAML text; values marked ``!search`` are filled in from `schedule_values`."""
+    schedule_compatible: bool | None = None
+    """Whether the schedule may hold what Distiller silently accepted; it is ignored as there."""
     schedule_values: tuple[str, ...] | None = None
     """Values of its marks, texts NAME=VALUE. A mark without one takes the middle of its range."""
     pruning_sensitivities: tuple[str, ...] | None = None
@@ -133,13 +137,13 @@ class TrialConfig:
         check_workload(self.workload, self.options)
         if self.method not in METHODS:
             raise unknown_name("method", str(self.method), METHODS)
-        _check_int("epochs", self.epochs, 1)
-        _check_int("seed", self.seed, 0)
-        _check_int("threads", self.threads, 1)
-        _check_int("workers", self.workers, 1)
+        check_integer("epochs", self.epochs, 1)
+        check_integer("seed", self.seed, 0, MOST_SEED)
+        check_integer("threads", self.threads, 1)
+        check_integer("workers", self.workers, 1)
         if self.device not in ("cpu", "cuda"):
             raise UserError(f"device must be cpu or cuda, got {self.device!r}")
-        _check_int("forward_cache_mb", self.forward_cache_mb, 0)
+        check_integer("forward_cache_mb", self.forward_cache_mb, 0)
         for name in ("CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR", "CAC_WATCH", "schedule_values",
                      "pruning_sensitivities", "agp_weights"):  # fmt: skip
             if isinstance(getattr(self, name), list):
@@ -153,7 +157,7 @@ class TrialConfig:
         for name, low in (("pruning_start_epoch", 0), ("pruning_end_epoch", 1), ("pruning_frequency", 1),
                           ("distill_start_epoch", 0)):  # fmt: skip
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), low)
+                check_integer(name, getattr(self, name), low)
         for name in ("agp_initial_sparsity", "agp_final_sparsity", "distill_weight"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and 0 <= value <= 1):
@@ -225,6 +229,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _check_int(name: str, value: Any, low: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise UserError(f"{name} must be an integer >= {low}, got {value!r}")
+def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """Raise UserError for what is no integer in [low, high]."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        rule = f">= {low}" if high is None else f"in [{low}, {high}]"
+        raise UserError(f"{name} must be an integer {rule}, got {value!r}")

@@ -7,11 +7,23 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Bad input. The command line prints it as one line and exits with code 2."""
+    """Bad input. The command line prints it as one line and exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class DiskError(UserError):
+    """A disk that is full, over quota or read-only: nothing was wrong with what the user asked for."""
+
+    exit_code = 3
 
 
 class TrainingDiverged(RuntimeError):
     """A trial's loss or accuracy is not a number, so nothing can be ranked from it."""
+
+
+class WorkerDied(RuntimeError):
+    """A process of a trial ended without a word: killed, out of memory, or its node is gone."""
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> UserError:

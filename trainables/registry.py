@@ -109,6 +109,8 @@ class RunFacts:
     """The workload's loss of a model on a batch."""
     example_batch: Callable[[], Batch] | None = None
     """A training batch, on the CPU."""
+    validation_loss: Callable[[], float | None] | None = None
+    """Mean loss of the model as it is on the validation split; None from it where the workload has no such."""
     make_model: Callable[[], nn.Module] | None = None
     """Another model of the run's architecture."""
     before_change: Callable[[], None] = _nothing

@@ -106,13 +106,15 @@ def importance() -> pd.DataFrame:
     """Two objectives, shares that sum to 1."""
     names = ["CAC_VAR_START_THR", "CAC_VAR_SLOPE_THR", "CAC_VAR_START_ITR", "CAC_VAR_SAMPLES", "CAC_BRAKING_DISTANCE"]
     shares = {"accuracy": [0.2, 0.15, 0.4, 0.05, 0.2], "compute_saved": [0.45, 0.3, 0.15, 0.08, 0.02]}
-    return pd.DataFrame(
+    frame = pd.DataFrame(
         [
             {"objective": objective, "parameter": name, "importance": share}
             for objective, values in shares.items()
             for name, share in zip(names, values, strict=True)
         ]
     )
+    frame.attrs["explained"] = {"accuracy": 0.432, "compute_saved": 0.91}
+    return frame
 
 
 def interactions() -> pd.DataFrame:

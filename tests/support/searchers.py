@@ -62,7 +62,13 @@ def told(folder: Path) -> list[optuna.trial.FrozenTrial]:
     return optuna.load_study(study_name=STUDY_NAME, storage=storage).get_trials()
 
 
-def learning(folder: Path, seed: int = 0, begin: bool = True, hold: dict[str, Any] | None = None) -> StudySearch:
+def learning(
+    folder: Path,
+    seed: int = 0,
+    begin: bool = True,
+    hold: dict[str, Any] | None = None,
+    space: str = "auto_thresholds",
+) -> StudySearch:
     """A searcher of 30 trials over the tiny workload, whose baseline has been trained over its tree."""
     base = TrialConfig(workload="tiny", epochs=4, method="none")
     context = run_context(base)
@@ -70,7 +76,7 @@ def learning(folder: Path, seed: int = 0, begin: bool = True, hold: dict[str, An
         StudyInfo(space="auto_thresholds", workload="tiny", epochs=4, seed=0, trials=30, allowed_drop=0.01, versions={})
     )
     made = StudySearch(
-        space=search_spaces.load("auto_thresholds"), context=context, base=base, journal=folder / "optuna.journal",
+        space=search_spaces.load(space), context=context, base=base, journal=folder / "optuna.journal",
         allowed_drop=0.01, seed=seed, run_folder="ray/run-000", checkpoint_every_s=60, hold=hold, tree=folder / "tree",
         budget_bytes=0, trials=30,
     )  # fmt: skip

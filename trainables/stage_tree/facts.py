@@ -2,7 +2,8 @@
 epoch, and FLOPs of its steps.
 
 Files of a root (`store.StageStore.read`):
-    root.json               {what the runs agree in, "layer_names": [...], "trains": one digit a parameter}
+    root.json               {what the runs agree in, "layer_names": [...], "trains": one digit a parameter,
+                            "weight_decays": those of weights, null where the optimizer has none}
     facts-<digest>.json     {"key": Method.facts_key, "facts": what a method needs to know of the model (a blueprint)}
     shapes.json             run lengths over an epoch's steps: [[count, [[shape, dtype], ...]], ...]
     costs-<digest>.json     {"trains": one digit a parameter, "steps": [[count, forward_flops, backward_flops], ...]}
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 
 from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.gradskip.checks import weight_decays
 from trainables.registry import METHODS
 from trainables.stage_tree.store import StageStore
 from trainables.training.cost import CostTable
@@ -77,6 +80,7 @@ def root_files(root: Mapping[str, Any], run: TrainingRun) -> dict[str, Any]:
         **root,
         "layer_names": [name for name, _ in run.model.named_parameters()],
         "trains": "".join("1" if trains else "0" for trains in run.trains_at_first),
+        "weight_decays": weight_decays(run.optimizer),
     }
     return {"shapes.json": plain_shapes(shapes), "root.json": described}
 
@@ -96,6 +100,7 @@ def ensure_costs(store: StageStore, config: TrialConfig, masks: Iterable[str]) -
 
     Raises:
         OSError: they cannot be written.
+        UserError: the workload's loss raised on a model that is partly stopped.
     """
     missing = [mask for mask in dict.fromkeys(masks) if store.read(costs_file(mask)) is None]
     shapes = store.read("shapes.json")
@@ -108,6 +113,12 @@ def ensure_costs(store: StageStore, config: TrialConfig, masks: Iterable[str]) -
                 parameter.requires_grad_(digit == "1")
             steps = []
             for count, plain in shapes:
-                cost = table.step(mask, meta_batch(plain))
+                try:
+                    cost = table.step(mask, meta_batch(plain))
+                except Exception as error:
+                    raise UserError(
+                        f"the cost of steps with stopped layers cannot be counted: the loss of workload "
+                        f"{config.workload} raised {type(error).__name__}: {error}".splitlines()[0]
+                    ) from error
                 steps.append([count, cost.forward_flops, cost.backward_flops])
             store.write(costs_file(mask), {"trains": mask, "steps": steps})

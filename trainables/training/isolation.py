@@ -18,14 +18,33 @@ import torch
 @contextmanager
 def isolated(*, seed: int, threads: int) -> Iterator[None]:
     """Run with seeded generators, ``threads`` CPU threads, float32 and no ``CAC_*`` variable; restore all of it."""
-    environment = dict(os.environ)
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    dtype, thread_count, gradients = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
-    deterministic = _determinism()
-    precision = torch.get_float32_matmul_precision()
-    cudnn = (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
+    state = ProcessState()
+    state.begin(seed=seed, threads=threads)
     try:
+        yield
+    finally:
+        state.restore()
+
+
+class ProcessState:
+    """What a trial changes of its process, as it is when this is made.
+
+    For what outlives a block. Unlike a context manager of a generator, one that is dropped restores nothing: the
+    garbage collector would do so in the midst of another's training.
+    """
+
+    def __init__(self) -> None:
+        self._environment = dict(os.environ)
+        self._generators = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+        self._cuda_generators = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self._dtype, self._threads = torch.get_default_dtype(), torch.get_num_threads()
+        self._gradients, self._deterministic = torch.is_grad_enabled(), _determinism()
+        self._precision = torch.get_float32_matmul_precision()
+        cudnn = torch.backends.cudnn
+        self._cudnn = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic)
+
+    def begin(self, *, seed: int, threads: int) -> None:
+        """Seed the generators, set threads and float32, and remove the ``CAC_*`` variables."""
         for name in [name for name in os.environ if name.startswith("CAC_")]:
             del os.environ[name]
         random.seed(seed)
@@ -34,22 +53,26 @@ def isolated(*, seed: int, threads: int) -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(True)
-        yield
-    finally:
+
+    def restore(self) -> None:
+        """Put everything back."""
         os.environ.clear()
-        os.environ.update(environment)
+        os.environ.update(self._environment)
+        python_state, numpy_state, torch_state = self._generators
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.set_rng_state(torch_state)
-        if cuda_states is not None:
-            torch.cuda.set_rng_state_all(cuda_states)
-        torch.set_default_dtype(dtype)
-        torch.set_num_threads(thread_count)
-        torch.set_grad_enabled(gradients)
-        if _determinism() != deterministic:  # setting it loads torch's compiler, which takes seconds
-            torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
-        torch.set_float32_matmul_precision(precision)
-        (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) = cudnn
+        if self._cuda_generators is not None:
+            torch.cuda.set_rng_state_all(self._cuda_generators)
+        torch.set_default_dtype(self._dtype)
+        torch.set_num_threads(self._threads)
+        torch.set_grad_enabled(self._gradients)
+        if _determinism() != self._deterministic:  # setting it loads torch's compiler, which takes seconds
+            enabled, warn_only = self._deterministic
+            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.set_float32_matmul_precision(self._precision)
+        cudnn = torch.backends.cudnn
+        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = self._cudnn
 
 
 def _determinism() -> tuple[bool, bool]:

@@ -20,7 +20,7 @@ from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS
 from trainables.registry import METHODS, RunFacts
 from trainables.training.cost import CostTable
 from trainables.training.generators import generators_state, kept_generators, set_generators
-from trainables.training.isolation import isolated
+from trainables.training.isolation import ProcessState
 from trainables.training.memory import peak_bytes, reset_peak
 from trainables.training.shapes import see_batch, structure_of
 from trainables.training.stopwatch import Stopwatch
@@ -87,8 +87,10 @@ class TrainingRun:
         self._started = time.perf_counter()
         check_device(config)
         self.device = torch.device(config.device)
-        self._stack.enter_context(isolated(seed=config.seed, threads=config.threads))
+        state = ProcessState()
+        self._stack.callback(state.restore)
         try:
+            state.begin(seed=config.seed, threads=config.threads)
             self._build()
         except BaseException:
             self._stack.close()
@@ -113,6 +115,7 @@ class TrainingRun:
             base_lrs=base_lrs,
             loss=self.workload.loss,
             example_batch=lambda: next(iter(self.workload.train_batches(0, config.seed))),
+            validation_loss=self._validation_loss,
             make_model=self.workload.make_model,
             before_change=self._dense_cost.freeze,
             changed=self._model_changed,
@@ -379,6 +382,11 @@ class TrainingRun:
         # evaluated here or is known.
         with torch.no_grad(), kept_generators([self.device]):
             return float(self.workload.evaluate(self.model, split, self.device))
+
+    def _validation_loss(self) -> float | None:
+        self.model.eval()
+        with torch.no_grad(), kept_generators([self.device]):
+            return self.workload.mean_loss(self.model, "validation", self.device)
 
     def _peak_bytes(self) -> int:
         return max(self._peak_before, peak_bytes(self.device))

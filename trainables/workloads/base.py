@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -97,9 +98,31 @@ class Workload(ABC):
         """Names of modules that run one after the other from the input on; None: those of an nn.Sequential."""
         return None
 
+    def evaluation_batches(self, split: str) -> Iterator[Batch] | None:
+        """The batches of ``validation`` or ``test`` that `loss` takes, on the CPU; None where a workload has none."""
+        return None
+
+    def mean_loss(self, model: nn.Module, split: str, device: Any) -> float | None:
+        """Mean loss on ``validation`` or ``test``, weighted by samples; None without `evaluation_batches`.
+
+        The model is in eval mode, gradients are off.
+        """
+        batches = self.evaluation_batches(split)
+        if batches is None:
+            return None
+        total, samples = torch.zeros((), device=device), 0
+        for batch in batches:
+            total += len(batch[0]) * self.loss(model, tuple(tensor.to(device) for tensor in batch))
+            samples += len(batch[0])
+        return float(total) / samples if samples else None
+
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean loss of a batch, a scalar."""
+
+    def evaluate_a_little(self, model: nn.Module, device: Any) -> float:
+        """`evaluate` on a part of the validation split, where the whole takes long."""
+        return self.evaluate(model, "validation", device)
 
     @abstractmethod
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:

@@ -119,14 +119,16 @@ class Digits(Workload):
         generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
         yield from torch.randperm(self.train_samples, generator=generator).split(BATCH_SIZE)
 
+    def evaluation_batches(self, split: str) -> Iterator[Batch]:
+        images, labels = _splits()[split]
+        yield from zip(images.split(EVALUATION_BATCH_SIZE), labels.split(EVALUATION_BATCH_SIZE), strict=True)
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         images, labels = batch
         return F.cross_entropy(model(images), labels)
 
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
-        images, labels = _splits()[split]
         correct = torch.zeros((), dtype=torch.int64, device=device)
-        for part in range(0, len(labels), EVALUATION_BATCH_SIZE):
-            chunk = slice(part, part + EVALUATION_BATCH_SIZE)
-            correct += (model(images[chunk].to(device)).argmax(1) == labels[chunk].to(device)).sum()
-        return int(correct) / len(labels)
+        for images, labels in self.evaluation_batches(split):
+            correct += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
+        return int(correct) / len(_splits()[split][1])

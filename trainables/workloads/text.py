@@ -235,14 +235,17 @@ class Text(Workload):
         inputs, targets = batch
         return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
+    def evaluation_batches(self, split: str) -> Iterator[Batch]:
+        for part in evaluation_windows(split).split(EVALUATION_BATCH_SIZE):
+            yield _inputs_and_targets(part)
+
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
         """Share of characters predicted, given up to 63 before them; each character of a window counts once."""
-        windows = evaluation_windows(split)
-        correct = torch.zeros((), dtype=torch.int64, device=device)
-        for part in windows.split(EVALUATION_BATCH_SIZE):
-            inputs, targets = _inputs_and_targets(part.to(device))
-            correct += (model(inputs).argmax(-1) == targets).sum()
-        return int(correct) / (len(windows) * CONTEXT)
+        correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
+        for inputs, targets in self.evaluation_batches(split):
+            correct += (model(inputs.to(device)).argmax(-1) == targets.to(device)).sum()
+            count += targets.numel()
+        return int(correct) / count
 
 
 def evaluation_windows(split: str) -> Tensor:

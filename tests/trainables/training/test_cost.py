@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any, ClassVar
+
 import pytest
 import torch
+from tiny_workload import Tiny
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.config import TrialConfig
 from trainables.training.cost import CostTable
 from trainables.training.run import TrainingRun
+from trainables.workloads import WORKLOADS, Entry
 from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE, Digits
 
 STEPS_PER_EPOCH = 10
@@ -171,3 +176,38 @@ def test_shared_weights_are_counted_once_for_each_use() -> None:
     assert cost.forward_flops == 2 * product
     assert cost.backward_flops == 3 * product
     assert cost.gradient_bytes == 4 * 256 * 256
+
+
+class _Compiled(Tiny):
+    """Its model comes compiled from the user's hands."""
+
+    name = "compiled"
+    graphs: ClassVar[list[Any]] = []
+
+    def make_model(self) -> torch.nn.Module:
+        def backend(graph: Any, inputs: Any) -> Any:
+            self.graphs.append(graph)
+            return graph
+
+        compiled: torch.nn.Module = torch.compile(super().make_model(), backend=backend)
+        return compiled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["none", "gradskip"])
+def test_a_compiled_model_stays_compiled_and_costs_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    for cls in (Tiny, _Compiled):
+        entry = Entry(home=f"{cls.__module__}:{cls.__name__}", default_epochs=2, description="a test's")
+        monkeypatch.setitem(WORKLOADS, cls.name, entry)
+    monkeypatch.setitem(sys.modules, _Compiled.__module__, sys.modules[__name__])
+    rows, seen = [], []
+    for name in ("tiny", "compiled"):
+        _Compiled.graphs.clear()
+        stops = {"CAC_STOP_LAYER_NUM": (2,), "CAC_STOP_LAYER_ITR": (5,)} if method == "gradskip" else {}
+        with TrainingRun(TrialConfig(workload=name, method=method, epochs=2, **stops)) as run:
+            rows.append([run.train_epoch() for _ in range(2)][-1])
+        seen.append(len(_Compiled.graphs))
+    assert seen[0] == 0 < seen[1]
+    for column in ("forward_flops", "backward_flops", "dense_flops", "compute_saved"):
+        assert rows[0][column] == rows[1][column]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 
@@ -62,6 +63,17 @@ def test_a_run_starts_from_known_state_whatever_the_process_was_left_in() -> Non
         assert loss() == clean
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_a_run_that_was_dropped_does_not_reach_into_another() -> None:
+    """Collected in the midst of another's training, it would have put generators, threads and environment back."""
+    dropped = TrainingRun(TrialConfig(method="none", epochs=1, seed=1))
+    with TrainingRun(TrialConfig(method="none", epochs=1)) as run:
+        before = process_state()
+        del dropped
+        gc.collect()
+        assert process_state() == before
+        assert not run.finished
 
 
 def test_a_run_that_cannot_be_built_puts_the_state_back() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.determinism import differing_tensors
+from trainables.training.determinism import differing_tensors, repetition
 from trainables.training.run import TrainingRun
 from trainables.workloads import build, default_epochs, factory, is_factory
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
@@ -168,6 +169,60 @@ def make():
 """
     )
     assert differing_tensors(TrialConfig(workload=name, method="none", epochs=2), steps=6) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            """
+class Counting(nn.Sequential):
+    calls = 0
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * min(1.0, self.calls / 1000)
+def make():
+    return {**parts(), "model": lambda: Counting(nn.Linear(4, 3))}
+""",
+            r"the model keeps calls outside of its state_dict\(\)",
+        ),
+        (
+            """
+import numpy as np
+class Own(torch.utils.data.Dataset):
+    def __init__(self): self.random = np.random.default_rng(0)
+    def __len__(self): return 50
+    def __getitem__(self, n):
+        images, labels = data(0, 50)[n]
+        return images + float(self.random.normal()), labels
+def make():
+    return {**parts(), "train": DataLoader(Own(), batch_size=8)}
+""",
+            r"0\.weight and 3 more came out differently when 8 steps were trained again",
+        ),
+        (
+            """
+import random
+def make():
+    own = random.Random(0)
+    return {**parts(), "evaluate": lambda model, batches, device: own.random()}
+""",
+            r"two evaluations of one model gave 0\.8\d+ and 0\.7\d+",
+        ),
+        (
+            """
+import random
+def make():
+    return {**parts(), "evaluate": lambda model, batches, device: random.random()}
+""",
+            "",  # on a generator that every run seeds: the same in each
+        ),
+        ("def make(): return parts()", ""),
+    ],
+)
+def test_hidden_state_is_found(body: str, reason: str, write: Write) -> None:
+    found = repetition(TrialConfig(workload=write(body), method="none", epochs=2)).reason
+    assert re.fullmatch(reason, found), found
 
 
 def test_gradient_skip_stops_layers_of_a_users_model(write: Write) -> None:

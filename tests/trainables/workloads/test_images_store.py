@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -106,16 +107,41 @@ def test_other_images_are_resized_and_cropped(tmp_path: Path, height: int, width
 
 
 def test_the_size_without_an_option(tmp_path: Path) -> None:
-    for name, pixels, expected in (
-        ("equal", [*noise(4, 64)], (64, True)),
-        ("unequal", [*noise(3, 20), noise(1, 21)[0]], (224, False)),
-        ("oblong", [*noise(4, 20, 30)], (224, False)),
-        ("large", [*noise(4, 65)], (224, False)),
+    few = r"^1 of 4 images are not 20x20 as the others \(.*b.1\.png is 21x21\): their shorter side is brought to 20"
+    enlarged = r"^the images are at most 30 pixels long, .* enlarged to 224x224: image_size=20 keeps them small$"
+    for name, pixels, expected, warning in (
+        ("equal", [*noise(4, 64)], (64, True), None),
+        ("unequal", [*noise(3, 20), noise(1, 21)[0]], (20, True), few),
+        ("oblong", [*noise(4, 20, 30)], (224, False), enlarged),
+        ("large", [*noise(4, 65)], (224, False), None),
+        ("icons among photos", [noise(1, 20)[0], *noise(3, 80, 90)], (224, False), None),
     ):
         write_folder(tmp_path / name, pixels, ["a", "b", "a", "b"])
-        layout = opened(tmp_path / name, tmp_path / "cache").layout
-        assert (layout.image_size, layout.as_they_are) == expected
-        assert layout.stored_size == (expected[0] if expected[1] else 256)
+        for _ in range(2):  # decoded, and read again
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                layout = opened(tmp_path / name, tmp_path / "cache").layout
+            assert (layout.image_size, layout.as_they_are) == expected, name
+            assert layout.stored_size == (expected[0] if expected[1] else 256)
+            assert len(caught) == (warning is not None), name
+            assert warning is None or re.search(warning, str(caught[0].message)), str(caught[0].message)
+
+
+def test_a_few_small_images_of_another_size_are_brought_to_that_of_the_others(tmp_path: Path) -> None:
+    """32x32 with a few of 40x28, of which the whole set became 224x224."""
+    pixels = [*noise(6, 32), *noise(2, 28, 40)]
+    write_folder(tmp_path / "data", pixels, list("aaabbbab"))
+    with pytest.warns(UserWarning, match=r"^2 of 8 images are not 32x32 as the others .* is 40x28\)"):
+        data = opened(tmp_path / "data", tmp_path / "cache")
+    assert (data.layout.image_size, data.layout.as_they_are) == (32, True)
+    kept = all_pixels(data)
+    order = [0, 1, 2, 6, 3, 4, 5, 7]
+    for number, file in enumerate(order):
+        expected = pixels[file]
+        if file >= 6:
+            resized = np.asarray(Image.fromarray(expected).resize((46, 32), Image.Resampling.BILINEAR))
+            expected = resized[:, 7:39]
+        assert np.array_equal(kept[number].transpose(1, 2, 0), expected), file
 
 
 def test_a_later_use_reads_no_image(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

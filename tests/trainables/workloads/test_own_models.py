@@ -53,6 +53,17 @@ def test_a_function_gets_what_its_signature_takes(
     assert {key: given[key] for key in ("num_classes", "image_size", "channels") if key in given} == called_with
 
 
+@pytest.mark.parametrize("signature", ["n", "n, /", "classes, width=8, channels=3", "outputs, **more"])
+def test_a_first_parameter_of_another_name_gets_the_number_of_classes(
+    signature: str, write: Callable[[str], str]
+) -> None:
+    first = signature.partition(",")[0]
+    channels = "channels" if "channels" in signature else "2"
+    body = f"nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear({channels}, {first}))"
+    name = write(f"def make({signature}):\n    return {body}\n")
+    assert build_model(name, 5, 8, channels=2)(torch.zeros(3, 2, 8, 8)).shape == (3, 5)
+
+
 def test_a_class_is_a_function_as_well(write: Callable[[str], str]) -> None:
     write(
         "class Own(nn.Module):\n"

@@ -6,6 +6,7 @@ side S <= T (``image_size``).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from PIL import Image
 from trainables.errors import UserError
 from trainables.workloads.images.source import Encoded, ImageSplit
 
-#: Images up to this side that are all equal squares are kept as they are, in pixels.
+#: Equal squares up to this side are kept as they are, in pixels.
 SMALL_SIDE = 64
+#: So many images that are no such squares, and more of them than of those, end the look at sizes.
+_MANY_OTHERS = 1000
 #: S of other images unless asked otherwise, in pixels.
 LARGE_IMAGE_SIZE = 224
 #: T / S of images that are resized: 256 / 224, as in the evaluation of He et al. 2016 (their section 3.4, after
@@ -36,7 +39,9 @@ class Layout:
     image_size: int
     """S: width and height of the model's inputs, in pixels."""
     as_they_are: bool
-    """Whether images are kept without resizing; then T = S."""
+    """Whether images are kept without resizing; then T = S, and the few of another size are brought to it."""
+    note: str = ""
+    """What is done to images that somebody may not expect, in a sentence; empty for nothing."""
 
     @property
     def stored_size(self) -> int:
@@ -50,32 +55,59 @@ class Layout:
 
 
 def choose_layout(splits: Mapping[str, ImageSplit], image_size: int | None) -> Layout:
-    """As they are if all images are squares of one side up to `SMALL_SIDE` and no other size is asked for.
+    """As they are if more than half of the images are squares of one side up to `SMALL_SIDE`.
 
     Args:
-        splits: looked at as far as needed: at the first image, or at all sizes if that is small.
+        splits: looked at as far as needed: at `CHUNK_IMAGES` of each, or at all sizes if half of these are small.
         image_size: S, or None for the images' own side, or else `LARGE_IMAGE_SIZE`.
 
     Raises:
         UserError: an image whose size cannot be read.
     """
-    side = _common_side(splits)
-    if side is not None and image_size in (None, side):
-        return Layout(image_size=side, as_they_are=True)
-    return Layout(image_size=image_size or LARGE_IMAGE_SIZE, as_they_are=False)
+    sizes, places = _sizes(splits)
+    squares = {size: count for size, count in sizes.items() if size[0] == size[1] <= SMALL_SIDE}
+    common = max(squares, key=lambda size: squares[size], default=(0, 0))
+    others = sum(sizes.values()) - sizes[common]
+    if sizes[common] > others and image_size in (None, common[0]):
+        side = common[0]
+        note = ""
+        if others:
+            odd = next(size for size in sizes if size != common)
+            note = (
+                f"{others} of {sum(sizes.values())} images are not {side}x{side} as the others ({places[odd]} is "
+                f"{odd[0]}x{odd[1]}): their shorter side is brought to {side} and the square in the middle is kept; "
+                "image_size=S chooses a size for all"
+            )
+        return Layout(image_size=side, as_they_are=True, note=note)
+    longest = max((max(size) for size in sizes), default=LARGE_IMAGE_SIZE)
+    if image_size is not None or longest > SMALL_SIDE:
+        return Layout(image_size=image_size or LARGE_IMAGE_SIZE, as_they_are=False)
+    note = (
+        f"the images are at most {longest} pixels long, of no common square size, and are enlarged to "
+        f"{LARGE_IMAGE_SIZE}x{LARGE_IMAGE_SIZE}: image_size={min(min(size) for size in sizes)} keeps them small"
+    )
+    return Layout(image_size=LARGE_IMAGE_SIZE, as_they_are=False, note=note)
 
 
-def _common_side(splits: Mapping[str, ImageSplit]) -> int | None:
-    first: tuple[int, int] | None = None
+def _sizes(splits: Mapping[str, ImageSplit]) -> tuple[Counter[tuple[int, int]], dict[tuple[int, int], str]]:
+    """How many images are of which width and height, in the order in which they occur, and where the first one is.
+
+    Not all are looked at where most are large, which tells enough.
+    """
+    sizes: Counter[tuple[int, int]] = Counter()
+    places: dict[tuple[int, int], str] = {}
     for split in splits.values():
         for start, chunk in split.chunks(CHUNK_IMAGES):
             for number, encoded in enumerate(chunk, start=start):
                 with _blamed(split, number), Image.open(_file(encoded)) as image:
                     size = image.size
-                first = first or size
-                if size != first or size[0] != size[1] or size[0] > SMALL_SIDE:
-                    return None
-    return first[0] if first else None
+                sizes[size] += 1
+                places.setdefault(size, split.place(number))
+            seen, large = sizes.total(), sum(count for size, count in sizes.items() if max(size) > SMALL_SIDE)
+            others = seen - max((sizes[size] for size in sizes if size[0] == size[1] <= SMALL_SIDE), default=0)
+            if 2 * large > seen or (others >= _MANY_OTHERS and 2 * others > seen and large):
+                return sizes, places
+    return sizes, places
 
 
 def decode_rows(
@@ -109,14 +141,12 @@ def decode(encoded: Encoded, layout: Layout) -> NDArray[np.uint8]:
     with Image.open(_file(encoded)) as image:
         rgb = image.convert("RGB")
     side = layout.stored_size
-    if not layout.as_they_are:
+    if not layout.as_they_are or rgb.size != (side, side):
         width, height = rgb.size
         shorter = min(width, height)
         width, height = (max(side, round(length * side / shorter)) for length in (width, height))
         left, top = (width - side) // 2, (height - side) // 2
         rgb = rgb.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + side, top + side))
-    if rgb.size != (side, side):
-        raise ValueError(f"it is {rgb.size[0]}x{rgb.size[1]}, others are {side}x{side}")
     return np.asarray(rgb).transpose(2, 0, 1)
 
 

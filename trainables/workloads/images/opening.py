@@ -32,7 +32,7 @@ from trainables.workloads.images.store import decoding_threads, locked, read_sto
 from trainables.workloads.options import CACHE_VARIABLE
 
 #: Part of every key: raise it when the pixels of a store, or its files, are to be others.
-FORMAT = 1
+FORMAT = 2
 #: Disk space that a store leaves free, in bytes.
 SPARE_BYTES = 10**9
 #: Images a thread decodes in one go where nothing is stored.
@@ -137,7 +137,7 @@ def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size:
     """The images at a path, decoded into ``cache`` if that was not done before.
 
     Where decoded images would take more than ``cache_limit_bytes``, or more than the disk has free but a GB, they are
-    decoded for each batch instead, with a warning: the same pixels, slower.
+    decoded for each batch instead, with a warning: the same pixels, slower. So it warns of sizes that are changed.
 
     Args:
         data: a Parquet file or a folder, see `finding.find_source`.
@@ -165,6 +165,7 @@ def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size:
             if store is None:
                 splits, layout = _read_splits(source, folder, image_size)
                 if not _fits(cache, store_bytes(splits, layout), cache_limit_bytes):
+                    _say(layout)
                     return made(
                         layout=layout,
                         class_names=source.class_names(),
@@ -176,6 +177,7 @@ def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size:
                 store = read_store(folder)
                 if store is None:
                     raise UserError(f"the image cache in {folder} was written and cannot be read: use another folder")
+    _say(store.layout)
     return made(
         layout=store.layout,
         class_names=store.class_names,
@@ -183,6 +185,11 @@ def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size:
         labels=store.labels,
         moments=store.moments,
     )
+
+
+def _say(layout: Layout) -> None:
+    if layout.note:
+        warnings.warn(layout.note, stacklevel=3)
 
 
 def _read_splits(source: Source, folder: Path, image_size: int | None) -> tuple[dict[str, ImageSplit], Layout]:

@@ -81,7 +81,9 @@ def read_store(folder: Path) -> Store | None:
     """The store in a folder; None if there is none that is whole."""
     try:
         meta = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
-        layout = Layout(image_size=int(meta["image_size"]), as_they_are=bool(meta["as_they_are"]))
+        layout = Layout(
+            image_size=int(meta["image_size"]), as_they_are=bool(meta["as_they_are"]), note=str(meta["note"])
+        )
         counts = {str(split): int(count) for split, count in meta["images"].items()}
         side = layout.stored_size
         pixels = {split: _mapped(folder / f"{split}.npy", (count, 3, side, side)) for split, count in counts.items()}
@@ -125,6 +127,7 @@ def write_store(folder: Path, splits: Mapping[str, ImageSplit], layout: Layout, 
         meta = {
             "image_size": layout.image_size,
             "as_they_are": layout.as_they_are,
+            "note": layout.note,
             "class_names": class_names,
             "images": {name: len(split) for name, split in splits.items()},
         }

@@ -56,7 +56,7 @@ class Images(Workload):
     model: str = "resnet20"
     """Name of `models.build_model`, or ``package.module:function``."""
     image_size: int | None = None
-    """S in pixels. None: the images' own side if all are equal squares up to 64x64, else 224."""
+    """S in pixels. None: the images' own side if most are equal squares up to 64x64, else 224."""
     batch_size: int = 128
     """Images a training step, >= 1; the last step of an epoch may have fewer."""
     learning_rate: float = 0.1
@@ -213,12 +213,12 @@ class Images(Workload):
         if split not in self.splits:
             raise unknown_name("split", split, self.splits)
         correct = torch.zeros((), dtype=torch.int64, device=device)
-        with closing(prefetched(self._evaluation_batches(split))) as batches:
+        with closing(prefetched(self.evaluation_batches(split))) as batches:
             for images, labels in batches:
                 correct += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
         return int(correct) / len(self._parts[split])
 
-    def _evaluation_batches(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+    def evaluation_batches(self, split: str) -> Iterator[Batch]:
         count = len(self._parts[split])
         for at in range(0, count, EVALUATION_BATCH_SIZE):
             images, labels = self._take(split, np.arange(at, min(count, at + EVALUATION_BATCH_SIZE)))

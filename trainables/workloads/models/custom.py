@@ -24,7 +24,8 @@ def build_custom(name: str, *, classes: int, image_size: int, channels: int) -> 
     """The model that the function returns.
 
     The function is called with those of ``num_classes``, ``image_size`` and ``channels`` that its signature names, and
-    with ``num_classes`` where it takes any keyword. A class works as well.
+    with ``num_classes`` where it takes any keyword. A first parameter of another name, without a default, gets the
+    number of classes by its position. A class works as well.
 
     Raises:
         UserError: a name of another form, a module that does not import, no such function in it, a function that
@@ -33,7 +34,8 @@ def build_custom(name: str, *, classes: int, image_size: int, channels: int) -> 
     function = _find(name)
     sizes = {"num_classes": classes, "image_size": image_size, "channels": channels}
     try:
-        model = function(**_taken(function, sizes))
+        positional, named = _taken(function, sizes)
+        model = function(*positional, **named)
     except Exception as error:
         raise UserError(f"model {name} must be built by calling it, which raised {_in_one_line(error)}") from error
     if not isinstance(model, nn.Module):
@@ -52,16 +54,25 @@ def _find(name: str) -> Callable[..., Any]:
     return function
 
 
-def _taken(function: Callable[..., Any], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Those of ``sizes`` that the function names as parameters; ``num_classes`` also where it takes any keyword."""
+def _taken(function: Callable[..., Any], sizes: Mapping[str, int]) -> tuple[tuple[int, ...], dict[str, int]]:
+    """What the function takes by position and by name, see `build_custom`."""
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # written in C
-        return {"num_classes": sizes["num_classes"]}
+        return (), {"num_classes": sizes["num_classes"]}
     named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    first = next(iter(parameters.values()), None)
+    if (
+        first is not None
+        and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
+        and first.default is first.empty
+        and first.name not in sizes
+        and "num_classes" not in named
+    ):
+        return (sizes["num_classes"],), {name: size for name, size in sizes.items() if name in named}
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         named.add("num_classes")
-    return {name: size for name, size in sizes.items() if name in named}
+    return (), {name: size for name, size in sizes.items() if name in named}
 
 
 def _check_scores(name: str, model: nn.Module, classes: int, shape: tuple[int, ...]) -> None:
