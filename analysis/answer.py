@@ -11,7 +11,8 @@ import pandas as pd
 from analysis.accounting import SearchCost
 from analysis.compression_words import compression_text
 from analysis.confirmation import compared, of_trial, saved_again
-from analysis.controls import accuracy_when_shorter
+from analysis.controls import BEATS, EQUAL, accuracy_when_shorter, beats_shorter, difference_that_says_nothing
+from analysis.duplicates import outcomes
 from analysis.layout import StudyInfo
 from analysis.ranking import ROUNDING
 from analysis.saving import SAVED, TRAINING, saved_of_one, saved_words, saving_of, share_words
@@ -91,6 +92,7 @@ def headline(
     *,
     confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None,
+    why_little: str = "",
 ) -> str:
     """What can be skipped at what drop, or that nothing can; how sure that is; whether training shorter does it, too.
 
@@ -100,14 +102,16 @@ def headline(
         allowed_drop: accuracy that may be lost, a fraction.
         confirmation: from `analysis.confirm_table`; None where none was begun.
         line: from `analysis.control_line`; None where nothing is compared with shorter training.
+        why_little: why settings of the space do nothing or little on this run (`StudyInfo.why_little`).
     """
     if len(ranking) == 0:
         return "No trial has completed, so there is nothing to rank."
     if not (ranking["role"] == "baseline").any():
         return "The baseline did not complete, so no drop in accuracy can be stated and nothing is recommended."
     if best is None or saved_of_one(best) <= 0:
-        return _nothing(ranking, allowed_drop, confirmation)
-    again = of_trial(confirmation, best["trial"])
+        said = _nothing(ranking, allowed_drop, confirmation)
+        return f"{said} {why_little[0].upper()}{why_little[1:]}." if why_little else said
+    again = of_trial(confirmation, best)
     share = _share(best)
     if again is None:
         text = (
@@ -126,7 +130,8 @@ def headline(
             f"seed skips {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'])} in "
             f"validation accuracy; {_again(again)}."
         )
-    parts = [text, _not_retrained(ranking, best, confirmation), _shorter_does_it(best, line)]
+    confirmed = again is not None and bool(again["confirmed"])
+    parts = [text, _not_retrained(ranking, best, confirmation), _shorter_does_it(best, line, confirmed=confirmed)]
     return " ".join(part for part in parts if part)
 
 
@@ -170,7 +175,7 @@ def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.Data
     """A sentence where another trial saves more than what was confirmed, and was not retrained."""
     if confirmation is None:
         return ""
-    others = ranking[ranking["within_drop"] & ~ranking["trial"].isin(confirmation["candidate"])]
+    others = ranking[ranking["within_drop"] & ~outcomes(ranking).isin(confirmation["candidate"])]
     others = others[others[SAVED] > saved_of_one(best) + ROUNDING]
     if others.empty:
         return ""
@@ -178,19 +183,37 @@ def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.Data
     return f"Trial {first['trial']} saves {percent(first[SAVED])} on one seed and was not retrained."
 
 
-def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None) -> str:
-    """A sentence where the best setting does not beat training shorter for the same compute, or cannot be compared."""
+def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None, *, confirmed: bool) -> str:
+    """A sentence where the best setting does not beat training shorter for the same compute, or cannot be compared.
+
+    One that was confirmed is confirmed against the baseline, so that the sentence is there then whatever it says.
+    """
     if line is None or len(line) == 0 or saving_of(best) != TRAINING:
         return ""
     reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
     if math.isnan(reached):
         return f"Training so much shorter was not tried: the shortest saves {percent(line['compute_saved'].max())}."
-    if best["accuracy"] > reached + ROUNDING:
+    word = beats_shorter(best.to_frame().T, line).iloc[0]
+    if pd.isna(word) or (word == BEATS and not confirmed):
         return ""
-    return (
-        f"It does not beat simply training shorter, which reaches {reached:.4f} for the same compute on that seed, "
-        f"this setting {best['accuracy']:.4f}."
+    verb = {BEATS: "It beats", EQUAL: "It is about equal to"}.get(word, "It does not beat")
+    said = (
+        f"{verb} simply training shorter, which reaches {reached:.4f} for the same compute on that seed, "
+        f"this setting {best['accuracy']:.4f}"
     )
+    if word == EQUAL:
+        nothing = float(difference_that_says_nothing(line, (best["accuracy"] + reached) / 2))
+        said += f" (another seed alone makes about {nothing:.4f})"
+    return f"{said}; fresh seeds did not train shorter." if confirmed else f"{said}."
+
+
+def _shorter_line(best: pd.Series, line: pd.DataFrame | None) -> list[str]:
+    """The comment that says what training shorter reaches; none where that is not known."""
+    word = pd.NA if line is None or len(line) == 0 else beats_shorter(best.to_frame().T, line).iloc[0]
+    if line is None or pd.isna(word):
+        return []
+    reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
+    return [f"# Training shorter for the same compute: validation accuracy {reached:.4f} on that seed; beaten: {word}."]
 
 
 def is_answer(best: pd.Series | None) -> bool:
@@ -199,10 +222,11 @@ def is_answer(best: pd.Series | None) -> bool:
 
 
 def best_env(
-    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None
-) -> str:
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None,
+    line: pd.DataFrame | None = None,
+) -> str:  # fmt: skip
     """The best settings as lines that a POSIX shell can source; comments say what was confirmed, and on what."""
-    lines = about_answer(info, best, allowed_drop, confirmation=confirmation)
+    lines = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line)
     config = TrialConfig(method="none")
     if best is not None and is_answer(best):
         config = config_of(best)
@@ -212,20 +236,30 @@ def best_env(
 
 
 def best_schedule(
-    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None
-) -> str | None:
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None,
+    line: pd.DataFrame | None = None,
+) -> str | None:  # fmt: skip
     """The best trial's compression schedule as plain YAML, under the comments of `best_env`; None without one."""
     if best is None or not is_answer(best) or not compresses(config := config_of(best)):
         return None
-    about = about_answer(info, best, allowed_drop, confirmation=confirmation)
+    about = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line)
     return schedule_text(config, [*about, "# Epochs are those of a run of this length."])
 
 
 def about_answer(
-    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None
-) -> list[str]:
-    """What a file with the best settings says first, as comments: where they are from, what was confirmed and how."""
-    study = f"# tune_cac: {info.workload}, {info.epochs} epochs, space {info.space}, seed {info.seed}"
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None,
+    line: pd.DataFrame | None = None,
+) -> list[str]:  # fmt: skip
+    """What a file with the best settings says first, as comments: where they are from, what was confirmed and how.
+
+    Args:
+        info: what was searched.
+        best: the recommended trial.
+        allowed_drop: accuracy that may be lost, a fraction.
+        confirmation: from `analysis.confirm_table`; None where none was begun.
+        line: from `analysis.control_line`: what training shorter reaches is said, too.
+    """
+    study = f"# tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {info.seed}"
     if best is None or not is_answer(best):
         return [study, f"# Nothing tried saves compute within the allowed drop of {points(allowed_drop)}: off."]
     words = saved_words(saving_of(best))
@@ -233,8 +267,9 @@ def about_answer(
         study,
         f"# trial {best['trial']}: {words} {percent(saved_of_one(best))}, validation accuracy "
         f"{best['accuracy']:.4f}, drop {points(best['accuracy_drop'])} (allowed {points(allowed_drop)})",
+        *_shorter_line(best, line),
     ]
-    again = of_trial(confirmation, best["trial"])
+    again = of_trial(confirmation, best)
     if again is None:
         return [*lines, "# One seed, not confirmed."]
     if not again["confirmed"]:

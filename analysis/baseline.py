@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from analysis.checked import is_value, keys_of, plain
 from analysis.saving import SAVED, saved_of
 
-#: Which trials are compared with each other: never those of different studies, workloads or seeds.
-_KEYS = ("study", "workload", "seed")
 #: Column added: column that it is the saved share of.
 _SAVED = {
     "time_saved": "train_time_s",
@@ -26,9 +27,9 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
 
     `saved` is what the study ranks by (`analysis.saving`); it needs no baseline.
 
-    A trial is compared with the completed trial of role ``baseline`` of the same study (where there is a column
-    ``study``), workload and seed; where there is none, the other columns are NaN. With several, the mean of the
-    longest counts.
+    A trial is compared with the completed trial of role ``baseline`` of the same study, workload and seed (as far as
+    there are such columns). With several, the mean of the longest counts. Where there is none, as among rows that
+    were picked from a study, drops and shares stay as they are, NaN where there are none yet.
 
     A trial measures `compute_saved` and `backward_saved` against its own full budget. For one with another number of
     epochs than its baseline, such as dense training cut short, or with other FLOPs of a full budget, such as a script
@@ -40,7 +41,10 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
         trials: one row a trial, as `analysis.load` gives it.
 
     Returns:
-        A copy with the columns added (or renewed).
+        A copy with the columns added (or renewed), in which numbers are numbers (`analysis.checked`).
+
+    Raises:
+        UserError: a column of numbers holds text.
 
     >>> trials = pd.DataFrame({
     ...     "role": ["baseline", "search", "search"], "status": "completed", "seed": [0, 0, 1],
@@ -49,18 +53,19 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
     >>> relative_to_baseline(trials)[["accuracy_drop", "time_saved"]].round(3).values.tolist()
     [[0.0, 0.0], [0.01, 0.2], [nan, nan]]
     """
-    trials = trials.copy()
+    attrs, trials = trials.attrs, plain(trials)
     add_relative(trials)
+    trials.attrs = dict(attrs)
     return trials
 
 
 def add_relative(trials: pd.DataFrame) -> None:
     """The same in a frame of one's own; no value is changed in place, so that a shallow copy of another's will do."""
-    baseline = _baseline_of_each(trials)
-    for name, accuracy in _DROPS.items():
-        trials[name] = baseline[accuracy] - _numbers(trials, accuracy)
-    for name, spent in _SAVED.items():
-        trials[name] = _saved(trials, spent, baseline[spent])
+    baseline, compared = _baseline_of_each(trials)
+    relative = {name: baseline[accuracy] - _numbers(trials, accuracy) for name, accuracy in _DROPS.items()}
+    relative |= {name: _saved(trials, spent, baseline[spent]) for name, spent in _SAVED.items()}
+    for name, values in relative.items():
+        trials[name] = values if compared.all() else values.where(compared, _numbers(trials, name))
     epochs = _numbers(trials, "epochs")
     other_length = epochs.notna() & baseline["epochs"].notna() & (epochs != baseline["epochs"])
     # Several baselines have the mean of their budgets, which may differ from each by a rounding.
@@ -78,17 +83,32 @@ def add_relative(trials: pd.DataFrame) -> None:
         trials[SAVED] = saved_of(trials)
 
 
-def _baseline_of_each(trials: pd.DataFrame) -> pd.DataFrame:
-    """For each trial what its baseline had, float64, NaN where there is none."""
-    keys = [name for name in _KEYS if name in trials.columns]
-    done = (trials["role"] == "baseline") & (trials["status"] == "completed")
-    numbers = pd.DataFrame({name: _numbers(trials, name) for name in _REFERENCE}, index=trials.index)
-    candidates = pd.concat([trials[keys], numbers], axis="columns")[done.fillna(False).to_numpy(dtype=bool)]
-    most = candidates.groupby(keys)["epochs"].transform("max")
-    candidates = candidates[(candidates["epochs"] == most) | most.isna()]
-    reference = candidates.groupby(keys)[list(_REFERENCE)].mean()
-    found = trials[keys].merge(reference, how="left", left_on=keys, right_index=True)
-    return found[list(_REFERENCE)].set_axis(trials.index)
+def has_baseline(trials: pd.DataFrame) -> pd.Series[bool]:
+    """Which trials have a completed baseline of their own study, workload and seed among these."""
+    return _baseline_of_each(trials)[1]
+
+
+def _baseline_of_each(trials: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[bool]]:
+    """For each trial what its baseline had, float64, NaN where there is none; and whether there is one."""
+    group = groups(trials)
+    done = (is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")).to_numpy()
+    numbers = pd.DataFrame({name: _numbers(trials, name).to_numpy() for name in _REFERENCE})
+    candidates, own = numbers[done], group[done]
+    most = candidates["epochs"].groupby(own).transform("max")
+    longest = ((candidates["epochs"] == most) | most.isna()).to_numpy()
+    reference = candidates[longest].groupby(own[longest]).mean()
+    found = reference.reindex(group).set_axis(trials.index)
+    return found, pd.Series(np.isin(group, own), index=trials.index)
+
+
+def groups(trials: pd.DataFrame) -> NDArray[np.int64]:
+    """(N,) a number for each study, workload and seed, for which one baseline is the yardstick."""
+    codes = np.zeros(len(trials), dtype="int64")
+    for name in keys_of(trials):
+        own, levels = pd.factorize(trials[name], use_na_sentinel=False)
+        if len(levels) > 1:
+            codes = pd.factorize(codes * len(levels) + own)[0].astype("int64")
+    return codes
 
 
 def _saved(trials: pd.DataFrame, name: str, whole: pd.Series[float]) -> pd.Series[float]:

@@ -42,7 +42,7 @@ class Comparison:
 
     workload: str
     """What they train."""
-    epochs: int
+    length: str
     """Epochs of the full budget."""
     studies: pd.DataFrame
     """One row a study, in the order given; see `compare`."""
@@ -124,7 +124,7 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
     front = front.sort_values(["_saved", "_gain"], ascending=False, kind="stable")
     return Comparison(
         workload=first.workload,
-        epochs=first.epochs,
+        length=first.length_text,
         studies=pd.DataFrame(rows).astype({"study": "string", "space": "string", "best_trial": "Int64"}),
         joint_front=_public(front).drop(columns="on_own_front"),
         candidates=_public(candidates),

@@ -46,7 +46,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
     axes.set_xlim(left=0)
     axes.set_xlabel(f"{saved_words(comparison.saving)} (%)")
     axes.set_ylabel("change in validation accuracy (points)")
-    axes.set_title(f"{comparison.workload}, {comparison.epochs} epochs: front against front", fontsize="medium")
+    axes.set_title(f"{comparison.workload}, {comparison.length}: front against front", fontsize="medium")
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
     for side in ("top", "right"):

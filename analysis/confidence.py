@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from analysis.checked import plain
+from analysis.noise import is_constant
 from analysis.ranking import ROUNDING, check_allowed_drop
 from analysis.saving import SAVED, TRAINING, saved_of, saving_of
 from trainables.errors import UserError
@@ -204,6 +206,8 @@ def confirm_table(
         raise UserError(
             "the trials have no column 'candidate': give those of a confirmation study (python -m tune_cac confirm)"
         )
+    needed = ("role", "candidate", "seed", "status", "compute_saved", "test_accuracy")
+    trials = plain(trials, needed=[name for name in needed if name != "test_accuracy" or "accuracy" not in trials])
     done = trials[trials["status"] == "completed"]
     name = compared_accuracy(trials)
     baseline = done[done["role"] == "baseline"].groupby("seed")[name].mean()
@@ -222,7 +226,7 @@ def confirm_table(
         compute = _mean_and_limits(own["compute_saved"], confidence, comparisons, None)
         saved = compute if by_training else _mean_and_limits(own[SAVED], confidence, comparisons, None)
         drop = _mean_and_limits(own["drop"], confidence, comparisons, resolution)
-        varies = resolution is not None or own["drop"].nunique() > 1
+        varies = resolution is not None or not is_constant(own["drop"])
         holds = bool(drop[2] <= allowed_drop + ROUNDING) and varies  # NaN does not
         confirmed = holds and len(own) >= FEWEST_PAIRS and not failed and saved[0] > 0
         refuted = bool(drop[1] > allowed_drop + ROUNDING) or (bool(failed) and len(failed) >= len(own))
@@ -235,7 +239,8 @@ def confirm_table(
 
 def compared_accuracy(trials: pd.DataFrame) -> str:
     """The column by which runs are compared: that of the test split, or of the validation split where there is none."""
-    return "test_accuracy" if trials["test_accuracy"].notna().any() or "accuracy" not in trials.columns else "accuracy"
+    known = "test_accuracy" in trials.columns and trials["test_accuracy"].notna().any()
+    return "test_accuracy" if known or "accuracy" not in trials.columns else "accuracy"
 
 
 def _failed_seeds(trials: pd.DataFrame, candidate: int, baseline: pd.Series[float]) -> set[int]:

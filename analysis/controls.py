@@ -7,8 +7,10 @@ nothing, and the shorter trainings. At a saving s it is the better of two:
 - the value of the straight line between the neighbours of s (a length in between would end about there);
 - the best of all shorter trainings that save at least s, for who may save s may save more.
 
-Beyond the shortest training there is no line, and nothing is said. Compute is the training's throughout: in a study
-that ranks by inference compute, or by both, training shorter is no rival and no trial is judged.
+Beyond the shortest training there is no line, and nothing is said. Both sides are one training: within one sample of
+the validation split, and within what another seed changes (`analysis.noise`), they are about equal. Compute is the
+training's throughout: in a study that ranks by inference compute, or by both, training shorter is no rival and no
+trial is judged.
 """
 
 from __future__ import annotations
@@ -19,11 +21,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.baseline import groups
+from analysis.checked import is_value, plain
+from analysis.noise import resolution_of, seed_noise
 from analysis.ranking import ROUNDING
 from analysis.saving import ranks_by_training
+from trainables.errors import UserError
 
 #: Values of the column ``control``.
 SHORTER, RANDOM_STOPS = "shorter", "random stops"
+#: Whether a setting beats training shorter.
+BEATS, EQUAL, LOSES = "yes", "about equal", "no"
 
 
 def is_control(trials: pd.DataFrame) -> pd.Series[bool]:
@@ -39,7 +47,11 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy``. Empty where the
-        study has no completed baseline or no completed shorter training.
+        study has no completed baseline or no completed shorter training. ``line.attrs["resolution"]`` is one sample of
+        the validation split as a fraction, None where it is not known.
+
+    Raises:
+        UserError: a column is missing or holds text instead of numbers; these are controls of several studies or seeds.
 
     >>> trials = pd.DataFrame({
     ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "control", "control"], "status": "completed",
@@ -49,13 +61,19 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     >>> control_line(trials).values.tolist()
     [[0.0, 10.0, 0.0, 0.97], [2.0, 8.0, 0.2, 0.968], [3.0, 6.0, 0.4, 0.95]]
     """
-    done = trials[trials["status"] == "completed"]
-    shorter = done[_kind(done) == SHORTER]
-    baseline = done[done["role"] == "baseline"].head(1)
+    needed = ("trial", "role", "status", "epochs", "compute_saved", "accuracy")
+    trials = plain(trials, needed=needed)
+    done = trials[is_value(trials, "status", "completed")]
+    shorter = done[is_value(done, "control", SHORTER)]
+    if len(np.unique(groups(shorter))) > 1:
+        raise UserError("a line of controls is of one study and seed, got several: pick the rows of one")
+    baseline = done[is_value(done, "role", "baseline")].head(1)
     if shorter.empty or baseline.empty:
         return done.loc[[], ["trial", "epochs", "compute_saved", "accuracy"]]
     line = pd.concat([baseline, shorter])[["trial", "epochs", "compute_saved", "accuracy"]]
-    return line.sort_values(["compute_saved", "accuracy"], kind="stable").reset_index(drop=True)
+    line = line.sort_values(["compute_saved", "accuracy"], kind="stable").reset_index(drop=True)
+    line.attrs["resolution"] = resolution_of(done["accuracy"])
+    return line
 
 
 def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]:
@@ -82,19 +100,32 @@ def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]
     return found
 
 
+def difference_that_says_nothing(line: pd.DataFrame, accuracy: Any) -> NDArray[np.float64]:
+    """What a setting and training shorter may differ by and be about equal: a sample, or what another seed changes.
+
+    Args:
+        line: from `control_line`.
+        accuracy: fractions, of any shape.
+    """
+    resolution = line.attrs.get("resolution") or resolution_of(line["accuracy"])
+    return np.maximum(seed_noise(accuracy, resolution), resolution or 0.0)
+
+
 def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     """Whether each trial is more accurate than training shorter for the same compute, by one seed.
 
     Returns:
-        Nullable booleans on the trials' index; NA where the line does not reach, for trials that save nothing or did
-        not complete, for the points of the line itself, and where the study ranks by other compute than the training's.
+        ``yes``, ``no`` or, within `difference_that_says_nothing`, ``about equal``, on the trials' index; NA where the
+        line does not reach, for trials that save nothing or did not complete, for the points of the line itself, and
+        where the study ranks by other compute than the training's.
 
     >>> line = pd.DataFrame({"compute_saved": [0.0, 0.2, 0.4], "accuracy": [0.97, 0.968, 0.95]})
     >>> trials = pd.DataFrame({
-    ...     "status": "completed", "accuracy": [0.97, 0.965, 0.96, 0.97], "compute_saved": [0.0, 0.1, 0.3, 0.6],
+    ...     "status": "completed", "accuracy": [0.97, 0.9, 0.99, 0.96, 0.97],
+    ...     "compute_saved": [0.0, 0.1, 0.3, 0.3, 0.6],
     ... })
     >>> beats_shorter(trials, line).tolist()
-    [<NA>, False, True, <NA>]
+    [<NA>, 'no', 'yes', 'about equal', <NA>]
     """
     reached = accuracy_when_shorter(line, trials["compute_saved"].astype(float))
     judged = (
@@ -104,9 +135,11 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
         & (_kind(trials) != SHORTER).to_numpy()
         & ranks_by_training(trials).to_numpy()
     )
-    beats = pd.array(trials["accuracy"].astype(float).to_numpy() > reached + ROUNDING, dtype="boolean")
-    beats[~judged] = pd.NA
-    return pd.Series(beats, index=trials.index)
+    accuracy = trials["accuracy"].astype(float).to_numpy()
+    more = accuracy - reached
+    nothing = difference_that_says_nothing(line, (accuracy + reached) / 2) + ROUNDING
+    words = pd.Series(np.select([more > nothing, more < -nothing], [BEATS, LOSES], EQUAL), index=trials.index)
+    return words.astype("string").mask(~judged)
 
 
 def _kind(trials: pd.DataFrame) -> pd.Series[str]:

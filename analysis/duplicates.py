@@ -1,8 +1,14 @@
-"""Trials that trained what an earlier one trained. Pure.
+"""Trials that trained what an earlier one trained: what is one outcome, and what a verdict on it speaks for. Pure.
 
-A *duplicate* trained what an earlier completed trial of the same table trained: it ended in the same stage of the
-stage tree, or its seed and hyperparameters are equal. A setting left out and the same value given explicitly differ as
-hyperparameters, so without a tree they do not count as duplicates.
+A *duplicate* trained what an earlier completed trial of the same table trained. Any of these says so:
+
+- it ended in the same stage of the stage tree;
+- its seed and hyperparameters are equal;
+- on the same workload, seed and number of epochs it reported the same training loss, accuracies and FLOPs, to the last
+  bit, as two settings do that stop the same layers at the same iterations.
+
+Trials of one *outcome* are one setting in all but name: one of them is a candidate for confirmation, and what fresh
+seeds say of it is said of all.
 """
 
 from __future__ import annotations
@@ -15,13 +21,18 @@ from numpy.typing import NDArray
 
 from trainables.config import field_names
 
+#: What two trainings have in common only if they were the same; the first is what no two others share by chance.
+_RESULT = ("train_loss", "accuracy", "test_accuracy", "executed_flops", "backward_flops", "sparsity")
+#: Without which results say nothing of each other.
+_SETTING = ("workload", "seed", "epochs")
+
 
 def duplicate_of(done: pd.DataFrame) -> pd.arrays.IntegerArray:
     """For each trial the number of the earliest one that trained the same, NA for that one itself."""
     order = np.argsort(done["trial"].to_numpy(), kind="stable")
     first = np.arange(len(done))
     by_age = done if (order == first).all() else done.iloc[order]
-    for codes in (_stage_codes(by_age), _setting_codes(by_age)):
+    for codes in (_stage_codes(by_age), _setting_codes(by_age), _result_codes(by_age)):
         _, earliest, group = np.unique(codes, return_index=True, return_inverse=True)
         first = np.where(codes < 0, first, np.minimum(first, earliest[group]))
     while (first[first] != first).any():
@@ -31,6 +42,19 @@ def duplicate_of(done: pd.DataFrame) -> pd.arrays.IntegerArray:
     numbers[order] = by_age["trial"].to_numpy()[first]
     same[order] = first != np.arange(len(done))
     return pd.arrays.IntegerArray(numbers, ~same)
+
+
+def outcomes(ranking: pd.DataFrame) -> pd.Series[int]:
+    """For each row of a ranking the number of the trial that its outcome is named after: the earliest of it."""
+    if "duplicate_of" not in ranking.columns:
+        return ranking["trial"]
+    return ranking["duplicate_of"].fillna(ranking["trial"]).astype("int64")
+
+
+def outcome_of(row: pd.Series) -> int:
+    """The same of one row."""
+    earlier = row.get("duplicate_of")
+    return int(row["trial"] if earlier is None or pd.isna(earlier) else earlier)
 
 
 def _stage_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
@@ -48,6 +72,15 @@ def _setting_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
     if "method" not in names:  # a table of a few columns: a seed alone does not make trials equal
         return np.full(len(trials), -1)
     return _group_codes(trials, names)
+
+
+def _result_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
+    """A number for each result, -1 where no training loss is known."""
+    if not {"train_loss", "accuracy", "executed_flops", *_SETTING} <= set(trials.columns):
+        return np.full(len(trials), -1)
+    known = (trials["train_loss"].notna() & trials["executed_flops"].notna()).to_numpy(dtype=bool)
+    names = [name for name in (*_RESULT, *_SETTING) if name in trials.columns]
+    return np.where(known, _group_codes(trials, names), -1) if known.any() else np.full(len(trials), -1)
 
 
 def _group_codes(trials: pd.DataFrame, names: Sequence[str]) -> NDArray[np.int64]:

@@ -36,7 +36,8 @@ def history(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
         meanings of the columns are in ``df.attrs["columns"]``. Rows that Ray is just writing are left out.
 
     Raises:
-        UserError: there is no study and no Ray experiment, or a file was given, which holds no epochs.
+        UserError: there is no study and no Ray experiment, its trials are not ours, or a file was given, which holds
+            no epochs.
     """
     found = sources(path)
     for source in found:
@@ -52,6 +53,11 @@ def history(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
 def _history(source: Source) -> pd.DataFrame:
     if source.kind == "ray":
         trials = read_experiment(source.path)
+        if not all(trial.ours for trial in trials):
+            raise UserError(
+                f"epochs are read of trials of trainables.trial.Trial, those of {source.path} are others: "
+                "read their last rows with analysis.load, or all rows with ray.tune.ExperimentAnalysis"
+            )
         roles = {trial.number: role for trial, (role, _) in zip(trials, roles_by_method(trials), strict=True)}
     else:
         layout = Layout(source.path)

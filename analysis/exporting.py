@@ -92,7 +92,7 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
 def _about(row: pd.Series, info: StudyInfo) -> list[str]:
     drop = "unknown, there is no baseline" if pd.isna(row["accuracy_drop"]) else points(float(row["accuracy_drop"]))
     return [
-        f"tune_cac: {info.workload}, {info.epochs} epochs, space {info.space}, seed {int(row['seed'])}",
+        f"tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {int(row['seed'])}",
         f"trial {row['trial']}: {saved_words(saving_of(row))} {percent(saved_of_one(row))}, validation accuracy "
         f"{row['accuracy']:.4f}, drop {drop}",
         f"One seed. {'Epochs' if row['method'] == 'compression' else 'Iterations'} are those of a run of this length.",

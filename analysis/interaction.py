@@ -11,7 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.loading import load
-from analysis.parameter_importance import LEAST_TRIALS, SEED, drawn, is_constant, result_frame, too_few
+from analysis.noise import is_constant
+from analysis.parameter_importance import LEAST_TRIALS, SEED, drawn, result_frame, too_few
 from analysis.saving import objectives_of, saving_of
 from trainables.config import field_kinds
 

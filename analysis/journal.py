@@ -12,6 +12,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from analysis.layout import STUDY_NAME
 from trainables.errors import UserError
 
 #: Codes of the operations that matter here (optuna.storages.journal._storage.JournalOperation).
-_CREATE_STUDY, _DELETE_STUDY, _STUDY_SYSTEM_ATTR, _CREATE_TRIAL, _TRIAL_STATE, _TRIAL_USER_ATTR = 0, 1, 3, 4, 6, 8
+_CREATE_STUDY, _DELETE_STUDY, _STUDY_SYSTEM_ATTR = 0, 1, 3
+_CREATE_TRIAL, _TRIAL_PARAM, _TRIAL_STATE, _TRIAL_USER_ATTR = 4, 5, 6, 8
 #: Optuna's states by their number.
 _STATES = ("RUNNING", "COMPLETE", "PRUNED", "FAIL", "WAITING")
 _FINISHED = ("COMPLETE", "PRUNED", "FAIL")
@@ -39,6 +41,12 @@ class JournalTrial:
     """What the search wrote about it."""
     values: list[float] | None = None
     """Objectives, where it was told."""
+    stored_params: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """What was suggested, by name, as Optuna stores it: the value's internal form and the distribution as JSON."""
+
+    def params(self) -> dict[str, Any]:
+        """What was suggested, by name, in the values that the objective saw."""
+        return {name: _external(distribution, value) for name, (value, distribution) in self.stored_params.items()}
 
 
 @dataclass(kw_only=True)
@@ -127,6 +135,17 @@ def _operations(line: bytes, *, last: bool) -> Iterator[dict[str, Any] | None]:
             return
 
 
+def _external(distribution: str, value: float) -> Any:
+    return _distribution(distribution).to_external_repr(value)
+
+
+@cache
+def _distribution(text: str) -> Any:
+    from optuna.distributions import json_to_distribution  # half a second, which our own studies do not need
+
+    return json_to_distribution(text)
+
+
 def _numbered(lines: list[int]) -> str:
     shown = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
     return f"damaged and left out: line{'' if len(lines) == 1 else 's'} {shown}"
@@ -160,12 +179,15 @@ class _Replay:
                 study.metric_names = tuple(names)
         elif code == _CREATE_TRIAL:
             self._create_trial(operation)
-        elif code in (_TRIAL_STATE, _TRIAL_USER_ATTR):
+        elif code in (_TRIAL_PARAM, _TRIAL_STATE, _TRIAL_USER_ATTR):
             trial = self._trial(operation["trial_id"])
             if trial.state in _FINISHED:
                 return  # Optuna lets nothing change after the end
             if code == _TRIAL_USER_ATTR:
                 trial.user_attrs.update(operation["user_attr"])
+            elif code == _TRIAL_PARAM:
+                suggested = (operation["param_value_internal"], operation["distribution"])
+                trial.stored_params[operation["param_name"]] = suggested
             else:
                 trial.state = _STATES[operation["state"]]
                 trial.values = trial.values if operation["values"] is None else operation["values"]
@@ -196,6 +218,9 @@ class _Replay:
             state=_STATES[operation.get("state", 0)],
             user_attrs=dict(operation.get("user_attrs", {})),
             values=operation.get("values") if single is None else [single],
+            stored_params={
+                name: (value, operation["distributions"][name]) for name, value in operation.get("params", {}).items()
+            },
         )
         study.trials.append(trial)
         self._trials.append(trial)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainables.errors import UserError
+from trainables.workloads import SCRIPT
 
 #: The name of the study inside the journal.
 STUDY_NAME = "tune_cac"
@@ -37,6 +38,8 @@ class StudyInfo:
     """Fields of the config with one value in every trial but the baseline, in plain types."""
     sharing: bool = True
     """Whether its trials share training; a resumed search goes on as it was."""
+    fresh_processes: bool = False
+    """Whether every trial had a process of its own, because training there does not repeat."""
     controls: bool = False
     """Whether shorter trainings and random stops are trained beside its trials."""
     candidates: list[int] = field(default_factory=list)
@@ -49,8 +52,21 @@ class StudyInfo:
     """Processes that trained a trial data-parallel."""
     saving: str = "training"
     """Compute that its trials are ranked by: training, inference or both."""
+    why_little: str = ""
+    """Why settings of the space do nothing or little on its run; empty where that is not known."""
+    script_epochs: int | None = None
+    """Epochs that a script's baseline reported, where the command is not told how many; None until it has ended."""
     format: int = FORMAT
     """Version of this file."""
+
+    @property
+    def length_text(self) -> str:
+        """Epochs a trial in words; a script's are its own."""
+        if self.workload != SCRIPT:
+            return f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
+        if self.script_epochs is None:
+            return "the script's own epochs"
+        return f"{self.script_epochs} epoch{'' if self.script_epochs == 1 else 's'} of the script"
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from analysis.baseline import relative_to_baseline
-from analysis.columns import IDENTITY, ROW_DTYPES, described, side_by_side, trial_dtypes, typed
+from analysis.columns import IDENTITY, described, side_by_side, trial_dtypes, typed
 from analysis.controls import SHORTER
+from analysis.foreign import ForeignTrial, foreign_frame
 from analysis.journal import JournalStudy, JournalTrial, choose_study, read_studies
-from analysis.layout import Layout
+from analysis.layout import STUDY_NAME, Layout
 from analysis.ray_results import RayTrial, read_experiment
 from analysis.sources import Source, distinct_names, sources
+from trainables.config import field_names
 from trainables.errors import UserError
 from trainables.metrics import RELATIVE
 
@@ -32,7 +34,8 @@ def load(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
     Args:
         path: the folder that a search wrote; or the folder of a Ray experiment whose trials are
             `trainables.trial.Trial`, a study's own (``ray/run-000``) or any other; or an Optuna journal; or a Parquet
-            file of trials; or several of these. Of a study, the Parquet file is read if nothing happened since.
+            file of trials; or several of these. Of a study, the Parquet file is read if nothing happened since. Ray
+            experiments and Optuna studies that have nothing to do with `tune_cac` are read, too.
 
     Returns:
         One row a trial, by number: ``trial``, ``role`` (baseline, published, search, control, candidate), ``status``
@@ -44,9 +47,16 @@ def load(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
         Of several, all rows, with their study's name in a first column ``study``; with one path there is no such
         column. Each trial is compared with its own study's baseline.
 
-        A Ray experiment has no roles: a trial without a method is the baseline, and one that is shorter than another
-        such one of its workload a control. It is pruned where Ray ended it before its last epoch, and running where
-        Ray has not ended it.
+        A Ray experiment of ours has no roles: a trial without a method is the baseline, and one that is shorter than
+        another such one of its workload a control. It is pruned where Ray ended it before its last epoch, and running
+        where Ray has not ended it.
+
+        Of an experiment or a journal that is not ours: state, metrics and parameters as they stand there, and nothing
+        made up. Metrics (Ray's: the last row; Optuna's: the objectives by their names, without names ``value`` or
+        ``values_0``, ...), parameters (Ray's nested ones joined by a slash) and Optuna's user attributes are columns
+        of their own names, behind ``metrics/``, ``parameters/`` or ``attributes/`` where another column has the name.
+        A metric named as a column of ours, such as ``accuracy``, is that column; the rest of ours is missing. Every
+        such trial is of role ``search``; one that Ray's scheduler ended early is completed, for Ray does not say so.
 
     Raises:
         UserError: nothing there that can be read.
@@ -64,15 +74,55 @@ def _load_one(source: Source) -> pd.DataFrame:
     if source.kind == "parquet":
         return _read_parquet_or_journal(source.path, Layout(source.path.parent).journal)
     if source.kind == "journal":
-        return to_frame(read_journal(source.path))
+        return _of_journal(source.path)
     if source.kind == "ray":
-        return to_frame(_records_of_experiment(read_experiment(source.path)))
+        trials = read_experiment(source.path)
+        if all(trial.ours for trial in trials):
+            return to_frame(_records_of_experiment(trials))
+        return described(_with_relative(foreign_frame([_foreign(trial) for trial in trials])))
     layout = Layout(source.path)
     if layout.info.exists():
         layout.read_info()  # refuses a study that this version cannot read
     if _is_current(layout):
         return _read_parquet_or_journal(layout.trials, layout.journal)
-    return to_frame(read_journal(layout.journal))
+    return _of_journal(layout.journal)
+
+
+def _of_journal(path: Path) -> pd.DataFrame:
+    study = _study_of(path)
+    if is_ours(study):
+        return to_frame(_records(study))
+    begun = [trial for trial in study.trials if trial.state != "WAITING"]
+    return described(_with_relative(foreign_frame([_foreign_of(trial, study.metric_names) for trial in begun])))
+
+
+def is_ours(study: JournalStudy) -> bool:
+    """Whether a search of ours wrote it: it has our name, or its trials our configuration."""
+    fields = set(field_names())
+    configs = [trial.user_attrs.get("config") for trial in study.trials]
+    return study.name == STUDY_NAME or any(isinstance(found, dict) and set(found) <= fields for found in configs)
+
+
+def _foreign(trial: RayTrial) -> ForeignTrial:
+    return ForeignTrial(
+        number=trial.number,
+        status=trial.status,
+        error=trial.error if trial.status == "failed" else None,
+        metrics=trial.metrics,
+        parameters=trial.parameters,
+    )
+
+
+def _foreign_of(trial: JournalTrial, names: Sequence[str]) -> ForeignTrial:
+    values = trial.values or []
+    names = names or (["value"] if len(values) == 1 else [f"values_{place}" for place in range(len(values))])
+    return ForeignTrial(
+        number=trial.number,
+        status=_status(trial),
+        metrics=dict(zip(names, values, strict=False)),
+        parameters=trial.params(),
+        attributes=trial.user_attrs,
+    )
 
 
 def _is_current(layout: Layout) -> bool:
@@ -91,7 +141,7 @@ def _read_parquet_or_journal(path: Path, journal: Path) -> pd.DataFrame:
         if not journal.exists():
             raise UserError(f"{path} cannot be read, and no journal is beside it: {reason}") from None
         warnings.warn(f"{path} cannot be read, so the journal is: {reason}", stacklevel=2)
-        return to_frame(read_journal(journal))
+        return _of_journal(journal)
     missing = [name for name in _NEEDED if name not in frame.columns]
     if missing:
         raise UserError(f"a Parquet file of trials must have the columns {', '.join(_NEEDED)}, {path} lacks {missing}")
@@ -114,34 +164,36 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     """One record a trial: trial, role, status, error, row (result columns), config, and control, candidate if any.
 
     A trial that failed or was interrupted has no result; of its row only what it cost is filled in, where it is known.
-    Trials that the search never ran (attribute ``skipped``, with the reason) are left out.
 
     Raises:
         UserError: there is no such file, or no study in it.
     """
+    return _records(_study_of(path))
+
+
+def _study_of(path: Path) -> JournalStudy:
     if not path.is_file():
         raise UserError(f"the study has no journal ({path}): its search never began; delete the folder and search anew")
-    study = choose_study(read_studies(path), path)
-    return [
-        _record(trial, study)
-        for trial in study.trials
-        if trial.state != "WAITING" and "skipped" not in trial.user_attrs
-    ]
+    return choose_study(read_studies(path), path)
 
 
-def _record(trial: JournalTrial, study: JournalStudy) -> dict[str, Any]:
+def _records(study: JournalStudy) -> list[dict[str, Any]]:
+    for trial in study.trials:  # one that had failed and was begun again by a later search
+        if "continues" in trial.user_attrs:
+            study.trials[trial.user_attrs["continues"]].user_attrs.setdefault("continued_by", trial.number)
+    return [_record(trial) for trial in study.trials if trial.state != "WAITING"]
+
+
+def _record(trial: JournalTrial) -> dict[str, Any]:
     attrs = trial.user_attrs
-    status = _status(trial)
-    told = dict(zip(study.metric_names, trial.values or (), strict=False)) if status == "completed" else {}
     return {
         "trial": trial.number,
         "role": attrs.get("role", "search"),
-        "status": status,
+        "status": _status(trial),
         "error": attrs.get("error"),
         "control": attrs.get("control"),
         "candidate": attrs.get("candidate"),
-        # Another's Optuna study has no rows, but objectives that may be columns of ours.
-        "row": attrs.get("row") or _cost_so_far(attrs) or {name: told[name] for name in told if name in ROW_DTYPES},
+        "row": attrs.get("row") or _cost_so_far(attrs),
         "config": attrs.get("config", {}),
     }
 

@@ -44,12 +44,12 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         confirmation: from `analysis.confirm_table`; None where none was begun.
     """
     line = control_line(trials)
-    said = headline(ranking, best, allowed_drop, confirmation=confirmation, line=line)
+    said = headline(ranking, best, allowed_drop, confirmation=confirmation, line=line, why_little=info.why_little)
     lines = [f"# {info.space} on {info.workload}", "", said, ""]
     lines += [search_cost_line(search_cost(trials)), ""]
     counts = trials["status"].value_counts()
     lines.append(
-        f"{info.epochs} epochs, seed {info.seed}; trials: " + ", ".join(f"{n} {s}" for s, n in counts.items()) + "."
+        f"{info.length_text}, seed {info.seed}; trials: " + ", ".join(f"{n} {s}" for s, n in counts.items()) + "."
     )
     if info.hold:
         held = " ".join(f"{name}={short(value)}" for name, value in without_files(info.hold).items())
@@ -61,7 +61,7 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
             "## Best settings",
             "",
             "```sh",
-            best_env(info, best, allowed_drop, confirmation=confirmation).rstrip(),
+            best_env(info, best, allowed_drop, confirmation=confirmation, line=line).rstrip(),
             "```",
         ]
         baseline = ranking[ranking["role"] == "baseline"].iloc[0]

@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.layout import STUDY_NAME, Layout
+from analysis.noise import is_constant
 from analysis.saving import TRAINING, objectives_of
 from analysis.sources import recognise
 from trainables.errors import UserError
@@ -53,13 +54,15 @@ def importance(path: str | Path) -> pd.DataFrame:
         Columns ``objective``, ``parameter`` (as in the Optuna study, ``linear.CAC_RULE_DEPTH`` for one of a branch),
         ``importance`` in [0, 1], greatest first, with the sum 1 for each objective. An objective of which nothing can
         be said has no rows. ``df.attrs``: ``reason`` (why rows are missing, empty if none are), ``evaluator``,
-        ``trials`` (how many were looked at).
+        ``trials`` (how many were looked at), and of fANOVA ``explained``: for each objective the share of the variance
+        that the parameters explain each alone, together, in [0, 1]. The rest is what they do in combination, and noise:
+        where little is explained, shares of it that add up to 1 say little.
 
     Raises:
         UserError: no study there.
     """
     trials = _search_trials(_journal_of(path))
-    attrs: dict[str, Any] = {"evaluator": "", "trials": len(trials)}
+    attrs: dict[str, Any] = {"evaluator": "", "trials": len(trials), "explained": {}}
     if len(trials) < LEAST_TRIALS:
         return result_frame([], ["parameter", "importance"], [too_few(len(trials))], attrs)
     conditional = any(trial.distributions != trials[0].distributions for trial in trials)
@@ -78,6 +81,8 @@ def importance(path: str | Path) -> pd.DataFrame:
         if total <= 0:
             reasons.append(f"no parameter explains {objective}")
             continue
+        if not conditional:
+            attrs["explained"][objective] = total
         shares = {name: value / total for name, value in found.items()}
         ordered = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
         rows += [{"objective": objective, "parameter": name, "importance": share} for name, share in ordered]
@@ -122,7 +127,6 @@ def _counts(trial: FrozenTrial) -> bool:
     attrs = trial.user_attrs
     return (
         attrs.get("role", "search") == "search"
-        and "skipped" not in attrs
         and len(trial.params) > 0
         and trial.values is not None
         and len(trial.values) == len(OBJECTIVES)
@@ -183,11 +187,6 @@ def drawn(count: int, most: int) -> NDArray[np.int64]:
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(SEED).choice(count, most, replace=False))
-
-
-def is_constant(values: Sequence[float] | NDArray[np.float64]) -> bool:
-    """Whether all values are equal up to rounding."""
-    return float(np.ptp(np.asarray(values, dtype="float64"))) <= 1e-12
 
 
 def too_few(count: int) -> str:

@@ -61,7 +61,7 @@ def ranked_table(
         ]
         if beats is not None and compared:
             value = beats.loc[position]  # type: ignore[call-overload]
-            cells.insert(-1, "" if pd.isna(value) else "yes" if value else "no")
+            cells.insert(-1, "" if pd.isna(value) else str(value))
         if test:
             cells.insert(4, "-" if pd.isna(row["test_accuracy"]) else f"{row['test_accuracy']:.4f}")
         table.append(cells)

@@ -9,6 +9,7 @@ What counts as a result:
 | completed | by its values | by its values |
 | failed, pruned, interrupted, running | left out: no result (an interrupted one goes on as a later trial) | left out |
 | completed, an objective missing (NaN) | after the others of its kind | left out |
+| of several studies or seeds, its own without a baseline | after the others; a warning says so | left out; so it says |
 | tie in the order | the higher accuracy first, then the earlier trial | |
 | equal in all objectives | see tie | on the front together, counted once in the volume |
 | duplicate of an earlier one | stays, by its values; `duplicate_of` is the earlier trial's number | stays |
@@ -16,21 +17,26 @@ What counts as a result:
 | role ``baseline`` | ranked like any other: it saves nothing at no drop | like any other |
 
 What a *duplicate* is: `analysis.duplicates`.
+
+Among trials of one study, workload and seed, accuracy and drop order alike, and fronts are of accuracy. Among several,
+accuracies have different yardsticks: each trial counts by the drop against its own baseline, in fronts, too.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.baseline import add_relative
+from analysis.baseline import add_relative, groups, has_baseline
+from analysis.checked import check_told_apart, is_value, keys_of, plain
 from analysis.duplicates import duplicate_of
 from analysis.pareto import hypervolume, knee, non_dominated
-from analysis.saving import SAVED, objectives_of, saved_of, saving_of
+from analysis.saving import SAVED, objectives_of, saved_of, saving_of, savings_of
 from trainables.errors import UserError, unknown_name
 from trainables.metrics import METRICS
 
@@ -38,6 +44,10 @@ from trainables.metrics import METRICS
 ROUNDING = 1e-9
 #: One point of accuracy, which a price is for.
 POINT = 0.01
+#: What has another yardstick for each study and seed, and what is compared in its place.
+_DROP_OF = {"accuracy": "accuracy_drop", "test_accuracy": "test_accuracy_drop"}
+#: Decimals of a drop that count: differences of equal counts over equal splits are equal to about 1e-16.
+_DECIMALS = 12
 #: Accuracy that the default reference of the hypervolume gives away against the baseline.
 GIVEN_AWAY = 0.05
 
@@ -76,12 +86,18 @@ def rank(
         controls: whether trials of role ``control`` are ranked, too.
 
     Returns:
-        The trials with `rank` (from 1), `within_drop` (of the allowed drop), `on_front` (accuracy against `saved`,
-        among the ranked) and `duplicate_of` (Int64: an earlier trial, see `analysis.duplicates`) in front of the other
-        columns; with a price also `worth`, a fraction of the compute that the study ranks by.
+        The trials with `rank` (from 1), `within_drop` (of the allowed drop), `on_front` (accuracy, or the drop among
+        several studies or seeds, against `saved`, among the ranked) and `duplicate_of` (Int64: an earlier trial, see
+        `analysis.duplicates`) in front of the other columns; with a price also `worth`, a fraction of the compute that
+        the study ranks by.
 
     Raises:
-        UserError: the allowed drop or the price is out of range.
+        UserError: the allowed drop or the price is out of range; a column is missing (`trial`, `status`, `accuracy`,
+            `compute_saved`, and `role` unless there is an `accuracy_drop`) or holds text instead of numbers; a trial is
+            there twice.
+
+    Warns:
+        UserWarning: some of several studies, workloads or seeds have no completed baseline.
 
     >>> trials = pd.DataFrame({
     ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "search", "search"], "status": "completed", "seed": 0,
@@ -98,12 +114,23 @@ def rank(
     check_allowed_drop(allowed_drop)
     if price is not None:
         check_price(price)
-    attrs, trials = trials.attrs, trials.copy(deep=False)
-    trials.attrs = {}  # which pandas would copy deeply at every look at a column
-    add_relative(trials)
+    attrs, trials = trials.attrs, plain(trials, needed=("trial", "status", "accuracy", "compute_saved"))
+    trials = trials.reset_index(drop=True)
+    check_told_apart(trials)
+    _add_drops(trials)
     done = trials[_has_result(trials, controls=controls)].copy(deep=False)
-    done["within_drop"] = done["accuracy_drop"] <= allowed_drop + ROUNDING
-    done["on_front"] = _on_front(done, ("accuracy", SAVED))
+    if len(done) and done["accuracy"].isna().all():
+        raise UserError(
+            "no completed trial has a value in the column 'accuracy': give it a metric of your own, a fraction of "
+            'which more is better, as in trials["accuracy"] = trials["my_metric"]'
+        )
+    several = _several_yardsticks(done)
+    if several:
+        _warn_of_missing_baselines(done, trials)
+    done["within_drop"] = (done["accuracy_drop"] <= allowed_drop + ROUNDING).astype(bool)
+    done["on_front"] = _on_front(done, (_DROP_OF["accuracy"] if several else "accuracy", SAVED))
+    if "role" not in done.columns:
+        done["role"] = pd.Series(pd.NA, index=done.index, dtype="string")
     done["duplicate_of"] = duplicate_of(done)
     front = ["rank", "trial", "role", "within_drop", "on_front", "accuracy", "accuracy_drop", "compute_saved"]
     keys = [done["trial"], -done["accuracy"]]  # the last key is the first to decide
@@ -151,15 +178,20 @@ def pareto_front(
 
     Args:
         trials: one row a trial.
-        objectives: columns of `trainables.metrics.METRICS` that have a direction, at least one; by default accuracy and
-            what the study ranks by.
+        objectives: columns of `trainables.metrics.METRICS` that have a direction, at least one; by default accuracy
+            (of several studies or seeds the drop against the baseline of each) and what the study ranks by.
         controls: whether trials of role ``control`` count, too.
 
     Returns:
         The front, best in the last objective first (by default: most saved), ties by the one before.
 
     Raises:
-        UserError: an objective is unknown, has no direction or is no column of these trials.
+        UserError: an objective is unknown, has no direction or is no column of these trials; there is no column
+            `status`; a column of numbers holds text; drops are needed, and neither `accuracy_drop` nor `role` is there.
+
+    Warns:
+        UserWarning: some of several studies, workloads or seeds have no completed baseline; or accuracy itself was
+            asked for among several.
 
     >>> trials = pd.DataFrame({
     ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "search", "search"], "status": "completed", "seed": 0,
@@ -170,10 +202,9 @@ def pareto_front(
     >>> pareto_front(trials, ["compute_saved"])["trial"].tolist()
     [2]
     """
-    objectives = _asked(trials, objectives)
-    done = trials[_has_result(trials, controls=controls)]
+    done, objectives = _counting(trials, objectives, controls=controls)
     front = done[_on_front(done, objectives)]
-    return front.iloc[np.lexsort(-_to_maximise(front, objectives).T)]
+    return trials.iloc[front.index[np.lexsort(-_to_maximise(front, objectives).T)]]
 
 
 def front_hypervolume(
@@ -209,12 +240,11 @@ def front_hypervolume(
     >>> round(front_hypervolume(trials, reference=(0.95, 0.1)), 6)
     0.002
     """
-    objectives = _asked(trials, objectives)
+    done, objectives = _counting(trials, objectives, controls=controls)
     if reference is None:
-        reference = default_reference(trials, objectives)
+        reference = _reference(done, objectives)
     if len(reference) != len(objectives):
         raise UserError(f"the reference must hold one number for each of {', '.join(objectives)}, got {len(reference)}")
-    done = trials[_has_result(trials, controls=controls)]
     values = _to_maximise(done, objectives)
     values = values[np.isfinite(values).all(axis=1)]
     return hypervolume(values, np.asarray(reference, dtype=float) * _signs(objectives))
@@ -229,8 +259,11 @@ def default_reference(trials: pd.DataFrame, objectives: Sequence[str] | None = N
     Raises:
         UserError: an objective is wrong, or no completed baseline has a value in each.
     """
-    objectives = _asked(trials, objectives)
-    baselines = trials[(trials["status"] == "completed") & (trials["role"] == "baseline")]
+    return _reference(*_counting(trials, objectives, controls=False))
+
+
+def _reference(done: pd.DataFrame, objectives: Sequence[str]) -> tuple[float, ...]:
+    baselines = done[is_value(done, "role", "baseline")]
     values = _to_maximise(baselines, objectives)
     values = values[np.isfinite(values).all(axis=1)]
     if len(values) == 0:
@@ -256,20 +289,70 @@ def knee_trial(
     >>> int(knee_trial(trials)["trial"])
     1
     """
-    objectives = _asked(trials, objectives)
-    front = trials[_has_result(trials, controls=controls)]
-    front = front[_on_front(front, objectives)]
+    done, objectives = _counting(trials, objectives, controls=controls)
+    front = done[_on_front(done, objectives)]
     place = knee(_to_maximise(front, objectives))
-    return None if place is None else front.iloc[place]
+    return None if place is None else trials.iloc[front.index[place]]
 
 
-def _asked(trials: pd.DataFrame, objectives: Sequence[str] | None) -> Sequence[str]:
-    return objectives_of(saving_of(trials)) if objectives is None else objectives
+def _counting(
+    trials: pd.DataFrame, objectives: Sequence[str] | None, *, controls: bool
+) -> tuple[pd.DataFrame, Sequence[str]]:
+    """The trials that count, plain, their index the places among all; and the objectives."""
+    table = plain(trials, needed=("status",)).reset_index(drop=True)
+    done = table[_has_result(table, controls=controls)]
+    several = _several_yardsticks(done)
+    if objectives is None:
+        accuracy, saved = objectives_of(saving_of(done)) if len(savings_of(done)) < 2 else ("accuracy", SAVED)
+        objectives = (_DROP_OF[accuracy] if several else accuracy, saved)
+    elif several and (raw := [name for name in objectives if name in _DROP_OF]):
+        warnings.warn(
+            f"{raw[0]} of several studies, workloads or seeds is compared as it is: {_DROP_OF[raw[0]]} compares each "
+            "trial with its own baseline",
+            stacklevel=3,
+        )
+    if several and set(objectives) & set(_DROP_OF.values()):
+        _add_drops(table)
+        done = table.loc[done.index]
+        _warn_of_missing_baselines(done, table)
+    return done, objectives
 
 
-def _has_result(trials: pd.DataFrame, *, controls: bool) -> pd.Series:
-    done = trials["status"] == "completed"
-    return done if controls else done & (trials["role"] != "control")
+def _add_drops(trials: pd.DataFrame) -> None:
+    """What is relative to the baseline, in a frame of one's own."""
+    if "role" not in trials.columns and "accuracy_drop" not in trials.columns:
+        raise UserError(
+            "the trials have no column 'role', which says which of them is the baseline, and no column "
+            "'accuracy_drop': load them with analysis.load, or add one of the two"
+        )
+    add_relative(trials)
+
+
+def _several_yardsticks(done: pd.DataFrame) -> bool:
+    return len(np.unique(groups(done))) > 1
+
+
+def _warn_of_missing_baselines(done: pd.DataFrame, trials: pd.DataFrame) -> None:
+    """Warn of trials without a drop; both frames are indexed by the places of trials."""
+    without = done[done["accuracy_drop"].isna() & ~has_baseline(trials).loc[done.index]]
+    if without.empty:
+        return
+    keys = [name for name in keys_of(done) if done[name].nunique(dropna=False) > 1]
+    named = [
+        " ".join(f"{key} {value}" for key, value in zip(keys, values, strict=True))
+        for values in without[keys].drop_duplicates().itertuples(index=False)
+    ]
+    shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    warnings.warn(
+        f"no completed baseline of {shown}: the drop in accuracy of {len(without)} of the {len(done)} trials is not "
+        "known, so they come last and are on no front",
+        stacklevel=4,
+    )
+
+
+def _has_result(trials: pd.DataFrame, *, controls: bool) -> pd.Series[bool]:
+    done = is_value(trials, "status", "completed")
+    return done if controls else done & ~is_value(trials, "role", "control")
 
 
 def _signs(objectives: Sequence[str]) -> NDArray[np.float64]:
@@ -293,6 +376,10 @@ def _to_maximise(trials: pd.DataFrame, objectives: Sequence[str]) -> NDArray[np.
                 f"the trials have no column {name!r}: load them with analysis.load or choose another objective"
             )
     columns = [saved_of(trials) if name == SAVED else trials[name] for name in objectives]
+    columns = [
+        column.round(_DECIMALS) if name in _DROP_OF.values() else column
+        for name, column in zip(objectives, columns, strict=True)
+    ]
     return np.column_stack([column.to_numpy(dtype="float64", na_value=np.nan) for column in columns]) * signs
 
 

@@ -111,6 +111,11 @@ def saving_of(trials: pd.DataFrame | pd.Series | None) -> str:
     return TRAINING if found is None or pd.isna(found) else str(found)
 
 
+def savings_of(trials: pd.DataFrame) -> list[str]:
+    """The different kinds of compute that these trials' studies rank by, as far as they say so."""
+    return [str(found) for found in trials["saving"].dropna().unique()] if "saving" in trials.columns else []
+
+
 def share_words(saving: str) -> str:
     """What a share is of, for a sentence: "you can skip 31 % of ...".
 

@@ -261,6 +261,14 @@ class Bars:
     """A parameter, or two."""
     values: list[float]
     """Shares in [0, 1]."""
+    explained: float | None = None
+    """What they are shares of, as a part of the objective's variance; None where that is not known."""
+
+    @property
+    def title(self) -> str:
+        """The objective in words, with what is explained of it."""
+        words = self.objective.replace("_", " ")
+        return words if self.explained is None else f"{words}: shares of {percent(self.explained)} of its variance"
 
 
 def importance(data: ReportData) -> list[Bars]:
@@ -291,7 +299,12 @@ def _bars(frame: pd.DataFrame | None, column: str, names_of: object) -> list[Bar
         order = [i for i in np.argsort(-values, kind="stable") if np.isfinite(values[i])][:_MOST_BARS]
         if order:
             found.append(
-                Bars(objective=objective, names=[names[i] for i in order], values=[float(values[i]) for i in order])
+                Bars(
+                    objective=objective,
+                    names=[names[i] for i in order],
+                    values=[float(values[i]) for i in order],
+                    explained=frame.attrs.get("explained", {}).get(objective),
+                )
             )
     return found
 

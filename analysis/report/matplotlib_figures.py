@@ -222,7 +222,7 @@ def _bars(axes: Axes, found: list[Bars], axis: str) -> None:
     for place, bars in enumerate(found):
         colour = LIGHT[("front", "control", "published")[place % 3]]
         y = [names.index(n) + (place - (len(found) - 1) / 2) * height for n in bars.names]
-        axes.barh(y, bars.values, height=height, color=colour, label=_text(bars.objective.replace("_", " ")))
+        axes.barh(y, bars.values, height=height, color=colour, label=_text(bars.title))
     axes.set_yticks(range(len(names)), [_text(n) for n in names], fontsize=7)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")

@@ -125,7 +125,7 @@ def _bar_figure(name: str, found: list[Bars], what: str, share: str) -> PlotlyFi
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": safe(bars.objective.replace("_", " ")),
+                "name": safe(bars.title),
                 "y": [names.index(n) for n in shown],
                 "x": [values[n] for n in shown],
                 "marker": {"color": colours[place % len(colours)]},

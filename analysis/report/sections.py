@@ -97,7 +97,7 @@ def header(data: ReportData) -> str:
     return (
         f'<p class="study">{escape(info.space)} on {escape(info.workload)}</p><h1>{escape(answer)}</h1>{more}{running}'
         f'<p class="cost">{escape(data.cost_line)}</p>{_tiles(data)}'
-        f'<p class="faint">{plural(info.epochs, "epoch")}, seed {info.seed}; allowed drop {points(data.allowed_drop)}; '
+        f'<p class="faint">{info.length_text}, seed {info.seed}; allowed drop {points(data.allowed_drop)}; '
         f"trials: {told}.</p>"
     )
 
@@ -118,7 +118,7 @@ def _tiles(data: ReportData) -> str:
     tiles: list[tuple[str, str, str]] = []
     best = data.best
     if best is not None and saved_of_one(best) > 0:
-        again = of_trial(data.confirmation, best["trial"])
+        again = of_trial(data.confirmation, best)
         if again is not None and again["confirmed"]:
             over = f"over {plural(int(again['seeds']), 'fresh seed')}"
             tiles.append((data.saved_words, percent(candidate_saved(again)), over))
@@ -268,7 +268,15 @@ def _mattered(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
     if not drawn and data.importance is not None:
         reason = data.importance.attrs.get("reason")
         return _none(f"Importance of parameters is unknown: {reason or 'no trial says anything of it'}.")
-    return drawn
+    explained = {} if data.importance is None else data.importance.attrs.get("explained", {})
+    if not drawn or not explained:
+        return drawn
+    said = " and ".join(f"{percent(share)} of the variance of {escape(name.replace('_', ' '))}"
+                        for name, share in explained.items())  # fmt: skip
+    return (
+        f"<p>Each alone, the parameters explain together {said}. Importance is the share of that; the rest is what "
+        f"they do in combination, and noise.</p>{drawn}"
+    )
 
 
 def _search(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:

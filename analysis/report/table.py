@@ -87,7 +87,7 @@ def trial_table(data: ReportData) -> dict[str, Any]:
     if np.isfinite(cost).any():
         title = "compute that the search executed for it, in trainings without the method"
         add("search_cost", "search cost", title, [round(float(v), 6) for v in cost], digits=2)
-    beats = [None if pd.isna(b) else "yes" if b else "no" for b in beats_shorter(trials, control_line(trials))]
+    beats = [None if pd.isna(b) else str(b) for b in beats_shorter(trials, control_line(trials))]
     if any(beats):
         title = "whether it is more accurate than simply training shorter for the same compute"
         add("beats_shorter", "beats shorter", title, beats, "text")

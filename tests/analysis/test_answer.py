@@ -50,6 +50,17 @@ def study(*others: dict[str, Any]) -> pd.DataFrame:
     return to_frame([record(0, 0.97, 0.0, "baseline"), *others])
 
 
+def test_headline_says_why_nothing_is_saved_and_only_then() -> None:
+    why = "weight decay is 0: --space stop_rules works"
+    saves = analysis.rank(study(record(1, 0.97, 0.3)), allowed_drop=0.01)
+    assert "eight decay" not in headline(saves, analysis.best(saves), 0.01, why_little=why)
+    nothing = analysis.rank(study(record(1, 0.97, 0.0)), allowed_drop=0.01)
+    assert headline(nothing, analysis.best(nothing), 0.01, why_little=why) == (
+        "No setting tried saves compute within the allowed drop of 1.00 points. Weight decay is 0: --space stop_rules "
+        "works."
+    )
+
+
 def test_headline_states_what_can_be_skipped_at_what_drop() -> None:
     ranking = analysis.rank(study(record(1, 0.967, 0.31, **VARIABLES)))
     assert headline(ranking, analysis.best(ranking), 0.005) == (

@@ -123,7 +123,23 @@ def test_an_additive_objective_has_the_shares_of_its_variance(tmp_path: Path) ->
     assert found.attrs["evaluator"] == "fANOVA"
     assert (found.attrs["trials"], found.attrs["reason"]) == (80, "")
     assert list(accuracy) == [START, SLOPE, COUNT]  # greatest first
+    explained = found.attrs["explained"]
+    assert 0.9 < explained["accuracy"] <= 1  # additive: all of it, but for noise and the forest's coarseness
     pd.testing.assert_frame_equal(found, importance(str(layout.journal)))  # seeded, and the journal alone is enough
+
+
+def test_what_parameters_explain_each_alone_is_said(tmp_path: Path) -> None:
+    """A product of two centred parameters is explained by neither: its shares are shares of little."""
+
+    def product(params: Mapping[str, float]) -> float:
+        start, slope, _ = unit(params)
+        return 4 * (start - 0.5) * (slope - 0.5)
+
+    found = importance(study(tmp_path / "s", 200, additive, product, noise=0).root)
+    explained = found.attrs["explained"]
+    assert explained["compute_saved"] < 0.25
+    assert explained["accuracy"] > 0.9
+    assert found.groupby("objective")["importance"].sum().tolist() == pytest.approx([1, 1])
 
 
 def test_forty_trials_tell_the_order_of_two_parameters(tmp_path: Path) -> None:
@@ -144,7 +160,7 @@ def test_only_completed_trials_of_the_search_count(tmp_path: Path) -> None:
     layout = study(tmp_path / "s", 40, additive, third_alone)
     before = importance(layout.root)
     wild = {START: 0.95, SLOPE: 0.95, COUNT: 3}
-    for attrs in ({"role": "control"}, {"role": "published"}, {"role": "candidate"}, {"skipped": "it stops nothing"}):
+    for attrs in ({"role": "control"}, {"role": "published"}, {"role": "candidate"}):
         add(layout, wild, accuracy=50.0, saved=-50.0, **attrs)
     add(layout, wild | {COUNT: 99}, accuracy=50.0, saved=-50.0)  # outside its range, as a starting point may be
     add(layout, {}, accuracy=50.0, saved=-50.0)

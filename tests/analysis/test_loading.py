@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -151,19 +150,6 @@ def test_a_journal_alone(study: Layout, tmp_path: Path) -> None:
         pd.testing.assert_frame_equal(analysis.load(path), expected)
         study = Layout(tmp_path)
         path.rename(study.journal)
-
-
-def test_the_objectives_of_anybodys_optuna_study(tmp_path: Path) -> None:
-    path = tmp_path / "theirs.journal"
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
-    theirs = optuna.create_study(study_name="theirs", storage=storage, directions=["maximize", "minimize"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        theirs.set_metric_names(["accuracy", "hours"])
-    theirs.add_trial(optuna.trial.create_trial(values=[0.5, 7.0]))
-    trials = analysis.load(path)
-    assert set(trials.columns) == ALL
-    assert trials[["status", "accuracy"]].to_dict("records") == [{"status": "completed", "accuracy": 0.5}]
 
 
 def test_empty_studies_and_those_with_only_failures(tmp_path: Path) -> None:

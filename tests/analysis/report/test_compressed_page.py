@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from compressed import pruned, write_compressed
+from compressed import SENSITIVITIES, pruned, write_compressed
 from playwright.sync_api import Browser
 from report_data import report_data
 
@@ -36,7 +36,10 @@ TRIALS = [
 def page_data(folder: Path, *, saving: str = "inference", **config: Any) -> ReportData:
     """A study as the command report gathers it, with a shorter training that is no rival."""
     shorter = pruned(0.97, 0.0, 0.5, saving=saving, method="none") | {"role": "control", "control": SHORTER}
-    trials = [pruned(*outcome, saving=saving, **config) for outcome in TRIALS]
+    trials = [
+        pruned(*outcome, saving=saving, **(config or {"pruning_sensitivities": SENSITIVITIES}), threads=place)
+        for place, outcome in enumerate(TRIALS, start=1)
+    ]
     layout = write_compressed(folder, [*trials, shorter], saving=saving)
     return gather(layout, answer(layout, allowed_drop=0.005))
 

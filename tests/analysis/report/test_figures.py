@@ -124,6 +124,8 @@ def test_bars_are_greatest_first_and_named_in_short() -> None:
     data = report_data(20)
     first, second = importance(data)
     assert (first.objective, second.objective) == ("accuracy", "compute_saved")
+    assert first.title == "accuracy: shares of 43.2 % of its variance"
+    assert interactions(data)[0].title == "accuracy"
     assert first.names[:2] == ["START_ITR", "START_THR"]
     assert first.values == sorted(first.values, reverse=True)
     assert sum(first.values) == pytest.approx(1)

@@ -78,7 +78,7 @@ def draw_all(page: Page) -> None:
     """Come to every plot, as a reader who scrolls."""
     for plot in page.locator(".plot").all():
         plot.scroll_into_view_if_needed()
-    page.wait_for_function("document.querySelectorAll('.plot:not([data-drawn])').length === 0")
+    page.wait_for_function("() => document.querySelectorAll('.plot:not([data-drawn])').length === 0")
 
 
 def column(page: Page, heading: str) -> list[str]:
@@ -180,7 +180,7 @@ def test_all_by_keyboard(open_page: Open) -> None:
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
     page.keyboard.press("Enter")
-    page.wait_for_function("document.getElementById('copied').textContent === 'Copied'")
+    page.wait_for_function("() => document.getElementById('copied').textContent === 'Copied'")
     assert page.evaluate("navigator.clipboard.readText()") == usual()[0].best_env
     for _ in range(60):
         page.keyboard.press("Tab")
@@ -197,7 +197,7 @@ def test_settings_are_copied_where_there_is_no_clipboard_interface(open_page: Op
         permissions=["clipboard-read", "clipboard-write"],
     )  # fmt: skip
     page.locator("#copy").click()
-    page.wait_for_function("document.getElementById('copied').textContent === 'Copied'")
+    page.wait_for_function("() => document.getElementById('copied').textContent === 'Copied'")
     page.evaluate("document.body.append(document.createElement('textarea'))")
     area = page.locator("body > textarea")
     area.focus()

@@ -148,6 +148,15 @@ def test_what_is_not_known_has_no_section_or_one_line() -> None:
     assert "No controls were trained" in html
 
 
+def test_what_importances_are_shares_of_is_said() -> None:
+    html = report_html(report_data(20))
+    said = "explain together 43.2 % of the variance of accuracy and 91.0 % of the variance of compute saved."
+    assert said in html
+    figures = json.loads(re.findall(r'id="figures">(.*?)</script>', html)[0])
+    names = [trace["name"] for trace in figures["importance"]["data"]]
+    assert names == ["accuracy: shares of 43.2 % of its variance", "compute saved: shares of 91.0 % of its variance"]
+
+
 def test_why_importance_is_unknown_is_said() -> None:
     empty = pd.DataFrame({"objective": [], "parameter": [], "importance": []})
     empty.attrs["reason"] = "3 trials are too few"

@@ -1,0 +1,88 @@
+"""A user's frame of trials, made plain: numbers as numbers, text as text, and one clear line where that cannot be.
+
+A frame that went through a CSV file, a spreadsheet or another's code may lack columns, hold categories, or hold numbers
+as text. Whatever is computed from one goes through here first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from trainables.errors import UserError
+from trainables.metrics import METRICS
+
+#: Which trials are compared with each other: never those of different studies, workloads or seeds.
+KEYS = ("study", "workload", "seed")
+_NUMBERS = frozenset({"trial", "candidate", "epochs"}) | {
+    name for name, metric in METRICS.items() if metric.dtype != "string"
+}
+
+
+def plain(trials: pd.DataFrame, *, needed: Sequence[str] = ()) -> pd.DataFrame:
+    """A shallow copy with plain columns and without attributes, which pandas would copy at every look at a column.
+
+    Args:
+        trials: one row a trial.
+        needed: columns without which there is no answer.
+
+    Raises:
+        UserError: one of these is missing, a column is there twice, or one of numbers holds text.
+
+    >>> plain(pd.DataFrame({"trial": ["0", "1"], "seed": pd.Categorical(["7", "8"])})).dtypes.astype(str).to_dict()
+    {'trial': 'int64', 'seed': 'int64'}
+    """
+    twice = trials.columns[trials.columns.duplicated()]
+    if len(twice):
+        raise UserError(f"each column of the trials must be there once, {twice[0]!r} is there twice: rename one")
+    for name in needed:
+        if name not in trials.columns:
+            raise UserError(
+                f"the trials have no column {name!r}, this needs {', '.join(needed)}: load them with analysis.load, or "
+                "rename your own columns"
+            )
+    trials = trials.copy(deep=False)
+    trials.attrs = {}
+    for name in trials.columns:
+        if isinstance(trials[name].dtype, pd.CategoricalDtype):
+            trials[name] = trials[name].astype(trials[name].cat.categories.dtype)
+        if name in _NUMBERS and not pd.api.types.is_numeric_dtype(trials[name].dtype):
+            trials[name] = _numbers(trials[name])
+    if "seed" in trials.columns and not pd.api.types.is_numeric_dtype(trials["seed"].dtype):
+        seeds = pd.to_numeric(trials["seed"].astype("object"), errors="coerce")
+        if (seeds.notna() == trials["seed"].notna()).all():  # 7 and "7" are one seed; "a" and "b" stay what they are
+            trials["seed"] = seeds
+    return trials
+
+
+def _numbers(column: pd.Series) -> pd.Series:
+    found = pd.to_numeric(column.astype("object"), errors="coerce")
+    wrong = column[found.isna() & column.notna()]
+    if len(wrong):
+        raise UserError(f"the column {column.name!r} must hold numbers, got {wrong.iloc[0]!r} in row {wrong.index[0]}")
+    return found
+
+
+def is_value(trials: pd.DataFrame, name: str, value: str) -> pd.Series[bool]:
+    """Which rows hold this in a column of text; none where the column is not there, and none where it is missing."""
+    if name not in trials.columns:
+        return pd.Series(False, index=trials.index)
+    return (trials[name] == value).fillna(False).astype(bool)
+
+
+def keys_of(trials: pd.DataFrame) -> list[str]:
+    """Those of `KEYS` that the trials have."""
+    return [name for name in KEYS if name in trials.columns]
+
+
+def check_told_apart(trials: pd.DataFrame) -> None:
+    """Raise UserError where a number is that of two trials which the other columns do not tell apart."""
+    if "trial" not in trials.columns:
+        return
+    twice = trials.loc[trials.duplicated([*keys_of(trials), "trial"]), "trial"]
+    if len(twice):
+        raise UserError(
+            f"trial {twice.iloc[0]} is there twice: rows of several studies need a column 'study' that tells them "
+            "apart, as analysis.load([...]) adds it"
+        )
