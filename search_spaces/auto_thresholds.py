@@ -23,7 +23,8 @@ LATEST_START = 0.5
 #: Grids: values of the first iteration beside 0, and how far apart values of the count are.
 START_CHOICES, COUNT_STEP = 5, 5
 #: Steps between thresholds, and the most of them in a threshold's range before the next wider one is taken.
-THRESHOLD_STEPS, MOST_THRESHOLDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1), 5
+THRESHOLD_STEPS = tuple(digit / scale for scale in (10_000, 1_000, 100, 10) for digit in (1, 2, 3, 4, 5))
+MOST_THRESHOLDS = 5
 #: The shortest interval between decisions, as a fraction of the run; 1, 3 and 5 of it are tried. The published one is
 #: shorter, a 2,252nd of the run; the trial with the published defaults has it.
 SHORTEST_INTERVAL, LONGEST_MULTIPLE, MULTIPLE_STEP = 1 / 100, 5, 2
@@ -60,14 +61,16 @@ def _suggest_threshold(trial: Suggests, name: str, wanted: tuple[float, float]) 
 
 
 def threshold_grid(low: float, high: float) -> tuple[float, float, float]:
-    """Lower end, upper end and step of a threshold's values: round numbers from the upper end down past ``low``.
+    """Lower end, upper end and step of a threshold's values: round numbers from the upper end down, none below ``low``.
+
+    What lies below would do nothing.
 
     >>> threshold_grid(0.9252, 1.0)
-    (0.92, 1.0, 0.02)
+    (0.94, 1.0, 0.02)
     """
-    step = next((s for s in THRESHOLD_STEPS if (high - low) / s <= MOST_THRESHOLDS), THRESHOLD_STEPS[-1])
-    count = math.ceil(round((high - low) / step, 6))
-    return max(step, round(high - count * step, 6)), high, step
+    counts = ((math.floor(round((high - low) / step, 6)), step) for step in THRESHOLD_STEPS)
+    count, step = next((count, step) for count, step in counts if count <= MOST_THRESHOLDS)
+    return round(high - max(1, count) * step, 6), high, step
 
 
 def start(context: SpaceContext) -> dict[str, Any]:

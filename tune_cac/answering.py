@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -17,6 +18,7 @@ from analysis.answer import (
 )
 from analysis.confirmation import held, read_confirmation
 from analysis.controls import beats_shorter, control_line
+from analysis.duplicates import outcomes
 from analysis.layout import Layout
 from analysis.loading import load
 from analysis.markdown_report import report_markdown
@@ -47,6 +49,8 @@ class SearchResult:
     """What retraining on fresh seeds found (`analysis.confirm_table`); None where none was begun."""
     interrupted: bool
     """Whether the search ended before all its trials."""
+    why_little: str = ""
+    """Why settings of the space do nothing or little on this run; empty where that is not known."""
 
     @property
     def failures(self) -> pd.DataFrame:
@@ -57,8 +61,9 @@ class SearchResult:
     def headline(self) -> str:
         """The answer in one sentence."""
         return headline(
-            self.ranking, self.best, self.allowed_drop, confirmation=self.confirmation, line=self.control_line
-        )
+            self.ranking, self.best, self.allowed_drop, confirmation=self.confirmation, line=self.control_line,
+            why_little=self.why_little,
+        )  # fmt: skip
 
     @property
     def control_line(self) -> pd.DataFrame:
@@ -86,7 +91,7 @@ def answer(
     """Load and rank a study, with a price by what each trial is worth (`analysis.rank`); writes nothing."""
     trials = load(layout.root)
     ranking = rank(trials, allowed_drop=allowed_drop, price=price)
-    confirmation = read_confirmation(layout, allowed_drop=allowed_drop)
+    confirmation = read_confirmation(layout, ranking, allowed_drop=allowed_drop)
     return SearchResult(
         folder=layout.root,
         trials=trials,
@@ -95,18 +100,19 @@ def answer(
         allowed_drop=allowed_drop,
         confirmation=confirmation,
         interrupted=interrupted,
+        why_little=layout.read_info().why_little if layout.info.exists() else "",
     )
 
 
 def best_or_confirmed(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> pd.Series | None:
     """The confirmed setting that saves most, or with a price is worth most; where none is, the best not refuted."""
     confirmed = [] if confirmation is None else confirmation.loc[confirmation["confirmed"], "candidate"].tolist()
-    found = ranking[ranking["within_drop"] & ranking["trial"].isin(confirmed)]
+    found = ranking[ranking["within_drop"] & outcomes(ranking).isin(confirmed)]
     if found.empty:
         return best(held(ranking, confirmation))
     if "worth" not in found.columns:  # else in the order of worth
         order = {number: place for place, number in enumerate(confirmed)}
-        found = found.sort_values("trial", key=lambda numbers: numbers.map(order))
+        found = found.iloc[outcomes(found).map(order).argsort(kind="stable")]
     return found.iloc[0]
 
 
@@ -121,8 +127,9 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
     # What a choice may be made by: the test split stays out of the ranked table.
     beats = beats_shorter(ranking, result.control_line)
     ranking.drop(columns=list(_HIDDEN)).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
-    layout.best.write_text(best_env(info, found, allowed_drop, confirmation=result.confirmation))
-    schedule = best_schedule(info, found, allowed_drop, confirmation=result.confirmation)
+    about: dict[str, Any] = {"confirmation": result.confirmation, "line": result.control_line}
+    layout.best.write_text(best_env(info, found, allowed_drop, **about))
+    schedule = best_schedule(info, found, allowed_drop, **about)
     if schedule is None:
         layout.best_schedule.unlink(missing_ok=True)
     else:

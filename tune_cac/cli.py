@@ -1,24 +1,26 @@
 """The command line: arguments in, one call, exit code out. Loads torch, ray and pandas only when a command needs them.
 
-Exit codes: 0 done; 1 some trials failed, or nothing could be ranked; 2 wrong arguments; 130 interrupted.
+Exit codes: 0 done; 1 some trials failed, or nothing could be ranked; 2 wrong arguments; 3 the disk refused to be
+written; 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from trainables.errors import UserError
-from tune_cac.schedule_command import add_schedule
+from tune_cac.interrupts import sigterm_is_an_interrupt
+from tune_cac.saying import close_unread, say
+from tune_cac.schedule_command import add_compatible, add_schedule
 from tune_cac.sensitivity_command import add_sensitivity
 from tune_cac.workload_arguments import add_workload_options
 
 #: Options of ``search`` that say what is searched; a resumed study has its own.
 _STUDY_FLAGS = (
     "space", "workload", "script", "data", "model", "option", "workers_per_trial", "trials", "epochs", "seed",
-    "allowed_drop", "name", "set", "schedule", "saving", "controls",
+    "allowed_drop", "name", "set", "schedule", "compatible", "saving", "controls",
 )  # fmt: skip
 
 
@@ -61,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--schedule", metavar="FILE", help="compression schedule in YAML for the space schedule: values marked "
         "!search {low: 0.1, high: 0.9} are searched",
     )  # fmt: skip
+    add_compatible(search)
     search.add_argument(
         "--saving", metavar="WHICH", help="compute that trials are ranked by: training, inference or both (default: "
         "what the space's methods save)",
@@ -92,7 +95,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--checkpoint-budget", default="20GB", metavar="BYTES",
         help="most bytes of checkpoints that sharing keeps, such as 500MB (default: 20GB)",
     )  # fmt: skip
-    search.set_defaults(run="search")
+    search.add_argument(
+        "--retries", type=int, default=1, metavar="N", help="times that a trial whose worker died goes on from its "
+        "last checkpoint, and that a baseline that failed is tried again (default: 1)",
+    )  # fmt: skip
+    search.set_defaults(run="search", compatible=None)
 
     trial = commands.add_parser(
         "trial", parents=[debug], help="train one configuration here, without Ray",
@@ -110,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="a variable, such as CAC_VAR_START_THR=0.97; may be repeated",
     )  # fmt: skip
     trial.add_argument("--schedule", metavar="FILE", help="a compression schedule to train with")
+    add_compatible(trial)
     trial.add_argument("--save", metavar="FILE", help="write the trained weights, such as for a teacher")
     trial.set_defaults(run="trial")
 
@@ -264,22 +272,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         import tune_cac.commands
         from tune_cac.decoded_images import kept_beside
 
-        with kept_beside(getattr(arguments, "results", "results")):
+        with sigterm_is_an_interrupt(), kept_beside(getattr(arguments, "results", "results")):
             code: int = getattr(tune_cac.commands, arguments.run)(arguments)
         sys.stdout.flush()
         return code
     except UserError as error:
         if arguments.debug:
             raise
-        print(f"tune_cac: error: {error}", file=sys.stderr)
-        return 2
+        say(f"tune_cac: error: {error}")
+        return error.exit_code
     except KeyboardInterrupt:
         if arguments.debug:
             raise
-        print("tune_cac: interrupted", file=sys.stderr)
+        say("tune_cac: interrupted")
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        close_unread(sys.stdout)
         return 0
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -16,7 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
+from trainables.errors import UserError
+from tune_cac.interrupts import sigterm_is_an_interrupt
+
+#: A cluster that is there answers within so many seconds, and has let us join within so many more.
+_ANSWER_S, _JOIN_S = 5.0, 60.0
 #: Set for the length of a search, unless the user has set them.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no report leaves the machine
@@ -60,13 +67,16 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
     logger = logging.getLogger("ray")
     level = logger.level
     ours = not ray.is_initialized()
+    in_main = threading.current_thread() is threading.main_thread()
+    on_sigterm = signal.getsignal(signal.SIGTERM) if in_main else None
     try:
         if ours and os.environ.get("RAY_ADDRESS"):
             # Processes of our own cluster look where this one does; those of another machine cannot.
-            sent = {"py_modules": [str(path) for path in modules]} if modules else None
-            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, runtime_env=sent)
+            join_cluster(
+                os.environ["RAY_ADDRESS"], {"py_modules": [str(path) for path in modules]} if modules else None
+            )
         elif ours:
-            with starting_alone():
+            with starting_alone(), _exits_are_interrupts():
                 ray.init(
                     address="local",  # not one that another process has left its address of
                     num_cpus=max(cpus, os.cpu_count() or 1),
@@ -76,12 +86,14 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
                 )
         # A failed trial is reported in one line; its traceback is in the trial's error.txt.
         logger.setLevel(logging.CRITICAL)
-        with _terminate_gracefully():
+        with sigterm_is_an_interrupt():
             yield
     finally:
         logger.setLevel(level)
         if ours:
             ray.shutdown()
+        if on_sigterm is not None:
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own handler would exit at once
         for name, old in before.items():
             if old is None:
                 os.environ.pop(name, None)
@@ -116,17 +128,81 @@ def starting_alone(*, most_s: float = 120.0) -> Iterator[None]:
 
 
 @contextmanager
-def _terminate_gracefully() -> Iterator[None]:
-    """End a search on SIGTERM (`kill`, a batch system) as on Ctrl-C; Ray's own handler exits at once."""
+def _exits_are_interrupts() -> Iterator[None]:
+    """While Ray starts, its own handler of SIGTERM ends what it has started and then the process."""
+    try:
+        yield
+    except SystemExit:
+        raise KeyboardInterrupt from None
 
-    def interrupt(*_: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
 
-    if threading.current_thread() is not threading.main_thread():
+def join_cluster(address: str, runtime_env: dict[str, Any] | None = None) -> None:
+    """Connect to a Ray cluster that runs.
+
+    Ray itself tries for minutes where nobody answers, deaf to signals, so that it does so in a thread of its own.
+
+    Args:
+        address: as in ``RAY_ADDRESS``: HOST:PORT, ``auto`` or ``ray://HOST:PORT``.
+        runtime_env: Ray's, for the workers.
+
+    Raises:
+        UserError: nobody answers there, or asks for a token that is not given.
+    """
+    _check_answers(address)
+    outcome: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, runtime_env=runtime_env)
+        except BaseException as error:  # noqa: BLE001  # told by the thread that waits
+            outcome.append(error)
+
+    thread = threading.Thread(target=connect, name="joining a Ray cluster", daemon=True)
+    with _no_standard_error():  # Ray writes a line there for each try
+        thread.start()
+        ends = time.monotonic() + _JOIN_S
+        while thread.is_alive() and time.monotonic() < ends:
+            thread.join(0.2)
+    if thread.is_alive():
+        raise UserError(_no_cluster(address, f"it did not answer as one within {_JOIN_S:g} s"))
+    if outcome:
+        reason = str(outcome[0]).strip().splitlines()[0].partition(". ")[0]
+        if not isinstance(outcome[0], (ConnectionError, RuntimeError, ValueError, RayError)):
+            raise outcome[0]
+        raise UserError(_no_cluster(address, reason)) from outcome[0]
+
+
+@contextmanager
+def _no_standard_error() -> Iterator[None]:
+    """Nothing that this process writes to file descriptor 2 is seen."""
+    try:
+        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # closed by whoever started us
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    os.dup2(nowhere, 2)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _check_answers(address: str) -> None:
+    """Raise UserError where nobody listens at HOST:PORT; other forms of an address are Ray's to look up."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(_no_cluster(address, getattr(error, "strerror", None) or str(error))) from None
+
+
+def _no_cluster(address: str, reason: str) -> str:
+    return (
+        f"RAY_ADDRESS must be the address of a Ray cluster that runs, got {address} ({reason}): start one with "
+        "`ray start --head`, give RAY_AUTH_MODE=token and RAY_AUTH_TOKEN if it asks for a token, or unset RAY_ADDRESS "
+        "to search on this machine alone"
+    )

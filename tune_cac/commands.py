@@ -15,6 +15,7 @@ from search_spaces.space import Range, Space, describe
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
+from trainables.gradskip.why_nothing import too_late, why_nothing_stopped
 from trainables.registry import METHODS
 from trainables.workloads import WORKLOADS, default_epochs
 from tune_cac.compare_command import compare as compare
@@ -25,6 +26,7 @@ from tune_cac.export_command import export as export
 from tune_cac.held import read_assignments, with_schedule
 from tune_cac.replay_command import replay as replay
 from tune_cac.report_command import report as report
+from tune_cac.saying import say
 from tune_cac.schedule_command import schedule_check as schedule_check
 from tune_cac.sensitivity_command import sensitivity as sensitivity
 from tune_cac.showing import answer_of, print_table
@@ -43,6 +45,7 @@ def search(arguments: argparse.Namespace) -> int:
         "gpus_per_trial": arguments.gpus_per_trial,
         "checkpoint_every_s": arguments.checkpoint_every,
         "checkpoint_budget": arguments.checkpoint_budget,
+        "retries": arguments.retries,
     }
     take_script(arguments)
     given = {
@@ -63,7 +66,7 @@ def search(arguments: argparse.Namespace) -> int:
         given["hold"] = read_assignments(arguments.set)
     if arguments.saving is not None:
         given["saving"] = arguments.saving
-    hold = with_schedule(given.get("hold", {}), arguments.schedule)
+    hold = with_schedule(given.get("hold", {}), arguments.schedule, compatible=bool(arguments.compatible))
     SearchOptions(**how, **{**given, "hold": hold})  # wrong arguments end here, before torch or ray is loaded
     from tune_cac.searching import resume as resume_study
     from tune_cac.searching import search as search_study
@@ -72,7 +75,7 @@ def search(arguments: argparse.Namespace) -> int:
     if resuming:
         found = resume_study(arguments.resume, **how)
     else:
-        found = search_study(**how, **given, schedule=arguments.schedule)
+        found = search_study(**how, **given, schedule=arguments.schedule, compatible=bool(arguments.compatible))
     if sys.stdout.isatty():
         print()
     if len(found.ranking):
@@ -84,13 +87,11 @@ def search(arguments: argparse.Namespace) -> int:
     print(f"Settings: {found.folder / kept[0]}   report: python -m tune_cac report {found.folder}")
     failures = found.failures
     for _, failure in failures.iterrows():
-        print(f"trial {failure['trial']} failed: {failure['error']}", file=sys.stderr)
+        say(f"trial {failure['trial']} failed: {failure['error']}")
     if len(failures):
-        print(f"{len(failures)} of {len(found.trials)} trials failed", file=sys.stderr)
+        say(f"{len(failures)} of {len(found.trials)} trials failed")
     if found.interrupted:
-        print(
-            f"Interrupted. Finish the remaining trials with: {_resume_line(found.folder, arguments)}", file=sys.stderr
-        )
+        say(f"Interrupted. Finish the remaining trials with: {_resume_line(found.folder, arguments)}")
         return 130
     return 1 if len(failures) or len(found.ranking) == 0 else 0
 
@@ -111,7 +112,9 @@ def trial(arguments: argparse.Namespace) -> int:
     if arguments.schedule is not None and "compression" not in method.split("+"):
         raise UserError(f"--schedule needs --method compression or gradskip+compression, got --method {method}")
     if arguments.schedule is not None:
-        values |= with_schedule({}, arguments.schedule)
+        values |= with_schedule({}, arguments.schedule, compatible=arguments.compatible)
+    elif arguments.compatible:
+        with_schedule({}, None, compatible=True)
     if "gradskip" in method.split("+"):
         settings = Settings.from_environment(**{name: value for name, value in values.items() if name in BY_NAME})
         values |= {v.name: getattr(settings, v.field) for v in VARIABLES}
@@ -134,7 +137,8 @@ def trial(arguments: argparse.Namespace) -> int:
     with TrainingRun(config) as run:
         if config.skips_gradients:
             print("  ".join(f"{k}={v}" for k, v in config.gradskip_settings().to_environment().items()))
-            _warn_if_never_due(config.gradskip_settings(), run.total_steps)
+            if reason := too_late(config.gradskip_settings(), run.total_steps):
+                say(f"warning: nothing will stop: {reason}")
         pruned = f" {'sparsity':>9}" if config.compresses else ""
         print(f"{'epoch':>6} {'loss':>9} {'accuracy':>9} {'saved':>8} {'stopped':>8} {'time s':>8}{pruned}")
         try:
@@ -146,7 +150,7 @@ def trial(arguments: argparse.Namespace) -> int:
                     + (f" {percent(row['sparsity']):>9}" if config.compresses else "")
                 )
         except TrainingDiverged as error:
-            print(f"tune_cac: the trial failed: {error}", file=sys.stderr)
+            say(f"tune_cac: the trial failed: {error}")
             return 1
         if arguments.save is not None:
             _save_weights(run, Path(arguments.save))
@@ -159,7 +163,10 @@ def trial(arguments: argparse.Namespace) -> int:
     if config.compresses:
         for line in _compressed(row):
             print(line)
-    for event in run.method.events():
+    events = run.method.events()
+    if config.skips_gradients and not events:
+        print(f"nothing stopped: {why_nothing_stopped(config.gradskip_settings(), run.total_steps)}")
+    for event in events:
         ratio = "" if event["ratio"] is None else f" at variance/peak {event['ratio']:.4f}"
         where = f"stopped through {event['layer']} ({event['name']})"
         print(f"iteration {event['iteration']}: {where}, {event['rule']}{ratio}")
@@ -176,7 +183,7 @@ def _check_compression(config: TrialConfig, file: Path | None) -> None:
     schedule = schedule_of(config)
     if not schedule["policies"]:
         raise UserError(f"method {config.method} has nothing to compress with: give --schedule FILE")
-    check_on_model(schedule, config, file)
+    check_on_model(schedule, config, file, compatible=bool(config.schedule_compatible))
     late = late_policies(schedule, config.epochs)
     if late:
         raise UserError(
@@ -186,7 +193,7 @@ def _check_compression(config: TrialConfig, file: Path | None) -> None:
     marks = {} if file is None else read_marks(file).middles()
     if marks:
         taken = ", ".join(f"{name} {value}" for name, value in marks.items())
-        print(f"marked values take the middle of their ranges: {taken}", file=sys.stderr)
+        say(f"marked values take the middle of their ranges: {taken}")
 
 
 def _compressed(row: Mapping[str, Any]) -> list[str]:
@@ -214,15 +221,6 @@ def _save_weights(run: Any, file: Path) -> None:
         torch.save(run.model.state_dict(), file)
     except (OSError, RuntimeError) as error:
         raise UserError(f"the weights cannot be written to {file}: {error}") from None
-
-
-def _warn_if_never_due(settings: Settings, total_steps: int) -> None:
-    if settings.mode == "auto" and settings.start_itr >= total_steps:
-        print(
-            f"warning: CAC_VAR_START_ITR={settings.start_itr} is past the run's {total_steps} steps, so nothing can "
-            "stop; the published default is for ImageNet",
-            file=sys.stderr,
-        )
 
 
 def rank(arguments: argparse.Namespace) -> int:

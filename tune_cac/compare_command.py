@@ -32,7 +32,7 @@ def compare(arguments: argparse.Namespace) -> int:
             from analysis.comparing_picture import comparison_picture
 
             write_asked(Path(file), comparison_picture(found, format), f"--{format}")
-    print(f"{found.workload}, {found.epochs} epochs\n")
+    print(f"{found.workload}, {found.length}\n")
     print_table(comparison_table(found))
     front = len(found.joint_front)
     if front:

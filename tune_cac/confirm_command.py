@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tune_cac.saying import say
 from tune_cac.showing import print_table
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def confirm(arguments: argparse.Namespace) -> int:
     print(search_cost_line(search_cost(found.trials), of="Cost of the confirmation"))
     failed = found.trials[found.trials["status"] == "failed"]
     for _, row in failed.iterrows():
-        print(f"run {row['trial']} failed: {row['error']}", file=sys.stderr)
+        say(f"run {row['trial']} failed: {row['error']}")
     if found.interrupted:
-        print("Interrupted. The same command goes on with what is missing.", file=sys.stderr)
+        say("Interrupted. The same command goes on with what is missing.")
         return 130
     return 1 if len(failed) else 0
 

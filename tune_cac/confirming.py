@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pandas as pd
 
 from analysis.answer import config_of, plural
 from analysis.confidence import FEWEST_PAIRS
+from analysis.duplicates import outcomes
 from analysis.layout import Layout, StudyInfo
 from analysis.loading import load
 from analysis.ranking import rank
@@ -20,6 +20,7 @@ from tune_cac.answering import answer, write_answer
 from tune_cac.decoded_images import keeps_decoded_images
 from tune_cac.given_run import GivenRun
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
+from tune_cac.saying import say
 from tune_cac.script_files import check_unchanged
 from tune_cac.study import check_writable, find_study, locked, mend_journal, package_versions, written
 
@@ -96,11 +97,9 @@ def confirm(
             replace(info, trials=len(wanted), versions=package_versions(), controls=False, candidates=picked)
         )
         options = options_of(info, child, base, trials=len(wanted), concurrency=concurrency, budget=checkpoint_budget)
-        print(
+        say(
             f"{child.root}: {plural(len(candidates), 'candidate')} and the baseline on seeds {fresh[0]} to "
-            f"{fresh[-1]}, {len(wanted)} runs of {info.epochs} epochs",
-            file=sys.stderr,
-            flush=True,
+            f"{fresh[-1]}, {len(wanted)} runs of {info.length_text}"
         )
         mend_journal(child.journal)
         interrupted = _train(child, options, base, wanted)
@@ -134,16 +133,16 @@ def options_of(
         cpus_per_trial=base.threads,
         gpus_per_trial=(info.gpus_per_trial or 1.0) if base.device == "cuda" else 0.0,
         workers_per_trial=info.workers_per_trial, results=child.root.parent, hold=info.hold, saving=info.saving,
-        sharing=info.sharing,
+        sharing=info.sharing, fresh_processes=info.fresh_processes,
         checkpoint_budget=budget, controls=False,
     )  # fmt: skip
 
 
 def candidates_of(trials: pd.DataFrame, allowed_drop: float, top: int) -> pd.DataFrame:
-    """The settings of a study that are worth confirming: within the drop, saving something, each once."""
+    """The settings of a study that are worth confirming: within the drop, saving something, each outcome once."""
     ranking = rank(trials, allowed_drop=allowed_drop)
     worth = ranking["within_drop"] & (ranking["saved"] > 0) & (ranking["method"] != "none")
-    return ranking[worth & ranking["duplicate_of"].isna()].head(top)
+    return ranking[worth & (outcomes(ranking) == ranking["trial"])].head(top)
 
 
 def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[GivenRun]:

@@ -16,14 +16,13 @@ from tune_cac.study import package_versions
 from tune_cac.workload_arguments import workload_options
 
 if TYPE_CHECKING:
+    from trainables.training.determinism import Repetition
     from trainables.training.dry_run import DryRun, ParameterFacts
 
 #: A model with more parameters is shown by units.
 MOST_ROWS = 60
 #: Trials of a search unless asked otherwise, as in `tune_cac.options.SearchOptions`.
 DEFAULT_TRIALS = 24
-#: What the two trainings that are compared may take together.
-_REPEAT_BUDGET_S = 20.0
 _FLOPS_HEADER = ["forward", "backward", "saved"]
 
 
@@ -44,7 +43,7 @@ def doctor(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
     )
     from trainables.stage_tree.root import device_kind
-    from trainables.training.determinism import differing_tensors
+    from trainables.training.determinism import repetition
     from trainables.training.dry_run import MOST_UNITS, dry_run
     from trainables.workloads import build
 
@@ -61,8 +60,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     print(memory_line(found, config.device))
     print(time_line(found))
     print(search_line(found, trials, trials_at_a_time(config)))
-    differing = differing_tensors(config, steps=compared_steps(found.times.step_time_s))
-    print(repeats_line(config.workload, differing))
+    print(repeats_line(config.workload, repetition(config)))
     return 0
 
 
@@ -192,27 +190,15 @@ def search_line(found: DryRun, trials: int, at_a_time: int) -> str:
     )
 
 
-def repeats_line(workload: str, differing: Sequence[str]) -> str:
-    """Whether training repeats; ``differing`` names the weights that did not."""
-    if not differing:
+def repeats_line(workload: str, found: Repetition) -> str:
+    """Whether training repeats, and what follows where it does not."""
+    if not found.reason:
         return f"training {workload} repeats bit for bit: a trial that is forked from another equals the trial alone"
     return (
-        f"training {workload} does not repeat bit for bit here ({len(differing)} tensors differ, "
-        f"{differing[0]} the first): a trial that is forked from another is as valid as the trial alone, but not "
-        "equal to it. "
-        "torch.use_deterministic_algorithms(True) in the workload makes it so where kernels exist; --no-sharing "
-        "trains every trial alone"
+        f"training {workload} does not repeat bit for bit here: {found.reason}. A search of one's own workload then "
+        "trains every trial alone, in a process of its own. Of weights on a GPU, "
+        "torch.use_deterministic_algorithms(True) in the workload makes them equal where kernels exist"
     )
-
-
-def compared_steps(step_time_s: float) -> int:
-    """Steps to train twice: eight, fewer where that takes long, two at least.
-
-    >>> compared_steps(0.01), compared_steps(2.0), compared_steps(30.0)
-    (8, 5, 2)
-    """
-    affordable = 8 if step_time_s <= 0 else int(_REPEAT_BUDGET_S / (2 * step_time_s))
-    return max(2, min(8, affordable))
 
 
 def trials_at_a_time(config: TrialConfig) -> int:

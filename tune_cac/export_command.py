@@ -85,9 +85,9 @@ def _best(layout: Layout, arguments: argparse.Namespace) -> str:
         reason = headline(found.ranking, None, drop).rstrip(".")
         raise UserError(f"{layout.root} has no best trial to export: {reason[0].lower()}{reason[1:]}; give --trial")
     if arguments.format == "env":
-        return best_env(info, best, drop, confirmation=found.confirmation)
+        return best_env(info, best, drop, confirmation=found.confirmation, line=found.control_line)
     if arguments.format == "schedule":
-        schedule = best_schedule(info, best, drop, confirmation=found.confirmation)
+        schedule = best_schedule(info, best, drop, confirmation=found.confirmation, line=found.control_line)
         if schedule is not None:
             return schedule
     return export_trial(best, info, arguments.format)

@@ -46,7 +46,7 @@ class GivenSearch(StudySearch):
     def _next(self) -> optuna.Trial | str | None:
         missing = self.missing()
         if not missing:
-            return FINISHED
+            return None if self._may_begin_again() else FINISHED
         self._again.discard(missing[0].key)
         return self._start_given(missing[0])
 

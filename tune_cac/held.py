@@ -29,6 +29,7 @@ _OPTIONS = {
     "threads": "--threads of a trial, --cpus-per-trial of a search",
     "saving": "--saving of a search",
     "schedule": "--schedule",
+    "schedule_compatible": "--compatible",
     "schedule_values": "the space schedule, which searches them",
     "pruning_sensitivities": "the spaces pruning_sensitivities, or a schedule",
     "agp_weights": "the space agp, or a schedule",
@@ -84,7 +85,8 @@ def check_hold(space: str, hold: Mapping[str, Any]) -> dict[str, Any]:
         UserError: an unknown name, a value that is not valid, or a field that the space searches.
     """
     # A schedule was read from its file.
-    values = {name: value if name == "schedule" else read_value(name, value) for name, value in hold.items()}
+    from_file = ("schedule", "schedule_compatible")
+    values = {name: value if name in from_file else read_value(name, value) for name, value in hold.items()}
     if values:
         run = replace(_ANY_RUN, schedule=values.get("schedule"))
         searched = searched_fields(search_spaces.load(space), run)
@@ -109,19 +111,27 @@ def check_hold_on_run(space: str, hold: Mapping[str, Any], context: SpaceContext
             raise UserError(f"{shown_hold(hold)} can't be held in space {space}: {error}") from None
 
 
-def with_schedule(hold: Mapping[str, Any], file: str | Path | None) -> dict[str, Any]:
+def with_schedule(hold: Mapping[str, Any], file: str | Path | None, *, compatible: bool = False) -> dict[str, Any]:
     """What is held, with the text of a schedule's file.
 
+    Args:
+        hold: by name.
+        file: the schedule's, or None.
+        compatible: whether the schedule may hold what Distiller silently accepted, with a warning each.
+
     Raises:
-        UserError: the file cannot be read, or is no schedule.
+        UserError: the file cannot be read, or is no schedule; or ``compatible`` without one.
     """
     if file is None:
+        if compatible:
+            raise UserError("--compatible is about a schedule: give --schedule FILE, too")
         return dict(hold)
     from trainables.compression.schedule import read_marks
 
     marked = read_marks(Path(file))
-    marked.read(marked.middles())  # all that is wrong is told with the file's name and lines
-    return {**hold, "schedule": _with_whole_paths(Path(file).read_text(encoding="utf-8"))}
+    marked.read(marked.middles(), compatible=compatible)  # all that is wrong is told with the file's name and lines
+    how = {"schedule_compatible": True} if compatible else {}
+    return {**hold, "schedule": _with_whole_paths(Path(file).read_text(encoding="utf-8")), **how}
 
 
 def has_marks(text: str) -> bool:

@@ -37,9 +37,9 @@ from trainables.errors import UserError
 from trainables.gradskip.blueprint import Blueprint, Unit
 from trainables.gradskip.following import signal_name
 
-#: How far a range goes beyond the lowest ratio reached, as a share of that ratio's distance from 1: little where it
-#: is exact, more where later layers may fall further in other runs than the baseline.
-BEYOND_EXACT, BEYOND_ESTIMATE = 0.02, 0.25
+#: How far a range goes beyond the lowest ratio reached, as a share of that ratio's distance from 1: not at all where
+#: it is exact, some where later layers may fall further in other runs than the baseline.
+BEYOND_EXACT, BEYOND_ESTIMATE = 0.0, 0.25
 #: Only the first part of the run counts: a stop after it has too little left to save.
 USEFUL_SHARE = 0.75
 #: No range begins below this; a threshold must be positive.
@@ -114,8 +114,9 @@ def _latest_start(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, un
 
 
 def _range(lowest: float, beyond: float) -> tuple[float, float]:
-    """From a little below the lowest ratio to 1, on a grid of 1e-6 so that it reads well."""
-    return max(LOWEST_THRESHOLD, math.floor((lowest - beyond * (1 - lowest)) * 1e6) / 1e6), 1.0
+    """From the lowest ratio that counts to 1, on a grid of 1e-6 so that it reads well."""
+    # A ratio must be below a threshold, in single precision.
+    return max(LOWEST_THRESHOLD, (math.floor((lowest - beyond * (1 - lowest)) * 1e6) + 2) / 1e6), 1.0
 
 
 def never_acts(config: TrialConfig, trace: RunTrace) -> bool:
@@ -161,12 +162,7 @@ def spread_starts(
         part of the space can be (some rules of ``stop_rules``), as large a part of ``count``: the rest of the space
         should not be tried less for it.
     """
-    rng = random.Random(seed)
-    drawn = []
-    for _ in range(DRAWS if count > 0 else 0):
-        recorder = DrawnTrial(rng)
-        values = space.suggest(recorder, context)
-        drawn.append((recorder.params, {**base.to_dict(), "method": space.method, **values, **hold}))
+    drawn = _draw(space, context, base, hold, DRAWS if count > 0 else 0, seed)
     predicted = _predicted(trace.dense_only(), [values for _, values in drawn])
     outcomes: dict[str, tuple[float, int]] = {}
     for row, found in predicted.items():
@@ -175,6 +171,59 @@ def spread_starts(
     known = sum(found is not None for found in predicted.values())
     wanted = round(count * known / len(drawn)) if drawn else 0
     return [drawn[row][0] for row in spread(sorted(outcomes.values()), wanted)]
+
+
+#: What stops layers on a run whose variances do not fall.
+_WORKS = "--space stop_rules has rules that need no falling variance, --space manual_layers none at all"
+
+
+def without_decay(configs: Iterable[TrialConfig], weight_decays: Sequence[float] | None) -> str:
+    """Say that the variance rule has little to see on this run, and what works there; empty where that is not so.
+
+    Args:
+        configs: one for each way in which the space looks at the model.
+        weight_decays: of the run's weights, as its optimizer has them; None where they are not known.
+    """
+    modes = {config.gradskip_settings().mode for config in configs if config.skips_gradients}
+    if weight_decays is None or any(weight_decays) or modes != {"auto"}:
+        return ""
+    return f"weight decay is 0, so hardly anything drives weight variance below its peak on this run: {_WORKS}"
+
+
+def why_inert(
+    space: Space, context: SpaceContext, trace: RunTrace, base: TrialConfig, hold: Mapping[str, Any], seed: int
+) -> str:
+    """Say that no setting of a space does anything on this run, why, and what does; empty where some may.
+
+    Args: as of `spread_starts`.
+    """
+    predicted = _predicted(trace.dense_only(), [values for _, values in _draw(space, context, base, hold, DRAWS, seed)])
+    if not all(found is not None and found["exact"] and found["stops"] == 0 for found in predicted.values()):
+        return ""
+    nothing = f"space {space.name} does nothing on this run"
+    if context.start_thr_range is None:
+        return (
+            f"{nothing}: the weight variance of no layer that is watched falls below its peak, as without weight "
+            f"decay; {_WORKS}"
+        )
+    return (
+        f"{nothing}: no layer stops with the values that it fixes, for the first one's weight variance falls to "
+        f"{context.start_thr_range[0]:.4g} of its peak; hold a higher threshold (--set CAC_VAR_START_THR=...), or "
+        "search --space auto_thresholds, whose ranges are those of the run"
+    )
+
+
+def _draw(
+    space: Space, context: SpaceContext, base: TrialConfig, hold: Mapping[str, Any], count: int, seed: int
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Parameters and whole configurations of random settings of a space."""
+    rng = random.Random(seed)
+    drawn = []
+    for _ in range(count):
+        recorder = DrawnTrial(rng)
+        values = space.suggest(recorder, context)
+        drawn.append((recorder.params, {**base.to_dict(), "method": space.method, **values, **hold}))
+    return drawn
 
 
 def _predicted(trace: RunTrace, settings: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any] | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from trainables.gradskip.settings import BY_NAME
 from trainables.registry import METHODS
 from trainables.stage_tree.facts import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
-from tune_cac.informed import informed, never_acts, spread_starts
+from tune_cac.informed import informed, never_acts, spread_starts, why_inert, without_decay
 from tune_cac.recorded_run import of_run
 from tune_cac.seeded_sensitivities import seeded_sensitivities
 
@@ -34,6 +34,8 @@ class Learned:
     hold: Mapping[str, Any]
     trace: Any
     """The recorded runs; None where there are none."""
+    weight_decays: Sequence[float] | None = None
+    """Of the run's weights; None where they are not known."""
 
     def spread(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Parameters of ``count`` settings whose predicted outcomes differ; fewer or none where nothing is known."""
@@ -41,9 +43,27 @@ class Learned:
             return []  # replay predicts Gradient-Skip alone
         return spread_starts(self.space, self.context, self.trace, self.base, self.hold, count, seed)
 
+    def why_little(self, seed: int, *, acts: bool) -> str:
+        """Why no setting of the space does anything on this run, or hardly one; empty where that is not known.
+
+        Args:
+            seed: of the settings that are looked at.
+            acts: whether one is known that does something.
+        """
+        inert = ""
+        if self.knows_what_acts and not acts:
+            inert = why_inert(self.space, self.context, self.trace, self.base, self.hold, seed)
+        configs = typical_configs(self.space, self.context, self.base, self.hold)
+        return inert or without_decay(configs, self.weight_decays)
+
+    @property
+    def knows_what_acts(self) -> bool:
+        """Whether the baseline's run can prove that a setting of the space acts nowhere."""
+        return self.trace is not None and "compression" not in self.space.method
+
     def does_nothing(self, config: TrialConfig) -> bool:
         """Whether the baseline's run proves that this configuration acts nowhere."""
-        return self.trace is not None and not config.compresses and never_acts(config, self.trace)
+        return self.knows_what_acts and never_acts(config, self.trace)
 
 
 def learn(
@@ -70,21 +90,25 @@ def learn(
     nothing = Learned(space=space, context=context, base=base, hold=hold, trace=None)
     if root is None:
         return nothing
-    if asks_for_sensitivities(space, context):
-        found = seeded_sensitivities(tree, root, base, context.weight_names, allowed_drop)
-        context = replace(context, sensitivities=found)
-        nothing = replace(nothing, context=context)
-    # Gradient-Skip's part: replay knows no other.
-    skipping = [config for config in typical_configs(space, context, base, hold) if config.skips_gradients]
-    configs = [replace(config, method="gradskip") for config in skipping]
     try:
+        if asks_for_sensitivities(space, context):
+            found = seeded_sensitivities(tree, root, base, context.weight_names, allowed_drop)
+            context = replace(context, sensitivities=found)
+            nothing = replace(nothing, context=context)
+        # Gradient-Skip's part: replay knows no other.
+        skipping = [config for config in typical_configs(space, context, base, hold) if config.skips_gradients]
+        configs = [replace(config, method="gradskip") for config in skipping]
         write_facts(StageStore(tree, root), configs)
         trace = load_trace(tree.parent, root=root)
-    except (UserError, OSError) as error:
-        # Its folder was emptied, or the disk is full: the search goes on as if it knew nothing.
-        warnings.warn(f"nothing was learned from the baseline: {error}", stacklevel=2)
+    except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
+        # Or its folder was emptied, or the disk is full: the search goes on as if it knew nothing.
+        what = error if isinstance(error, (UserError, OSError)) else f"{type(error).__name__}: {error}"
+        warnings.warn(f"nothing was learned from the baseline: {what}", stacklevel=2)
         return nothing
-    return Learned(space=space, context=informed(context, trace, configs), base=base, hold=hold, trace=trace)
+    return Learned(
+        space=space, context=informed(context, trace, configs), base=base, hold=hold, trace=trace,
+        weight_decays=trace.run.get("weight_decays"),
+    )  # fmt: skip
 
 
 def asks_for_sensitivities(space: Space, context: SpaceContext) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import search_spaces
 from analysis.ranking import check_allowed_drop
-from trainables.config import SAVINGS
+from trainables.config import MOST_SEED, SAVINGS, check_integer
 from trainables.errors import UserError, unknown_name
 from trainables.script.placeholders import names
 from trainables.workloads import SCRIPT, check_workload, default_epochs
@@ -82,8 +82,13 @@ class SearchOptions:
     """Whether trials share training prefixes; the baseline's signals are recorded either way."""
     checkpoint_budget: int | str = DEFAULT_BUDGET
     """Bytes of checkpoints that sharing may keep: a number >= 0, or text such as ``20GB`` (10^9) or ``512MiB``."""
+    fresh_processes: bool = False
+    """Whether every trial has a process of its own, and nothing is shared: training depends on what was trained before
+    in its process."""
     controls: bool = True
     """Whether shorter trainings and random stops are trained beside the trials."""
+    retries: int = 1
+    """Times that a trial whose worker died, or the baseline if it failed, is begun again, >= 0."""
     hold: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the config that have one value in every trial but the baseline, by name."""
     saving: str | None = None
@@ -94,16 +99,17 @@ class SearchOptions:
         options = read_options(self.workload_options)
         object.__setattr__(self, "workload_options", canonical(options))
         check_workload(self.workload, self.workload_options)
+        check_integer("--seed", self.seed, 0, MOST_SEED)
         for flag, value, low in (
             ("--trials", self.trials, 1),
             ("--epochs", self.epochs, 1),
-            ("--seed", self.seed, 0),
             ("--concurrency", self.concurrency, 1),
             ("--cpus-per-trial", self.cpus_per_trial, 1),
             ("--workers-per-trial", self.workers_per_trial, 1),
+            ("--retries", self.retries, 0),
         ):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
-                raise UserError(f"{flag} must be an integer >= {low}, got {value!r}")
+            if value is not None:
+                check_integer(flag, value, low)
         for flag, number in (
             ("--gpus-per-trial", self.gpus_per_trial),
             ("--checkpoint-every", self.checkpoint_every_s),
@@ -122,7 +128,7 @@ class SearchOptions:
                 "forward_cache_mb must be 0 with several workers a trial, for the rows that one has change from epoch "
                 f"to epoch, got {self.hold['forward_cache_mb']}"
             )
-        if self.is_script or self.workers_per_trial > 1:
+        if self.is_script or self.workers_per_trial > 1 or self.fresh_processes:
             object.__setattr__(self, "sharing", False)  # there is no state of the training that others could take
         object.__setattr__(self, "results", Path(self.results))
         object.__setattr__(self, "hold", check_hold(self.space, self.hold))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import pickle
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ray import cloudpickle, tune
+from ray.exceptions import RayActorError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from analysis.answer import percent, plural, points, trials_for_trainings
 from analysis.ranking import ROUNDING
+from trainables.errors import WorkerDied
+from tune_cac.saying import say
 from tune_cac.searcher import StudySearch
 from tune_cac.telling import ranked_saving
 
@@ -105,7 +107,9 @@ class SearchProgress(tune.Callback):
         message = failure_message(trial)
         row = self._live.pop(trial.trial_id, {})
         self._spend(row)
-        self._searcher.tell_failure(trial.trial_id, message)
+        if self._searcher.tell_failure(trial.trial_id, message, died=worker_died(trial)):
+            self._say(f"trial {trial.config['trial']} failed and is begun again: {message}")
+            return
         self.failures.append((trial.config["trial"], message))
         line = f"trial {trial.config['trial']} failed: {message}"
         if trial.config["role"] == "control":
@@ -115,14 +119,17 @@ class SearchProgress(tune.Callback):
 
     def _end_control(self, line: str) -> None:
         self.controls += 1
+        self._say(f"[control {self.controls}] {line}")
+
+    def _say(self, line: str) -> None:
         if self._bar is None:
-            print(f"[control {self.controls}] {line}", file=sys.stderr, flush=True)
+            say(line)
         self._show()
 
     def _end(self, line: str) -> None:
         self.ended += 1
         if self._bar is None:
-            print(f"[{self.ended}/{self._to_run}] {line}; {self.summary()}", file=sys.stderr, flush=True)
+            say(f"[{self.ended}/{self._to_run}] {line}; {self.summary()}")
         self._show()
         if self._on_result is not None:
             self._on_result()
@@ -187,15 +194,32 @@ def search_flops(row: Mapping[str, Any]) -> int:
     return int(row.get("search_flops", row.get("executed_flops")) or 0)  # None: a script that does not say
 
 
+def _error_of(trial: Any) -> BaseException | None:
+    """What Ray keeps of a failed trial on this machine."""
+    try:
+        found = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+    except (OSError, TypeError, EOFError, AttributeError, ImportError, pickle.UnpicklingError):
+        return None
+    return found if isinstance(found, BaseException) else None
+
+
+def worker_died(trial: Any) -> bool:
+    """Whether a trial's process or node ended without a word, or one of its workers did."""
+    error = _error_of(trial)
+    if isinstance(getattr(error, "cause", None), WorkerDied):
+        return True
+    # One that raised while it was built is an actor that died, too.
+    return isinstance(error, RayActorError) and not error.actor_init_failed
+
+
 def failure_message(trial: Any) -> str:
     """The exception's own line, out of what Ray writes of a failed trial on this machine."""
-    try:
-        error = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
-    except (OSError, TypeError, EOFError, AttributeError, ImportError, pickle.UnpicklingError):
-        error = None
+    error = _error_of(trial)
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return f"{type(cause).__name__}: {cause}".splitlines()[0]
+    if worker_died(trial):
+        return f"its worker died ({str(error).strip().splitlines()[-1].strip()})"
     lines = [line for line in str(error or "unknown error").splitlines() if line.strip()]
     return lines[-1].strip()
 

@@ -88,19 +88,22 @@ def _one(layout: Layout, trace: RunTrace, values: Mapping[str, Any]) -> None:
     trace = completed(layout, trace, config)
     found = {str(k): v for k, v in analysis.replay(trace, config).iloc[0].items()}
     print("  ".join(f"{k}={v}" for k, v in settings.to_environment().items()))
-    print("\n".join(said_of(found, trace, _trained_as(layout, found), settings.mode)))
+    print("\n".join(said_of(found, trace, _trained_as(layout, found), settings)))
 
 
-def said_of(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int], mode: str) -> list[str]:
-    """A prediction in words: its stops, what is saved, and which part is exact.
+def said_of(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int], settings: Settings) -> list[str]:
+    """A prediction in words: its stops, or why there are none, what is saved, and which part is exact.
 
     Args:
         found: a row of `analysis.replay`.
         trace: what it was predicted from.
         trained_as: numbers of the study's trials that were trained just so.
-        mode: what decides the stops (`Settings.mode`).
+        settings: what decides the stops.
     """
     from analysis.answer import percent
+    from trainables.gradskip.why_nothing import why_nothing_stopped
+
+    mode = settings.mode
 
     lines = []
     for event in json.loads(found["stop_events"]):
@@ -116,7 +119,7 @@ def said_of(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int]
         )
     if found["compute_saved"] == found["compute_saved"]:
         if not lines:
-            lines.append("stops nothing")
+            lines.append(f"stops nothing: {why_nothing_stopped(settings, trace.total_steps)}")
         lines.append(f"compute saved {percent(found['compute_saved'])} (backward {percent(found['backward_saved'])})")
     return [*lines, _certainty(found, trace, trained_as, mode)]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from trainables.errors import UserError
+from tune_cac.saying import say
 
 if TYPE_CHECKING:
     from analysis.layout import Layout
@@ -31,12 +31,12 @@ def report(arguments: argparse.Namespace) -> int:
     write_asked(page, report_html(data), "the page to", "choose another --output")
     if arguments.png is not None:
         pictures = write_pngs(data, Path(arguments.png))
-        print(f"{len(pictures)} pictures in {arguments.png}", file=sys.stderr)
+        say(f"{len(pictures)} pictures in {arguments.png}")
     text = report_markdown(
         info, found.trials, found.ranking, found.best, drop, top=arguments.top, confirmation=found.confirmation
     )
     print(text)
-    print(f"Page: {page}", file=sys.stderr)
+    say(f"Page: {page}")
     return 0 if len(found.ranking) else 1
 
 
@@ -70,7 +70,7 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
         allowed_drop=found.allowed_drop,
         headline=found.headline,
         cost_line=found.cost_line,
-        best_env=best_env(info, best, found.allowed_drop, confirmation=found.confirmation),
+        best_env=best_env(info, best, found.allowed_drop, confirmation=found.confirmation, line=found.control_line),
         status="running" if is_locked(layout) else "finished",
         history=_or_none(lambda: history(layout.root)),
         importance=_or_none(lambda: importance(layout.root)),

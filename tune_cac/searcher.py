@@ -7,7 +7,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from analysis.controls import SHORTER
 from analysis.layout import STUDY_NAME
 from analysis.ranking import ROUNDING
 from search_spaces import Space, SpaceContext
+from trainables.compression.from_config import schedule_of
+from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig
-from trainables.errors import UserError
+from trainables.errors import TrainingDiverged, UserError
 from trainables.metrics import OBJECTIVES, ROW
 from trainables.stage_tree.coordinator import RayClaims, start_coordinator
 from trainables.stage_tree.store import StageStore
@@ -30,6 +32,7 @@ from trainables.workloads.options import CACHE_VARIABLE
 from tune_cac.controls import EQUAL_COMPUTE, random_stops, shorter_trainings
 from tune_cac.given_run import GivenRun, as_key
 from tune_cac.learning import Learned, asks_for_sensitivities, learn
+from tune_cac.saying import say
 from tune_cac.telling import saved_of_baseline, tell_complete
 from tune_cac.trial_folder import SPENT, last_checkpoint, last_row, trial_folder_name
 
@@ -37,9 +40,15 @@ from tune_cac.trial_folder import SPENT, last_checkpoint, last_row, trial_folder
 FINISHED: str = Searcher.FINISHED
 _ROW_NAMES = tuple(metric.name for metric in ROW)
 #: Settings that do nothing are passed over so often in a row; then one is tried all the same.
-_MOST_SKIPPED = 50
+_MOST_PASSED_OVER = 50
+#: Combinations of values that cannot be are passed over so often in a row; then there seems to be no other.
+_MOST_IMPOSSIBLE = 200
+#: Errors of a training that would come again.
+_WOULD_FAIL_AGAIN = (TrainingDiverged.__name__, UserError.__name__)
 #: Attribute of a study whose starting point is queued once the baseline has ended.
 _WAITS = "start_waits"
+#: Attribute of a study whose space does nothing or little on its run: why.
+_WHY_LITTLE = "why_little"
 #: Most settings of a study's start that are chosen by replay; at most a third of its trials are.
 _MOST_SPREAD = 10
 
@@ -68,6 +77,8 @@ class StudySearch(OptunaSearch):
         budget_bytes: most bytes of checkpoints.
         trials: of the study, as planned.
         worker_resources: what each of several workers of a trial has, in Ray's words; None for trials of one process.
+        retries: times that a trial whose worker died is begun again, >= 0; so often, too, the baseline that failed.
+        repeats: whether training repeats bit for bit, so that the baseline's run proves what others would do.
     """
 
     def __init__(
@@ -87,7 +98,12 @@ class StudySearch(OptunaSearch):
         budget_bytes: int,
         trials: int,
         worker_resources: Mapping[str, float] | None = None,
+        retries: int = 1,
+        repeats: bool = True,
     ) -> None:
+        self._repeats = repeats
+        self._retries = retries
+        self._retried: dict[str, int] = {}  # given trials, by their values
         self._worker_resources = None if worker_resources is None else dict(worker_resources)
         self._search_space = space
         self._context = context
@@ -104,7 +120,9 @@ class StudySearch(OptunaSearch):
         self._claims_name: str | None = None
         self._coordinator: Any = None
         self._rows_so_far: dict[str, dict[str, Any]] = {}
-        self._held_back: list[optuna.Trial] = []
+        self._nothing_can_be = ""
+        self._passed_over: list[FrozenTrial] = []  # drawn, and not trained because they do nothing
+        self._baseline_again: dict[str, Any] | None = None  # attributes of one that is begun again
         self._start_seed = seed
         self._to_ask: int | None = None
         self._with_controls = False
@@ -114,10 +132,7 @@ class StudySearch(OptunaSearch):
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal.absolute())))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            # Candidates are cheap beside a trial: twice as many as Optuna looks at by itself.
-            sampler = optuna.samplers.TPESampler(
-                multivariate=True, group=True, constant_liar=True, n_ei_candidates=48, seed=seed
-            )
+            sampler, self._draft_sampler = make_sampler(seed), make_sampler(seed)
             super().__init__(
                 space=space.suggest,
                 metric=list(OBJECTIVES),
@@ -224,21 +239,54 @@ class StudySearch(OptunaSearch):
         return {**self._base.to_dict(), **values}
 
     def _next(self) -> optuna.Trial | str | None:
+        if self.gave_up:
+            return FINISHED
         if self._to_ask == 0:
-            return self._next_control() if self._with_controls else FINISHED
-        trial = self._ask()
+            if self._with_controls:
+                return self._next_control()
+            return None if self._may_begin_again() else FINISHED
+        trial = self._ask_for_one_that_can_be()
         if trial is None and self._with_controls:
             return self._next_control(shorter_alone=True)  # which wait for nobody, so that no processor does
         if trial is not None and self._to_ask is not None:
             self._to_ask -= 1
         return trial
 
+    def _ask_for_one_that_can_be(self) -> optuna.Trial | str | None:
+        """`_ask`; values of a schedule's marks that cannot stand together are told to Optuna as pruned."""
+        for _ in range(_MOST_IMPOSSIBLE):
+            trial = self._ask()
+            if trial is None or isinstance(trial, str):
+                return trial
+            reason = self._why_impossible(trial)
+            if not reason:
+                return trial
+            trial.set_user_attr("error", reason)
+            self.study.tell(trial, state=TrialState.PRUNED)
+        self._nothing_can_be = f"of {_MOST_IMPOSSIBLE} combinations of the marked values none can be, such as: {reason}"
+        return FINISHED
+
+    def _why_impossible(self, trial: optuna.Trial) -> str:
+        """What is wrong with a trial's compression schedule; empty for one that can be read."""
+        config = TrialConfig.from_mapping(self._config(trial))
+        if not config.compresses:
+            return ""
+        try:
+            read_schedule(schedule_of(config))
+        except UserError as error:
+            return str(error)
+        return ""
+
     def _next_control(self, *, shorter_alone: bool = False) -> optuna.Trial | str | None:
         shorter_alone = shorter_alone or self._searches_run()
         missing = self.missing_controls(shorter_alone=shorter_alone)
         if missing:
             return self._start_given(missing[0])
-        return None if shorter_alone else FINISHED
+        return None if shorter_alone or self._may_begin_again() else FINISHED
+
+    def _may_begin_again(self) -> bool:
+        """Whether a trial is at work that would be begun again if its worker died."""
+        return self._retries > 0 and bool(self._ot_trials.keys() - self._completed_trials)
 
     def _searches_run(self) -> bool:
         """Whether trials are under way from whose results the best one is not known yet."""
@@ -263,7 +311,12 @@ class StudySearch(OptunaSearch):
     @property
     def gave_up(self) -> str:
         """Why it suggests no more before all that was planned is asked; empty otherwise."""
-        return ""
+        return self._baseline_error() if self._baseline_failed() else self._nothing_can_be
+
+    def _baseline_error(self) -> str:
+        failures = [t for t in self._baseline_trials() if t.state == TrialState.FAIL]
+        times = {1: "", 2: " twice"}.get(len(failures), f" {len(failures)} times")
+        return f"the baseline failed{times} ({failures[-1].user_attrs.get('error', 'no message')})"
 
     def runs_on(self) -> bool:
         """Whether trials were begun that have neither ended nor failed: Ray was told to stop before."""
@@ -302,7 +355,7 @@ class StudySearch(OptunaSearch):
                 self._random[near] = random_stops(
                     trace, store, self._base, self._context.unit_ends, saved=near, seed=self._base.seed
                 )
-            except (OSError, UserError) as error:
+            except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
                 warnings.warn(f"no controls with random stops: {error}", stacklevel=2)
                 self._random[near] = []
         return self._random[near]
@@ -312,36 +365,49 @@ class StudySearch(OptunaSearch):
         attrs = {**run.attrs, "given": dict(run.values)}
         if run.key in self._checkpoints:
             attrs["resume_from"] = self._checkpoints[run.key]
-        self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attrs))
+        return self._start(attrs)
+
+    def _start(self, attrs: dict[str, Any], **parameters: Any) -> optuna.Trial:
+        """A trial with these attributes and parameters that runs."""
+        self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attrs, **parameters))
         return optuna.Trial(self.study, self.study.get_trials(deepcopy=False)[-1]._trial_id)
 
     def _ask(self) -> optuna.Trial | None:
         """The next trial that may do something; None as long as the baseline, which others learn from, is trained."""
-        if self._baseline_row() is None and not self._baseline_failed():
+        if self._baseline_row() is None:
             return None if self._baseline_runs() else self._ask_for_baseline()
         self._enqueue_spread()
-        if self._held_back:
-            return self._held_back.pop(0)
-        for _ in range(_MOST_SKIPPED):
-            trial = self.study.ask()
-            row = self._baseline_row()
-            if row is None or self._was_queued(trial) or not self._does_nothing(trial):
-                return trial
-            trial.set_user_attr("skipped", "it stops nothing on this run, so its result is the baseline's")
-            tell_complete(self.study, trial, row, row, self._allowed_drop)
-        return self.study.ask()
+        queued = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        if queued or not self._repeats or not self._learn().knows_what_acts:
+            return self.study.ask()
+        return self._ask_for_one_that_acts()
 
-    def _was_queued(self, trial: optuna.Trial) -> bool:
-        """Whether its parameters were given, as those of a space's starting point, and not suggested."""
-        return "fixed_params" in self.study.get_trials(deepcopy=False)[trial.number].system_attrs
+    def _ask_for_one_that_acts(self) -> optuna.Trial:
+        """A setting of the sampler's that does something on the baseline's run.
+
+        It is drawn in a copy of the study, where those that are passed over get the baseline's result, so that the
+        sampler turns away from them. The study itself holds what is trained and nothing else.
+        """
+        draft = optuna.create_study(directions=self.study.directions, sampler=self._draft_sampler)
+        for known in (*self.study.get_trials(deepcopy=False), *self._passed_over):
+            with suppress(ValueError):  # a starting point may lie outside the ranges, and Optuna refuses it here
+                draft.add_trial(known)
+        row = self._baseline_row()
+        assert row is not None
+        for last in range(_MOST_PASSED_OVER, -1, -1):
+            drawn = draft.ask()
+            if last == 0 or not self._does_nothing(drawn):
+                break
+            tell_complete(draft, drawn, row, row, self._allowed_drop)
+            self._passed_over.append(draft.get_trials(deepcopy=False)[-1])
+        return self._start({}, params=drawn.params, distributions=drawn.distributions)
 
     def _ask_for_baseline(self) -> optuna.Trial:
-        """The baseline, which after an interruption is queued behind others; they come after it."""
-        while True:
-            trial = self.study.ask()
-            if trial.user_attrs.get("role") == "baseline":
-                return trial
-            self._held_back.append(trial)
+        """The baseline, the first in the queue; one that is begun again passes what is queued since."""
+        if self._baseline_again is None:
+            return self.study.ask()
+        attrs, self._baseline_again = self._baseline_again, None
+        return self._start(attrs)
 
     def _baseline_runs(self) -> bool:
         return any(t.state == TrialState.RUNNING for t in self._baseline_trials())
@@ -369,10 +435,23 @@ class StudySearch(OptunaSearch):
             self.study.set_user_attr(_WAITS, False)
         count = max(1, min(_MOST_SPREAD, self._planned // 3))
         queued = {t.user_attrs.get("start") for t in self.study.get_trials(deepcopy=False)}  # before a crash, here
-        for number, parameters in enumerate(self._learn().spread(count, self._start_seed)):
+        starts = self._learn().spread(count, self._start_seed)
+        for number, parameters in enumerate(starts):
             if number not in queued:
                 self.study.enqueue_trial(parameters, user_attrs={"role": "search", "start": number})
+        self._tell_why_little(acts=bool(starts))
         self.study.set_user_attr("spread", True)
+
+    def _tell_why_little(self, *, acts: bool = False) -> None:
+        reason = self._learn().why_little(self._start_seed, acts=acts)
+        if reason:
+            self.study.set_user_attr(_WHY_LITTLE, reason)
+            say(reason)
+
+    @property
+    def why_little(self) -> str:
+        """Why settings of the space do nothing or little on this run; empty where that is not known."""
+        return str(self.study.user_attrs.get(_WHY_LITTLE, ""))
 
     def _does_nothing(self, trial: optuna.Trial) -> bool:
         return self._learn().does_nothing(TrialConfig.from_mapping(self._config(trial)))
@@ -400,15 +479,71 @@ class StudySearch(OptunaSearch):
         self._waiting_for_baseline.append((trial, row))
         self._tell_waiting()
 
-    def tell_failure(self, trial_id: str, message: str) -> None:
-        """Tell Optuna that a trial raised."""
-        if trial_id in self._ot_trials and trial_id not in self._completed_trials:
-            self._completed_trials.add(trial_id)
-            trial = self._ot_trials[trial_id]
-            trial.set_user_attr("row_so_far", self._rows_so_far.get(trial_id, {}))
-            if self._claims_name is not None and "folder" in trial.user_attrs:
-                RayClaims(self._claims_name).release_all(trial.user_attrs["folder"])  # nobody has to wait for it
-            self._tell_fail(trial, message)
+    def tell_failure(self, trial_id: str, message: str, *, died: bool = False) -> bool:
+        """Tell Optuna that a trial failed; whether it is begun again, as another trial with the same parameters.
+
+        Args:
+            trial_id: Ray's.
+            message: what it raised, or how its worker ended.
+            died: whether its worker died, which says nothing of the trial: it goes on from its last checkpoint.
+        """
+        if trial_id not in self._ot_trials or trial_id in self._completed_trials:
+            return False
+        self._completed_trials.add(trial_id)
+        trial = self._ot_trials[trial_id]
+        trial.set_user_attr("row_so_far", self._rows_so_far.get(trial_id, {}))
+        if self._claims_name is not None and "folder" in trial.user_attrs:
+            RayClaims(self._claims_name).release_all(trial.user_attrs["folder"])  # nobody has to wait for it
+        again = self._begin_again(trial, message, died)
+        self._tell_fail(trial, message)
+        return again
+
+    def _begin_again(self, trial: optuna.Trial, message: str, died: bool) -> bool:
+        attrs = trial.user_attrs
+        given = as_key(attrs["given"]) if "given" in attrs else None
+        done = attrs.get("retry", 0) if given is None else self._retried.get(given, 0)
+        # Nothing can be searched without the baseline; what it raised may have been a matter of the moment.
+        needed = given is None and attrs.get("role") == "baseline" and not message.startswith(_WOULD_FAIL_AGAIN)
+        wanted = died or needed
+        if not wanted or done >= self._retries:
+            return False
+        if given is None:
+            self._queue_again(trial.params, attrs, retry=done + 1)
+            if self._to_ask is not None:
+                self._to_ask += 1
+        else:
+            self._retried[given] = done + 1
+            self._keep_checkpoint(attrs)
+        trial.set_user_attr("continued_by", "a later trial with the same parameters")
+        return True
+
+    def _queue_again(self, parameters: Mapping[str, Any], attrs: Mapping[str, Any], *, retry: int, **more: Any) -> None:
+        again = {"role": attrs.get("role", "search"), "retry": retry, **more}
+        checkpoint = self._checkpoint_of(attrs)
+        if checkpoint is not None:
+            again["resume_from"] = checkpoint
+        if again["role"] == "baseline":
+            self._baseline_again = again
+        else:
+            self.study.enqueue_trial(dict(parameters), user_attrs=again)
+
+    def _checkpoint_of(self, attrs: Mapping[str, Any]) -> str | None:
+        """The last checkpoint of a trial that did not end, or the one that it began from."""
+        found = last_checkpoint(self._tree.parent / attrs["folder"]) if "folder" in attrs else None
+        found = found or attrs.get("resume_from")
+        return None if found is None else str(Path(found).resolve())
+
+    def _keep_checkpoint(self, attrs: Mapping[str, Any]) -> None:
+        """A given trial is begun anew by its values, and goes on from there."""
+        checkpoint = self._checkpoint_of(attrs)
+        if checkpoint is not None:
+            self._checkpoints[as_key(attrs["given"])] = checkpoint
+
+    def retry_baseline(self) -> None:
+        """Begin a baseline that failed in an earlier search once more: without it nothing can be searched."""
+        if not self._baseline_trials() or not self._baseline_failed():
+            return
+        self._queue_again({}, {"role": "baseline"}, retry=self._retries, continues=self._baseline_trials()[-1].number)
 
     def _tell_fail(self, trial: optuna.Trial, message: str) -> None:
         trial.set_user_attr("error", message)
@@ -432,7 +567,7 @@ class StudySearch(OptunaSearch):
         return next((t.user_attrs["row"] for t in self._baseline_trials() if "row" in t.user_attrs), None)
 
     def _baseline_failed(self) -> bool:
-        return all(t.state == TrialState.FAIL for t in self._baseline_trials())
+        return self._baseline_again is None and all(t.state == TrialState.FAIL for t in self._baseline_trials())
 
     def adopt_unfinished(self, root: Path) -> None:
         """Bring a study that a search left unfinished in order: call before suggesting.
@@ -446,19 +581,12 @@ class StudySearch(OptunaSearch):
             if "row" in attrs:
                 self._waiting_for_baseline.append((trial, attrs["row"]))
                 continue
-            again = {"role": attrs.get("role", "search")}
-            checkpoint = last_checkpoint(root / attrs["folder"]) if "folder" in attrs else None
-            if checkpoint is None:
-                checkpoint = attrs.get("resume_from")
-            if checkpoint is not None:
-                again["resume_from"] = str(Path(checkpoint).resolve())
             if "given" in attrs:
-                if checkpoint is not None:
-                    self._checkpoints[as_key(attrs["given"])] = again["resume_from"]
+                self._keep_checkpoint(attrs)
             else:
                 # One that was asked for and never suggested has no parameters yet, but those that were queued.
                 parameters = frozen.params or frozen.system_attrs.get("fixed_params", {})
-                self.study.enqueue_trial(parameters, user_attrs=again)
+                self._queue_again(parameters, attrs, retry=attrs.get("retry", 0))
             if "folder" in attrs:
                 trial.set_user_attr("row_so_far", last_row(root / attrs["folder"]))
             trial.set_user_attr("continued_by", "a later trial with the same parameters")
@@ -468,9 +596,12 @@ class StudySearch(OptunaSearch):
 
     def finished_count(self) -> int:
         """Trials that ended, well or badly; interrupted ones and controls do not count."""
+        trials = self.study.get_trials(deepcopy=False)
+        continued = {t.user_attrs.get("continues") for t in trials} | {(self._baseline_again or {}).get("continues")}
         return sum(
-            "row" in t.user_attrs or (t.state == TrialState.FAIL and "continued_by" not in t.user_attrs)
-            for t in self.study.get_trials(deepcopy=False)
+            "row" in t.user_attrs
+            or (t.state == TrialState.FAIL and "continued_by" not in t.user_attrs and t.number not in continued)
+            for t in trials
             if t.user_attrs.get("role") != "control"
         )
 
@@ -485,6 +616,11 @@ class StudySearch(OptunaSearch):
     def restore(self, checkpoint_path: str) -> None:
         """Refused: Ray's own restore would lag behind the journal."""
         raise RuntimeError("resume this study with: python -m tune_cac search --resume NAME")
+
+
+def make_sampler(seed: int) -> optuna.samplers.TPESampler:
+    """The sampler of settings. Candidates are cheap beside a trial: twice as many as Optuna looks at by itself."""
+    return optuna.samplers.TPESampler(multivariate=True, group=True, constant_liar=True, n_ei_candidates=48, seed=seed)
 
 
 def _is_shorter(attrs: Mapping[str, Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,16 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import search_spaces
+from analysis.answer import plural
 from analysis.layout import Layout
 from analysis.loading import read_journal
 from search_spaces import SpaceContext
-from trainables.config import TrialConfig
+from trainables.config import MOST_SEED, TrialConfig
 from trainables.errors import UserError
+from trainables.script.placeholders import names
 from trainables.workloads import SCRIPT, is_factory
+from trainables.workloads.options import read_options
 from tune_cac.answering import SearchResult, answer, write_answer
 from tune_cac.decoded_images import keeps_decoded_images
 from tune_cac.held import check_hold_on_run, shown_hold, with_schedule, with_watch
 from tune_cac.options import DEFAULT_BUDGET, SearchOptions
+from tune_cac.saying import say
 from tune_cac.script_files import check_unchanged, script_identity
 from tune_cac.study import check_writable, find_study, locked, mend_journal, open_study, written
 
@@ -46,10 +49,12 @@ def search(
     checkpoint_every_s: float = 60.0,
     hold: Mapping[str, Any] | None = None,
     schedule: str | Path | None = None,
+    compatible: bool = False,
     saving: str | None = None,
     sharing: bool = True,
     checkpoint_budget: int | str = DEFAULT_BUDGET,
     controls: bool = True,
+    retries: int = 1,
 ) -> SearchResult:
     """Search a space on a workload.
 
@@ -77,12 +82,15 @@ def search(
             the space fixes, and may not be what it searches.
         schedule: file with a compression schedule, for the space ``schedule``: its values marked ``!search`` are
             searched.
+        compatible: whether that schedule may hold what Distiller silently accepted, with a warning each.
         saving: compute that trials are ranked by: ``training``, ``inference`` or the mean of ``both``; None for what
             the space's methods save.
         sharing: share training prefixes between trials; False trains every trial alone, with equal results.
         checkpoint_budget: most bytes of checkpoints that sharing keeps, a number or text such as ``"20GB"``.
         controls: train beside the ``trials`` what settings have to beat: dense runs of 90 to 50 % of the epochs, and
             random stops that save as much as the best setting.
+        retries: times that a trial whose worker died is begun again from its last checkpoint, >= 0; so often, too, a
+            baseline that failed, for without it nothing can be searched.
 
     Returns:
         Trials, ranking and best as pandas; the same is written into the study's folder.
@@ -95,21 +103,26 @@ def search(
             raise UserError("script= trains with a command of yours, so it takes no workload= or workload_options=")
         workload, workload_options = SCRIPT, (f"command={script}",)
     if workload == SCRIPT:
+        if epochs is not None and "epochs" not in names(read_options(workload_options)["command"]):
+            raise UserError(f"--epochs must be left out where the command has no {{epochs}} to take it, got {epochs}")
         workload_options = (*workload_options, *script_identity(workload_options))
     options = SearchOptions(
         space=space, workload=workload, workload_options=tuple(workload_options), trials=trials, epochs=epochs,
         seed=seed, allowed_drop=allowed_drop,
         concurrency=concurrency, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial,
         workers_per_trial=workers_per_trial, results=Path(results), name=name,
-        checkpoint_every_s=checkpoint_every_s, hold=with_schedule(hold or {}, schedule), saving=saving,
-        sharing=sharing, checkpoint_budget=checkpoint_budget, controls=controls,
+        checkpoint_every_s=checkpoint_every_s, saving=saving,
+        hold=with_schedule(hold or {}, schedule, compatible=compatible),
+        sharing=sharing, checkpoint_budget=checkpoint_budget, controls=controls, retries=retries,
     )  # fmt: skip
+    _check_processors(options)
     check_gpus(options)
     context = None
     if options.hold or options.workload_options or is_factory(options.workload) or options.compresses:
         # What a user gave is tried before there is a folder.
         context = context_of(_baseline(options, device="cpu"))
     if context is not None and not options.is_script:
+        options = _without_sharing_where_training_does_not_repeat(options)
         context = replace(context, schedule=options.schedule)
         if options.hold:
             check_hold_on_run(options.space, options.hold, context)
@@ -125,6 +138,7 @@ def search(
                 trials=info.trials + trials,
                 allowed_drop=allowed_drop,
                 sharing=options.sharing,
+                fresh_processes=options.fresh_processes,
                 controls=controls,
             )
         )
@@ -142,12 +156,14 @@ def resume(
     checkpoint_every_s: float = 60.0,
     sharing: bool | None = None,
     checkpoint_budget: int | str = DEFAULT_BUDGET,
+    retries: int = 1,
 ) -> SearchResult:
     """Finish the remaining trials of a study; space, workload, length, seed, allowed drop and held values are its own.
 
     Args:
         name: the study's name under ``results``, or its path.
-        results, concurrency, cpus_per_trial, gpus_per_trial, checkpoint_every_s, checkpoint_budget: as in `search`.
+        results, concurrency, cpus_per_trial, gpus_per_trial, checkpoint_every_s, checkpoint_budget, retries: as in
+            `search`.
         sharing: as in `search`; None for what the study was searched with.
 
     Raises:
@@ -165,8 +181,10 @@ def resume(
             allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=cpus_per_trial, saving=info.saving,
             gpus_per_trial=gpus_per_trial, results=Path(results), checkpoint_every_s=checkpoint_every_s, hold=info.hold,
             sharing=info.sharing if sharing is None else sharing, checkpoint_budget=checkpoint_budget,
-            controls=info.controls,
+            fresh_processes=info.fresh_processes,
+            controls=info.controls, retries=retries,
         )  # fmt: skip
+        _check_processors(options)
         check_gpus(options)
         if options.is_script:
             check_unchanged(options.workload_options)
@@ -195,6 +213,26 @@ def run_context(config: TrialConfig) -> SpaceContext:
     )
 
 
+def _without_sharing_where_training_does_not_repeat(options: SearchOptions) -> SearchOptions:
+    """Train a few steps of a user's own code twice; where they differ, no trial may take another's training.
+
+    A counter in the model, a data set with a generator of its own, an evaluation that draws at random: what such a run
+    gives depends on what its process has trained before.
+    """
+    if not _own_code(options):
+        return options
+    from trainables.training.determinism import repetition
+
+    reason = repetition(_baseline(options, device="cpu")).reason
+    if not reason:
+        return options
+    say(
+        f"training {options.workload} does not repeat: {reason}; so trials share nothing, and each has a process "
+        "of its own"
+    )
+    return replace(options, fresh_processes=True)
+
+
 def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | None) -> None:
     """Raise UserError for a schedule that does not fit the model, before there is a study.
 
@@ -218,7 +256,7 @@ def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | N
     values = {"method": space.method, **suggested, **options.hold}
     config = TrialConfig.from_mapping({**base.to_dict(), **values})
     schedule = schedule_of(config)
-    check_on_model(schedule, base, file)
+    check_on_model(schedule, base, file, compatible=bool(config.schedule_compatible), every_mark=True)
     if config.skips_gradients:
         check_together(config, schedule)
     late = late_policies(schedule, config.epochs)
@@ -264,11 +302,12 @@ def _run(layout: Layout, options: SearchOptions, context: SpaceContext | None = 
         options: what is searched, and with what.
         context: the run it is searched on, where that was found out already.
     """
-    size = f"{layout.read_info().trials} trials of {options.trial_epochs} epochs, {options.trials_at_a_time} at a time"
+    info = layout.read_info()
+    size = f"{plural(info.trials, 'trial')} of {info.length_text}, {options.trials_at_a_time} at a time"
     if options.hold:
         size += f", {shown_hold(options.hold)} held"
     # Said before torch and Ray load, which takes seconds.
-    print(f"{layout.root}: {options.space} on {options.workload}, {size}", file=sys.stderr, flush=True)
+    say(f"{layout.root}: {options.space} on {options.workload}, {size}")
     with written(layout, f"search --resume {layout.root}"):
         return _run_missing(layout, options, context)
 
@@ -283,9 +322,19 @@ def _run_missing(layout: Layout, options: SearchOptions, context: SpaceContext |
         to_run = layout.read_info().trials - searcher.finished_count()
         if to_run > 0 or (options.controls and searcher.missing_controls()):
             interrupted = _search(layout, options, searcher, run_name, max(0, to_run))
+        layout.write_info(replace(layout.read_info(), why_little=searcher.why_little))
+    if options.is_script:
+        _keep_script_epochs(layout)
     found = answer(layout, allowed_drop=options.allowed_drop, interrupted=interrupted)
     write_answer(layout, found)
     return found
+
+
+def _keep_script_epochs(layout: Layout) -> None:
+    """Remember the epochs that the baseline reported, which the command may have chosen for itself."""
+    told = [record["row"]["epoch"] for record in _completed(layout) if record["role"] == "baseline"]
+    if told:
+        layout.write_info(replace(layout.read_info(), script_epochs=int(told[0])))
 
 
 def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[None]:
@@ -338,6 +387,8 @@ def make_searcher(
             "sharing": options.sharing,
             "budget_bytes": options.budget_bytes,
             "trials": layout.read_info().trials,
+            "retries": options.retries,
+            "repeats": not options.fresh_processes,
             "worker_resources": {"CPU": options.cpus_per_trial, **gpus} if options.workers_per_trial > 1 else None,
             **more,
         }
@@ -357,11 +408,12 @@ def _searcher(layout: Layout, options: SearchOptions, context: SpaceContext, bas
         context,
         base,
         # A later search of the same study must not draw the same random start again.
-        seed=options.seed + 7919 * earlier,
+        seed=(options.seed + 7919 * earlier) % (MOST_SEED + 1),
     )
     if len(searcher.study.get_trials(deepcopy=False)) == 0:
         searcher.begin()
     searcher.adopt_unfinished(layout.root)
+    searcher.retry_baseline()
     return searcher, run_name
 
 
@@ -378,12 +430,15 @@ def _search(layout: Layout, options: SearchOptions, searcher: Any, run_name: str
     # The searcher ends it before, where fewer controls are wanted.
     train(layout, options, searcher, progress, run_name, to_run + (MOST_CONTROLS if options.controls else 0))
     if searcher.gave_up:
-        print(
-            f"{searcher.gave_up}, so nothing else was tried: mend the command and search under another --name",
-            file=sys.stderr,
-        )
+        say(f"{searcher.gave_up}, so nothing else was tried: {_way_on(layout, options)}")
         return False
     return progress.ended < to_run or searcher.runs_on() or (options.controls and bool(searcher.missing_controls()))
+
+
+def _way_on(layout: Layout, options: SearchOptions) -> str:
+    if options.is_script:
+        return "mend the command and search under another --name"
+    return f"mend that and go on with python -m tune_cac search --resume {layout.root}"
 
 
 def _completed(layout: Layout) -> list[dict[str, Any]]:
@@ -413,9 +468,9 @@ def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, 
             _trainable(options),
             tune_config=tune.TuneConfig(
                 search_alg=searcher,
-                num_samples=most,
+                num_samples=most * (1 + options.retries),  # at most: the searcher knows the end
                 max_concurrent_trials=at_a_time,
-                reuse_actors=True,
+                reuse_actors=not options.fresh_processes,
                 trial_name_creator=_trial_name,
                 trial_dirname_creator=_trial_name,
             ),
@@ -430,10 +485,15 @@ def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, 
         ).fit()
 
 
-def _own_modules(options: SearchOptions) -> list[Path]:
-    """Modules of the user's that trials import: of the workload, and of options such as ``model=package:function``."""
+def _own_code(options: SearchOptions) -> list[str]:
+    """Functions of the user's: the workload, and options such as ``model=package:function``."""
     values = [options.workload, *(text.partition("=")[2] for text in options.workload_options)]
-    named = [value for value in values if not options.is_script and is_factory(value)]
+    return [value for value in values if not options.is_script and is_factory(value)]
+
+
+def _own_modules(options: SearchOptions) -> list[Path]:
+    """Modules of the user's that trials import."""
+    named = _own_code(options)
     if not named:
         return []
     from trainables.workloads.user_code import own_modules
@@ -453,6 +513,16 @@ def _trainable(options: SearchOptions) -> Any:
     from trainables.trial import Trial
 
     return tune.with_resources(Trial, {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial})
+
+
+def _check_processors(options: SearchOptions) -> None:
+    """More threads than processors would take turns without end."""
+    there = os.cpu_count() or 1
+    if options.cpus_per_trial > there and not os.environ.get("RAY_ADDRESS"):
+        raise UserError(
+            f"--cpus-per-trial must be at most {there}, which is all that this machine has, got "
+            f"{options.cpus_per_trial}; set RAY_ADDRESS to search on a cluster"
+        )
 
 
 def check_gpus(options: SearchOptions) -> None:

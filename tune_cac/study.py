@@ -18,7 +18,7 @@ from typing import Any
 
 from analysis.journal import torn_end
 from analysis.layout import Layout, StudyInfo
-from trainables.errors import UserError
+from trainables.errors import DiskError, UserError
 from trainables.workloads.options import what_is_trained
 from tune_cac.held import shown_hold
 from tune_cac.options import SearchOptions
@@ -64,6 +64,7 @@ def open_study(options: SearchOptions) -> Layout:
         versions=package_versions(),
         hold=dict(options.hold),
         sharing=options.sharing,
+        fresh_processes=options.fresh_processes,
         controls=options.controls,
         gpus_per_trial=options.gpus_per_trial,
         workload_options=list(options.workload_options),
@@ -121,7 +122,8 @@ def check_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"cannot write results to {folder}: {reason}; choose another --results") from None
+        kind = DiskError if error.errno in _REFUSALS else UserError
+        raise kind(f"cannot write results to {folder}: {reason}; choose another --results") from None
 
 
 def mend_journal(journal: Path) -> None:
@@ -140,24 +142,29 @@ def mend_journal(journal: Path) -> None:
 
 @contextmanager
 def written(layout: Layout, again: str) -> Iterator[None]:
-    """Work that writes into a study; UserError where the disk refuses or the journal cannot be read on.
+    """Work that writes into a study.
 
     Args:
         layout: of the study. What has ended is kept.
         again: the command that goes on.
+
+    Raises:
+        DiskError: the disk refuses to be written.
+        UserError: the journal cannot be read on.
     """
     try:
         yield
     except OSError as error:
         if error.errno not in _REFUSALS:
             raise
-        raise UserError(
+        raise DiskError(
             f"{layout.root} cannot be written ({error.strerror}): what has ended is kept; make room, then go on with "
             f"python -m tune_cac {again}"
         ) from error
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it is not UTF-8"
         raise UserError(
-            f"the journal {layout.journal} is damaged ({error.msg}), so Optuna cannot go on with it: rank and report "
+            f"the journal {layout.journal} is damaged ({reason}), so Optuna cannot go on with it: rank and report "
             "read what can be read; search under another --name"
         ) from error
 

@@ -22,7 +22,7 @@ def test_a_full_disk_ends_the_search_in_one_line_and_loses_nothing(tmp_path: Pat
         [sys.executable, full_disk_search.__file__, "40", *arguments],
         cwd=tmp_path, capture_output=True, text=True, timeout=400,
     )  # fmt: skip
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1] == (
         "tune_cac: error: results/s cannot be written (No space left on device): what has ended is kept; make room, "

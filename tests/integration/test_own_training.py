@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from image_files import noise, write_folder, write_parquet
 
 import analysis
 import tune_cac
+from analysis.answer import config_of
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training.run import TrainingRun
@@ -75,7 +77,9 @@ def write_factory(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_ray")
-def test_a_script_with_our_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_with_our_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CAC_VAR_START_THR", "0.5")  # what the shell has set is no trial's
     (tmp_path / "train.py").write_text(TRAIN)
@@ -95,8 +99,13 @@ def test_a_script_with_our_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "epoch 3 done" in (folders[0] / "output.log").read_text()
     rows = [json.loads(line) for line in (folders[1] / "result.json").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    # Its epochs are its own: nobody told it how many.
+    assert "4 trials of the script's own epochs, 2 at a time" in capsys.readouterr().err
+    for file in ("best.env", "report.md"):
+        assert "4 epochs of the script, " in (tmp_path / "results" / "s" / file).read_text()
     again = tune_cac.search(script=f"{sys.executable} train.py 0.1", trials=1, name="s", concurrency=1)
     assert len(again.trials) == 5
+    assert "5 trials of 4 epochs of the script, 1 at a time" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("one_ray")
@@ -155,12 +164,67 @@ def test_a_script_that_crashes(
     code = main(["search", "--script", "echo loading; echo out of data >&2; exit 7", "--trials", "3", "--name", "s"])
     assert code == 1
     err = capsys.readouterr().err
-    assert (
-        "trial 0 failed: ScriptFailed: the script ended with exit code 7; its last lines: loading | out of data" in err
-    )
-    assert "the baseline failed, so nothing else was tried" in err
+    failed = "ScriptFailed: the script ended with exit code 7; its last lines: loading | out of data"
+    assert f"trial 0 failed and is begun again: {failed}" in err
+    assert f"trial 1 failed: {failed}" in err
+    assert f"the baseline failed twice ({failed}), so nothing else was tried" in err
+    assert "1 of 2 trials failed" in err
     # Nobody knows how long a run is, so nothing else was tried.
-    assert len(analysis.load(tmp_path / "results" / "s")) == 1
+    assert len(analysis.load(tmp_path / "results" / "s")) == 2
+
+
+HIDDEN = """
+import numpy as np
+
+class Noisy(torch.utils.data.Dataset):
+    def __init__(self):
+        self.random = np.random.default_rng(0)
+        self.clean = data(0, 60)
+    def __len__(self):
+        return 60
+    def __getitem__(self, number):
+        image, label = self.clean[number]
+        return image + torch.from_numpy(self.random.normal(size=image.shape)).float(), label
+
+def make_noisy():
+    return {**make_workload(), "train": DataLoader(Noisy(), batch_size=10, shuffle=True)}
+"""
+
+
+def test_a_data_set_with_a_generator_of_its_own_is_trained_as_if_each_trial_were_alone(
+    tune_cac_command: Run, tmp_path: Path
+) -> None:
+    """Before, it was shared, and unshared its result depended on what its process had trained before."""
+    write_factory(tmp_path)
+    (tmp_path / "own_project" / "noisy.py").write_text(FACTORY + HIDDEN)
+    name = "own_project.noisy:make_noisy"
+    done = tune_cac_command(
+        "search", "--workload", name, "--trials", "3", "--name", "s", "--concurrency", "1", "--no-controls"
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"training {name} does not repeat: " in done.stderr
+    assert "so trials share nothing, and each has a process of its own" in done.stderr
+    trials = analysis.load(tmp_path / "results" / "s")
+    assert trials["search_flops"].tolist() == trials["executed_flops"].tolist()
+    for _, row in trials.iloc[1:].iterrows():  # the baseline is recorded, and draws on the data before it trains
+        config = json.dumps(config_of(row).to_dict())
+        alone = subprocess.run(
+            [sys.executable, "-c", ALONE, config], cwd=tmp_path, text=True, capture_output=True, check=True
+        )
+        assert json.loads(alone.stdout.splitlines()[-1]) == [row["train_loss"], row["accuracy"]]
+
+
+ALONE = """
+import json, sys
+sys.path.insert(0, ".")
+from trainables.config import TrialConfig
+from trainables.training.run import TrainingRun
+
+with TrainingRun(TrialConfig.from_mapping(json.loads(sys.argv[1]))) as run:
+    while not run.finished:
+        row = run.train_epoch()
+print(json.dumps([row["train_loss"], row["accuracy"]]))
+"""
 
 
 @pytest.mark.usefixtures("one_ray")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import optuna
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from search_spaces import SpaceContext, load
 from search_spaces.auto_thresholds import threshold_grid
@@ -52,18 +54,27 @@ def test_on_imagenet_the_start_is_the_published_default() -> None:
     ("known", "grid"),
     [
         ((0.92, 1.0), (0.92, 1.0, 0.02)),
-        ((0.9152, 1.0), (0.9, 1.0, 0.02)),
-        ((0.9931, 1.0), (0.992, 1.0, 0.002)),
-        ((0.985, 1.0), (0.985, 1.0, 0.005)),
-        ((0.9999, 1.0), (0.999, 1.0, 0.001)),
-        ((0.31, 1.0), (0.3, 1.0, 0.1)),
-        ((0.01, 1.0), (0.1, 1.0, 0.1)),  # never zero, which is no threshold
+        ((0.9152, 1.0), (0.92, 1.0, 0.02)),
+        ((0.9931, 1.0), (0.994, 1.0, 0.002)),
+        ((0.985, 1.0), (0.985, 1.0, 0.003)),
+        ((0.8812, 1.0), (0.9, 1.0, 0.02)),
+        ((0.9999, 1.0), (0.9999, 1.0, 0.0001)),
+        ((0.31, 1.0), (0.4, 1.0, 0.2)),
+        ((0.01, 1.0), (0.2, 1.0, 0.2)),  # never zero, which is no threshold
     ],
 )
-def test_thresholds_are_round_numbers_that_cover_what_is_wanted(
+def test_thresholds_are_round_numbers_of_what_is_wanted(
     known: tuple[float, float], grid: tuple[float, float, float]
 ) -> None:
     assert threshold_grid(*known) == grid
+
+
+@given(low=st.floats(0.01, 0.9999))
+def test_no_threshold_lies_below_its_range_and_there_are_enough(low: float) -> None:
+    first, high, step = threshold_grid(low, 1.0)
+    assert first >= low - 1e-6
+    assert first - low < step + 1e-6  # nothing of the range is left out that another value would fit into
+    assert 3 <= round((high - first) / step) <= 5 or high - low < 0.0003
 
 
 def test_on_a_run_whose_trace_is_known_thresholds_are_those_that_make_a_difference() -> None:
@@ -71,9 +82,9 @@ def test_on_a_run_whose_trace_is_known_thresholds_are_those_that_make_a_differen
         total_steps=300, start_thr_range=(0.985, 1.0), later_thr_range=(0.93, 1.0), latest_start_itr=80
     )
     found = {f.name: f for f in describe(load("auto_thresholds"), context)}
-    assert (found["CAC_VAR_START_THR"].low, found["CAC_VAR_START_THR"].step) == (0.985, 0.005)
-    assert (found["CAC_VAR_MT_THR"].low, found["CAC_VAR_SLOPE_THR"].low) == (0.92, 0.92)
+    assert (found["CAC_VAR_START_THR"].low, found["CAC_VAR_START_THR"].step) == (0.985, 0.003)
+    assert (found["CAC_VAR_MT_THR"].low, found["CAC_VAR_SLOPE_THR"].low) == (0.94, 0.94)
     assert found["CAC_VAR_START_ITR"].high == 60
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     values = [load("auto_thresholds").suggest(study.ask(), context)["CAC_VAR_START_THR"] for _ in range(50)]
-    assert set(values) <= {0.985, 0.99, 0.995, 1.0}
+    assert set(values) <= {0.985, 0.988, 0.991, 0.994, 0.997, 1.0}

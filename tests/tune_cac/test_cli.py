@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ),
         ("search --trials 0", "--trials must be an integer >= 1, got 0"),
         ("search --epochs 0", "--epochs must be an integer >= 1, got 0"),
-        ("search --seed -1", "--seed must be an integer >= 0, got -1"),
+        ("search --seed -1", "--seed must be an integer in [0, 4294967295], got -1"),
         ("search --concurrency 0", "--concurrency must be an integer >= 1, got 0"),
         ("search --cpus-per-trial 0", "--cpus-per-trial must be an integer >= 1, got 0"),
         ("search --gpus-per-trial -1", "--gpus-per-trial must be a number >= 0, got -1.0"),
@@ -105,6 +106,24 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             "search --space stop_rules --set CAC_RULE_DEPTH=0.3",
             "CAC_RULE_DEPTH is searched by space stop_rules, so it can't be held, got CAC_RULE_DEPTH=0.3: leave it "
             "out, or take another space",
+        ),
+        (
+            "search --seed 99999999999999999999",
+            "--seed must be an integer in [0, 4294967295], got 99999999999999999999",
+        ),
+        (
+            "trial --seed 4294967296",
+            "seed must be an integer in [0, 4294967295], got 4294967296",
+        ),
+        (
+            "search --cpus-per-trial 9999",
+            f"--cpus-per-trial must be at most {os.cpu_count()}, which is all that this machine has, got 9999; set "
+            "RAY_ADDRESS to search on a cluster",
+        ),
+        ("search --retries -1", "--retries must be an integer >= 0, got -1"),
+        (
+            "search --script train.sh --epochs 3",
+            "--epochs must be left out where the command has no {epochs} to take it, got 3",
         ),
         ("search --set epochs=3", "epochs has an option of its own, so it can't be set by name: use --epochs"),
         (
@@ -339,7 +358,13 @@ def test_trial_trains_here_without_ray(tune_cac_command: Run) -> None:
 
 def test_trial_warns_of_a_start_past_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trial", "--epochs", "1"]) == 0
-    assert "CAC_VAR_START_ITR=5000 is past the run's 10 steps, so nothing can stop" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    reason = (
+        "the first stop can come at iteration 5200 at the earliest (CAC_VAR_START_ITR=5000, decided every 200), the "
+        "run has 10 steps: set both lower, such as CAC_VAR_START_ITR=2 and CAC_VAR_SAMPLES=1"
+    )
+    assert f"warning: nothing will stop: {reason}\n" in captured.err
+    assert f"nothing stopped: {reason}\n" in captured.out
 
 
 def test_a_trial_that_diverges_exits_with_one(
@@ -401,6 +426,33 @@ def test_a_name_that_matches_nothing_is_told_with_its_line(capsys: pytest.Captur
     Path("s.yaml").write_text(SCHEDULE.replace("conv*", "cov*"))
     assert main(["trial", "--schedule", "s.yaml", "--epochs", "6"]) == 2
     assert "s.yaml:3: pruners.fine.sensitivities.cov*.weight: 'cov*.weight' matches no" in capsys.readouterr().err
+
+
+PUBLISHED = (
+    "lr_scheduler: none\npruners:\n  fine:\n    class: AutomatedGradualPruner\n    initial_sparsity: 0.05\n"
+    "    final_sparsity: 0.5\n    weights: [conv2.weight, module.fc.weight]\n  spare: {class: SensitivityPruner, "
+    "sensitivities: {conv1.weight: 0.1}}\npolicies:\n"
+    "  - {pruner: {instance_name: fine}, starting_epoch: 0, ending_epoch: 2, frequency: 1}\n"
+)
+
+
+def test_a_trial_takes_what_distiller_took_where_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
+    """A section and a pruner that nobody uses, a name that matches nothing, no version."""
+    Path("s.yaml").write_text(PUBLISHED)
+    assert main(["trial", "--schedule", "s.yaml", "--epochs", "2"]) == 2
+    assert "s.yaml:1: lr_scheduler: unknown section, did you mean 'lr_schedulers'?" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="s.yaml") as said:
+        assert main(["trial", "--schedule", "s.yaml", "--epochs", "2", "--compatible"]) == 0
+    texts = [str(warning.message) for warning in said]
+    for part in ("version is missing", "unknown section", "is used by no policy", "module.fc.weight"):
+        assert any(part in text for text in texts), part
+    assert "sparsity" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["trial", "search"])
+def test_compatible_is_about_a_schedule(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--compatible"]) == 2
+    assert capsys.readouterr().err == "tune_cac: error: --compatible is about a schedule: give --schedule FILE, too\n"
 
 
 def test_a_trial_says_where_marked_values_stand(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from studies import result_row, write_study
 
 import analysis
 from analysis.answer import best_env, headline
-from analysis.confirmation import resolution_of
+from analysis.confirmation import read_confirmation
+from analysis.noise import resolution_of
 from trainables.config import TrialConfig
-from tune_cac.answering import best_or_confirmed
+from tune_cac.answering import answer, best_or_confirmed, write_answer
 from tune_cac.cli import main
 from tune_cac.confirming import candidates_of, options_of, runs
 
@@ -147,6 +149,69 @@ def test_a_setting_that_fresh_seeds_refute_is_no_answer(tmp_path: Path) -> None:
     )
 
 
+#: How trials 1 and 3 of a study turn out to be one outcome under two settings.
+SAME = {
+    "the same stage of the tree": ({"stage": "a"}, {"stage": "a"}),
+    "the same result to the last bit": ({"train_loss": 0.25}, {"train_loss": 0.25}),
+}
+
+
+@pytest.mark.parametrize("same", SAME.values(), ids=SAME.keys())
+@pytest.mark.parametrize("retrained", [1, 3])  # 3, where 1 ended only after the confirmation had begun
+def test_what_fresh_seeds_say_is_said_of_every_trial_of_the_outcome(
+    tmp_path: Path, same: tuple[dict[str, Any], dict[str, Any]], retrained: int
+) -> None:
+    first, second = trial(0.4), trial(0.4, CAC_VAR_SAMPLES=7)
+    first["row"] |= {"stage": "", **same[0]}
+    second["row"] |= {"stage": "", **same[1]}
+    folder = study(tmp_path, first, trial(0.2), second, trial(0.1))
+    layout = analysis.layout.Layout(folder)
+    ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
+    assert ranking["trial"].tolist() == [1, 3, 2, 4, 0]
+    assert candidates_of(analysis.load(folder), 0.005, 5)["trial"].tolist() == [1, 2, 4]
+
+    def retrain(drop: float) -> pd.DataFrame:
+        accuracies = [0.97 + n / 1000 for n in range(3)]
+        rows: list[dict[str, Any]] = []
+        for n, accuracy in enumerate(accuracies, start=1):
+            dense = TrialConfig(method="none", seed=n).to_dict()
+            rows.append({"role": "baseline", "row": result_row(accuracy), "config": dense})
+            own = {**dense, "method": "gradskip"}
+            row = result_row(accuracy - drop - n / 5990, 0.4)
+            rows.append({"role": "candidate", "candidate": retrained, "row": row, "config": own})
+        shutil.rmtree(layout.confirmation.root, ignore_errors=True)
+        write_study(layout.confirmation.root, rows)
+        table = read_confirmation(layout, ranking, allowed_drop=0.005)
+        assert table is not None
+        return table
+
+    refuted = retrain(0.05)
+    assert refuted["refuted"].tolist() == [True]
+    best = best_or_confirmed(ranking, refuted)
+    assert best is not None
+    assert best["trial"] == 2
+    said = headline(ranking, best, 0.005, confirmation=refuted)
+    assert "40.0 %" not in said
+    confirmed = retrain(0.0)
+    assert confirmed["confirmed"].tolist() == [True]
+    best = best_or_confirmed(ranking, confirmed)
+    assert best is not None
+    assert best["trial"] == 1
+    said = headline(ranking, best, 0.005, confirmation=confirmed)
+    assert "confirmed over 3 seeds" in said
+    assert "was not retrained" not in said
+    assert "# Confirmed on 3 fresh seeds" in best_env(layout.read_info(), best, 0.005, confirmation=confirmed)
+
+
+def test_trials_that_only_look_alike_are_two_outcomes(tmp_path: Path) -> None:
+    first, second, third = trial(0.4), trial(0.4, CAC_VAR_SAMPLES=7), trial(0.4, CAC_VAR_SAMPLES=8)
+    second["row"]["train_loss"] += 1e-9
+    for one in (third, fourth := trial(0.4, CAC_VAR_SAMPLES=9)):
+        one["row"]["train_loss"] = None  # a script that reports none
+    trials = analysis.load(study(tmp_path, first, second, third, fourth))
+    assert candidates_of(trials, 0.005, 5)["trial"].tolist() == [1, 2, 3, 4]
+
+
 def test_what_failed_on_fresh_seeds_is_said(tmp_path: Path) -> None:
     folder = study(tmp_path, trial(0.3))
     ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
@@ -185,31 +250,64 @@ def test_savings_beyond_the_shortest_training_are_not_compared(tmp_path: Path) -
     assert said.endswith("Training so much shorter was not tried: the shortest saves 30.0 %.")
 
 
-@pytest.mark.parametrize(("shorter", "beaten"), [(0.9699, False), (0.9701, True)])
-def test_a_setting_that_does_not_beat_training_shorter_is_marked_in_the_headline(
-    shorter: float, beaten: bool, tmp_path: Path
-) -> None:
+def with_control(folder: Path, shorter: float) -> Path:
+    """A study of 1000 validation samples whose best trial saves 0.3 at 0.97, beside a training as much shorter."""
     row = result_row(shorter, dense_flops=700, executed_flops=700)
-    control = {
-        "role": "control",
-        "control": "shorter",
-        "row": row,
-        "config": TrialConfig(method="none", epochs=21).to_dict(),
-    }
-    folder = study(tmp_path, trial(0.3), control)
-    trials = analysis.load(folder)
-    ranking = analysis.rank(trials, allowed_drop=0.005)
-    said = headline(ranking, analysis.best(ranking), 0.005, line=analysis.controls.control_line(trials))
-    expected = (
-        "It does not beat simply training shorter, which reaches 0.9701 for the same compute on that seed, "
-        "this setting 0.9700."
-    )
-    assert (expected in said) is beaten
+    config = TrialConfig(method="none", epochs=21).to_dict()
+    return study(folder, trial(0.3), {"role": "control", "control": "shorter", "row": row, "config": config})
+
+
+#: What a training of 70 % of the epochs reached: the word, and the sentence of a headline before and after fresh seeds.
+SHORTER_REACHED = {
+    0.951: (
+        "yes",
+        "",
+        "It beats simply training shorter, which reaches 0.9510 for the same compute on that seed, this setting "
+        "0.9700; fresh seeds did not train shorter.",
+    ),
+    0.969: (
+        "about equal",
+        "It is about equal to simply training shorter, which reaches 0.9690 for the same compute on that seed, this "
+        "setting 0.9700 (another seed alone makes about 0.0055).",
+        "It is about equal to simply training shorter, which reaches 0.9690 for the same compute on that seed, this "
+        "setting 0.9700 (another seed alone makes about 0.0055); fresh seeds did not train shorter.",
+    ),
+    0.991: (
+        "no",
+        "It does not beat simply training shorter, which reaches 0.9910 for the same compute on that seed, this "
+        "setting 0.9700.",
+        "It does not beat simply training shorter, which reaches 0.9910 for the same compute on that seed, this "
+        "setting 0.9700; fresh seeds did not train shorter.",
+    ),
+}
+
+
+@pytest.mark.parametrize("shorter", SHORTER_REACHED)
+def test_what_training_shorter_reaches_is_said_in_headline_and_settings(shorter: float, tmp_path: Path) -> None:
+    word, unconfirmed, confirmed = SHORTER_REACHED[shorter]
+    found = answer(analysis.layout.Layout(with_control(tmp_path, shorter)), allowed_drop=0.005)
+    best = found.best
+    assert best is not None
+    assert found.headline.partition("One seed, not confirmed.")[2].strip() == unconfirmed
+    table = confirmation((1, 0.29, 0.001, 0.004, True))
+    said = headline(found.ranking, best, 0.005, confirmation=table, line=found.control_line)
+    assert said.partition("with 95% confidence.")[2].strip() == confirmed
+    write_answer(analysis.layout.Layout(found.folder), found)
+    lines = (found.folder / "best.env").read_text().splitlines()
+    assert (
+        f"# Training shorter for the same compute: validation accuracy {shorter:.4f} on that seed; beaten: {word}."
+    ) in lines
+    assert pd.read_csv(found.folder / "ranking.csv").set_index("trial")["beats_shorter"][1] == word
+    assert found.table()[1][-2] == word
 
 
 def test_the_resolution_of_a_test_split_is_read_off_its_accuracies() -> None:
     assert resolution_of(pd.Series([583 / 599, 580 / 599])) == 1 / 599
     assert resolution_of(pd.Series([0.5, 0.75, 9990 / 10000, None])) == 1 / 1000  # a part of 10,000: wider
+    assert resolution_of(pd.Series([9991 / 10000, 0.5])) == 1 / 10000
+    coarse = resolution_of(pd.Series([float(np.float32(9991 / 10000))]))  # too many samples for float32
+    assert coarse is not None
+    assert 1 / 10000 <= coarse < 1 / 500
     for numerators in ((583, 590), (1, 2)):
         values = [float(np.float32(n / 599)) for n in numerators]  # as torch computes a mean
         assert resolution_of(pd.Series(values)) == 1 / 599

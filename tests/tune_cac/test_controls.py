@@ -47,6 +47,9 @@ def test_random_stops_save_what_the_best_setting_saves(tmp_path: Path) -> None:
     assert search.suggest("c") is None  # the best setting is not known yet
     search.on_trial_complete("setting", {**baseline, "compute_saved": 0.3})
     stops = asked(search, "c", "d", "e")
+    assert search.suggest("f") is None  # some are at work, and one that dies is begun again
+    for name in "abcde":
+        complete(search, name)
     assert search.suggest("f") == FINISHED
     assert setting["role"] != "control"
     assert {a["role"] for a in stops} == {"control"}
@@ -68,6 +71,8 @@ def test_without_savings_there_are_no_random_stops(tmp_path: Path) -> None:
     search.suggest("setting")
     search.on_trial_complete("setting", {**baseline, "compute_saved": 0.5, "accuracy": baseline["accuracy"] - 0.1})
     assert [a["config"]["epochs"] for a in asked(search, "a", "b")] == [3, 2]
+    for name in "ab":
+        complete(search, name)
     assert search.suggest("c") == FINISHED
 
 
@@ -77,6 +82,8 @@ def test_without_controls_the_search_ends_with_its_trials(tmp_path: Path) -> Non
     search.suggest("a")
     complete(search, "a")
     assert search.suggest("b")["trial"] == 1  # type: ignore[index]
+    assert search.suggest("c") is None
+    complete(search, "b")
     assert search.suggest("c") == FINISHED
 
 
@@ -114,7 +121,10 @@ def test_an_interrupted_control_is_begun_again_where_it_was(tmp_path: Path) -> N
     again = [second.suggest(str(n)) for n in range(6)]
     assert [a["config"]["epochs"] for a in again[:5]] == [27, 24, 21, 18, 15]  # type: ignore[index]
     assert [a["resume_from"] for a in again[:5]] == [str(checkpoint), *[None] * 4]  # type: ignore[index]
-    assert again[5] == FINISHED
+    assert again[5] is None
+    for place in range(5):
+        complete(second, str(place))
+    assert second.suggest("5") == FINISHED
     assert told(tmp_path)[number].state.name == "FAIL"
     assert read_journal(tmp_path / "optuna.journal")[number]["status"] == "interrupted"
 

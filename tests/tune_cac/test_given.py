@@ -37,9 +37,10 @@ def seeds(*suggested: Any) -> list[int]:
 def test_runs_are_trained_in_their_order_and_once(tmp_path: Path) -> None:
     search = given(tmp_path)
     assert seeds(*(search.suggest(name) for name in "abc")) == [1, 2, 3]
-    assert search.suggest("d") == FINISHED
+    assert search.suggest("d") is None  # one of them may have to be begun again
     for name in "abc":
         search.on_trial_complete(name, row(0.9, 0.0))
+    assert search.suggest("d") == FINISHED
     assert [trial.values for trial in told(tmp_path)] == [[0.9, 0.0]] * 3
     assert given(tmp_path).suggest("e") == FINISHED
 
@@ -50,14 +51,26 @@ def test_what_was_interrupted_or_failed_is_trained_again_and_what_diverged_is_no
         first.suggest(name)
     first.tell_failure("a", "OutOfMemoryError: no memory")
     first.tell_failure("b", "TrainingDiverged: the accuracy is nan in epoch 1")
-    assert first.suggest("d") == FINISHED  # not in the same call
+    assert first.suggest("d") is None  # not in the same call
     second = given(tmp_path)
     second.adopt_unfinished(tmp_path)
     assert len(second.missing()) == 2
     assert seeds(second.suggest("e"), second.suggest("f")) == [1, 3]
     second.tell_failure("e", "OutOfMemoryError: no memory")
-    assert second.suggest("g") == FINISHED
+    assert second.suggest("g") is None
     assert len(given(tmp_path).missing()) == 1  # the third is under way in the second
+
+
+def test_a_run_whose_worker_died_is_begun_again_once(tmp_path: Path) -> None:
+    search = given(tmp_path)
+    for name in "abc":
+        search.suggest(name)
+    assert search.tell_failure("b", "its worker died (killed)", died=True)
+    assert seeds(search.suggest("d")) == [2]
+    assert not search.tell_failure("d", "its worker died (killed)", died=True)
+    for name in "ac":
+        search.on_trial_complete(name, row(0.9, 0.0))
+    assert search.suggest("e") == FINISHED
 
 
 def test_a_study_at_work_is_known_by_its_lock(tmp_path: Path) -> None:
@@ -77,11 +90,12 @@ def test_a_confirmation_is_not_searched(tmp_path: Path, capsys: pytest.CaptureFi
     assert f"is a confirmation: go on with python -m tune_cac confirm {layout.root}" in capsys.readouterr().err
 
 
-def test_a_damaged_journal_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("damage", [b"no JSON\n", b'{"op_code": 8, "x": "\xff\xfe"}\n'])
+def test_a_damaged_journal_is_one_line(damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"row": result_row()}, {"row": result_row(0.97, 0.3), "config": TrialConfig().to_dict()}]
     layout = write_study(tmp_path / "s", rows)
     lines = layout.journal.read_bytes().splitlines(keepends=True)
-    layout.journal.write_bytes(b"".join([*lines[:2], b"no JSON\n", *lines[2:]]))
+    layout.journal.write_bytes(b"".join([*lines[:2], damage, *lines[2:]]))
     with pytest.warns(UserWarning, match="optuna.journal"):
         assert main(["search", "--resume", str(layout.root)]) == 2
     assert f"the journal {layout.journal} is damaged (" in capsys.readouterr().err

@@ -15,6 +15,7 @@ import analysis
 from analysis import load_trace
 from analysis.layout import Layout
 from trainables.config import TrialConfig
+from trainables.gradskip.settings import Settings
 from trainables.stage_tree.facts import plain_shapes
 from trainables.training.run import TrainingRun
 from tune_cac.cli import main
@@ -77,7 +78,7 @@ def test_what_the_study_lacks_is_counted_and_kept(study: Any, capsys: pytest.Cap
     assert analysis.replay(trace, config).loc[0, "stops"] >= 1
     assert main(["replay", str(folder), *sets(CAC_VAR_START_THR=-1)]) == 0
     said = capsys.readouterr().out
-    assert "stops nothing\ncompute saved 0.0 % (backward 0.0 %)\n" in said
+    assert "stops nothing: CAC_VAR_START_THR is -1 (off)\ncompute saved 0.0 % (" in said
     assert said.endswith(f"exact: trained before as trial 0, accuracy {dense['accuracy']:.4f}\n")
 
 
@@ -152,14 +153,14 @@ def test_estimates_are_marked(study: Any) -> None:
         {"iteration": 5, "layer": 0, "name": "a", "ratio": 0.98765, "rule": "start"},
         {"iteration": 15, "layer": 3, "name": "b", "ratio": 0.9, "rule": "slope"},
     ]
-    assert said_of(a_row(stop_events=json.dumps(events)), trace, [], "auto") == [
+    assert said_of(a_row(stop_events=json.dumps(events)), trace, [], Settings()) == [
         "iteration 5: stops through 0 (a), start at variance/peak 0.9877",
         "iteration 15: stops through 3 (b), slope at variance/peak 0.9000 (estimate)",
         "compute saved 10.0 % (backward 20.0 %)",
         "exact up to iteration 12, estimated from the nearest recorded run after it",
     ]
     blind = a_row(compute_saved=float("nan"), backward_saved=float("nan"), exact_until=4)
-    assert said_of(blind, trace, [], "plasticity") == [
+    assert said_of(blind, trace, [], Settings(rule="plasticity")) == [
         "exact up to iteration 4, not predicted after it: what plasticity looks at is recorded only where a trial with "
         "the same timings has run it"
     ]

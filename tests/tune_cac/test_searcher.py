@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+import tiny_workload
+import torch
 from optuna.trial import TrialState
 from searchers import CONTEXT, learning, row, searcher, told
 from tiny_workload import tiny  # noqa: F401 - a fixture
@@ -15,7 +19,9 @@ from tiny_workload import tiny  # noqa: F401 - a fixture
 import analysis
 import search_spaces
 from search_spaces import SpaceContext
+from trainables.compression.from_config import schedule_of
 from trainables.config import TrialConfig
+from tune_cac.searcher import FINISHED, StudySearch, make_sampler
 from tune_cac.trial_folder import last_checkpoint, last_row
 
 
@@ -103,18 +109,97 @@ def test_objectives_and_constraint(tmp_path: Path) -> None:
     assert search.study.metric_names == ["accuracy", "compute_saved"]
 
 
-def test_after_a_failed_baseline_the_others_go_on_without_a_drop(tmp_path: Path) -> None:
+def fail(search: StudySearch, trial_id: str, message: str, *, died: bool = False) -> bool:
+    """As Ray and the progress tell it."""
+    search.on_trial_complete(trial_id, error=True)
+    return search.tell_failure(trial_id, message, died=died)
+
+
+@pytest.mark.parametrize("died", [True, False])
+def test_a_baseline_that_fails_is_tried_once_more_before_anything_else(died: bool, tmp_path: Path) -> None:
     search = searcher(tmp_path, baseline=False)
+    search.plan(3)
     search.suggest("a")
-    assert search.suggest("b") is None
-    search.on_trial_complete("a", error=True)
-    search.tell_failure("a", "ValueError: no")
-    assert search.suggest("b") is not None
-    search.on_trial_complete("b", row(0.9, 0.1))
-    baseline, other = told(tmp_path)
-    assert (baseline.state, baseline.user_attrs["error"]) == (TrialState.FAIL, "ValueError: no")
-    assert other.state == TrialState.COMPLETE
-    assert not other.constraints
+    assert fail(search, "a", "OutOfMemoryError: no memory", died=died)
+    again = search.suggest("b")
+    assert again["config"] == TrialConfig(method="none").to_dict()
+    assert search.suggest("c") is None  # the others wait: they learn from it
+    search.on_trial_complete("b", row(0.9, 0.0))
+    assert search.finished_count() == 1
+    others = [search.suggest(name) for name in "cd"]
+    assert [other["config"]["method"] for other in others] == ["gradskip"] * 2
+    for name in "cd":
+        search.on_trial_complete(name, row(0.89, 0.1))
+    assert search.suggest("e") == FINISHED
+    assert [trial.state.name for trial in told(tmp_path)] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
+    assert told(tmp_path)[1].constraints["accuracy_drop"] == pytest.approx(0.0)
+    frame = analysis.load(tmp_path / "optuna.journal")
+    assert frame["status"].tolist() == ["interrupted", "completed", "completed", "completed"]
+
+
+def test_a_baseline_that_fails_twice_ends_the_search_with_its_error_until_it_is_resumed(tmp_path: Path) -> None:
+    search = searcher(tmp_path, baseline=False)
+    search.plan(3)
+    for name, began_again in (("a", True), ("b", False)):
+        search.suggest(name)
+        assert fail(search, name, "ValueError: no") == began_again
+    assert search.suggest("c") == FINISHED
+    assert search.gave_up == "the baseline failed twice (ValueError: no)"
+    assert search.finished_count() == 1
+    # A search that goes on tries it once more, and only then anything else.
+    second = searcher(tmp_path, begin=False)
+    second.adopt_unfinished(tmp_path)
+    second.retry_baseline()
+    assert second.gave_up == ""
+    assert second.finished_count() == 0
+    assert second.suggest("d")["config"]["method"] == "none"
+    assert second.suggest("e") is None
+    assert not fail(second, "d", "ValueError: no")
+    assert second.gave_up == "the baseline failed 3 times (ValueError: no)"
+    third = searcher(tmp_path, begin=False)
+    third.adopt_unfinished(tmp_path)
+    third.retry_baseline()
+    third.suggest("f")
+    third.on_trial_complete("f", row(0.9, 0.0))
+    assert third.suggest("g")["config"]["method"] == "gradskip"
+    assert third.finished_count() == 1
+    statuses = analysis.load(tmp_path / "optuna.journal")["status"].tolist()
+    assert statuses == ["interrupted", "running", "interrupted", "interrupted", "completed"]
+
+
+@pytest.mark.parametrize("message", ["TrainingDiverged: the accuracy is nan in epoch 1", "UserError: no such layer"])
+def test_a_baseline_that_would_fail_again_is_not_tried_again(message: str, tmp_path: Path) -> None:
+    search = searcher(tmp_path, baseline=False)
+    search.plan(3)
+    search.suggest("a")
+    assert not fail(search, "a", message)
+    assert search.suggest("b") == FINISHED
+    assert search.gave_up == f"the baseline failed ({message})"
+
+
+def test_a_trial_whose_worker_died_goes_on_from_its_checkpoint_once(tmp_path: Path) -> None:
+    search = searcher(tmp_path)
+    search.plan(1)
+    first = search.suggest("b")
+    checkpoint = Path(first["folder"]) / "checkpoint_000003"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "run.pt").touch()
+    assert search.suggest("c") is None  # nothing more is planned, but this one may die
+    assert fail(search, "b", "its worker died (killed)", died=True)
+    again = search.suggest("c")
+    assert again["config"] == first["config"]
+    assert again["resume_from"] == str(checkpoint)
+    assert not fail(search, "c", "its worker died (killed)", died=True)
+    assert search.suggest("d") == FINISHED
+    assert search.finished_count() == 2
+
+
+def test_a_trial_that_raised_is_not_begun_again(tmp_path: Path) -> None:
+    search = searcher(tmp_path)
+    search.plan(1)
+    search.suggest("b")
+    assert not fail(search, "b", "ValueError: no")
+    assert search.suggest("c") == FINISHED
 
 
 def test_an_interrupted_baseline_comes_before_what_was_queued(tmp_path: Path) -> None:
@@ -225,7 +310,8 @@ def test_a_search_starts_with_settings_whose_outcomes_differ(tmp_path: Path) -> 
     assert [t.user_attrs["start"] for t in queued] == list(range(len(queued)))
     assert len(queued) > 3
     predicted = analysis.replay(analysis.load_trace(tmp_path), [TrialConfig(**c) for c in starts[: len(queued)]])
-    assert predicted["stop_events"].nunique() == len(queued)
+    braking = [config["CAC_BRAKING_DISTANCE"] for config in starts[: len(queued)]]
+    assert len(set(zip(predicted["stop_events"], braking, strict=True))) == len(queued)
     assert predicted["compute_saved"].is_monotonic_increasing
     # The same in another process, whatever its random generators: both modes of a search are compared row by row.
     again = tmp_path / "again"
@@ -265,20 +351,77 @@ def test_ranges_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_what_stops_nothing_is_told_as_the_baseline_and_not_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("hold", "said"),
+    [
+        (
+            {"CAC_VAR_START_THR": 0.01},
+            r"space braking_distance does nothing on this run: no layer stops with the values that it fixes, for the "
+            r"first one's weight variance falls to 0\.\d+ of its peak; hold a higher threshold \(--set "
+            r"CAC_VAR_START_THR=\.\.\.\), or search --space auto_thresholds, whose ranges are those of the run",
+        ),
+        ({"CAC_VAR_START_THR": 1.0}, ""),
+    ],
+)
+def test_a_space_that_does_nothing_is_said_to(
+    hold: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = learning(tmp_path, space="braking_distance", hold=hold)
+    search.suggest("a")
+    assert re.fullmatch(said, search.why_little)
+    assert re.fullmatch(said, capsys.readouterr().err.strip())
+    assert learning(tmp_path, begin=False, space="braking_distance", hold=hold).why_little == search.why_little
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(("space", "there"), [("auto_thresholds", True), ("stop_rules", False)])
+def test_a_run_without_weight_decay_is_said_to_be_none_for_the_variance_rule(
+    space: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        tiny_workload.Tiny,
+        "make_optimizer",
+        lambda self, named: torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9),
+    )
+    search = learning(tmp_path, space=space)
+    search.suggest("a")
+    assert search.why_little.startswith("weight decay is 0, so hardly anything drives weight variance below") == there
+    assert ("--space stop_rules" in search.why_little) == there
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_stops_nothing_is_passed_over_and_leaves_no_trace_in_the_study(tmp_path: Path) -> None:
     # With a first decision that comes after the run's end nothing the sampler proposes does anything.
     search = learning(tmp_path, hold={"CAC_VAR_START_ITR": 1000})
     assert search.suggest("start") is not None  # the space's starting point is asked for all the same
-    before = search.finished_count()
     suggested = search.suggest("a")
     assert suggested is not None  # after fifty in a row one is tried all the same
-    skipped = [t for t in told(tmp_path) if "skipped" in t.user_attrs]
-    assert len(skipped) == 50
-    assert {tuple(t.values) for t in skipped} == {tuple(told(tmp_path)[0].values)}
-    assert all(t.constraints["accuracy_drop"] <= 0 for t in skipped)
-    assert search.finished_count() == before
-    trials = analysis.load(tmp_path)
-    assert trials["trial"].tolist() == [0, 1, suggested["trial"]]
+    assert len(search._passed_over) == 50
+    assert {tuple(t.values) for t in search._passed_over} == {tuple(told(tmp_path)[0].values)}
+    assert all(t.constraints["accuracy_drop"] <= 0 for t in search._passed_over)
+    # Numbers are those that were asked for, and what Optuna shows as best was trained.
+    assert [trial.number for trial in told(tmp_path)] == [0, 1, suggested["trial"]] == [0, 1, 2]
+    assert analysis.load(tmp_path)["trial"].tolist() == [0, 1, 2]
+    search.on_trial_complete("start", row(0.9, 0.1))
+    search.on_trial_complete("a", row(1.0, 0.2))
+    assert [trial.number for trial in search.study.best_trials] == [2]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_sampler_learns_from_what_is_passed_over_as_if_it_were_trained(tmp_path: Path) -> None:
+    """It proposes what it would in a study that held them."""
+    search = learning(tmp_path, hold={"CAC_VAR_START_ITR": 1000})
+    search.suggest("start")
+    search.suggest("a")
+    plain = optuna.create_study(directions=["maximize"] * 2, sampler=make_sampler(0))
+    plain.add_trial(told(tmp_path)[0])  # the start lies outside the ranges
+    row_of_baseline = told(tmp_path)[0].values
+    for passed in search._passed_over:
+        trial = plain.ask()
+        search._search_space.suggest(trial, search._learn().context)
+        assert trial.params == passed.params
+        trial.set_constraint("accuracy_drop", passed.constraints["accuracy_drop"])
+        plain.tell(trial, row_of_baseline)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -290,3 +433,45 @@ def test_a_tree_that_cannot_be_read_or_written_teaches_nothing(tmp_path: Path) -
     with pytest.warns(UserWarning, match="nothing was learned from the baseline: "):
         assert search.suggest("a") is not None
     assert search._learn().trace is None
+
+
+MARKED = """
+version: 1
+pruners:
+  g: {class: AutomatedGradualPruner, initial_sparsity: 0.05, final_sparsity: 0.5, weights: [0.weight]}
+policies:
+- {pruner: {instance_name: g}, starting_epoch: !search {low: 0, high: 8}, ending_epoch: !search {low: %s, high: 9}}
+"""
+
+
+def compressing(folder: Path, schedule: str) -> StudySearch:
+    search = searcher(folder, space="schedule", hold={"schedule": schedule})
+    search._context = replace(search._context, schedule=schedule)
+    return search
+
+
+def test_combinations_of_marks_that_cannot_be_are_pruned_and_others_asked_for(tmp_path: Path) -> None:
+    search = compressing(tmp_path, MARKED % 2)
+    search.plan(12)
+    configs = [search.suggest(str(n))["config"] for n in range(12)]  # type: ignore[index]
+    for config in configs:
+        assert schedule_of(TrialConfig.from_mapping(config))["policies"]
+    states = [trial.state.name for trial in told(tmp_path)]
+    assert states.count("RUNNING") == 12
+    assert states.count("PRUNED") > 0
+    pruned = next(trial for trial in told(tmp_path) if trial.state == TrialState.PRUNED)
+    assert "ending_epoch" in pruned.user_attrs["error"] or "at least two" in pruned.user_attrs["error"]
+    assert search.finished_count() == 1  # the baseline
+    assert search.suggest("x") is None
+    for number in range(12):
+        search.on_trial_complete(str(number), row(0.9, 0.1))
+    assert search.suggest("x") == FINISHED
+    frame = analysis.load(tmp_path / "optuna.journal")
+    assert set(frame["status"]) == {"completed", "pruned"}
+
+
+def test_marks_of_which_no_combination_can_be_end_the_search(tmp_path: Path) -> None:
+    search = compressing(tmp_path, MARKED.replace("high: 8", "high: 9").replace("low: 0", "low: 8") % 2)
+    search.plan(3)
+    assert search.suggest("x") == FINISHED
+    assert re.match("of 200 combinations of the marked values none can be, such as: ", search.gave_up)
