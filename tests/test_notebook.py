@@ -29,7 +29,7 @@ print(json.dumps({
     "front": front["trial"].tolist(),
     "hypervolume": analysis.front_hypervolume(trials),
     "line": line[["epochs", "accuracy"]].values.tolist(),
-    "beats": {int(t): None if pd.isna(b) else bool(b) for t, b in zip(ranking["trial"], beats)},
+    "beats": {int(t): None if pd.isna(b) else b for t, b in zip(ranking["trial"], beats)},
     "epochs": epochs.groupby("trial")["accuracy"].last().to_dict(),
     "importance": importance.groupby("objective")["importance"].sum().to_dict(),
     "confirmed": table.set_index("candidate")["confirmed"].to_dict(),
@@ -114,9 +114,10 @@ def test_what_it_shows_is_right(executed: nbformat.NotebookNode) -> None:
     shorter = trials[trials["control"] == "shorter"].sort_values("epochs", ascending=False)
     assert shorter["epochs"].tolist() == [13, 12, 10, 9, 7]  # 90 to 50 % of 15
     assert said["line"] == [[15, base], *([row.epochs, row.accuracy] for row in shorter.itertuples())]
+    assert set(said["beats"].values()) <= {"yes", "no", "about equal", None}
     for trial, accuracy, saved in points:
         if any(row.compute_saved >= saved and row.accuracy >= accuracy for row in shorter.itertuples()):
-            assert said["beats"][str(trial)] is not True  # a shorter run saves as much and is as accurate
+            assert said["beats"][str(trial)] != "yes"  # a shorter run saves as much and is as accurate
 
     assert {int(t): a for t, a in said["epochs"].items()} == trials["accuracy"].to_dict()
     assert set(said["importance"]) <= {"accuracy", "compute_saved"}

@@ -49,7 +49,7 @@ def test_trials_on_two_nodes_share_training(two_nodes: str, tune_cac_command: Ru
         tmp_path / "results" / "s",
         [
             {"row": result_row(), "config": TrialConfig(method="none", epochs=12).to_dict()},
-            *({"row": result_row(saved=0.3), "config": manual(60, last)} for last in (70, 80)),
+            *({"row": result_row(saved=last / 200), "config": manual(60, last)} for last in (70, 80)),
         ],
     )
     done = tune_cac_command(

@@ -4,7 +4,8 @@
 
 Prints one line of JSON a configuration: its rows. ACCIDENT is ``none``, ``full:BYTES`` (no file may grow past that),
 or ``kill-before:N`` / ``kill-between:N``: SIGKILL while the N-th checkpoint is written, before its content has its
-name, or when it has it and the index does not; or ``kill-step:N``: SIGKILL in the N-th step that is trained.
+name, or when it has it and the index does not; or ``kill-step:N``: SIGKILL in the N-th step that is trained, with a
+checkpoint at the end of every epoch.
 """
 
 from __future__ import annotations
@@ -79,11 +80,12 @@ def main() -> None:
         kill_between(int(number))
     elif kind == "kill-step":
         kill_step(int(number))
+    sharing = Sharing(tree=Path(tree), trials=10**6, checkpoint_every_s=0 if kind == "kill-step" else 60)
     with TrainingRun(TrialConfig(**json.loads(texts[0]))):
         pass  # libraries that write caches of their own have done so
     for text in texts:
         warnings.simplefilter("always")
-        with SharedRun(TrialConfig(**json.loads(text)), Sharing(tree=Path(tree), trials=10**6)) as trial:
+        with SharedRun(TrialConfig(**json.loads(text)), sharing) as trial:
             if kind == "full":
                 resource.setrlimit(resource.RLIMIT_FSIZE, (int(number), int(number)))
             rows = []

@@ -46,7 +46,7 @@ def test_frozen_and_keyword_only() -> None:
         ),
         ({"epochs": 0}, "epochs must be an integer >= 1, got 0"),
         ({"epochs": 2.0}, "epochs must be an integer >= 1, got 2.0"),
-        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
+        ({"seed": -1}, "seed must be an integer in [0, 4294967295], got -1"),
         ({"threads": 0}, "threads must be an integer >= 1, got 0"),
         ({"device": "tpu"}, "device must be cpu or cuda, got 'tpu'"),
         ({"CAC_VAR_START_THR": 1.5}, "CAC_VAR_START_THR must be in (0, 1] or -1 (off), got 1.5"),

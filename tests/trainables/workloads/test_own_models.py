@@ -129,7 +129,10 @@ def test_trying_a_model_leaves_it_and_the_generators_alone(write: Callable[[str]
         ),
         ("def make():\n    pass\n", "must return an nn.Module, got None$"),
         ("def make():\n    return [1]\n", "must return an nn.Module, got list$"),
-        ("def make(depth):\n    pass\n", r"built by calling it, which raised TypeError: make\(\) missing .* 'depth'$"),
+        (
+            "def make(_, depth):\n    pass\n",
+            r"built by calling it, which raised TypeError: make\(\) missing .* 'depth'$",
+        ),
         ("def make():\n    raise OSError('no weights\\nhere')\n", "which raised OSError: no weights here$"),
         ("make = 3\n", "must be a function or a class, got int$"),
         ("def made():\n    pass\n", "model own_models:make: unknown name in own_models 'make': did you mean 'made'"),
