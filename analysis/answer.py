@@ -13,40 +13,13 @@ from analysis.compression_words import compression_text
 from analysis.confirmation import compared, of_trial, saved_again
 from analysis.controls import BEATS, EQUAL, accuracy_when_shorter, beats_shorter, difference_that_says_nothing
 from analysis.duplicates import outcomes
+from analysis.formatting import ROUNDING, percent, plural, points
 from analysis.layout import StudyInfo
-from analysis.ranking import ROUNDING
 from analysis.saving import SAVED, TRAINING, saved_of_one, saved_words, saving_of, share_words
 from analysis.schedules import compresses, schedule_text
 from analysis.shell_lines import environment_lines
 from trainables.config import TrialConfig, field_kinds
 from trainables.gradskip.settings import BY_NAME
-
-
-def percent(fraction: float) -> str:
-    """A fraction as a percentage with one decimal.
-
-    >>> percent(0.1493)
-    '14.9 %'
-    """
-    return f"{100 * fraction:.1f} %"
-
-
-def points(fraction: float) -> str:
-    """A difference of accuracies in points with two decimals.
-
-    >>> points(0.0017)
-    '0.17 points'
-    """
-    return f"{100 * fraction:.2f} points"
-
-
-def plural(count: int, noun: str) -> str:
-    """A count with its noun.
-
-    >>> plural(1, "trial"), plural(0, "trial")
-    ('1 trial', '0 trials')
-    """
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def trials_for_trainings(trials: int, trainings: float) -> str:
@@ -115,20 +88,20 @@ def headline(
     share = _share(best)
     if again is None:
         text = (
-            f"You can skip {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'])} in "
+            f"You can skip {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'], allowed_drop)} in "
             f"validation accuracy (allowed: {points(allowed_drop)}). One seed, not confirmed."
         )
     elif again["confirmed"]:
         text = (
-            f"You can skip {percent(saved_again(again))} of {share} {_at(again['accuracy_drop'])} in "
+            f"You can skip {percent(saved_again(again))} of {share} {_at(again['accuracy_drop'], allowed_drop)} in "
             f"{compared(again)} (allowed: {points(allowed_drop)}); confirmed over {plural(again['seeds'], 'seed')}: "
-            f"{_at_most(again['drop_high'])} with {again['confidence']:.0%} confidence."
+            f"{_at_most(again['drop_high'], allowed_drop)} with {again['confidence']:.0%} confidence."
         )
     else:
         text = (
             f"No setting was confirmed to stay within the allowed drop of {points(allowed_drop)}. The best on one "
-            f"seed skips {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'])} in "
-            f"validation accuracy; {_again(again)}."
+            f"seed skips {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'], allowed_drop)} in "
+            f"validation accuracy; {_again(again, allowed_drop)}."
         )
     confirmed = again is not None and bool(again["confirmed"])
     parts = [text, _not_retrained(ranking, best, confirmation), _shorter_does_it(best, line, confirmed=confirmed)]
@@ -149,25 +122,26 @@ def _nothing(ranking: pd.DataFrame, allowed_drop: float, confirmation: pd.DataFr
     return f"{text} {plural(refuted, 'setting')} did on one seed and not on fresh ones." if refuted else text
 
 
-def _at(drop: float) -> str:
-    if drop > 0:
-        return f"at a drop of {points(drop)}"
-    return "at no drop" if drop == 0 else f"at no drop ({points(-drop)} better)"
+def _at(drop: float, allowed_drop: float) -> str:
+    if drop > ROUNDING:
+        return f"at a drop of {points(drop, allowed=allowed_drop)}"
+    return "at no drop" if drop >= -ROUNDING else f"at no drop ({points(-drop)} better)"
 
 
-def _at_most(high: float) -> str:
-    return f"the drop is at most {points(high)}" if high > 0 else "nothing is lost"
+def _at_most(high: float, allowed_drop: float) -> str:
+    return f"the drop is at most {points(high, allowed=allowed_drop)}" if high > 0 else "nothing is lost"
 
 
-def _again(again: pd.Series) -> str:
+def _again(again: pd.Series, allowed_drop: float) -> str:
     """What fresh seeds said of a setting that they did not confirm."""
     failed = f"it failed on {plural(again['failed'], 'fresh seed')}" if again["failed"] else ""
     if again["seeds"] == 0:
         return failed or "it was not retrained to the end"
     seeds = plural(again["seeds"], "fresh seed")
-    found = f"over {seeds} it skips {percent(saved_again(again))} {_at(again['accuracy_drop'])} in {compared(again)}"
+    drop = f"{_at(again['accuracy_drop'], allowed_drop)} in {compared(again)}"
+    found = f"over {seeds} it skips {percent(saved_again(again))} {drop}"
     if again["seeds"] >= 2:
-        found += f", and {_at_most(again['drop_high'])}"
+        found += f", and {_at_most(again['drop_high'], allowed_drop)}"
     return f"{found}; {failed}" if failed else found
 
 
@@ -228,6 +202,8 @@ def best_env(
     """The best settings as lines that a POSIX shell can source; comments say what was confirmed, and on what."""
     lines = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line)
     config = TrialConfig(method="none")
+    if not is_answer(best) and info.method == "compression":
+        return "\n".join([*lines, "# Compression alone was searched, which no variable sets: no schedule."]) + "\n"
     if best is not None and is_answer(best):
         config = config_of(best)
         if config.skips_gradients:
@@ -273,12 +249,12 @@ def about_answer(
     if again is None:
         return [*lines, "# One seed, not confirmed."]
     if not again["confirmed"]:
-        return [*lines, f"# Not confirmed: {_again(again)}."]
+        return [*lines, f"# Not confirmed: {_again(again, allowed_drop)}."]
     return [
         *lines,
         f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{_and_split(best)}: {words} "
         f"{percent(saved_again(again))},",
-        f"#   drop {points(again['accuracy_drop'])}; {_at_most(again['drop_high'])} with "
+        f"#   drop {points(again['accuracy_drop'])}; {_at_most(again['drop_high'], allowed_drop)} with "
         f"{again['confidence']:.0%} confidence.",
     ]
 

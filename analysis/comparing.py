@@ -19,9 +19,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.accounting import search_cost
-from analysis.answer import percent, plural, points, settings_text
+from analysis.answer import settings_text
 from analysis.compression_words import without_files
 from analysis.controls import is_control
+from analysis.formatting import fixed, percent, plural, points
 from analysis.layout import Layout, StudyInfo
 from analysis.loading import load
 from analysis.pareto import hypervolume, non_dominated
@@ -310,4 +311,4 @@ def _and(words: Sequence[str]) -> str:
 
 
 def _drop(drop: float) -> str:
-    return f"{round(drop, _DECIMALS) + 0.0:+.4f}"  # no minus before a zero
+    return fixed(drop, 4, sign="+")

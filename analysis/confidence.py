@@ -15,8 +15,9 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.checked import plain
+from analysis.formatting import ROUNDING
 from analysis.noise import is_constant
-from analysis.ranking import ROUNDING, check_allowed_drop
+from analysis.ranking import check_allowed_drop
 from analysis.saving import SAVED, TRAINING, saved_of, saving_of
 from trainables.errors import UserError
 

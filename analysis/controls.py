@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from analysis.baseline import groups
 from analysis.checked import is_value, plain
+from analysis.formatting import ROUNDING
 from analysis.noise import resolution_of, seed_noise
-from analysis.ranking import ROUNDING
 from analysis.saving import ranks_by_training
 from trainables.errors import UserError
 

@@ -8,8 +8,9 @@ import math
 
 import pandas as pd
 
-from analysis.answer import config_of, percent, points, settings_text
+from analysis.answer import config_of, settings_text
 from analysis.compression_words import WHOLE_FILES, schedule_summary
+from analysis.formatting import fixed, percent, points
 from analysis.layout import StudyInfo
 from analysis.saving import BOTH, SAVED, TRAINING, saved_of_one, saved_words, saving_of
 from analysis.schedules import compresses, schedule_text
@@ -169,7 +170,7 @@ def _columns_of(saving: str) -> tuple[_Column, ...]:
 def _figure(value: object, factor: int, decimals: int) -> str:
     if not isinstance(value, (int, float)) or math.isnan(value):  # a study of an earlier version may lack a column
         return "-"
-    return f"{round(factor * value, decimals) + 0.0:.{decimals}f}"  # no minus before a zero
+    return fixed(factor * value, decimals)
 
 
 def latex_text(text: str) -> str:

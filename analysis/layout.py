@@ -50,6 +50,8 @@ class StudyInfo:
     """The workload's options, texts NAME=VALUE."""
     workers_per_trial: int = 1
     """Processes that trained a trial data-parallel."""
+    method: str = "gradskip"
+    """The method of its space."""
     saving: str = "training"
     """Compute that its trials are ranked by: training, inference or both."""
     why_little: str = ""

@@ -7,20 +7,11 @@ import json
 import pandas as pd
 
 from analysis.accounting import search_cost
-from analysis.answer import (
-    best_env,
-    compression_of,
-    config_of,
-    headline,
-    percent,
-    plural,
-    search_cost_line,
-    settings_text,
-    short,
-)
+from analysis.answer import best_env, compression_of, config_of, headline, search_cost_line, settings_text, short
 from analysis.compression_words import without_files
 from analysis.confirmation import compared, saved_again
 from analysis.controls import RANDOM_STOPS, beats_shorter, control_line
+from analysis.formatting import percent, plural, points_number
 from analysis.layout import StudyInfo
 from analysis.ranked_table import ranked_table
 from analysis.saving import TRAINING, saved_of_one, saved_words, saving_of
@@ -86,8 +77,8 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
                     f"| {event['iteration']} | {event['layer']} | {event['name']} | {event['rule']} | {ratio} |"
                 )
         lines += sparsity_lines(best)
-    lines += confirmation_lines(confirmation, saved_words(saving)) + control_lines(trials, line)
-    table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line))
+    lines += confirmation_lines(confirmation, saved_words(saving), allowed_drop) + control_lines(trials, line)
+    table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line), allowed_drop=allowed_drop)
     lines += ["", "## Ranking", "", "| " + " | ".join(table[0]) + " |", "|" + "--|" * len(table[0])]
     lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table[1:]]
     if picture is not None:
@@ -128,7 +119,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def confirmation_lines(confirmation: pd.DataFrame | None, saved: str) -> list[str]:
+def confirmation_lines(confirmation: pd.DataFrame | None, saved: str, allowed_drop: float) -> list[str]:
     """The section on fresh seeds in Markdown, with what the study ranks by in words; nothing where none was begun."""
     if confirmation is None:
         return []
@@ -139,7 +130,10 @@ def confirmation_lines(confirmation: pd.DataFrame | None, saved: str) -> list[st
         f"| trial | seeds | {saved} | drop | from | to | confirmed |", "|--:|--:|--:|--:|--:|--:|:--|",
     ]  # fmt: skip
     for _, row in confirmation.iterrows():
-        drops = " | ".join(f"{100 * row[name]:+.2f}" for name in ("accuracy_drop", "drop_low", "drop_high"))
+        drops = " | ".join(
+            points_number(row[name], allowed=allowed_drop, sign="+")
+            for name in ("accuracy_drop", "drop_low", "drop_high")
+        )
         lines.append(
             f"| {row['candidate']} | {row['seeds']} | {percent(saved_again(row))} | {drops} | "
             f"{'yes' if row['confirmed'] else 'no'} |"

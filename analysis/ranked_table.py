@@ -7,12 +7,18 @@ from typing import Any
 import pandas as pd
 
 from analysis.accounting import search_fraction
-from analysis.answer import percent, settings_text
+from analysis.answer import settings_text
+from analysis.formatting import decimals_above, fixed, percent
 from analysis.saving import BOTH, SAVED, TRAINING, saving_of
 
 
 def ranked_table(
-    ranking: pd.DataFrame, *, top: int | None = None, test: bool = False, beats: pd.Series[Any] | None = None
+    ranking: pd.DataFrame,
+    *,
+    top: int | None = None,
+    test: bool = False,
+    beats: pd.Series[Any] | None = None,
+    allowed_drop: float | None = None,
 ) -> list[list[str]]:
     """The ranked table as text cells, header first.
 
@@ -25,6 +31,7 @@ def ranked_table(
         ranking: from `analysis.rank`.
         top: rows to show; None for all. The baseline is always among them.
         test: add the test accuracy, which a search must not choose by.
+        allowed_drop: that of the ranking: a drop above it has as many decimals as show it.
         beats: from `analysis.beats_shorter`, on the ranking's index: a column says who beats training shorter.
     """
     header = [
@@ -49,7 +56,7 @@ def ranked_table(
             str(row["rank"]),
             f"{row['trial']}{' (baseline)' if baseline else ' (published)' if row['role'] == 'published' else ''}",
             f"{row['accuracy']:.4f}",
-            "-" if pd.isna(row["accuracy_drop"]) else f"{row['accuracy_drop']:+.4f}",
+            _drop(row["accuracy_drop"], allowed_drop),
             _known(row.get(SAVED)),
             *([] if saving == TRAINING else _inference_cells(row, saving)),
             f"{row['executed_flops'] / 1e9:.2f}",
@@ -72,6 +79,12 @@ def _inference_cells(row: pd.Series, saving: str) -> list[str]:
     inference = row.get("inference_saved")
     macs = None if inference is None or pd.isna(inference) else 1 - inference
     return [*([_known(row["compute_saved"])] if saving == BOTH else []), _known(row.get("sparsity")), _known(macs)]
+
+
+def _drop(drop: Any, allowed_drop: float | None) -> str:
+    if pd.isna(drop):
+        return "-"
+    return fixed(drop, 4 if allowed_drop is None else decimals_above(drop, allowed_drop, 4), sign="+")
 
 
 def _known(fraction: Any) -> str:

@@ -35,13 +35,12 @@ from numpy.typing import NDArray
 from analysis.baseline import add_relative, groups, has_baseline
 from analysis.checked import check_told_apart, is_value, keys_of, plain
 from analysis.duplicates import duplicate_of
+from analysis.formatting import ROUNDING
 from analysis.pareto import hypervolume, knee, non_dominated
 from analysis.saving import SAVED, objectives_of, saved_of, saving_of, savings_of
 from trainables.errors import UserError, unknown_name
 from trainables.metrics import METRICS
 
-#: Drops are differences of fractions such as 583/599; rounding must not turn "exactly the allowed drop" into more.
-ROUNDING = 1e-9
 #: One point of accuracy, which a price is for.
 POINT = 0.01
 #: What has another yardstick for each study and seed, and what is compared in its place.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.answer import percent
+from analysis.formatting import percent
 
 #: Counts of the sums: column, what it is called.
 _COUNTS = (

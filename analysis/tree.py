@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.actions import action_words
-from analysis.answer import percent, plural
+from analysis.formatting import percent, plural
 from analysis.layout import Layout
 from analysis.loading import load
 from analysis.saving import saved_of, saving_of

@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import pandas as pd
 
-from analysis.answer import percent, plural
+from analysis.formatting import percent, plural
 from analysis.saving import TRAINING, saved_words
 from analysis.tree import most_visited
 

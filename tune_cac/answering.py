@@ -82,7 +82,9 @@ class SearchResult:
 
     def table(self, top: int | None = None) -> list[list[str]]:
         """The ranked table as text cells, header first."""
-        return ranked_table(self.ranking, top=top, beats=beats_shorter(self.ranking, self.control_line))
+        return ranked_table(
+            self.ranking, top=top, beats=beats_shorter(self.ranking, self.control_line), allowed_drop=self.allowed_drop
+        )
 
 
 def answer(
@@ -119,7 +121,8 @@ def best_or_confirmed(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) 
 def write_answer(layout: Layout, result: SearchResult) -> None:
     """Write a study's `trials.parquet`, `ranking.csv`, `best.env`, `report.md`, and `tree.svg` if it has a tree.
 
-    `best.yaml` is there where the best trial compresses, and only then.
+    `best.yaml` is there where the best trial compresses, and only then; `best.env` unless nothing could be judged,
+    because no baseline has completed.
     """
     info, allowed_drop = layout.read_info(), result.allowed_drop
     trials, ranking, found = result.trials, result.ranking, result.best
@@ -128,7 +131,10 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
     beats = beats_shorter(ranking, result.control_line)
     ranking.drop(columns=list(_HIDDEN)).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
     about: dict[str, Any] = {"confirmation": result.confirmation, "line": result.control_line}
-    layout.best.write_text(best_env(info, found, allowed_drop, **about))
+    if (ranking["role"] == "baseline").any():
+        layout.best.write_text(best_env(info, found, allowed_drop, **about))
+    else:
+        layout.best.unlink(missing_ok=True)
     schedule = best_schedule(info, found, allowed_drop, **about)
     if schedule is None:
         layout.best_schedule.unlink(missing_ok=True)

@@ -84,7 +84,8 @@ def search(arguments: argparse.Namespace) -> int:
     print(found.headline)
     print(found.cost_line)
     kept = [file.name for file in (Layout(found.folder).best_schedule, Layout(found.folder).best) if file.exists()]
-    print(f"Settings: {found.folder / kept[0]}   report: python -m tune_cac report {found.folder}")
+    if kept:
+        print(f"Settings: {found.folder / kept[0]}   report: python -m tune_cac report {found.folder}")
     failures = found.failures
     for _, failure in failures.iterrows():
         say(f"trial {failure['trial']} failed: {failure['error']}")
@@ -129,7 +130,7 @@ def trial(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         **values,
     )
-    from analysis.answer import percent
+    from analysis.formatting import percent
     from trainables.training.run import TrainingRun
 
     if config.compresses:
@@ -198,7 +199,7 @@ def _check_compression(config: TrialConfig, file: Path | None) -> None:
 
 def _compressed(row: Mapping[str, Any]) -> list[str]:
     """What compression left, in words."""
-    from analysis.answer import percent
+    from analysis.formatting import percent
 
     lines = [
         f"sparsity {percent(row['sparsity'])} (in whole structures {percent(row['structured_sparsity'])}), inference "

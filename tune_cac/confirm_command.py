@@ -28,7 +28,7 @@ def confirm(arguments: argparse.Namespace) -> int:
         checkpoint_budget=arguments.checkpoint_budget,
     )
     if found.table is not None:
-        print_table(_cells(found.table))
+        print_table(_cells(found.table, found.allowed_drop))
         print()
     print(found.headline)
     print(search_cost_line(search_cost(found.trials), of="Cost of the confirmation"))
@@ -41,8 +41,12 @@ def confirm(arguments: argparse.Namespace) -> int:
     return 1 if len(failed) else 0
 
 
-def _cells(table: pd.DataFrame) -> list[list[str]]:
+def _cells(table: pd.DataFrame, allowed_drop: float) -> list[list[str]]:
     from analysis.confirmation import compared
+    from analysis.formatting import percent, points_number
+
+    def shown(drop: float) -> str:
+        return points_number(drop, allowed=allowed_drop, sign="+")
 
     drop = f"drop in {compared(table.iloc[0])}"
     cells = [["trial", "seeds", "failed", "saved", drop, "interval", "confirmed"]]
@@ -53,9 +57,9 @@ def _cells(table: pd.DataFrame) -> list[list[str]]:
                 str(row["candidate"]),
                 str(row["seeds"]),
                 str(row["failed"]),
-                f"{100 * row['saved']:.1f} %" if known else "-",
-                f"{100 * row['accuracy_drop']:+.2f} points" if known else "-",
-                f"{100 * row['drop_low']:+.2f} to {100 * row['drop_high']:+.2f}" if row["seeds"] > 1 else "-",
+                percent(row["saved"]) if known else "-",
+                f"{shown(row['accuracy_drop'])} points" if known else "-",
+                f"{shown(row['drop_low'])} to {shown(row['drop_high'])}" if row["seeds"] > 1 else "-",
                 "yes" if row["confirmed"] else "refuted" if row["refuted"] else "no",
             ]
         )

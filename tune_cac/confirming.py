@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.answer import config_of, plural
+from analysis.answer import config_of
 from analysis.confidence import FEWEST_PAIRS
 from analysis.duplicates import outcomes
+from analysis.formatting import plural
 from analysis.layout import Layout, StudyInfo
 from analysis.loading import load
 from analysis.ranking import rank
@@ -37,6 +38,8 @@ class Confirmation:
     """The runs on fresh seeds (`analysis.load` of the study's confirmation)."""
     headline: str
     """The study's answer, with what was confirmed."""
+    allowed_drop: float
+    """Accuracy that may be lost, a fraction."""
     interrupted: bool
     """Whether it ended before all runs did."""
 
@@ -110,6 +113,7 @@ def confirm(
         table=found.confirmation,
         trials=load(child.root),
         headline=found.headline,
+        allowed_drop=found.allowed_drop,
         interrupted=interrupted,
     )
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from analysis.answer import percent
+from analysis.formatting import percent
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.workloads import default_epochs

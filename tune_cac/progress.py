@@ -13,8 +13,8 @@ from ray.exceptions import RayActorError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from analysis.answer import percent, plural, points, trials_for_trainings
-from analysis.ranking import ROUNDING
+from analysis.answer import trials_for_trainings
+from analysis.formatting import ROUNDING, percent, plural, points
 from trainables.errors import WorkerDied
 from tune_cac.saying import say
 from tune_cac.searcher import StudySearch

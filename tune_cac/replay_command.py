@@ -100,7 +100,7 @@ def said_of(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int]
         trained_as: numbers of the study's trials that were trained just so.
         settings: what decides the stops.
     """
-    from analysis.answer import percent
+    from analysis.formatting import percent
     from trainables.gradskip.why_nothing import why_nothing_stopped
 
     mode = settings.mode
@@ -158,7 +158,7 @@ def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str,
     import pandas as pd
 
     import analysis
-    from analysis.answer import percent, plural
+    from analysis.formatting import percent, plural
     from tune_cac.informed import DrawnTrial, informed
     from tune_cac.learning import typical_configs
     from tune_cac.searching import run_context
@@ -203,7 +203,7 @@ def outcomes_table(found: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -
         found: of `analysis.replay`.
         settings: the settings behind its rows, in order.
     """
-    from analysis.answer import percent
+    from analysis.formatting import percent
     from tune_cac.informed import outcome
 
     groups: dict[str, list[int]] = {}

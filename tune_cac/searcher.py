@@ -18,8 +18,8 @@ from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
 from analysis.controls import SHORTER
+from analysis.formatting import ROUNDING
 from analysis.layout import STUDY_NAME
-from analysis.ranking import ROUNDING
 from search_spaces import Space, SpaceContext
 from trainables.compression.from_config import schedule_of
 from trainables.compression.schedule import read_schedule

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import search_spaces
-from analysis.answer import plural
+from analysis.formatting import plural
 from analysis.layout import Layout
 from analysis.loading import read_journal
 from search_spaces import SpaceContext

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import search_spaces
 from analysis.journal import torn_end
 from analysis.layout import Layout, StudyInfo
 from trainables.errors import DiskError, UserError
@@ -69,6 +70,7 @@ def open_study(options: SearchOptions) -> Layout:
         gpus_per_trial=options.gpus_per_trial,
         workload_options=list(options.workload_options),
         workers_per_trial=options.workers_per_trial,
+        method=search_spaces.load(options.space).method,
         saving=options.ranked_by,
     )
     if layout.info.exists():

@@ -16,7 +16,8 @@ def tree(arguments: argparse.Namespace) -> int:
     if arguments.top < 1:
         raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
     from analysis.accounting import search_cost
-    from analysis.answer import plural, search_cost_line
+    from analysis.answer import search_cost_line
+    from analysis.formatting import plural
     from analysis.loading import load
     from analysis.tree import stage_frame, tree_text
     from tune_cac.answering import tree_picture

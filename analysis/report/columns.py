@@ -71,7 +71,7 @@ def stop_events(value: Any) -> list[dict[str, Any]]:
 
 def percent_values(fractions: NDArray[np.float64]) -> list[float]:
     """Fractions as percentages, without the noise of binary fractions in the last places."""
-    return [round(100 * float(value), 6) for value in fractions]
+    return [round(100 * float(value), 6) + 0.0 for value in fractions]  # and no minus before a zero
 
 
 def plain(value: Any) -> Any:

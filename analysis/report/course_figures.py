@@ -9,8 +9,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.accounting import own_fraction, search_fraction
-from analysis.answer import percent, points
-from analysis.ranking import GIVEN_AWAY, ROUNDING
+from analysis.formatting import ROUNDING, percent, points
+from analysis.ranking import GIVEN_AWAY
 from analysis.report.columns import is_one_of, numbers, percent_values, saved
 from analysis.report.data import ReportData
 

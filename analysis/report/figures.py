@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.answer import percent, plural, points, settings_text
+from analysis.answer import settings_text
+from analysis.formatting import percent, plural, points
 from analysis.report.columns import bare, is_one_of, number, numbers, percent_values, saved, saved_again, texts
 from analysis.report.data import ReportData
 from analysis.saving import TRAINING, saved_of_one, saved_words, saving_of

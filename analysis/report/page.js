@@ -45,7 +45,9 @@
 
     const shown = (value, column) => {
       if (value === null || value === undefined) return "";
-      return column.kind === "number" && column.digits !== null ? value.toFixed(column.digits) : String(value);
+      if (column.kind !== "number" || column.digits === null) return String(value);
+      const text = value.toFixed(column.digits);
+      return Number(text) === 0 ? text.replace("-", "") : text;
     };
 
     // What holds nothing comes last, whichever way the column is sorted; equal rows stay in the order of trials.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.answer import percent, plural
+from analysis.formatting import percent, plural
 from analysis.report.data import ReportData
 from analysis.report.figures import Bars, Points, confirmation, importance, interactions, pareto
 from analysis.report.plotly_course import convergence_figure, cost_figure, hypervolume_figure, learning_figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.answer import plural
+from analysis.formatting import plural
 from analysis.report.data import ReportData
 from analysis.report.plotly_parts import PlotlyFigure, axis, line_of, marks, note, safe, short
 from analysis.report.stop_figures import near_thresholds, timeline, variance

@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.accounting import search_cost
-from analysis.answer import compression_of, config_of, is_answer, percent, plural, points
+from analysis.answer import compression_of, config_of, is_answer
 from analysis.compression_words import without_files
 from analysis.confirmation import compared, of_trial
 from analysis.confirmation import saved_again as candidate_saved
+from analysis.formatting import ROUNDING, percent, plural, points, points_number
 from analysis.report.columns import is_one_of, number, numbers, saved_again, stop_events, texts
 from analysis.report.data import ReportData
 from analysis.report.plotly_parts import PlotlyFigure
@@ -163,7 +164,7 @@ def _drop(drop: float) -> str:
     """
     if np.isnan(drop):
         return "unknown"
-    if drop == 0:
+    if abs(drop) <= ROUNDING:
         return "none"
     return points(drop) if drop > 0 else f"{points(-drop)} better"
 
@@ -176,7 +177,9 @@ def _settings(data: ReportData) -> str:
             "train with, is in <code>best.yaml</code>; <code>python -m tune_cac export STUDY --format schedule</code> "
             "prints it.</p>"
         )
-    if not how or "gradskip" in str(best["method"] if best is not None else ""):
+    if not is_answer(best) and data.info.method == "compression":
+        how = "<p>No schedule tried is worth training with.</p>"
+    elif not how or "gradskip" in str(best["method"] if best is not None else ""):
         how += "<p>Paste these lines into a shell before training, or source <code>best.env</code>, which has them.</p>"
     return (
         f'{how}<div class="copy"><button type="button" id="copy" aria-describedby="copied">Copy settings</button>'
@@ -249,10 +252,14 @@ def _confirmation(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
     share = saved_again(frame)
     values = {name: numbers(frame, name) for name in ("accuracy_drop", "drop_low", "drop_high")}
     confidence, confirmed = numbers(frame, "confidence"), numbers(frame, "confirmed") == 1
+
+    def shown(name: str, place: int) -> str:
+        return points_number(values[name][place], allowed=data.allowed_drop)
+
     rows = [
         [
-            candidate, seeds, percent(share[i]), f"{100 * values['accuracy_drop'][i]:.2f}",
-            f"{100 * values['drop_low'][i]:.2f} to {100 * values['drop_high'][i]:.2f}",
+            candidate, seeds, percent(share[i]), shown("accuracy_drop", i),
+            f"{shown('drop_low', i)} to {shown('drop_high', i)}",
             "" if np.isnan(confidence[i]) else f"{100 * confidence[i]:.0f} %",
             "yes" if confirmed[i] else "no",
         ]

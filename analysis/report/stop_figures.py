@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.answer import percent, plural
+from analysis.formatting import percent, plural
 from analysis.report.columns import bare, is_one_of, number, numbers, stop_events, texts
 from analysis.report.data import ReportData
 from analysis.report.figures import Points, short_name

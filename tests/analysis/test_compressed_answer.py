@@ -52,6 +52,30 @@ def said(trials: pd.DataFrame, **more: object) -> str:
     return headline(ranking, analysis.best(ranking), 0.005, **more)  # type: ignore[arg-type]
 
 
+def test_a_failed_search_of_schedules_has_no_settings_of_gradient_skip(tmp_path: Path) -> None:
+    layout = write_compressed(tmp_path, [pruned(0.5, 0.62)])
+    write_answer(layout, answer(layout, allowed_drop=0.005))
+    lines = layout.best.read_text().splitlines()
+    assert lines[1:] == [
+        "# Nothing tried saves compute within the allowed drop of 0.50 points: off.",
+        "# Compression alone was searched, which no variable sets: no schedule.",
+    ]
+    assert not layout.best_schedule.exists()
+    layout.write_info(replace(layout.read_info(), method="gradskip+compression"))
+    write_answer(layout, answer(layout, allowed_drop=0.005))
+    assert "export CAC_VAR_START_THR=-1" in layout.best.read_text()
+
+
+def test_without_a_baseline_nothing_is_written_to_paste(tmp_path: Path) -> None:
+    layout = write_compressed(tmp_path, [pruned(0.97, 0.62)])
+    write_answer(layout, answer(layout, allowed_drop=0.005))
+    assert layout.best.is_file()
+    layout.journal.unlink()
+    write_study(tmp_path, [{"error": "ValueError: no"}])
+    write_answer(layout, answer(layout, allowed_drop=0.005))
+    assert not layout.best.exists()
+
+
 # --- words ----------------------------------------------------------------------------------------------------------
 
 

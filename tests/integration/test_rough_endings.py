@@ -34,14 +34,16 @@ def said_first(process: subprocess.Popen[str]) -> None:
 def test_sigterm_ends_a_search_as_ctrl_c_does_whenever_it_comes(delay_s: float, tmp_path: Path) -> None:
     """Before Ray is up, while it starts, while it trains: 130, which before was 143 or 15."""
     arguments = [*SEARCH, "--epochs", "200", "--no-sharing"]
-    process = subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     said_first(process)
     time.sleep(delay_s)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "nterrupted" in err
+    assert not (tmp_path / "results" / "s" / "best.env").exists()  # no trial has ended, so nothing is best
+    assert "best.env" not in out
 
 
 def test_sigterm_counts_where_ctrl_c_is_ignored(tmp_path: Path) -> None:

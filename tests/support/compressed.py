@@ -53,7 +53,7 @@ def dense(accuracy: float = 0.97, *, saving: str = "inference") -> dict[str, Any
 def write_compressed(folder: Path, trials: Sequence[Mapping[str, Any]], *, saving: str = "inference") -> Layout:
     """A study that ranks by that, with a baseline before the trials."""
     layout = write_study(folder, [dense(saving=saving), *trials])
-    layout.write_info(replace(layout.read_info(), saving=saving, space="pruning_sensitivities"))
+    layout.write_info(replace(layout.read_info(), saving=saving, space="pruning_sensitivities", method="compression"))
     return layout
 
 

@@ -127,6 +127,8 @@ def test_what_was_not_confirmed_is_said_with_what_fresh_seeds_found(tmp_path: Pa
         "the training compute at no drop in validation accuracy; over 5 fresh seeds it skips 29.0 % at a drop of 0.40 "
         "points in test accuracy, and the drop is at most 2.00 points."
     )
+    barely = headline(ranking, best, 0.005, confirmation=confirmation((1, 0.29, 0.004, 0.00502, False)))
+    assert barely.endswith("and the drop is at most 0.502 points.")  # no "0.50 points" that were allowed
     info = analysis.layout.Layout(folder).read_info()
     assert "# Not confirmed: over 5 fresh seeds it skips 29.0 %" in best_env(info, best, 0.005, confirmation=table)
 

@@ -1,0 +1,67 @@
+"""Numbers as readers see them: percentages, points of accuracy, counts. Pure."""
+
+from __future__ import annotations
+
+#: By how much a value must be above a limit to be above it: drops are differences of fractions such as 583/599, and
+#: rounding must not turn "exactly the allowed drop" into more.
+ROUNDING = 1e-9
+#: Decimals beyond which no two values are told apart.
+_MOST_DECIMALS = 12
+
+
+def fixed(value: float, decimals: int, *, sign: str = "") -> str:
+    """A number with so many decimals, a zero without a minus sign; ``sign="+"`` writes the plus sign, too.
+
+    >>> fixed(-0.001, 2), fixed(-0.004, 2, sign="+"), fixed(0.5, 1, sign="+")
+    ('0.00', '+0.00', '+0.5')
+    """
+    return f"{round(float(value), decimals) + 0.0:{sign}.{decimals}f}"
+
+
+def percent(fraction: float) -> str:
+    """A fraction as a percentage with one decimal.
+
+    >>> percent(0.1493)
+    '14.9 %'
+    """
+    return f"{fixed(100 * fraction, 1)} %"
+
+
+def decimals_above(value: float, limit: float, decimals: int) -> int:
+    """The fewest decimals, so many at least, with which a value above a limit still reads as above it.
+
+    >>> decimals_above(0.00501, 0.005, 4), decimals_above(0.0061, 0.005, 4), decimals_above(0.005, 0.005, 4)
+    (5, 4, 4)
+    """
+    if value > limit + ROUNDING:
+        while round(value, decimals) <= limit and decimals < _MOST_DECIMALS:
+            decimals += 1
+    return decimals
+
+
+def points(fraction: float, *, allowed: float | None = None) -> str:
+    """A difference of accuracies in points with two decimals; more if it would else read as no more than is allowed.
+
+    >>> points(0.0017), points(0.00501, allowed=0.005)
+    ('0.17 points', '0.501 points')
+    """
+    return f"{points_number(fraction, allowed=allowed)} points"
+
+
+def points_number(fraction: float, *, allowed: float | None = None, sign: str = "") -> str:
+    """The number alone of `points`.
+
+    >>> points_number(-0.00001, sign="+")
+    '+0.00'
+    """
+    decimals = 2 if allowed is None else decimals_above(fraction, allowed, 4) - 2
+    return fixed(100 * fraction, decimals, sign=sign)
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "trial"), plural(0, "trial")
+    ('1 trial', '0 trials')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"

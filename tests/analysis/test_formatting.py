@@ -1,0 +1,55 @@
+"""Numbers as readers see them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from hypothesis import given
+from hypothesis import strategies as st
+from studies import result_row
+
+import analysis
+from analysis.formatting import fixed, percent, points, points_number
+from analysis.loading import to_frame
+from analysis.ranked_table import ranked_table
+from trainables.config import TrialConfig
+
+NUMBERS = st.floats(-1, 1, allow_nan=False)
+COUNTS = st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(-n, n), st.just(n)))
+
+
+@given(NUMBERS, st.integers(0, 6))
+def test_a_zero_has_no_minus_sign(value: float, decimals: int) -> None:
+    for text in (fixed(value, decimals), fixed(value, decimals, sign="+"), percent(value), points(value)):
+        number = text.split()[0]
+        assert Decimal(number) != 0 or not number.startswith("-")
+    assert fixed(value, decimals).lstrip("-") == f"{abs(value):.{decimals}f}"
+
+
+@given(COUNTS, st.sampled_from([0.0, 0.0033, 0.005, 0.01, 0.1]))
+def test_what_is_above_the_allowed_drop_reads_so_and_nothing_else_does(counts: tuple[int, int], allowed: float) -> None:
+    drop = counts[0] / counts[1]
+    shown = Decimal(points_number(drop, allowed=allowed)) / 100
+    assert (shown > Decimal(str(allowed))) == (drop > allowed + 1e-9)
+    assert len(points_number(drop, allowed=allowed)) >= len(points_number(drop))
+
+
+def test_no_row_of_the_table_is_beyond_what_it_shows_to_be_allowed() -> None:
+    """Of 20,000 samples 101 lost, where 100 are allowed: "+0.0050" beside "no"."""
+    accuracies = [0.97, 0.97 - 100 / 20_000, 0.97 - 101 / 20_000, 0.97 + 1 / 100_000, 0.96]
+    trials = to_frame(
+        [
+            {
+                "trial": number, "role": "search" if number else "baseline", "status": "completed", "error": None,
+                "row": result_row(accuracy, number / 10),
+                "config": TrialConfig(method="gradskip" if number else "none").to_dict(),
+            }
+            for number, accuracy in enumerate(accuracies)
+        ]
+    )  # fmt: skip
+    header, *rows = ranked_table(analysis.rank(trials, allowed_drop=0.005), allowed_drop=0.005)
+    by_trial = {row[1].split()[0]: (row[header.index("drop")], row[header.index("within")]) for row in rows}
+    assert by_trial == {
+        "0": ("+0.0000", "yes"), "1": ("+0.0050", "yes"), "2": ("+0.00505", "no"), "3": ("+0.0000", "yes"),
+        "4": ("+0.0100", "no"),
+    }  # fmt: skip
