@@ -226,7 +226,7 @@ def about_answer(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None,
 ) -> list[str]:  # fmt: skip
-    """What a file with the best settings says first, as comments: where they are from, what was confirmed and how.
+    """Return the comments that a file with the best settings begins with: their origin, what was confirmed and how.
 
     Args:
         info: what was searched.

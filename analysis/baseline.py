@@ -84,7 +84,7 @@ def add_relative(trials: pd.DataFrame) -> None:
 
 
 def has_baseline(trials: pd.DataFrame) -> pd.Series[bool]:
-    """Which trials have a completed baseline of their own study, workload and seed among these."""
+    """Return which trials have a completed baseline of their own study, workload and seed among these."""
     return _baseline_of_each(trials)[1]
 
 

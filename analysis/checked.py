@@ -65,7 +65,7 @@ def _numbers(column: pd.Series) -> pd.Series:
 
 
 def is_value(trials: pd.DataFrame, name: str, value: str) -> pd.Series[bool]:
-    """Which rows hold this in a column of text; none where the column is not there, and none where it is missing."""
+    """Return a mask of the rows with this value; False where the value or the whole column is missing."""
     if name not in trials.columns:
         return pd.Series(False, index=trials.index)
     return (trials[name] == value).fillna(False).astype(bool)

@@ -50,7 +50,7 @@ def read_confirmation(
 
 
 def of_trial(confirmation: pd.DataFrame | None, trial: pd.Series) -> pd.Series | None:
-    """What fresh seeds say of a trial of the ranking: its outcome's row; None where that was not retrained."""
+    """Return what fresh seeds say of a trial of the ranking: its outcome's row; None where that was not retrained."""
     if confirmation is None:
         return None
     rows = confirmation[confirmation["candidate"] == outcome_of(trial)]

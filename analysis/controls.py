@@ -101,7 +101,7 @@ def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]
 
 
 def difference_that_says_nothing(line: pd.DataFrame, accuracy: Any) -> NDArray[np.float64]:
-    """What a setting and training shorter may differ by and be about equal: a sample, or what another seed changes.
+    """Return the difference up to which a setting and shorter training are about equal: a sample, or a seed's noise.
 
     Args:
         line: from `control_line`.

@@ -45,7 +45,7 @@ class JournalTrial:
     """What was suggested, by name, as Optuna stores it: the value's internal form and the distribution as JSON."""
 
     def params(self) -> dict[str, Any]:
-        """What was suggested, by name, in the values that the objective saw."""
+        """Return what was suggested, by name, in the values that the objective saw."""
         return {name: _external(distribution, value) for name, (value, distribution) in self.stored_params.items()}
 
 

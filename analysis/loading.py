@@ -97,7 +97,7 @@ def _of_journal(path: Path) -> pd.DataFrame:
 
 
 def is_ours(study: JournalStudy) -> bool:
-    """Whether a search of ours wrote it: it has our name, or its trials our configuration."""
+    """Return whether a search of ours wrote it: it has our name, or its trials our configuration."""
     fields = set(field_names())
     configs = [trial.user_attrs.get("config") for trial in study.trials]
     return study.name == STUDY_NAME or any(isinstance(found, dict) and set(found) <= fields for found in configs)

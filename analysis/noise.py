@@ -45,7 +45,7 @@ def _denominator(value: float) -> int:
 
 
 def is_constant(values: ArrayLike) -> bool:
-    """Whether all values are equal up to rounding, as are 583/599 - 580/599 and 3/599; so are none, and one.
+    """Return whether all values are equal up to rounding, as are 583/599 - 580/599 and 3/599; so are none, and one.
 
     >>> is_constant([583 / 599 - 580 / 599, 3 / 599]), is_constant([0.1, 0.2])
     (True, False)

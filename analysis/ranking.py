@@ -318,7 +318,7 @@ def _counting(
 
 
 def _add_drops(trials: pd.DataFrame) -> None:
-    """What is relative to the baseline, in a frame of one's own."""
+    """Return what is relative to the baseline, in a frame of one's own."""
     if "role" not in trials.columns and "accuracy_drop" not in trials.columns:
         raise UserError(
             "the trials have no column 'role', which says which of them is the baseline, and no column "

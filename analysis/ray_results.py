@@ -114,7 +114,7 @@ def read_experiment(folder: Path) -> list[RayTrial]:
 
 
 def _is_ours(params: list[dict[str, Any]], lines: list[list[dict[str, Any]]]) -> bool:
-    """Whether an experiment's trials are of `trainables.trial.Trial`: by their rows, without any by their config."""
+    """Return whether the trials are of `trainables.trial.Trial`: by their rows, without any by their config."""
     reported = [rows[-1] for rows in lines if rows]
     if reported:
         return any(set(row) >= _SIGNATURE for row in reported)

@@ -191,7 +191,7 @@ def search_line(found: DryRun, trials: int, at_a_time: int) -> str:
 
 
 def repeats_line(workload: str, found: Repetition) -> str:
-    """Whether training repeats, and what follows where it does not."""
+    """Return whether training repeats, and what follows where it does not."""
     if not found.reason:
         return f"training {workload} repeats bit for bit: a trial that is forked from another equals the trial alone"
     return (

@@ -58,7 +58,7 @@ class Learned:
 
     @property
     def knows_what_acts(self) -> bool:
-        """Whether the baseline's run can prove that a setting of the space acts nowhere."""
+        """Return whether the baseline's run can prove that a setting of the space acts nowhere."""
         return self.trace is not None and "compression" not in self.space.method
 
     def does_nothing(self, config: TrialConfig) -> bool:

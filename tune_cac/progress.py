@@ -195,7 +195,7 @@ def search_flops(row: Mapping[str, Any]) -> int:
 
 
 def _error_of(trial: Any) -> BaseException | None:
-    """What Ray keeps of a failed trial on this machine."""
+    """Return what Ray keeps of a failed trial on this machine."""
     try:
         found = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
     except (OSError, TypeError, EOFError, AttributeError, ImportError, pickle.UnpicklingError):
@@ -204,7 +204,7 @@ def _error_of(trial: Any) -> BaseException | None:
 
 
 def worker_died(trial: Any) -> bool:
-    """Whether a trial's process or node ended without a word, or one of its workers did."""
+    """Return whether a trial's process or node ended without a word, or one of its workers did."""
     error = _error_of(trial)
     if isinstance(getattr(error, "cause", None), WorkerDied):
         return True

@@ -267,7 +267,7 @@ class StudySearch(OptunaSearch):
         return FINISHED
 
     def _why_impossible(self, trial: optuna.Trial) -> str:
-        """What is wrong with a trial's compression schedule; empty for one that can be read."""
+        """Return what is wrong with a trial's compression schedule; empty for one that can be read."""
         config = TrialConfig.from_mapping(self._config(trial))
         if not config.compresses:
             return ""
@@ -285,7 +285,7 @@ class StudySearch(OptunaSearch):
         return None if shorter_alone or self._may_begin_again() else FINISHED
 
     def _may_begin_again(self) -> bool:
-        """Whether a trial is at work that would be begun again if its worker died."""
+        """Return whether a trial is at work that would be begun again if its worker died."""
         return self._retries > 0 and bool(self._ot_trials.keys() - self._completed_trials)
 
     def _searches_run(self) -> bool:

@@ -750,6 +750,6 @@ def _wrappers(model: nn.Module | None) -> list[nn.Module]:
 
 
 def _is_compiled(model: nn.Module | None) -> bool:
-    """Whether `torch.compile` hides the calls of the model's modules."""
+    """Return whether `torch.compile` hides the calls of the model's modules."""
     assert model is not None
     return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in _wrappers(model))

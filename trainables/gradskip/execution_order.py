@@ -131,7 +131,7 @@ class ExecutionRecorder:
 
     @property
     def has_seen(self) -> bool:
-        """Whether any module was called."""
+        """Return whether any module was called."""
         return bool(self._calls)
 
     def remove(self) -> None:
@@ -213,7 +213,7 @@ def warn_unseen(error: Exception) -> None:
 
 
 def in_backward() -> bool:
-    """Whether autograd's engine runs this."""
+    """Return whether autograd's engine runs this."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 

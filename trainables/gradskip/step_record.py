@@ -68,7 +68,7 @@ class StepFlops(TorchDispatchMode):
 
     @property
     def at_work(self) -> bool:
-        """Whether operations of this thread are counted."""
+        """Return whether operations of this thread are counted."""
         return any(mode is self for mode in _get_current_dispatch_mode_stack())
 
     def begin(self) -> None:
@@ -106,7 +106,7 @@ class StepFlops(TorchDispatchMode):
 
 
 def _in_autograd_function() -> bool:
-    """Whether a forward pass of an autograd function runs: compiled code, a reentrant checkpoint, one of the user's."""
+    """Return whether an autograd function's forward pass runs: compiled, a reentrant checkpoint, or the user's own."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _APPLY:
@@ -206,7 +206,7 @@ class StepRecord:
 
     @property
     def wants_look(self) -> bool:
-        """Whether too few steps since the last change were looked at, and another is to be expected."""
+        """Return whether too few steps since the last change were looked at, and another is to be expected."""
         waited = self._process.steps - self.last_step
         return len(self._stretches[-1].forward_flops) < _LOOKS and self.gradskip is not None and waited <= _PATIENCE
 
@@ -375,7 +375,7 @@ class ProcessRecord:
             self._since = (self.flops.forward_flops, self.flops.backward_flops)
 
     def summary(self) -> dict[str, Any] | None:
-        """What was executed so far, in plain types, summed over all optimizers; None for none.
+        """Return what was executed so far, in plain types, summed over all optimizers; None for none.
 
         Layers are those of the optimizer with the most parameters, the latest of several.
         """

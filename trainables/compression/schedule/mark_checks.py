@@ -13,7 +13,7 @@ from trainables.compression.schedule.search_marks import Mark, MarkedSchedule, V
 def check_marks(
     marked: MarkedSchedule, facts: ModelFacts, *, compatible: bool = False, check_lr: CheckLR | None = None
 ) -> None:
-    """Whether every choice of each mark, and both ends of each range, may stand where it stands.
+    """Return whether every choice of each mark, and both ends of each range, may stand where it stands.
 
     A value is right where it is with the others at their middle, at their lower, or at their upper ends (the first and
     the last choice). What is wrong with other combinations is no fault of a value: a search passes over them.
@@ -57,5 +57,5 @@ def _values(mark: Mark) -> tuple[Value, ...]:
 
 
 def _is_about(path: Path, places: list[Path]) -> bool:
-    """Whether a problem is of one of the places, of a part of it, or of what it is a part of."""
+    """Return whether a problem is of one of the places, of a part of it, or of what it is a part of."""
     return any(path[: len(place)] == place[: len(path)] for place in places)

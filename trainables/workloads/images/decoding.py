@@ -90,7 +90,7 @@ def choose_layout(splits: Mapping[str, ImageSplit], image_size: int | None) -> L
 
 
 def _sizes(splits: Mapping[str, ImageSplit]) -> tuple[Counter[tuple[int, int]], dict[tuple[int, int], str]]:
-    """How many images are of which width and height, in the order in which they occur, and where the first one is.
+    """Count the images of each width and height, in the order in which they occur, and name the first one's place.
 
     Not all are looked at where most are large, which tells enough.
     """

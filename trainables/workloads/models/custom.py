@@ -55,7 +55,7 @@ def _find(name: str) -> Callable[..., Any]:
 
 
 def _taken(function: Callable[..., Any], sizes: Mapping[str, int]) -> tuple[tuple[int, ...], dict[str, int]]:
-    """What the function takes by position and by name, see `build_custom`."""
+    """Return what the function takes by position and by name, see `build_custom`."""
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # written in C
