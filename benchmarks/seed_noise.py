@@ -13,21 +13,13 @@ import argparse
 from statistics import mean, stdev
 
 import pandas as pd
+from clock_savings import run
 from machine import header
 
 from analysis.noise import resolution_of, seed_noise
 from trainables.config import TrialConfig
-from trainables.training.run import TrainingRun
 
 EPOCHS = (30, 27, 24, 21, 18)
-
-
-def run(config: TrialConfig) -> dict[str, float]:
-    """The last row."""
-    with TrainingRun(config) as training:
-        while not training.finished:
-            row = training.train_epoch()
-    return row
 
 
 def main() -> None:

@@ -115,15 +115,18 @@ def trial_processes(parent: int) -> Iterator[int]:
     )
 
 
+def started(folder: Path, arguments: list[str]) -> subprocess.Popen[str]:
+    """A command of ours in a folder."""
+    command = [sys.executable, "-m", "tune_cac", *arguments]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_killed_trial_is_waited_for_by_nobody(retries: int, tmp_path: Path) -> None:
     """SIGKILL of a trial's process: it fails or is begun again, the others end, each with its own result."""
     arguments = ["search", "--trials", "5", "--epochs", "12", "--name", "s", "--concurrency", "2", "--no-controls",
                  "--retries", str(retries)]  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tune_cac", *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
+    process = started(tmp_path, arguments)
     study = tmp_path / "results" / "s"
     deadline = time.monotonic() + 240
     running = 0
@@ -164,10 +167,7 @@ def test_the_tree_of_a_study_describes_its_run(both: Path) -> None:
 def test_a_killed_baseline_is_trained_again_and_the_study_is_whole(tmp_path: Path) -> None:
     """SIGKILL of the worker that trains it: before, the others trained uninformed and nothing was recommended."""
     arguments = ["search", "--trials", "4", "--epochs", "12", "--name", "s", "--concurrency", "2", "--no-controls"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tune_cac", *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
+    process = started(tmp_path, arguments)
     study = tmp_path / "results" / "s"
     deadline = time.monotonic() + 240
     workers: list[int] = []
