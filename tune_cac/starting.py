@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from tune_cac.interrupts import importing_beside
 
 #: What a look at the model needs, and then learning from the baseline: an optimizer loads torch's compiler.
 _NEEDED = ("torch", "torch._dynamo")
@@ -16,15 +17,11 @@ _NEEDED = ("torch", "torch._dynamo")
 def early_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
     """Ray's session (`cluster.ray_session`) for a search that will certainly train, begun before it knows what."""
     # Nothing that imports Ray is loaded there: two threads in the middle of one package see each other's halves.
-    loading = threading.Thread(target=_load, name="loading torch")
-    loading.start()
-    try:
+    with importing_beside(_load):
         from tune_cac.cluster import ray_session
 
         with ray_session(cpus=cpus, modules=modules):
             yield
-    finally:
-        loading.join()
 
 
 def _load() -> None:
