@@ -7,6 +7,7 @@ as text. Whatever is computed from one goes through here first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -15,6 +16,8 @@ from trainables.metrics import METRICS
 
 #: Which trials are compared with each other: never those of different studies, workloads or seeds.
 KEYS = ("study", "workload", "seed")
+#: What `analysis.load` says of trials.
+STATUSES = ("completed", "failed", "pruned", "interrupted", "running")
 _NUMBERS = frozenset({"trial", "candidate", "epochs"}) | {
     name for name, metric in METRICS.items() if metric.dtype != "string"
 }
@@ -28,7 +31,8 @@ def plain(trials: pd.DataFrame, *, needed: Sequence[str] = ()) -> pd.DataFrame:
         needed: columns without which there is no answer.
 
     Raises:
-        UserError: one of these is missing, a column is there twice, or one of numbers holds text.
+        UserError: one of these is missing, a column is there twice, one of numbers holds text, or a status is none of
+            `STATUSES`.
 
     >>> plain(pd.DataFrame({"trial": ["0", "1"], "seed": pd.Categorical(["7", "8"])})).dtypes.astype(str).to_dict()
     {'trial': 'int64', 'seed': 'int64'}
@@ -46,14 +50,33 @@ def plain(trials: pd.DataFrame, *, needed: Sequence[str] = ()) -> pd.DataFrame:
     trials.attrs = {}
     for name in trials.columns:
         if isinstance(trials[name].dtype, pd.CategoricalDtype):
-            trials[name] = trials[name].astype(trials[name].cat.categories.dtype)
+            trials[name] = trials[name].astype(_of_categories(trials[name]))
         if name in _NUMBERS and not pd.api.types.is_numeric_dtype(trials[name].dtype):
             trials[name] = _numbers(trials[name])
+    if "status" in trials.columns:
+        _check_statuses(trials["status"])
     if "seed" in trials.columns and not pd.api.types.is_numeric_dtype(trials["seed"].dtype):
         seeds = pd.to_numeric(trials["seed"].astype("object"), errors="coerce")
         if (seeds.notna() == trials["seed"].notna()).all():  # 7 and "7" are one seed; "a" and "b" stay what they are
             trials["seed"] = seeds
     return trials
+
+
+def _check_statuses(column: pd.Series) -> None:
+    unknown = column[column.notna() & ~column.isin(STATUSES)]
+    if len(unknown):
+        raise UserError(
+            f"the column 'status' must hold {', '.join(STATUSES)}, got {unknown.iloc[0]!r} in row {unknown.index[0]}: "
+            "rename them, for trials of another status would not be ranked"
+        )
+
+
+def _of_categories(column: pd.Series) -> Any:
+    """The dtype that holds a categorical column's values, and that some are missing."""
+    dtype = column.cat.categories.dtype
+    if not column.isna().any():
+        return dtype
+    return {"i": "Int64", "u": "UInt64", "b": "boolean"}.get(dtype.kind, dtype)
 
 
 def _numbers(column: pd.Series) -> pd.Series:

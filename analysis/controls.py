@@ -67,7 +67,8 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     shorter = done[is_value(done, "control", SHORTER)]
     if len(np.unique(groups(shorter))) > 1:
         raise UserError("a line of controls is of one study and seed, got several: pick the rows of one")
-    baseline = done[is_value(done, "role", "baseline")].head(1)
+    same = np.isin(groups(done), groups(done)[is_value(done, "control", SHORTER).to_numpy()])
+    baseline = done[is_value(done, "role", "baseline") & same].head(1)
     if shorter.empty or baseline.empty:
         return done.loc[[], ["trial", "epochs", "compute_saved", "accuracy"]]
     line = pd.concat([baseline, shorter])[["trial", "epochs", "compute_saved", "accuracy"]]
@@ -127,9 +128,10 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     >>> beats_shorter(trials, line).tolist()
     [<NA>, 'no', 'yes', 'about equal', <NA>]
     """
+    trials = plain(trials, needed=("status", "accuracy", "compute_saved"))
     reached = accuracy_when_shorter(line, trials["compute_saved"].astype(float))
     judged = (
-        (trials["status"] == "completed").to_numpy()
+        is_value(trials, "status", "completed").to_numpy()
         & (trials["compute_saved"].astype(float) > ROUNDING).to_numpy()
         & ~np.isnan(reached)
         & (_kind(trials) != SHORTER).to_numpy()
@@ -145,4 +147,4 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
 def _kind(trials: pd.DataFrame) -> pd.Series[str]:
     if "control" not in trials.columns:  # a study of an earlier version
         return pd.Series("", index=trials.index, dtype="string")
-    return trials["control"].fillna("")
+    return trials["control"].astype("object").where(trials["control"].notna(), "")

@@ -5,7 +5,8 @@ A *duplicate* trained what an earlier completed trial of the same table trained.
 - it ended in the same stage of the stage tree;
 - its seed and hyperparameters are equal;
 - on the same workload, seed and number of epochs it reported the same training loss, accuracies and FLOPs, to the last
-  bit, as two settings do that stop the same layers at the same iterations.
+  bit, as two settings do that stop the same layers at the same iterations; where no training loss is known, as of many
+  scripts, the same stops, at least one, accuracies and FLOPs.
 
 Trials of one *outcome* are one setting in all but name: one of them is a candidate for confirmation, and what fresh
 seeds say of it is said of all.
@@ -14,6 +15,7 @@ seeds say of it is said of all.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,8 +23,8 @@ from numpy.typing import NDArray
 
 from trainables.config import field_names
 
-#: What two trainings have in common only if they were the same; the first is what no two others share by chance.
-_RESULT = ("train_loss", "accuracy", "test_accuracy", "executed_flops", "backward_flops", "sparsity")
+#: What two trainings have in common only if they were the same, beside `_evidence`.
+_RESULT = ("accuracy", "test_accuracy", "executed_flops", "backward_flops", "sparsity")
 #: Without which results say nothing of each other.
 _SETTING = ("workload", "seed", "epochs")
 
@@ -68,19 +70,30 @@ def _stage_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
 
 def _setting_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
     """A number for each set of hyperparameters; all -1 in a table without them."""
-    names = [name for name in field_names() if name in trials.columns]
-    if "method" not in names:  # a table of a few columns: a seed alone does not make trials equal
+    names = list(field_names())
+    if not set(names) <= set(trials.columns):  # another's table, or a few columns: a seed alone makes no trials equal
         return np.full(len(trials), -1)
-    return _group_codes(trials, names)
+    return np.where(trials["method"].notna(), _group_codes(trials, names), -1)
 
 
 def _result_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
-    """A number for each result, -1 where no training loss is known."""
+    """A number for each result, -1 where it proves nothing."""
     if not {"train_loss", "accuracy", "executed_flops", *_SETTING} <= set(trials.columns):
         return np.full(len(trials), -1)
-    known = (trials["train_loss"].notna() & trials["executed_flops"].notna()).to_numpy(dtype=bool)
+    evidence = _evidence(trials)
+    known = (evidence.notna() & trials["executed_flops"].notna()).to_numpy(dtype=bool)
     names = [name for name in (*_RESULT, *_SETTING) if name in trials.columns]
-    return np.where(known, _group_codes(trials, names), -1) if known.any() else np.full(len(trials), -1)
+    codes = _group_codes(trials.assign(evidence=evidence), ["evidence", *names]) if known.any() else -1
+    return np.where(known, codes, -1)
+
+
+def _evidence(trials: pd.DataFrame) -> pd.Series[Any]:
+    """Values that no two trainings share by chance, missing where there are none."""
+    losses = trials["train_loss"].astype("object")
+    if "stop_events" not in trials.columns:
+        return losses
+    stops = trials["stop_events"].astype("object")
+    return losses.where(losses.notna(), stops.where(~stops.isin(["", "[]"])))
 
 
 def _group_codes(trials: pd.DataFrame, names: Sequence[str]) -> NDArray[np.int64]:

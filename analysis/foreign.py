@@ -10,8 +10,11 @@ from typing import Any
 import pandas as pd
 
 from analysis.columns import IDENTITY, ROW_DTYPES, trial_dtypes, typed
+from trainables.config import field_names
 from trainables.metrics import RELATIVE
 
+#: Fields of every `TrialConfig.to_dict`.
+_OF_EVERY_TRIAL = frozenset({"workload", "epochs", "seed", "method"})
 #: Columns that say what only we know; a metric or parameter of such a name is kept under a longer one.
 _OURS = frozenset({"study", *IDENTITY, *(metric.name for metric in RELATIVE)})
 
@@ -32,6 +35,11 @@ class ForeignTrial:
     """Its hyperparameters by name."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """What else was written about it."""
+
+
+def is_our_config(found: Any) -> bool:
+    """Return whether these are the fields of a trial of ours: no others, and those that none is without."""
+    return isinstance(found, dict) and _OF_EVERY_TRIAL <= set(found) <= set(field_names())
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,6 +101,8 @@ def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
     flat = [json.dumps(value) if isinstance(value, (list, tuple, dict)) else value for value in values]
     kinds = {type(value) for value in flat if value is not None}
     dtype = _dtype(kinds)
+    if dtype == "Int64" and any(isinstance(value, int) and not -(2**63) <= value < 2**63 for value in flat):
+        dtype = "float64"
     series = pd.Series([str(value) if dtype == "string" and value is not None else value for value in flat],
                        dtype=dtype)  # fmt: skip
     ours = trial_dtypes().get(name)

@@ -13,12 +13,11 @@ import pandas as pd
 from analysis.baseline import relative_to_baseline
 from analysis.columns import IDENTITY, described, side_by_side, trial_dtypes, typed
 from analysis.controls import SHORTER
-from analysis.foreign import ForeignTrial, foreign_frame
+from analysis.foreign import ForeignTrial, foreign_frame, is_our_config
 from analysis.journal import JournalStudy, JournalTrial, choose_study, read_studies
 from analysis.layout import STUDY_NAME, Layout
 from analysis.ray_results import RayTrial, read_experiment
 from analysis.sources import Source, distinct_names, sources
-from trainables.config import field_names
 from trainables.errors import UserError
 from trainables.metrics import RELATIVE
 
@@ -79,7 +78,7 @@ def _load_one(source: Source) -> pd.DataFrame:
         trials = read_experiment(source.path)
         if all(trial.ours for trial in trials):
             return to_frame(_records_of_experiment(trials))
-        return described(_with_relative(foreign_frame([_foreign(trial) for trial in trials])))
+        return foreign_trials([_foreign(trial) for trial in trials])
     layout = Layout(source.path)
     if layout.info.exists():
         layout.read_info()  # refuses a study that this version cannot read
@@ -93,14 +92,26 @@ def _of_journal(path: Path) -> pd.DataFrame:
     if is_ours(study):
         return to_frame(_records(study))
     begun = [trial for trial in study.trials if trial.state != "WAITING"]
-    return described(_with_relative(foreign_frame([_foreign_of(trial, study.metric_names) for trial in begun])))
+    return foreign_trials([_foreign_of(trial, study.metric_names) for trial in begun])
+
+
+#: Our words for Optuna's states of another's trials.
+_FOREIGN_STATES = {"COMPLETE": "completed", "PRUNED": "pruned", "FAIL": "failed"}
 
 
 def is_ours(study: JournalStudy) -> bool:
     """Return whether a search of ours wrote it: it has our name, or its trials our configuration."""
-    fields = set(field_names())
-    configs = [trial.user_attrs.get("config") for trial in study.trials]
-    return study.name == STUDY_NAME or any(isinstance(found, dict) and set(found) <= fields for found in configs)
+    configs = [trial.user_attrs.get("config") for trial in study.trials if trial.values or trial.user_attrs]
+    return any(map(is_our_config, configs)) or (study.name == STUDY_NAME and None not in configs)
+
+
+def foreign_trials(trials: Sequence[ForeignTrial]) -> pd.DataFrame:
+    """The frame of trials that are not ours; what is relative to a baseline is missing, whatever their columns hold."""
+    frame = foreign_frame(trials)
+    try:
+        return described(_with_relative(frame))
+    except UserError:  # a metric of one of our names is no number
+        return described(pd.concat([frame, typed(frame, {metric.name: metric.dtype for metric in RELATIVE})], axis=1))
 
 
 def _foreign(trial: RayTrial) -> ForeignTrial:
@@ -118,7 +129,7 @@ def _foreign_of(trial: JournalTrial, names: Sequence[str]) -> ForeignTrial:
     names = names or (["value"] if len(values) == 1 else [f"values_{place}" for place in range(len(values))])
     return ForeignTrial(
         number=trial.number,
-        status=_status(trial),
+        status=_FOREIGN_STATES.get(trial.state, "running"),
         metrics=dict(zip(names, values, strict=False)),
         parameters=trial.params(),
         attributes=trial.user_attrs,

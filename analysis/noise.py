@@ -13,7 +13,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 #: Precisions in which accuracies are computed, the finer first, and the most samples that each can tell apart: a number
-#: that is no count comes so near to a fraction of so many by chance in one of some thousand cases.
+#: that is no count comes so near to a fraction of so many by chance in one of some thousand cases. One that has no more
+#: bits than the coarser is of that: among some hundred of these one is a fraction of 65,536, exactly.
 _PRECISIONS = ((2.0**-44, 10**5), (2.0**-24, 10**6))
 #: Different accuracies that are looked at; each takes about a tenth of a millisecond.
 _MOST_LOOKED_AT = 64
@@ -29,14 +30,14 @@ def resolution_of(accuracies: pd.Series[float]) -> float | None:
     Returns:
         1 / that number; None where all accuracies are 0 or 1.
     """
-    known = accuracies.dropna().unique()[:_MOST_LOOKED_AT]
+    known = accuracies[np.isfinite(accuracies.astype("float64"))].unique()[:_MOST_LOOKED_AT]
     size = max((_denominator(float(value)) for value in known), default=1)
     return 1 / size if size > 1 else None
 
 
 def _denominator(value: float) -> int:
     """Of the simplest fraction that is this number, or nearly."""
-    for precision, most in _PRECISIONS:
+    for precision, most in _PRECISIONS[1:] if float(np.float32(value)) == value else _PRECISIONS:
         for power in range(1, most.bit_length() + 1):
             found = Fraction(value).limit_denominator(min(2**power, most))
             if abs(float(found) - value) <= precision:

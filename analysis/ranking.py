@@ -96,7 +96,7 @@ def rank(
             there twice.
 
     Warns:
-        UserWarning: some of several studies, workloads or seeds have no completed baseline.
+        UserWarning: some of several studies, workloads or seeds have no completed baseline, or no trial is one.
 
     >>> trials = pd.DataFrame({
     ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "search", "search"], "status": "completed", "seed": 0,
@@ -124,7 +124,7 @@ def rank(
             'which more is better, as in trials["accuracy"] = trials["my_metric"]'
         )
     several = _several_yardsticks(done)
-    if several:
+    if several or not is_value(trials, "role", "baseline").any():
         _warn_of_missing_baselines(done, trials)
     done["within_drop"] = (done["accuracy_drop"] <= allowed_drop + ROUNDING).astype(bool)
     done["on_front"] = _on_front(done, (_DROP_OF["accuracy"] if several else "accuracy", SAVED))
@@ -318,7 +318,7 @@ def _counting(
 
 
 def _add_drops(trials: pd.DataFrame) -> None:
-    """Return what is relative to the baseline, in a frame of one's own."""
+    """Add what is relative to the baseline to a frame of one's own."""
     if "role" not in trials.columns and "accuracy_drop" not in trials.columns:
         raise UserError(
             "the trials have no column 'role', which says which of them is the baseline, and no column "
@@ -342,9 +342,12 @@ def _warn_of_missing_baselines(done: pd.DataFrame, trials: pd.DataFrame) -> None
         for values in without[keys].drop_duplicates().itertuples(index=False)
     ]
     shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    of = f" of {shown}" if keys else ""
     warnings.warn(
-        f"no completed baseline of {shown}: the drop in accuracy of {len(without)} of the {len(done)} trials is not "
-        "known, so they come last and are on no front",
+        f"no completed baseline{of}: the drop in accuracy of {len(without)} of the {len(done)} trials is not known, so "
+        "they come last and are on no front"
+        if keys
+        else "no completed baseline: no drop in accuracy is known, and no trial is within the allowed one",
         stacklevel=4,
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.foreign import flattened
+from analysis.foreign import flattened, is_our_config
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
 from trainables.metrics import ROW
@@ -92,7 +92,7 @@ def read_experiment(folder: Path) -> list[RayTrial]:
     numbered = len(ours) == len(folders)
     lines = [_read_lines(path / "result.json") for path in folders]
     params = [_params(path, rows) for path, rows in zip(folders, lines, strict=True)]
-    is_ours = numbered or _is_ours(params, lines)
+    is_ours = _is_ours(params, lines) or (numbered and not any(params) and not any(lines))
     trials = [
         RayTrial(
             number=number,
@@ -114,12 +114,12 @@ def read_experiment(folder: Path) -> list[RayTrial]:
 
 
 def _is_ours(params: list[dict[str, Any]], lines: list[list[dict[str, Any]]]) -> bool:
-    """Return whether the trials are of `trainables.trial.Trial`: by their rows, without any by their config."""
-    reported = [rows[-1] for rows in lines if rows]
-    if reported:
-        return any(set(row) >= _SIGNATURE for row in reported)
-    fields = set(field_names())
-    return any(isinstance(given.get("config"), dict) and set(given["config"]) <= fields for given in params)
+    """Return whether the trials are of `trainables.trial.Trial`: by their config and, if there are any, their rows."""
+    reported, fields = [rows[-1] for rows in lines if rows], set(field_names())
+    configs = [given["config"] for given in params if isinstance(given.get("config"), dict) and given["config"]]
+    if reported:  # somebody may have run our trials with a few fields
+        return any(set(row) >= _SIGNATURE for row in reported) and any(set(config) <= fields for config in configs)
+    return any(map(is_our_config, configs))
 
 
 def _states(folder: Path) -> dict[str, str]:

@@ -19,6 +19,7 @@ from trainables.config import field_names
 from trainables.errors import UserError
 from trainables.metrics import METRICS, RELATIVE
 
+STATE = optuna.trial.TrialState
 OUR_COLUMNS = {*IDENTITY, *METRICS, *field_names()}
 STATES = {"COMPLETE": "completed", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 
@@ -120,6 +121,46 @@ def test_names_that_mean_something_else_here_are_told_apart() -> None:
     for name in set(ours) - {"trial", "role", "status", "accuracy", "epochs", "seed"}:
         assert str(frame[name].dtype) in (ours[name], ours[name].capitalize()), name
     assert set(METRICS) - {metric.name for metric in RELATIVE} <= set(frame.columns)
+
+
+@pytest.mark.parametrize("config", [{}, {"epochs": 10, "seed": 0}, {"lr": 1}])
+def test_a_study_with_attributes_of_our_names_is_theirs(config: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "theirs.journal"
+    theirs = create(path)
+    for attributes in ({"config": config}, {"row": [1], "big": 2**70}, {"continued_by": 3}):
+        trial = theirs.ask()
+        trial.suggest_float("lr", 0, 1)
+        for name, value in attributes.items():
+            trial.set_user_attr(name, value)
+        theirs.tell(trial, 0.5 if trial.number == 0 else None, state=None if trial.number == 0 else STATE.FAIL)
+    trials = analysis.load(path)
+    assert trials["status"].tolist() == ["completed", "failed", "failed"]
+    assert trials["lr"].notna().all()
+    assert trials.loc[0, "value"] == 0.5
+    assert trials.loc[1, "big"] == 2.0**70
+    assert trials[["workload", "epochs", "seed", "method"]].isna().all(axis=None)
+
+
+def test_an_experiment_with_folders_of_our_names_is_theirs(tmp_path: Path) -> None:
+    for number in range(2):
+        write_trial(tmp_path / f"trial-{number}", {"lr": 0.1, "seed": 2**63 + 5}, [{"loss": 0.5}], done=True)
+    trials = analysis.load(tmp_path)
+    assert trials[["status", "loss", "lr"]].values.tolist() == [["completed", 0.5, 0.1]] * 2
+    assert trials["seed"].tolist() == [float(2**63 + 5)] * 2
+    assert trials[["workload", "epochs", "method"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize("accuracy", ["n/a", [0.3, 0.4]])
+def test_a_metric_of_our_name_that_is_no_number_is_kept(accuracy: Any, tmp_path: Path) -> None:
+    write_trial(
+        tmp_path / "fn_0", {"lr": 0.1, "epochs": "auto"}, [{"accuracy": accuracy, "parameters": "many"}], done=True
+    )
+    trials = analysis.load(tmp_path)
+    assert trials.loc[0, ["epochs", "parameters", "lr"]].tolist() == ["auto", "many", 0.1]
+    assert trials.loc[0, "accuracy"] == (accuracy if isinstance(accuracy, str) else "[0.3, 0.4]")
+    assert trials["accuracy_drop"].isna().all()
+    with pytest.raises(UserError, match="must hold numbers"):
+        analysis.rank(trials)
 
 
 def test_an_experiment_that_is_not_ours_has_no_epochs_to_read(tmp_path: Path) -> None:

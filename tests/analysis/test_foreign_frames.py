@@ -251,3 +251,52 @@ def test_controls_and_confirmations_read_the_same_frames(both: pd.DataFrame) -> 
         pd.testing.assert_frame_equal(analysis.confirm_table(through(runs), allowed_drop=0.005), table)
     with pytest.raises(UserError, match=r"^the trials have no column 'seed', this needs role, candidate, seed"):
         analysis.confirm_table(runs.drop(columns="seed"), allowed_drop=0.005)
+
+
+def test_a_status_that_nobody_knows_is_named_and_nothing_vanishes(both: pd.DataFrame) -> None:
+    theirs = both.assign(status=both["status"].replace("completed", "COMPLETE"))
+    for call in (analysis.rank, pareto_front):
+        with pytest.raises(UserError, match=r"^the column 'status' must hold completed, .*, got 'COMPLETE' in row 0: "):
+            call(theirs)
+
+
+def test_one_study_without_a_baseline_is_named(both: pd.DataFrame) -> None:
+    easy = both[both["study"] == "easy"].drop(columns=["accuracy_drop"])
+    with pytest.warns(
+        UserWarning, match=r"^no completed baseline: no drop in accuracy is known, and no trial is within"
+    ):
+        ranking = analysis.rank(easy.assign(role=easy["role"].replace("baseline", "Baseline")))
+    assert not ranking["within_drop"].any()
+
+
+@pytest.mark.parametrize("values", [[1, None], [True, None], ["1", None], [0.5, None]])
+def test_categories_with_a_missing_value_are_read(both: pd.DataFrame, values: list[Any]) -> None:
+    more = [values[place % 2] for place in range(len(both))]
+    ranking = analysis.rank(both.assign(mine=pd.Categorical(more)))
+    kept = ranking.sort_values(["study", "trial"])["mine"]
+    assert [None if pd.isna(v) else v for v in kept] == more
+
+
+def test_trials_of_others_are_no_duplicates_for_want_of_settings(both: pd.DataFrame) -> None:
+    frame = both[both["study"] == "easy"]
+    few = frame[["trial", "role", "status", "seed", "method", "accuracy", "compute_saved"]].assign(
+        mine=[0.1, 0.2, 0.3, 0.4]
+    )
+    assert analysis.rank(few)["duplicate_of"].isna().all()
+    assert analysis.rank(frame.assign(method=None, train_loss=None))["duplicate_of"].isna().all()
+
+
+def test_the_line_of_controls_begins_at_their_own_baseline() -> None:
+    rows = [("baseline", None, 1, 0.5, 0.0), ("baseline", None, 0, 0.97, 0.0), ("control", "shorter", 0, 0.95, 0.4)]
+    frame = pd.DataFrame(
+        [{"role": r, "control": c, "seed": s, "accuracy": a, "compute_saved": saved} for r, c, s, a, saved in rows]
+    ).assign(status="completed", epochs=10, trial=[0, 0, 1])
+    line = analysis.control_line(frame)
+    assert line["accuracy"].tolist() == [0.97, 0.95]
+    for theirs in (
+        frame.assign(control=pd.Categorical(frame["control"])),
+        frame.assign(compute_saved=["0", "0", "0.4"]),
+    ):
+        assert analysis.beats_shorter(theirs, line).isna().all()
+    with pytest.raises(UserError, match="the trials have no column 'status'"):
+        analysis.beats_shorter(frame.drop(columns="status"), line)

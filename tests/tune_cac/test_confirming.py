@@ -303,6 +303,15 @@ def test_what_training_shorter_reaches_is_said_in_headline_and_settings(shorter:
     assert found.table()[1][-2] == word
 
 
+@pytest.mark.parametrize("size", [97, 599, 1000, 1797])
+def test_accuracies_of_float32_never_tell_a_greater_split(size: int) -> None:
+    """577/599 in float32 is 63131/65536, exactly: it read as a split of 65,536."""
+    single = [float(np.float32(count / size)) for count in range(1, size)]
+    found = [resolution_of(pd.Series([value])) for value in single]
+    assert all(one is None or one >= 1 / size - 1e-12 for one in found)
+    assert resolution_of(pd.Series(single[-64:])) == pytest.approx(1 / size)
+
+
 def test_the_resolution_of_a_test_split_is_read_off_its_accuracies() -> None:
     assert resolution_of(pd.Series([583 / 599, 580 / 599])) == 1 / 599
     assert resolution_of(pd.Series([0.5, 0.75, 9990 / 10000, None])) == 1 / 1000  # a part of 10,000: wider
@@ -317,6 +326,7 @@ def test_the_resolution_of_a_test_split_is_read_off_its_accuracies() -> None:
     assert wide is not None
     assert 0 < wide < 0.002
     assert resolution_of(pd.Series([1.0, 1.0, 0.0])) is None
+    assert resolution_of(pd.Series([np.inf, -np.inf, 0.5])) == 1 / 2
     assert resolution_of(pd.Series([], dtype=float)) is None
 
 
