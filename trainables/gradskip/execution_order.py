@@ -9,6 +9,7 @@ Sets of parameters are bit masks: bit n stands for parameter n.
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,9 @@ from torch.utils.hooks import RemovableHandle
 
 from trainables.flops import uncompiled
 from trainables.training.generators import kept_generators
+
+#: Outputs of a model's parts whose graphs are held on to, until an optimizer steps.
+_MOST_ENDS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +161,11 @@ class ExecutionRecorder:
         before = {name: calls[id(m)][1] for name, m in self._model.named_modules() if id(m) in calls}
         return ModelTrace(ranks=tuple(ranks), upstream=tuple(upstream), before=before)
 
+    def _begin_again(self) -> None:
+        self._calls.clear()
+        self._without_graph = 0
+        self._masks.forget()
+
     def _numbers(self, module: nn.Module) -> Iterator[int]:
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) in self._number_of:
@@ -168,6 +177,8 @@ class ExecutionRecorder:
             return
         if not self._running and (not torch.is_grad_enabled() or in_backward()):
             return
+        if not self._running and index == 0:  # what was called by itself before is no part of this pass
+            self._begin_again()
         try:
             mask = self._masks.of((args, kwargs), without_graph=self._without_graph)
         except Exception as error:  # noqa: BLE001 - a graph of another kind must not end a training
@@ -190,8 +201,11 @@ class ExecutionRecorder:
             self._without_graph |= hidden
         if self._running:
             return
+        if index != 0:  # a model that is called in parts: what comes next may go on from here
+            self._masks.forget_behind(output)
+            return
         self._masks.forget()
-        if index == 0 and output is None:  # the pass raised: the next one is another try
+        if index == 0 and sys.exc_info()[0] is not None:  # the pass raised: the next one is another try
             self._calls.clear()
         elif index == 0 and self._complete is not None:
             complete = self._complete()
@@ -238,10 +252,29 @@ class _GraphMasks:
     def __init__(self, number_of: dict[int, int]) -> None:
         self._number_of = number_of
         self._masks: dict[Any, int] = {}
+        self._ends: dict[Any, None] = {}  # nodes that `forget_behind` leaves, the latest used last
 
     def forget(self) -> None:
         """Let go of the graph."""
         self._masks.clear()
+        self._ends.clear()
+
+    def forget_behind(self, value: Any) -> None:
+        """Let go of the graph but for the nodes that made these tensors, and those of the last such calls.
+
+        What is called on with them finds their masks, and walks the graph no further.
+        """
+        for tensor in _tensors(value):
+            if tensor.grad_fn is not None:
+                self._of_node(tensor.grad_fn)
+                self._touch(tensor.grad_fn)
+        while len(self._ends) > _MOST_ENDS:
+            self._ends.pop(next(iter(self._ends)))
+        self._masks = {node: self._masks[node] for node in self._ends}
+
+    def _touch(self, node: Any) -> None:
+        self._ends.pop(node, None)
+        self._ends[node] = None
 
     def of(self, value: Any, *, without_graph: int = 0) -> int:
         """Return the mask of the tensors in a nest of tuples, lists and dictionaries.
@@ -254,6 +287,8 @@ class _GraphMasks:
         for tensor in _tensors(value):
             if tensor.grad_fn is not None:
                 mask |= self._of_node(tensor.grad_fn)
+                if tensor.grad_fn in self._ends:
+                    self._touch(tensor.grad_fn)
             elif tensor.requires_grad:
                 mask |= self._of_leaf(tensor)
             else:

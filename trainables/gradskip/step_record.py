@@ -58,6 +58,8 @@ class StepFlops(TorchDispatchMode):
         """Of operations that autograd records."""
         self.backward_flops = 0
         """Of operations inside a backward pass, recomputed activations among them."""
+        self.switching = False
+        """Whether the stack of modes is being changed."""
         self.uncounted: set[str] = set()
         """Names of costly operations whose FLOPs nobody knows."""
 
@@ -73,14 +75,18 @@ class StepFlops(TorchDispatchMode):
 
     def begin(self) -> None:
         """Count from here on, below the modes that the user has entered: leaving one of them takes off the topmost."""
+        self.switching = True
         with _without_user_modes():
             _push_mode(self)
+        self.switching = False
 
     def end(self) -> None:
         """Count no more, whatever modes the user has entered since."""
         if self.at_work:
+            self.switching = True
             with _without_user_modes(above=self):
                 _pop_mode()
+            self.switching = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -179,7 +185,7 @@ class StepRecord:
         ]
         gradskip.on_stop.append(process.change)
         # What an optimizer that nobody holds any more has done stays counted, but no step of it is waited for.
-        finalizer = weakref.finalize(gradskip, process.settle)
+        finalizer = weakref.finalize(gradskip, process.wait_for_fewer)
         finalizer.atexit = False
 
     @property
@@ -361,6 +367,16 @@ class ProcessRecord:
     def _nothing_is_stopped(self) -> bool:
         controls = [record.gradskip for record in self.records]
         return all(control is None or control.stopped_through < 0 for control in controls)
+
+    def wait_for_fewer(self) -> None:
+        """End the count if nobody is left to wait for. Called by Python's collector, at any place in any thread.
+
+        Where the counter is not at work, because an operation is being counted or another thread runs this, the next
+        step will see to it.
+        """
+        if self.flops.at_work and not self.flops.switching and not any(record.wants_look for record in self.records):
+            self.flops.end()
+            self._since = None
 
     def settle(self) -> None:
         """Have the counter at work where a step is to be looked at, else not."""

@@ -124,6 +124,11 @@ class Workload(ABC):
         """`evaluate` on a part of the validation split, where the whole takes long."""
         return self.evaluate(model, "validation", device)
 
+    @property
+    def little_part(self) -> float:
+        """Share of the validation split that `evaluate_a_little` looks at; 0 where nobody knows or it is enough."""
+        return 1.0
+
     @abstractmethod
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
         """Accuracy in [0, 1] on ``validation`` or ``test``; the model is in eval mode, gradients are off."""

@@ -287,7 +287,8 @@ class FactoryWorkload(Workload):
         return self._structure
 
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
-        for batch in (self._made.validation if split == "validation" else self._made.test) or ():
+        batches = self._made.validation if split == "validation" else self._made.test
+        for batch in () if batches is None else batches:
             yield flatten(batch)
 
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
@@ -298,6 +299,15 @@ class FactoryWorkload(Workload):
     def evaluate_a_little(self, model: nn.Module, device: Any) -> float:
         first = list(islice(seeded_epoch(self._made.validation, 0, 0), _FEW_BATCHES))
         return self._evaluate_on(first, "validation", model, device)
+
+    @property
+    def little_part(self) -> float:
+        """See `Workload.little_part`."""
+        try:
+            batches = len(self._made.validation)  # type: ignore[arg-type]
+        except TypeError:
+            return 0.0
+        return min(1.0, _FEW_BATCHES / batches) if batches else 0.0
 
     def _evaluate_on(self, batches: Iterable[Any], split: str, model: nn.Module, device: Any) -> float:
         if self._made.evaluate is not None:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, AdamW, Settings
-from trainables.gradskip.execution_order import trace_model
+from trainables.gradskip.execution_order import ExecutionRecorder, trace_model
 from trainables.gradskip.layers import make_plan, unit_ends, unwrap
 
 
@@ -217,6 +217,68 @@ class TestTrace:
         assert all(p.grad is None for p in model.parameters())
         assert torch.equal(torch.get_rng_state(), generator)
         assert not any(m._forward_pre_hooks for m in model.modules())
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_what_is_called_before_the_first_pass_is_no_part_of_it(self, whole: bool) -> None:
+        """A part called by itself (or a parametrized weight looked at) became the first layer."""
+        model = nn.Sequential(*(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)) for _ in range(3)))
+        optimizer = SGD(model.parameters(), lr=0.1, model=model, settings=Settings(whole_units=True))
+        model[2](torch.zeros(1, 4)) if whole else model[2].weight.norm()  # type: ignore[operator,union-attr]
+        model(torch.zeros(1, 4)).sum().backward()
+        optimizer.step()
+        order = [optimizer.gradskip.names[n].split(".")[0] for n in optimizer.gradskip.plan.order]
+        assert order == sorted(order)
+
+    def test_a_model_that_returns_nothing_is_seen_and_one_that_raises_is_tried_again(self) -> None:
+        class Kept(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.last, self.first = nn.Linear(2, 1), nn.Linear(3, 2)
+
+            def forward(self, x: Tensor) -> None:
+                self.out = self.last(self.first(x))
+
+        seen: list[str] = []
+        model = Kept()
+
+        class Listener:
+            def complete(self) -> None:
+                seen.append("complete")
+
+        listener = Listener()
+        recorder = ExecutionRecorder(model, list(model.parameters()), listener.complete)
+        with pytest.raises(RuntimeError):
+            model(torch.zeros(1, 7))
+        assert seen == []
+        model(torch.zeros(1, 3))
+        assert seen == ["complete"]
+        trace = recorder.trace()
+        recorder.remove()
+        assert trace.ranks[0] > trace.ranks[2]  # the last layer was registered first
+
+    def test_a_model_called_in_parts_is_walked_once(self) -> None:
+        """A recurrent cell's graph was walked from its begin at every step: minutes for a thousand of them."""
+        cell, head = nn.Linear(4, 4), nn.Linear(4, 2)
+        model = nn.ModuleList([head, cell])
+        recorder = ExecutionRecorder(model, list(model.parameters()))
+        walked = 0
+        real = recorder._masks._of_leaf
+
+        def counted(leaf: Any) -> int:
+            nonlocal walked
+            walked += 1
+            return real(leaf)
+
+        recorder._masks._of_leaf = counted  # type: ignore[method-assign]
+        state, steps = torch.zeros(1, 4), 200
+        encoded = cell(state)
+        for _ in range(steps):
+            state = torch.tanh(cell(state + encoded))
+        head(state)
+        trace = recorder.trace()
+        recorder.remove()
+        assert walked < 12 * steps  # nodes: a few a step
+        assert trace.upstream[0] == 0b1100  # the head's: the cell's weights
 
     def test_a_projection_that_is_used_but_never_called_has_its_parents_place(self) -> None:
         model = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 1, 8, batch_first=True), nn.Linear(4, 2))

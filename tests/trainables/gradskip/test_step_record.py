@@ -586,3 +586,44 @@ def test_attention_on_a_cpu_is_counted_and_what_has_no_formula_is_named() -> Non
     lstm(torch.rand(3, 2, 4))[0].sum().backward()
     optimizer.step()
     assert summary_of(record)["uncounted"]
+
+
+def test_an_optimizer_collected_in_the_midst_of_an_operation_changes_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python collects where it allocates, also inside an operation that is being counted: it was counted twice."""
+
+    def fold(steps: int = 4) -> None:
+        net = model()
+        optimizer = gradskip.SGD(net.parameters(), lr=0.1, model=net)
+        record.add(optimizer.gradskip)
+        optimizer.cycle = optimizer  # type: ignore[attr-defined]  # collected later
+        for _ in range(steps):
+            optimizer.zero_grad()
+            net(torch.zeros(BATCH, 1, 6, 6)).sum().backward()
+            optimizer.step()
+
+    record = record_of()
+    gc.disable()
+    try:
+        fold()
+        one = summary_of(record)
+        real = step_record.formula_of
+        monkeypatch.setattr(step_record, "formula_of", lambda operation: (gc.collect(), real(operation))[1])
+        fold()
+        both = summary_of(record)
+    finally:
+        gc.enable()
+    for name in ("forward_flops", "backward_flops", "dense_flops"):
+        assert both[name] == 2 * one[name] > 0
+    monkeypatch.setattr(step_record, "formula_of", real)
+    del record.records[:]
+    gc.collect()
+
+
+def test_when_the_last_optimizer_is_gone_nothing_is_counted_any_more() -> None:
+    net = model()
+    optimizer = gradskip.SGD(net.parameters(), lr=0.1, model=net)
+    record = record_of(optimizer)
+    assert record.flops.at_work
+    del optimizer
+    gc.collect()
+    assert not record.flops.at_work

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.determinism import differing_tensors, repetition
+from trainables.training.determinism import repetition
 from trainables.training.run import TrainingRun
 from trainables.workloads import build, default_epochs, factory, is_factory
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
@@ -168,7 +168,7 @@ def make():
     return {**parts(), "train": DataLoader(Noisy(), batch_size=8, shuffle=True)}
 """
     )
-    assert differing_tensors(TrialConfig(workload=name, method="none", epochs=2), steps=6) == []
+    assert repetition(TrialConfig(workload=name, method="none", epochs=2), steps=6).reason == ""
 
 
 @pytest.mark.parametrize(
@@ -218,6 +218,63 @@ def make():
             "",  # on a generator that every run seeds: the same in each
         ),
         ("def make(): return parts()", ""),
+        *(
+            (
+                f"""
+import itertools, numpy as np
+CALLS = 0
+class Counting(nn.Sequential):
+    seen = []
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self._calls, self._whole, self._each = 0, np.int64(0), itertools.count()
+        self.kept = torch.zeros(1)
+    def forward(self, x):
+        global CALLS
+        {line}
+        return super().forward(x)
+def make():
+    return {{**parts(), "model": lambda: Counting(nn.Linear(4, 3))}}
+""",
+                rf"the model keeps {name} outside of its state_dict\(\)",
+            )
+            for line, name in (
+                ("self._calls += 1", "_calls"),
+                ("self._whole += 1", "_whole"),
+                ("next(self._each)", "_each"),
+                ("self.kept = self.kept + 1", "kept"),
+                ("self.seen.append(0)", r"Counting\.seen"),
+                ("CALLS += 1", r"\w+\.CALLS"),
+            )
+        ),
+        (
+            """
+import uuid, time
+class Named(nn.Sequential):
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.name, self._built = uuid.uuid4().hex, time.time()
+        self.register_buffer("unset", torch.full((2,), float("nan")))
+    def get_extra_state(self): return {"version": 3}
+    def set_extra_state(self, state): pass
+def make():
+    return {**parts(), "model": lambda: Named(nn.Linear(4, 3))}
+""",
+            "",  # what no training changes
+        ),
+        (
+            """
+import numpy as np
+def make():
+    own = np.random.default_rng(0)
+    def evaluate(model, batches, device):
+        batches = list(batches)
+        picked = own.choice(len(batches), min(3, len(batches)), replace=False)
+        return sum(float(batches[n][0].mean()) for n in picked) / 100
+    return {**parts(), "validation": DataLoader(data(0, 60), batch_size=6), "evaluate": evaluate}
+""",
+            r"two evaluations of one model gave .* and .*",
+        ),
     ],
 )
 def test_hidden_state_is_found(body: str, reason: str, write: Write) -> None:
