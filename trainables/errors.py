@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -16,6 +17,20 @@ class DiskError(UserError):
     """A disk that is full, over quota or read-only: nothing was wrong with what the user asked for."""
 
     exit_code = 3
+
+
+#: What a disk says when it is full, over quota, read-only or broken.
+DISK_REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
+
+
+def cannot_write(what: str, error: OSError, instead: str) -> UserError:
+    """Return the error for a file that cannot be written: a `DiskError` where that is the disk's fault.
+
+    >>> print(cannot_write("--output x", OSError(errno.ENOSPC, "No space left on device"), "choose another file"))
+    cannot write --output x: No space left on device; choose another file
+    """
+    kind = DiskError if error.errno in DISK_REFUSALS else UserError
+    return kind(f"cannot write {what}: {error.strerror or error}; {instead}")
 
 
 class TrainingDiverged(RuntimeError):

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from trainables.errors import UserError
+from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from tune_cac.interrupts import sigterm_is_an_interrupt
 from tune_cac.saying import close_unread, say
 from tune_cac.schedule_command import add_compatible, add_schedule
@@ -267,14 +267,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        if arguments.command == "search" and arguments.resume is not None:
-            _refuse_study_flags(arguments)
-        import tune_cac.commands
-        from tune_cac.decoded_images import kept_beside
+        with sigterm_is_an_interrupt():  # before anything is loaded, which takes half a second
+            if arguments.command == "search" and arguments.resume is not None:
+                _refuse_study_flags(arguments)
+            import tune_cac.commands
+            from tune_cac.decoded_images import kept_beside
 
-        with sigterm_is_an_interrupt(), kept_beside(getattr(arguments, "results", "results")):
-            code: int = getattr(tune_cac.commands, arguments.run)(arguments)
-        sys.stdout.flush()
+            with kept_beside(getattr(arguments, "results", "results")):
+                code: int = getattr(tune_cac.commands, arguments.run)(arguments)
+            sys.stdout.flush()
         return code
     except UserError as error:
         if arguments.debug:
@@ -289,6 +290,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `... | head`
         close_unread(sys.stdout)
         return 0
+    except OSError as error:
+        if error.errno not in DISK_REFUSALS or arguments.debug:
+            raise
+        close_unread(sys.stdout)  # it may be what could not be written
+        what = error.filename or "what was printed or written"
+        say(f"tune_cac: error: {cannot_write(str(what), error, 'make room, or write elsewhere')}")
+        return DiskError.exit_code
 
 
 def _refuse_study_flags(arguments: argparse.Namespace) -> None:

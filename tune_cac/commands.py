@@ -13,7 +13,7 @@ import search_spaces
 from analysis.layout import Layout
 from search_spaces.space import Range, Space, describe
 from trainables.config import TrialConfig
-from trainables.errors import TrainingDiverged, UserError
+from trainables.errors import TrainingDiverged, UserError, cannot_write
 from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
 from trainables.gradskip.why_nothing import too_late, why_nothing_stopped
 from trainables.registry import METHODS
@@ -220,8 +220,10 @@ def _save_weights(run: Any, file: Path) -> None:
 
     try:
         torch.save(run.model.state_dict(), file)
-    except (OSError, RuntimeError) as error:
-        raise UserError(f"the weights cannot be written to {file}: {error}") from None
+    except OSError as error:
+        raise cannot_write(f"the weights to {file}", error, "choose another --save") from None
+    except RuntimeError as error:  # torch's writer does not say what the disk said
+        raise UserError(f"cannot write the weights to {file}: {error}; choose another --save") from None
 
 
 def rank(arguments: argparse.Namespace) -> int:

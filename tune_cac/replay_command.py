@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import search_spaces
-from trainables.errors import UserError
+from trainables.errors import UserError, cannot_write
 from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
 from tune_cac.held import read_assignments, shown_hold, with_watch
 from tune_cac.recorded_run import of_run
@@ -68,10 +68,7 @@ def completed(layout: Layout, trace: RunTrace, settings: Any) -> RunTrace:
     try:
         return learning.completed(store, trace, settings)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(
-            f"cannot write what steps cost to {store.folder}: {reason}; replay a copy of the study"
-        ) from None
+        raise cannot_write(f"what steps cost to {store.folder}", error, "replay a copy of the study") from None
 
 
 # --- one setting ----------------------------------------------------------------------------------------------------

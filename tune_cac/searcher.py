@@ -21,8 +21,9 @@ from analysis.controls import SHORTER
 from analysis.formatting import ROUNDING
 from analysis.layout import STUDY_NAME
 from search_spaces import Space, SpaceContext
+from trainables.compression.building import facts_of_run
 from trainables.compression.from_config import schedule_of
-from trainables.compression.schedule import read_schedule
+from trainables.compression.schedule import ModelFacts, read_schedule, resolve
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.metrics import OBJECTIVES, ROW
@@ -121,6 +122,7 @@ class StudySearch(OptunaSearch):
         self._coordinator: Any = None
         self._rows_so_far: dict[str, dict[str, Any]] = {}
         self._nothing_can_be = ""
+        self._model_facts: ModelFacts | None = None  # of a schedule's model, once one is searched
         self._passed_over: list[FrozenTrial] = []  # drawn, and not trained because they do nothing
         self._baseline_again: dict[str, Any] | None = None  # attributes of one that is begun again
         self._start_seed = seed
@@ -267,12 +269,18 @@ class StudySearch(OptunaSearch):
         return FINISHED
 
     def _why_impossible(self, trial: optuna.Trial) -> str:
-        """Return what is wrong with a trial's compression schedule; empty for one that can be read."""
+        """Return what is wrong with a trial's compression schedule; empty for one that fits the model."""
         config = TrialConfig.from_mapping(self._config(trial))
         if not config.compresses:
             return ""
+        if self._model_facts is None:
+            self._model_facts = facts_of_run(self._base)
+        compatible = bool(config.schedule_compatible)
         try:
-            read_schedule(schedule_of(config))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the trial itself will warn
+                read = read_schedule(schedule_of(config), compatible=compatible)
+                resolve(read, self._model_facts, compatible=compatible)
         except UserError as error:
             return str(error)
         return ""

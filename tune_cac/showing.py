@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trainables.errors import UserError
+from trainables.errors import UserError, cannot_write
 
 if TYPE_CHECKING:
     from analysis.layout import Layout, StudyInfo
@@ -56,7 +56,7 @@ def write_asked(path: Path, content: str | bytes, what: str, instead: str = "cho
             part.write_bytes(content)
         part.replace(path)
     except OSError as error:
-        raise UserError(f"cannot write {what} {path}: {error.strerror or error}; {instead}") from None
+        raise cannot_write(f"{what} {path}", error, instead) from None
 
 
 def print_table(cells: list[list[str]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -19,7 +18,7 @@ from typing import Any
 import search_spaces
 from analysis.journal import torn_end
 from analysis.layout import Layout, StudyInfo
-from trainables.errors import DiskError, UserError
+from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from trainables.workloads.options import what_is_trained
 from tune_cac.held import shown_hold
 from tune_cac.options import SearchOptions
@@ -30,8 +29,6 @@ LOCK_FILE_SUFFIX = ".lock"
 _LOCK_S = 3.0
 #: Packages whose versions a study records.
 _PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
-#: What a disk says when it is full, over quota or read-only.
-_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def package_versions() -> dict[str, str]:
@@ -123,9 +120,7 @@ def check_writable(folder: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        reason = error.strerror or str(error)
-        kind = DiskError if error.errno in _REFUSALS else UserError
-        raise kind(f"cannot write results to {folder}: {reason}; choose another --results") from None
+        raise cannot_write(f"results to {folder}", error, "choose another --results") from None
 
 
 def mend_journal(journal: Path) -> None:
@@ -157,7 +152,7 @@ def written(layout: Layout, again: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _REFUSALS:
+        if error.errno not in DISK_REFUSALS:
             raise
         raise DiskError(
             f"{layout.root} cannot be written ({error.strerror}): what has ended is kept; make room, then go on with "

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from trainables.errors import UserError
+from trainables.errors import UserError, cannot_write
 
 
 def tree(arguments: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write --svg {path}: {error.strerror or error}; choose another file") from None
+        raise cannot_write(f"--svg {path}", error, "choose another file") from None
 
 
 def _printable(text: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +15,7 @@ from commands_run import Run
 from runs import assert_equals_alone
 
 import analysis
+from trainables.errors import DiskError, UserError, cannot_write
 
 pytestmark = pytest.mark.slow
 
@@ -42,3 +46,31 @@ def test_a_full_disk_ends_the_search_in_one_line_and_loses_nothing(tmp_path: Pat
     assert same[["trial", "accuracy", "executed_flops"]].equals(kept[["trial", "accuracy", "executed_flops"]])
     for _, row in ended.iterrows():
         assert_equals_alone(row)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["spaces", "auto_thresholds"], "cannot write what was printed or written: File too large; make room"),
+        (["search", "--trials", "2", "--epochs", "2", "--name", "s"], "File too large; make room"),
+        (["workloads"], "cannot write what was printed or written: "),
+    ],
+)
+def test_whatever_a_command_writes_a_full_disk_is_one_line_and_its_own_code(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
+    with open(tmp_path / "out", "w") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "tune_cac", *arguments], cwd=tmp_path, stdout=out, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)), timeout=200,
+        )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "Traceback" not in done.stderr
+    assert said in done.stderr.splitlines()[-1]
+
+
+def test_an_asked_file_that_the_disk_refuses_has_its_code_too(tmp_path: Path) -> None:
+    for number, kind in ((errno.ENOSPC, DiskError), (errno.EROFS, DiskError), (errno.EACCES, UserError)):
+        error = cannot_write("--output x", OSError(number, os.strerror(number)), "choose another file")
+        assert type(error) is kind
+        assert str(error) == f"cannot write --output x: {os.strerror(number)}; choose another file"

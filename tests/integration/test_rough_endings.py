@@ -46,6 +46,18 @@ def test_sigterm_ends_a_search_as_ctrl_c_does_whenever_it_comes(delay_s: float, 
     assert "best.env" not in out
 
 
+def test_sigterm_is_an_interrupt_before_a_commands_code_is_loaded(tmp_path: Path) -> None:
+    """It was 143 in the first half second, while the code of the commands was imported."""
+    hook = (
+        "import sys, os, signal; sys.addaudithook(lambda event, args: os.kill(os.getpid(), signal.SIGTERM) "
+        "if event == 'import' and args[0] == 'tune_cac.commands' else None); "
+        "from tune_cac.__main__ import run; sys.argv = ['tune_cac', 'spaces']; run()"
+    )
+    done = subprocess.run([sys.executable, "-c", hook], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines() == ["tune_cac: interrupted"]
+
+
 def test_sigterm_counts_where_ctrl_c_is_ignored(tmp_path: Path) -> None:
     """As in the background of a shell script."""
     process = subprocess.Popen(

@@ -438,7 +438,7 @@ def test_a_tree_that_cannot_be_read_or_written_teaches_nothing(tmp_path: Path) -
 MARKED = """
 version: 1
 pruners:
-  g: {class: AutomatedGradualPruner, initial_sparsity: 0.05, final_sparsity: 0.5, weights: [0.weight]}
+  g: {class: AutomatedGradualPruner, initial_sparsity: 0.05, final_sparsity: 0.5, weights: [conv1.weight]}
 policies:
 - {pruner: {instance_name: g}, starting_epoch: !search {low: 0, high: 8}, ending_epoch: !search {low: %s, high: 9}}
 """
@@ -448,6 +448,30 @@ def compressing(folder: Path, schedule: str) -> StudySearch:
     search = searcher(folder, space="schedule", hold={"schedule": schedule})
     search._context = replace(search._context, schedule=schedule)
     return search
+
+
+ROWS = """
+version: 1
+pruners:
+  g:
+    class: L1RankedStructureParameterPruner_AGP
+    group_type: !search {choices: [Filters, Rows]}
+    initial_sparsity: 0.05
+    final_sparsity: 0.5
+    weights: [!search {choices: [conv1.weight, classifier.weight]}]
+policies:
+- {pruner: {instance_name: g}, starting_epoch: 0, ending_epoch: 3}
+"""
+
+
+def test_combinations_that_only_the_model_refuses_are_pruned_too(tmp_path: Path) -> None:
+    """Rows want a matrix, filters a convolution: such a trial failed, and with it the search's exit code."""
+    search = compressing(tmp_path, ROWS)
+    search.plan(8)
+    pruned = [schedule_of(TrialConfig.from_mapping(search.suggest(str(n))["config"])) for n in range(8)]  # type: ignore[index]
+    kinds = {(one["pruners"]["g"]["group_type"], one["pruners"]["g"]["weights"][0]) for one in pruned}
+    assert kinds == {("Filters", "conv1.weight"), ("Rows", "classifier.weight")}
+    assert any("need a matrix" in trial.user_attrs.get("error", "") for trial in told(tmp_path))
 
 
 def test_combinations_of_marks_that_cannot_be_are_pruned_and_others_asked_for(tmp_path: Path) -> None:

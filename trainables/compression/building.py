@@ -74,6 +74,13 @@ def add_policies(
         scheduler.schedule(policy, planned.timing, component=name)
 
 
+def facts_of_run(base: TrialConfig) -> ModelFacts:
+    """Return what a schedule may be checked against of the model that a run trains; nothing is trained."""
+    workload = build(base.workload, base.options)
+    with isolated(seed=base.seed, threads=base.threads):
+        return model_facts(workload.make_model())
+
+
 def check_on_model(
     schedule: Mapping[str, Any],
     base: TrialConfig,

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from itertools import islice, product
 
 from trainables.compression.schedule.matching import ModelFacts, match_schedule
 from trainables.compression.schedule.problems import Path, ScheduleError
 from trainables.compression.schedule.reading import CheckLR, examine
 from trainables.compression.schedule.search_marks import Mark, MarkedSchedule, Value
 
+#: A high end counts as on its grid within so many steps.
+_GRID_ROUNDING = 1e-9
+#: Combinations of the other marks' values that a value is tried with before it is refused.
+_MOST_OTHERS = 256
+
 
 def check_marks(
     marked: MarkedSchedule, facts: ModelFacts, *, compatible: bool = False, check_lr: CheckLR | None = None
 ) -> None:
-    """Return whether every choice of each mark, and both ends of each range, may stand where it stands.
+    """Check that every choice of each mark, and both ends of each range, may stand where it stands.
 
     A value is right where it is with the others at their middle, at their lower, or at their upper ends (the first and
-    the last choice). What is wrong with other combinations is no fault of a value: a search passes over them.
+    the last choice), or in any of the first `_MOST_OTHERS` combinations of these. What is wrong with other combinations
+    is no fault of a value: a search passes over them.
 
     Args:
         marked: the schedule.
@@ -34,26 +42,39 @@ def check_marks(
         return findings.said(problem for problem in findings.errors if _is_about(problem.path, places))
 
     values_of = {name: _values(mark) for name, mark in marked.marks.items()}
-    lowest = {name: values[0] for name, values in values_of.items()}
-    highest = {name: values[-1] for name, values in values_of.items()}
     wrong: dict[str, None] = {}
     for name, values in values_of.items():
         places = [path for path, other in marked.names.items() if other == name]
         for value in values:
-            found = [errors({**others, name: value}, places) for others in (marked.middles(), lowest, highest)]
-            if all(found):
-                wrong.update(dict.fromkeys(found[0]))
+            tried = (errors({**others, name: value}, places) for others in _others(marked, values_of, name))
+            first = next(tried)
+            if first and all(tried):
+                wrong.update(dict.fromkeys(first))
     if wrong:
         raise ScheduleError(list(wrong))
 
 
+def _others(
+    marked: MarkedSchedule, values_of: Mapping[str, tuple[Value, ...]], name: str
+) -> Iterator[Mapping[str, Value]]:
+    """Values of the other marks: the likely ones first."""
+    others = {other: values for other, values in values_of.items() if other != name}
+    yield marked.middles()
+    yield {other: values[0] for other, values in others.items()}
+    yield {other: values[-1] for other, values in others.items()}
+    for values in islice(product(*others.values()), _MOST_OTHERS):
+        yield dict(zip(others, values, strict=True))
+
+
 def _values(mark: Mark) -> tuple[Value, ...]:
-    """The choices, or both ends."""
+    """The choices, or the least and the greatest value."""
     if mark.choices is not None:
         return mark.choices
     assert mark.low is not None
     assert mark.high is not None
-    return (mark.low, mark.high)
+    if mark.step is None:
+        return (mark.low, mark.high)
+    return (mark.low, mark.low + math.floor((mark.high - mark.low) / mark.step + _GRID_ROUNDING) * mark.step)
 
 
 def _is_about(path: Path, places: list[Path]) -> bool:

@@ -41,6 +41,18 @@ def test_what_cannot_stand_together_is_no_fault_of_a_value() -> None:
     check()
 
 
+def test_a_value_that_only_some_choices_of_others_allow_is_no_fault_of_a_value() -> None:
+    """Rows want a matrix, the second of four; filters and channels a convolution."""
+    text = TEXT.replace("group_type: Filters", "group_type: !search {{choices: [Filters, Rows, Channels]}}")
+    weights = "[!search {choices: [conv1.weight, fc.weight, conv2.weight, conv1.weight]}]"
+    marked = read_marks(text.format(**{**RIGHT, "weights": weights}), source="s")
+    check_marks(marked, FACTS, check_lr=check_lr_scheduler)
+
+
+def test_a_high_end_off_its_grid_is_no_value() -> None:
+    check(final="!search {low: 0.5, high: 1.05, step: 0.2}")  # 0.5, 0.7, 0.9
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -51,6 +63,7 @@ def test_what_cannot_stand_together_is_no_fault_of_a_value() -> None:
             "s:4: pruners.g.class: unknown class 'L3Ranked'",
         ),
         ({"final": "!search {low: 0.2, high: 1.5}"}, "s:7: pruners.g.final_sparsity: must be <= 1, got 1.5"),
+        ({"final": "!search {low: 0.2, high: 1.2, step: 0.5}"}, "s:7: pruners.g.final_sparsity: must be <= 1, got 1.2"),
         ({"size": "!search {low: 0, high: 3}"}, "s:10: lr_schedulers.l: step_size of StepLR must be a whole number"),
         ({"end": "!search {low: -3, high: 9}"}, "s:12: policies.0.ending_epoch: must be above starting_epoch"),
     ],
