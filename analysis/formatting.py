@@ -54,7 +54,7 @@ def points_number(fraction: float, *, allowed: float | None = None, sign: str = 
     >>> points_number(-0.00001, sign="+")
     '+0.00'
     """
-    decimals = 2 if allowed is None else decimals_above(fraction, allowed, 4) - 2
+    decimals = 2 if allowed is None else decimals_above(100 * fraction, 100 * allowed, 2)
     return fixed(100 * fraction, decimals, sign=sign)
 
 

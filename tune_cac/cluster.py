@@ -17,11 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import (
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayError,
+    WorkerCrashedError,
+)
 
 from trainables.errors import UserError
 from tune_cac.interrupts import sigterm_is_an_interrupt
 
+#: Ray's errors for processes and nodes that ended without a word, beside that of an actor, which may have raised.
+DEATHS = (OutOfMemoryError, WorkerCrashedError, NodeDiedError, LocalRayletDiedError, ObjectLostError)
 #: A cluster that is there answers within so many seconds, and has let us join within so many more.
 _ANSWER_S, _JOIN_S = 5.0, 60.0
 #: Set for the length of a search, unless the user has set them.
@@ -122,6 +131,8 @@ def starting_alone(*, most_s: float = 120.0) -> Iterator[None]:
                 break
             except BlockingIOError:
                 time.sleep(0.1)
+            except OSError:  # a folder without locks
+                break
         yield
     finally:
         os.close(file)
@@ -166,7 +177,7 @@ def join_cluster(address: str, runtime_env: dict[str, Any] | None = None) -> Non
     if thread.is_alive():
         raise UserError(_no_cluster(address, f"it did not answer as one within {_JOIN_S:g} s"))
     if outcome:
-        reason = str(outcome[0]).strip().splitlines()[0].partition(". ")[0]
+        reason = (str(outcome[0]).strip() or type(outcome[0]).__name__).splitlines()[0].partition(". ")[0]
         if not isinstance(outcome[0], (ConnectionError, RuntimeError, ValueError, RayError)):
             raise outcome[0]
         raise UserError(_no_cluster(address, reason)) from outcome[0]

@@ -15,7 +15,7 @@ from analysis.formatting import plural
 from analysis.layout import Layout, StudyInfo
 from analysis.loading import load
 from analysis.ranking import rank
-from trainables.config import TrialConfig
+from trainables.config import MOST_SEED, TrialConfig
 from trainables.errors import UserError
 from tune_cac.answering import answer, write_answer
 from tune_cac.decoded_images import keeps_decoded_images
@@ -86,7 +86,7 @@ def confirm(
             f"nothing to confirm in {layout.root}: no setting saves compute within the allowed drop of "
             f"{info.allowed_drop}: search more trials, or anew with a larger --allowed-drop"
         )
-    fresh = [info.seed + 1 + n for n in range(seeds)]
+    fresh = [(info.seed + 1 + n) % (MOST_SEED + 1) for n in range(seeds)]
     wanted = runs(candidates, base, fresh)
     child = layout.confirmation
     check_writable(layout.root)

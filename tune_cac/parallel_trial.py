@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
-from ray.exceptions import RayActorError, WorkerCrashedError
+from ray.exceptions import RayActorError
 from ray.tune.result import DONE
 from ray.util.queue import Empty, Queue
 
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, WorkerDied
+from tune_cac.cluster import DEATHS
 
 #: From one look at the workers to the next, while no row comes.
 _LOOK_S = 0.5
@@ -96,7 +97,7 @@ class ParallelTrial(tune.Trainable):
         if failures:
             rank, error = min(failures.items())
             cause = getattr(error, "cause", None) or error  # Ray wraps what a worker raised
-            if all(isinstance(error, (RayActorError, WorkerCrashedError)) for error in failures.values()):
+            if all(isinstance(error, (RayActorError, *DEATHS)) for error in failures.values()):
                 return WorkerDied(f"worker {rank}: {type(cause).__name__}: {cause}"[:_LONGEST_MESSAGE])
             return RuntimeError(f"worker {rank} failed: {type(cause).__name__}: {cause}"[:_LONGEST_MESSAGE])
         return RuntimeError(f"a worker failed: {self._failure}"[:_LONGEST_MESSAGE])

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from analysis.answer import trials_for_trainings
 from analysis.formatting import ROUNDING, percent, plural, points
 from trainables.errors import WorkerDied
+from tune_cac.cluster import DEATHS
 from tune_cac.saying import say
 from tune_cac.searcher import StudySearch
 from tune_cac.telling import ranked_saving
@@ -208,8 +209,9 @@ def worker_died(trial: Any) -> bool:
     error = _error_of(trial)
     if isinstance(getattr(error, "cause", None), WorkerDied):
         return True
-    # One that raised while it was built is an actor that died, too.
-    return isinstance(error, RayActorError) and not error.actor_init_failed
+    if isinstance(error, RayActorError):  # one that raised while it was built is an actor that died, too
+        return not error.actor_init_failed
+    return isinstance(error, DEATHS)
 
 
 def failure_message(trial: Any) -> str:

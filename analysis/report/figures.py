@@ -237,7 +237,8 @@ def confirmation(data: ReportData) -> Confirmation | None:
     labels = [
         f"{candidates[i]}: {'confirmed' if confirmed[i] else 'not confirmed'}\n"
         f"{data.saved_words} {percent(share[i])}\n"
-        f"drop {points(drop[i])}, {100 * confidence[i]:.0f} % interval {points(low[i])} to {points(high[i])}\n"
+        f"drop {points(drop[i], allowed=data.allowed_drop)}, {100 * confidence[i]:.0f} % interval "
+        f"{points(low[i])} to {points(high[i], allowed=data.allowed_drop)}\n"
         f"{plural(int(seeds[i]) if np.isfinite(seeds[i]) else 0, 'seed')}"
         for i in range(len(frame))
     ]

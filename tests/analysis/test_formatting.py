@@ -26,6 +26,11 @@ def test_a_zero_has_no_minus_sign(value: float, decimals: int) -> None:
     assert fixed(value, decimals).lstrip("-") == f"{abs(value):.{decimals}f}"
 
 
+def test_what_is_decided_is_what_is_shown() -> None:
+    assert points(0.010005, allowed=0.01) != "1.000 points"
+    assert Decimal(points_number(0.010005, allowed=0.01)) > 1
+
+
 @given(COUNTS, st.sampled_from([0.0, 0.0033, 0.005, 0.01, 0.1]))
 def test_what_is_above_the_allowed_drop_reads_so_and_nothing_else_does(counts: tuple[int, int], allowed: float) -> None:
     drop = counts[0] / counts[1]

@@ -14,6 +14,7 @@ from image_files import noise, write_folder, write_parquet
 import analysis
 import tune_cac
 from analysis.answer import config_of
+from analysis.layout import Layout
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training.run import TrainingRun
@@ -127,6 +128,21 @@ def test_a_shell_script_with_placeholders(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("one_ray")
+def test_a_script_without_weight_decay_is_told_why_little_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN.replace("weight_decay=0.02", "weight_decay=0"))
+    hold = {"CAC_VAR_START_THR": 0.5, "CAC_VAR_MT_THR": 0.5, "CAC_VAR_SLOPE_THR": 0.5}
+    found = tune_cac.search(
+        script=f"{sys.executable} train.py 0.1", trials=2, name="s", concurrency=1, space="braking_distance", hold=hold
+    )
+    assert "Weight decay is 0, so hardly anything drives weight variance below" in found.headline
+    layout = Layout(tmp_path / "results" / "s")
+    assert layout.read_info().why_little.startswith("weight decay is 0")
+    assert found.headline in layout.report.read_text()
+
+
 def test_a_script_that_knows_only_the_share_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.sh").write_text(

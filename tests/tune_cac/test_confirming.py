@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from analysis.answer import best_env, headline
 from analysis.confirmation import read_confirmation
 from analysis.noise import resolution_of
 from trainables.config import TrialConfig
+from tune_cac import confirming
 from tune_cac.answering import answer, best_or_confirmed, write_answer
 from tune_cac.cli import main
 from tune_cac.confirming import candidates_of, options_of, runs
@@ -212,6 +214,17 @@ def test_trials_that_only_look_alike_are_two_outcomes(tmp_path: Path) -> None:
         one["row"]["train_loss"] = None  # a script that reports none
     trials = analysis.load(study(tmp_path, first, second, third, fourth))
     assert candidates_of(trials, 0.005, 5)["trial"].tolist() == [1, 2, 3, 4]
+
+
+def test_seeds_after_the_greatest_begin_at_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = study(tmp_path, trial(0.3))
+    layout = analysis.layout.Layout(folder)
+    layout.write_info(dataclasses.replace(layout.read_info(), seed=2**32 - 2))
+    asked: list[list[int]] = []
+    monkeypatch.setattr(confirming, "runs", lambda candidates, base, seeds: asked.append(seeds) or sys.exit())
+    with pytest.raises(SystemExit):
+        confirming.confirm(str(folder), seeds=3)
+    assert asked == [[2**32 - 1, 0, 1]]
 
 
 def test_what_failed_on_fresh_seeds_is_said(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from studies import DENSE_FLOPS, result_row
 
+from tune_cac import progress
+from tune_cac.cluster import DEATHS
 from tune_cac.progress import SearchProgress, in_trainings
 
 
@@ -53,3 +55,13 @@ def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
     assert progress.ended == 1
     assert progress.summary() == "nothing saved yet, 2 trials for 1.5 trainings, 1 control"
     assert capsys.readouterr().err.splitlines()[-1] == "[control 1] trial 1: accuracy 0.9900"
+
+
+@pytest.mark.parametrize("error", [*DEATHS, None])
+def test_whatever_ray_calls_it_a_worker_that_ended_without_a_word_has_died(
+    error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed by the memory monitor is an error of its own in Ray, and was a failed trial for good."""
+    given = ValueError("of the user's") if error is None else error.__new__(error)
+    monkeypatch.setattr(progress, "_error_of", lambda _: given)
+    assert progress.worker_died(object()) == (error is not None)

@@ -59,7 +59,7 @@ def residual_network() -> nn.Module:
 
 def optimizer_of(model: nn.Module, stop: int | None) -> torch.optim.Optimizer:
     settings = (
-        gradskip.Settings(start_thr=-1)
+        gradskip.Settings(start_itr=10**6)  # auto mode whose time does not come
         if stop is None
         else gradskip.Settings(stop_layer_num=(4,), stop_layer_itr=(stop,))
     )

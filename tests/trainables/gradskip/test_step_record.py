@@ -360,8 +360,9 @@ def test_a_state_that_is_loaded_before_the_first_step_costs_nothing(load: bool, 
     """As every Trainer of transformers does through accelerate; so does a stop at the first step."""
     net = model()
     dense = counted_step(net)
-    chosen = settings() if stop_at is None else settings((1, stop_at))
-    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=chosen, model=net)
+    # Auto mode whose time does not come, which looks for the execution order, too; or a stop.
+    chosen = gradskip.Settings(start_itr=10**6) if stop_at is None else settings((1, stop_at))
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, weight_decay=0.1, settings=chosen, model=net)
     record = record_of(optimizer)
     if load:
         optimizer.load_state_dict(optimizer.state_dict())

@@ -171,6 +171,23 @@ def make():
     assert repetition(TrialConfig(workload=name, method="none", epochs=2), steps=6).reason == ""
 
 
+def test_a_validation_split_without_a_length_has_a_mean_loss(write: Write) -> None:
+    """A loader of an iterable data set was asked for its length, which it has not, after the first epoch."""
+    name = write(
+        """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self): return iter([data(0, 50)[n] for n in range(50)])
+def make():
+    return {**parts(), "validation": DataLoader(Stream(), batch_size=20)}
+"""
+    )
+    with TrainingRun(TrialConfig(workload=name, method="none", epochs=1)) as run:
+        run.model.eval()
+        streamed = run.workload.mean_loss(run.model, "validation", run.device)
+        (batch,) = DataLoader(run.workload._made.validation.dataset, batch_size=50)  # type: ignore[attr-defined]
+        assert streamed == pytest.approx(float(run.workload.loss(run.model, tuple(batch)).detach()))
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

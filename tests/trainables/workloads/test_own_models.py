@@ -53,7 +53,9 @@ def test_a_function_gets_what_its_signature_takes(
     assert {key: given[key] for key in ("num_classes", "image_size", "channels") if key in given} == called_with
 
 
-@pytest.mark.parametrize("signature", ["n", "n, /", "classes, width=8, channels=3", "outputs, **more"])
+@pytest.mark.parametrize(
+    "signature", ["n", "n, /", "num_classes, /", "classes, width=8, channels=3", "outputs, **more"]
+)
 def test_a_first_parameter_of_another_name_gets_the_number_of_classes(
     signature: str, write: Callable[[str], str]
 ) -> None:

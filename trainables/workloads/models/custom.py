@@ -66,8 +66,7 @@ def _taken(function: Callable[..., Any], sizes: Mapping[str, int]) -> tuple[tupl
         first is not None
         and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
         and first.default is first.empty
-        and first.name not in sizes
-        and "num_classes" not in named
+        and (first.kind is first.POSITIONAL_ONLY or (first.name not in sizes and "num_classes" not in named))
     ):
         return (sizes["num_classes"],), {name: size for name, size in sizes.items() if name in named}
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
