@@ -64,7 +64,8 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     needed = ("trial", "role", "status", "epochs", "compute_saved", "accuracy")
     trials = plain(trials, needed=needed)
     done = trials[is_value(trials, "status", "completed")]
-    shorter = done[is_value(done, "control", SHORTER)]
+    # A script that reports `compute_saved` alone has none for another length than its own.
+    shorter = done[is_value(done, "control", SHORTER) & done["compute_saved"].notna()]
     if len(np.unique(groups(shorter))) > 1:
         raise UserError("a line of controls is of one study and seed, got several: pick the rows of one")
     same = np.isin(groups(done), groups(done)[is_value(done, "control", SHORTER).to_numpy()])

@@ -148,3 +148,9 @@ def test_against_the_definition(points: list[tuple[int, int]], wanted: list[int]
             continue
         between = [a + (b - a) * (s - at) / (to - at) for (at, a), (to, b) in pairwise(known) if at < s < to]
         assert found == pytest.approx(max(beyond + between))
+
+
+def test_controls_that_do_not_know_what_they_save_make_no_line() -> None:
+    trials = frame(("baseline", None, 0.0, 0.97), ("control", SHORTER, float("nan"), 0.95), ("search", None, 0.3, 0.96))
+    assert control_line(trials).empty
+    assert beats_shorter(trials, control_line(trials)).isna().all()
