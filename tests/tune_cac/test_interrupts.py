@@ -6,12 +6,21 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from tune_cac.interrupts import importing_beside, sigterm_is_an_interrupt
 
 NUMBERS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_counts() -> Iterator[None]:
+    """As at a terminal: in the background of a shell script Ctrl-C is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def handlers() -> tuple[object, object]:
@@ -32,7 +41,7 @@ def test_a_signal_waits_while_another_thread_imports(number: signal.Signals) -> 
             send(number)
             reached.append("nothing was raised")
             may_end.set()
-            time.sleep(60)
+            time.sleep(10)
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
@@ -49,7 +58,7 @@ def test_a_signal_at_the_end_of_the_block_is_not_lost(number: signal.Signals) ->
             with importing_beside(may_end.wait):
                 send(number)
                 threading.Timer(0.2, may_end.set).start()
-            time.sleep(60)
+            time.sleep(10)
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
@@ -62,7 +71,7 @@ def test_after_the_import_a_signal_ends_the_block_at_once(number: signal.Signals
         with sigterm_is_an_interrupt(), importing_beside(lambda: None):
             time.sleep(0.05)
             send(number)
-            time.sleep(60)
+            time.sleep(10)
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
@@ -73,3 +82,11 @@ def test_without_a_signal_nothing_is_raised() -> None:
     with importing_beside(lambda: loaded.append(1)):
         pass
     assert loaded == [1]
+
+
+def test_where_ctrl_c_is_ignored_it_stays_so() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with importing_beside(lambda: time.sleep(0.2)):
+        send(signal.SIGINT)
+    time.sleep(0.1)
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
