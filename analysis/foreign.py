@@ -30,11 +30,11 @@ class ForeignTrial:
     error: str | None = None
     """Why it failed, where that is known."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """What it reported last, or the objectives' values, by name."""
+    """Values of its last report, or of the objectives, by name."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Its hyperparameters by name."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """What else was written about it."""
+    """Everything else that was written about it, by name."""
 
 
 def is_our_config(found: Any) -> bool:

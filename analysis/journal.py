@@ -42,7 +42,7 @@ class JournalTrial:
     values: list[float] | None = None
     """Objectives, where it was told."""
     stored_params: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """What was suggested, by name, as Optuna stores it: the value's internal form and the distribution as JSON."""
+    """Suggested values by name, as Optuna stores them: internal form and the distribution as JSON."""
 
     def params(self) -> dict[str, Any]:
         """Return what was suggested, by name, in the values that the objective saw."""

@@ -1,4 +1,4 @@
-"""What two accuracies may differ by without meaning anything: one sample, and what another seed changes. Pure.
+"""Estimate the difference of two accuracies that means nothing: one sample, and the change by another seed. Pure.
 
 Symbols: n samples of a split, e share of them that is wrong, a = 1 - e accuracy.
 """

@@ -1,4 +1,4 @@
-"""How much another seed changes an accuracy, beside the estimate that a comparison with shorter training goes by.
+"""Measure the change of an accuracy by another seed, beside the estimate used against shorter training.
 
     python benchmarks/seed_noise.py [--seeds 12]
 

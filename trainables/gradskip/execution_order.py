@@ -30,7 +30,7 @@ _MOST_ENDS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTrace:
-    """What one forward pass showed, by parameter number."""
+    """Execution order and upstream parameters, by parameter number, as one forward pass showed them."""
 
     ranks: tuple[int, ...]
     """When the module that owns the parameter was called first, from 0; ascending in execution order."""

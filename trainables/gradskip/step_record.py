@@ -59,7 +59,7 @@ class StepFlops(TorchDispatchMode):
         self.backward_flops = 0
         """Of operations inside a backward pass, recomputed activations among them."""
         self.switching = False
-        """Whether the stack of modes is being changed."""
+        """True while the stack of modes is being changed."""
         self.uncounted: set[str] = set()
         """Names of costly operations whose FLOPs nobody knows."""
 
