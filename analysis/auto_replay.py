@@ -21,9 +21,9 @@ from analysis.predicted import Predicted, spared, trains_after
 from analysis.replay_settings import AutoNumbers
 from analysis.traces import RunTrace
 from trainables.config import TrialConfig
-from trainables.gradskip.blueprint import Blueprint, Unit
-from trainables.gradskip.following import signal_name, stop_action
-from trainables.gradskip.rules import Decision
+from trainables.gradskip.layer_plan import Blueprint, Unit
+from trainables.gradskip.replay import signal_name, stop_action
+from trainables.gradskip.rules.stop_rule import Decision
 
 _RULES = ("start", "mountain", "slope")
 _START, _MOUNTAIN, _SLOPE = range(3)

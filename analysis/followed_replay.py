@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from analysis.predicted import Predicted, spared, trains_after
 from analysis.traces import RunTrace
 from trainables.config import TrialConfig
-from trainables.gradskip.blueprint import Blueprint, StopEvent
-from trainables.gradskip.following import GradskipFollower
-from trainables.gradskip.schedules import FreezeOutRule
+from trainables.gradskip.layer_plan import Blueprint, StopEvent
+from trainables.gradskip.replay import GradskipFollower
+from trainables.gradskip.rules.schedule_rules import FreezeOutRule
 from trainables.stage_tree.interventions import MissingSignal
 
 

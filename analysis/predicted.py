@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.traces import RunTrace
-from trainables.gradskip.blueprint import Blueprint
+from trainables.gradskip.layer_plan import Blueprint
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from analysis.predicted import Predicted, dense_costs, trains_after
 from analysis.replay_settings import Batch, batches
 from analysis.traces import RunTrace, facts_key
 from trainables.config import TrialConfig
-from trainables.gradskip.blueprint import Blueprint
+from trainables.gradskip.layer_plan import Blueprint
 
 #: Columns of `replay`, with what they are.
 COLUMNS = {

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from analysis.layout import Layout
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.blueprint import Blueprint
-from trainables.gradskip.following import blueprint_key
+from trainables.gradskip.layer_plan import Blueprint
+from trainables.gradskip.replay import blueprint_key
 from trainables.stage_tree.interventions import Intervention
 from trainables.stage_tree.store import Stage, StageStore, roots
 

@@ -30,7 +30,7 @@ def loaded_by(statement: str) -> set[str]:
         ),
         ("import tune_cac.held, tune_cac.options", {"torch", "ray", "optuna"}),
         ("import trainables.config, trainables.metrics", {"torch", "ray", "pandas", "tune_cac", "analysis"}),
-        ("from trainables.gradskip import Settings; import trainables.gradskip.machine", {"torch", "ray"}),
+        ("from trainables.gradskip import Settings; import trainables.gradskip.rules.state_machine", {"torch", "ray"}),
         (
             "import trainables.training.run; import trainables.gradskip.optimizers",
             {"ray", "pandas", "tune_cac", "analysis"},

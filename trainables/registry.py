@@ -165,7 +165,7 @@ METHODS: dict[str, Method] = {
             name="gradskip",
             description="CAC Gradient-Skip: layers whose weight variance has fallen below its peak stop",
             home="trainables.gradskip.method:attach",
-            following="trainables.gradskip.following",
+            following="trainables.gradskip.replay",
         ),
         Method(
             name="compression",

@@ -14,8 +14,8 @@ from analysis.layout import Layout
 from search_spaces.space import Range, Space, describe
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError, cannot_write
+from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
 from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
-from trainables.gradskip.why_nothing import too_late, why_nothing_stopped
 from trainables.registry import METHODS
 from trainables.workloads import WORKLOADS, default_epochs
 from tune_cac.compare_command import compare as compare

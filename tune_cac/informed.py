@@ -34,8 +34,8 @@ from analysis.traces import RunTrace, facts_key
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.blueprint import Blueprint, Unit
-from trainables.gradskip.following import signal_name
+from trainables.gradskip.layer_plan import Blueprint, Unit
+from trainables.gradskip.replay import signal_name
 
 #: How far a range goes beyond the lowest ratio reached, as a share of that ratio's distance from 1: not at all where
 #: it is exact, some where later layers may fall further in other runs than the baseline.

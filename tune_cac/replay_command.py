@@ -98,7 +98,7 @@ def said_of(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int]
         settings: what decides the stops.
     """
     from analysis.formatting import percent
-    from trainables.gradskip.why_nothing import why_nothing_stopped
+    from trainables.gradskip.advice.why_nothing import why_nothing_stopped
 
     mode = settings.mode
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from analysis.answer import config_of
 from analysis.report.columns import stop_events
 from analysis.traces import RunTrace
-from trainables.gradskip.blueprint import Unit
+from trainables.gradskip.layer_plan import Unit
 from trainables.gradskip.settings import Settings
 
 

@@ -21,8 +21,8 @@ from analysis.tree import stage_frame, tree_text
 from analysis.tree_picture import MOST_LANES, tree_svg
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.blueprint import Blueprint, LayerPlan, Unit
-from trainables.gradskip.following import GradskipFollower, stop_action
+from trainables.gradskip.layer_plan import Blueprint, LayerPlan, Unit
+from trainables.gradskip.replay import GradskipFollower, stop_action
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.interventions import Intervention, child_id
 from trainables.stage_tree.store import StageStore

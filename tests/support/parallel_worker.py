@@ -91,9 +91,9 @@ def main(case: str, folder: Path) -> None:
         parallel.register_comm_hook(None, count_and_send)
     skip: Any = optimizer.gradskip  # type: ignore[attr-defined]
     if case == "disagreeing":
-        honest = skip._signal.measure
+        honest = skip.decisions.signal.measure
         noise = torch.Generator().manual_seed(rank)
-        skip._signal.measure = lambda units: honest(units) * torch.rand((), generator=noise).double()
+        skip.decisions.signal.measure = lambda units: honest(units) * torch.rand((), generator=noise).double()
     error = None
     live = []
     for x, y in joint_batches():

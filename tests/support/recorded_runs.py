@@ -13,8 +13,8 @@ import numpy as np
 from analysis.layout import Layout, StudyInfo
 from analysis.traces import RunTrace, StepCosts, assemble, facts_key
 from trainables.config import TrialConfig
-from trainables.gradskip.blueprint import Blueprint, LayerPlan, Unit
-from trainables.gradskip.following import GradskipFollower, stop_action
+from trainables.gradskip.layer_plan import Blueprint, LayerPlan, Unit
+from trainables.gradskip.replay import GradskipFollower, stop_action
 from trainables.stage_tree.interventions import Intervention
 from trainables.stage_tree.store import Chunk, Stage, StageStore
 

@@ -20,7 +20,7 @@ from analysis.traces import RunTrace, facts_key
 from search_spaces import SpaceContext
 from search_spaces.space import describe
 from trainables.config import TrialConfig
-from trainables.gradskip.following import GradskipFollower
+from trainables.gradskip.replay import GradskipFollower
 from tune_cac.informed import DrawnTrial, informed, never_acts, spread, spread_starts
 
 BASE = TrialConfig(method="none", epochs=4)

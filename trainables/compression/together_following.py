@@ -12,7 +12,7 @@ from typing import Any
 
 from trainables.compression import following as compression
 from trainables.config import TrialConfig
-from trainables.gradskip import following as gradskip
+from trainables.gradskip import replay as gradskip
 from trainables.stage_tree.interventions import Intervention, Recorded, action_text
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from trainables.gradskip.settings import RULES, VARIABLES, Settings
 
 if TYPE_CHECKING:
-    from trainables.gradskip.blueprint import StopEvent
     from trainables.gradskip.controller import GradientSkip
-    from trainables.gradskip.data_parallel import DistributedDataParallel
-    from trainables.gradskip.forward_cache import ForwardCache
+    from trainables.gradskip.forward_cache.cache import ForwardCache
+    from trainables.gradskip.integrations.data_parallel import DistributedDataParallel
+    from trainables.gradskip.layer_plan import StopEvent
     from trainables.gradskip.optimizers import SGD, Adam, AdamW, wrap
-    from trainables.gradskip.recording import Recorder, record
+    from trainables.gradskip.recording.variance_recorder import Recorder, record
 
 __all__ = [
     "SGD",
@@ -43,11 +43,11 @@ _HOMES = {
     "AdamW": "optimizers",
     "wrap": "optimizers",
     "GradientSkip": "controller",
-    "StopEvent": "blueprint",
-    "DistributedDataParallel": "data_parallel",
-    "ForwardCache": "forward_cache",
-    "Recorder": "recording",
-    "record": "recording",
+    "StopEvent": "layer_plan",
+    "DistributedDataParallel": "integrations.data_parallel",
+    "ForwardCache": "forward_cache.cache",
+    "Recorder": "recording.variance_recorder",
+    "record": "recording.variance_recorder",
 }
 
 

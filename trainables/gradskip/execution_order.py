@@ -12,8 +12,8 @@ import copy
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainables.flops import uncompiled
+from trainables.gradskip.parts import own_children, own_parameters
 from trainables.training.generators import kept_generators
 
 #: Outputs of a model's parts whose graphs are held on to, until an optimizer steps.
@@ -35,33 +36,70 @@ class ModelTrace:
     ranks: tuple[int, ...]
     """When the module that owns the parameter was called first, from 0; ascending in execution order."""
     upstream: tuple[int, ...]
-    """Mask of the parameters that the owner's input depends on: their gradients come through the owner."""
+    """Mask of the parameters that the owner's input depends on: their gradients come through the owner. Of the first
+    use alone, where a parameter is used several times: behind a later one lies what has nothing to do with its stop."""
     before: Mapping[str, int] = field(default_factory=dict)
-    """The same mask by the name of a module, for every module that was called."""
+    """The mask of a module's input by its name, over all its calls; modules in the order in which they were called."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain types; masks as hexadecimal text, for they have a bit a parameter."""
+        """Plain types. A mask is written as its difference to the one before it, so the size is that of the model."""
         return {
             "ranks": list(self.ranks),
-            "upstream": [hex(mask) for mask in self.upstream],
-            "before": {name: hex(mask) for name, mask in self.before.items()},
+            "upstream": _differences(self.upstream[number] for number in self._by_rank(self.ranks)),
+            "before": _differences(self.before.values()),
+            "modules": list(self.before),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ModelTrace:
         """The trace that `state_dict` gave."""
+        ranks = tuple(state["ranks"])
+        upstream = dict(zip(cls._by_rank(ranks), _sums(state["upstream"]), strict=True))
         return cls(
-            ranks=tuple(state["ranks"]),
-            upstream=tuple(int(mask, 16) for mask in state["upstream"]),
-            before={name: int(mask, 16) for name, mask in state["before"].items()},
+            ranks=ranks,
+            upstream=tuple(upstream[number] for number in range(len(ranks))),
+            before=dict(zip(state["modules"], _sums(state["before"]), strict=True)),
         )
 
-    def left_upstream(self, stopped: set[int]) -> set[int]:
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The parameters' numbers in execution order."""
+        return tuple(self._by_rank(self.ranks))
+
+    @staticmethod
+    def _by_rank(ranks: Sequence[int]) -> list[int]:
+        return sorted(range(len(ranks)), key=lambda number: (ranks[number], number))
+
+    def renumbered(self, numbers: Sequence[int]) -> ModelTrace:
+        """The same trace of some parameters only, or in another order.
+
+        Args:
+            numbers: for each new number the parameter's number in this trace.
+        """
+        if tuple(numbers) == tuple(range(len(self.ranks))):
+            return self
+        new_of = {old: new for new, old in enumerate(numbers)}
+        state = self.state_dict()
+        kept = [[new_of[n] for n in changed if n in new_of] for changed in state["upstream"]]
+        upstream = dict(zip(self._by_rank(self.ranks), _sums(kept), strict=True))
+        kept = [[new_of[n] for n in changed if n in new_of] for changed in state["before"]]
+        return ModelTrace(
+            ranks=tuple(self.ranks[old] for old in numbers),
+            upstream=tuple(upstream[old] for old in numbers),
+            before=dict(zip(state["modules"], _sums(kept), strict=True)),
+        )
+
+    def with_unknown(self, count: int) -> ModelTrace:
+        """The same trace with so many more parameters at the end, which no module owns."""
+        last = 1 + max(self.ranks, default=-1)
+        return replace(self, ranks=(*self.ranks, *[last] * count), upstream=(*self.upstream, *[0] * count))
+
+    def left_upstream(self, stopped: Collection[int]) -> set[int]:
         """Numbers of parameters outside ``stopped`` whose gradients pass through a stopped layer."""
         mask = 0
         for number in stopped:
             mask |= self.upstream[number]
-        return numbers_of(mask) - stopped
+        return numbers_of(mask & ~mask_of(stopped))
 
 
 def numbers_of(mask: int) -> set[int]:
@@ -70,7 +108,38 @@ def numbers_of(mask: int) -> set[int]:
     >>> sorted(numbers_of(0b1010))
     [1, 3]
     """
-    return {n for n in range(mask.bit_length()) if mask >> n & 1}
+    digits = bin(mask)[:1:-1]
+    return {n for n, digit in enumerate(digits) if digit == "1"}
+
+
+def mask_of(numbers: Iterable[int]) -> int:
+    """The mask with these numbers.
+
+    >>> bin(mask_of([1, 3]))
+    '0b1010'
+    """
+    mask = 0
+    for number in numbers:
+        mask |= 1 << number
+    return mask
+
+
+def _differences(masks: Iterable[int]) -> list[list[int]]:
+    """The numbers in which each mask differs from the one before it."""
+    found, last = [], 0
+    for mask in masks:
+        found.append(sorted(numbers_of(mask ^ last)))
+        last = mask
+    return found
+
+
+def _sums(differences: Iterable[Iterable[int]]) -> Iterator[int]:
+    """The masks of `_differences`."""
+    mask = 0
+    for changed in differences:
+        for number in changed:
+            mask ^= 1 << number
+        yield mask
 
 
 def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callable[[nn.Module], Any]) -> ModelTrace:
@@ -123,10 +192,10 @@ class ExecutionRecorder:
         self._number_of = {id(p): number for number, p in enumerate(parameters)}
         self._parameters = parameters
         self._complete = None if complete is None else weakref.WeakMethod(complete)
-        self._modules = list(model.modules())
+        self._modules = list(_called_modules(model))
         self._masks = _GraphMasks(self._number_of)
         self._running: list[tuple[int, int]] = []  # index of each module that is at work, and its input's mask
-        self._calls: dict[int, tuple[int, int]] = {}  # rank and mask, by index of the module
+        self._calls: dict[int, _Calls] = {}  # by index of the module
         self._without_graph = 0  # mask of frozen parameters whose modules returned tensors without a graph
         self._handles: list[RemovableHandle] = []
         for index, module in enumerate(self._modules):
@@ -154,11 +223,13 @@ class ExecutionRecorder:
         calls = {id(self._modules[index]): place for index, place in self._calls.items()}
         ranks = [len(calls)] * len(self._parameters)
         upstream = [0] * len(self._parameters)
-        for module, (rank, mask) in _with_callers(self._model, calls):
+        for module, place in _with_callers(self._model, calls):
             for number in self._numbers(module):
-                ranks[number] = min(ranks[number], rank)
-                upstream[number] |= mask & ~(1 << number)
-        before = {name: calls[id(m)][1] for name, m in self._model.named_modules() if id(m) in calls}
+                if place.rank < ranks[number]:
+                    ranks[number] = place.rank
+                    upstream[number] = place.first & ~(1 << number)
+        names = [(calls[id(m)], name) for name, m in self._model.named_modules() if id(m) in calls]
+        before = {name: place.all for place, name in sorted(names, key=lambda named: named[0].rank)}
         return ModelTrace(ranks=tuple(ranks), upstream=tuple(upstream), before=before)
 
     def _begin_again(self) -> None:
@@ -167,8 +238,8 @@ class ExecutionRecorder:
         self._masks.forget()
 
     def _numbers(self, module: nn.Module) -> Iterator[int]:
-        for parameter in module._parameters.values():
-            if parameter is not None and id(parameter) in self._number_of:
+        for parameter in own_parameters(module):
+            if id(parameter) in self._number_of:
                 yield self._number_of[id(parameter)]
 
     def _enter(self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -187,8 +258,11 @@ class ExecutionRecorder:
             self.remove()
             return
         self._running.append((index, mask))
-        rank, known = self._calls.get(index, (len(self._calls), 0))
-        self._calls[index] = (rank, known | mask)
+        known = self._calls.get(index)
+        if known is None:
+            self._calls[index] = _Calls(rank=len(self._calls), first=mask, all=mask)
+        else:
+            known.all |= mask
 
     def _leave(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if torch.compiler.is_compiling() or not self._running or self._running[-1][0] != index:
@@ -237,13 +311,34 @@ def _inert_recorder() -> ExecutionRecorder:
     return recorder
 
 
+@dataclass(kw_only=True)
+class _Calls:
+    """When a module was called first, and the masks of its inputs: of the first call, and of all calls."""
+
+    rank: int
+    first: int
+    all: int
+
+
 def _with_callers(
-    module: nn.Module, calls: dict[int, tuple[int, int]], above: tuple[int, int] = (0, 0)
-) -> Iterator[tuple[nn.Module, tuple[int, int]]]:
-    place = calls.get(id(module), above)
+    module: nn.Module, calls: dict[int, _Calls], above: _Calls | None = None
+) -> Iterator[tuple[nn.Module, _Calls]]:
+    place = calls.get(id(module), above or _Calls(rank=0, first=0, all=0))
     yield module, place
-    for child in module.children():
+    for child in own_children(module):
         yield from _with_callers(child, calls, place)
+
+
+def _called_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """The model's modules, the model first; each once."""
+    known: set[int] = set()
+    stack = [model]
+    while stack:
+        module = stack.pop()
+        if id(module) not in known:
+            known.add(id(module))
+            yield module
+            stack.extend(reversed(list(own_children(module))))
 
 
 class _GraphMasks:
@@ -264,7 +359,7 @@ class _GraphMasks:
 
         What is called on with them finds their masks, and walks the graph no further.
         """
-        for tensor in _tensors(value):
+        for tensor in tensors_of(value):
             if tensor.grad_fn is not None:
                 self._of_node(tensor.grad_fn)
                 self._touch(tensor.grad_fn)
@@ -284,7 +379,7 @@ class _GraphMasks:
             without_graph: mask of a tensor that needs no gradient.
         """
         mask = 0
-        for tensor in _tensors(value):
+        for tensor in tensors_of(value):
             if tensor.grad_fn is not None:
                 mask |= self._of_node(tensor.grad_fn)
                 if tensor.grad_fn in self._ends:
@@ -297,7 +392,7 @@ class _GraphMasks:
 
     def mark(self, value: Any, mask: int) -> bool:
         """Add a mask to the nodes that made these tensors; whether there is one."""
-        nodes = [tensor.grad_fn for tensor in _tensors(value) if tensor.grad_fn is not None]
+        nodes = [tensor.grad_fn for tensor in tensors_of(value) if tensor.grad_fn is not None]
         for node in nodes:
             self._masks[node] = self._of_node(node) | mask
         return bool(nodes)
@@ -326,22 +421,26 @@ class _GraphMasks:
         return self._masks[root]
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):  # a model's output of transformers, too
         for part in value.values():
-            yield from _tensors(part)
+            yield from tensors_of(part)
     elif isinstance(value, (tuple, list)):
         for part in value:
-            yield from _tensors(part)
+            yield from tensors_of(part)
 
 
 class ForwardHook:
-    """A forward pre-hook that hands a training step's inputs on. Copies of the model carry an inert one."""
+    """A forward pre-hook that hands a training step's inputs on. Copies of the model carry an inert one.
+
+    Args:
+        seen: method that takes them; its object is not kept alive, and once it is gone the hook removes itself.
+    """
 
     def __init__(self, seen: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None) -> None:
-        self._seen = seen
+        self._seen = None if seen is None else weakref.WeakMethod(seen)
         self._handles: list[RemovableHandle] = []
 
     def watch(self, *modules: nn.Module) -> None:
@@ -359,7 +458,11 @@ class ForwardHook:
         # Under torch.compile this is traced as nothing at all.
         if torch.compiler.is_compiling() or self._seen is None or not torch.is_grad_enabled():
             return
-        self._seen(args, kwargs)
+        seen = self._seen()
+        if seen is None:
+            self.remove()
+        else:
+            seen(args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ForwardHook:
         return ForwardHook()

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.blueprint import LayerPlan, Unit
-from trainables.gradskip.execution_order import ModelTrace
+from trainables.gradskip.layer_plan import LayerPlan, Unit
+from trainables.gradskip.parts import own_parameters, weight_parts
 
 #: Kinds of layers, the default of ``CAC_WATCH`` first.
 KINDS = ("conv", "linear")
@@ -70,18 +70,19 @@ def make_plan(
     *,
     model: nn.Module | None = None,
     whole_units: bool = False,
-    trace: ModelTrace | None = None,
+    order: Sequence[int] | None = None,
 ) -> LayerPlan:
     """The plan for numbered parameters.
 
     Args:
         parameters: in numbering order.
         watch: ``conv`` (4-D weights, as published), ``linear`` (2-D weights; embeddings are left out where the model is
-            known), or class names of modules, each of which is a layer as a whole.
+            known), or class names of modules, each of which is a layer as a whole. A parametrized weight is one layer
+            with all its parts, where the model is known.
         model: owner of the parameters; needed for class names and whole units.
         whole_units: stop a layer with everything up to the next watched layer, in execution order; the last one with
             its bias and norm.
-        trace: execution order; registration order where it is None.
+        order: the numbers in the order in which whole units stop; None for that of the numbering.
 
     Raises:
         UserError: a class that the model does not have, or no model where one is needed.
@@ -93,9 +94,7 @@ def make_plan(
         return LayerPlan(order=tuple(range(len(parameters))), units=tuple(units))
     if model is None:
         raise UserError("CAC_WHOLE_UNITS=1 needs the model, to know what belongs together: give model=")
-    order = tuple(range(len(parameters)))
-    if trace is not None:
-        order = tuple(sorted(order, key=lambda number: (trace.ranks[number], number)))
+    order = tuple(range(len(parameters)) if order is None else order)
     position = {number: place for place, number in enumerate(order)}
     starts = sorted((min(position[m] for m in members), weights) for weights, members in layers)
     ends = [start - 1 for start, _ in starts[1:]]
@@ -127,6 +126,7 @@ def _watched_layers(
     classes = [name for name in watch if name not in ("conv", "linear")]
     found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     taken: set[int] = set()
+    dims = {dim for name, dim in (("conv", 4), ("linear", 2)) if name in watch}
     if classes:
         for module in _outermost(classes, model):
             numbers = {number_of[id(p)] for p in module.parameters() if id(p) in number_of}
@@ -137,8 +137,14 @@ def _watched_layers(
                 taken |= set(members)
     embeddings = set()
     if model is not None:
-        embeddings = {id(m.weight) for m in unwrap(model).modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
-    dims = {dim for name, dim in (("conv", 4), ("linear", 2)) if name in watch}
+        lookups = [m for m in unwrap(model).modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+        embeddings = {id(p) for m in lookups for p in own_parameters(m)}
+        for module, parts in weight_parts(unwrap(model)):
+            numbers = {number_of[id(p)] for p in parts if id(p) in number_of}
+            members = tuple(sorted(numbers - taken))
+            taken |= numbers
+            if module not in lookups and any(parameters[m].dim() in dims for m in members):
+                found.append((tuple(m for m in members if parameters[m].dim() >= 2), members))
     for number, parameter in enumerate(parameters):
         if parameter.dim() in dims and number not in taken and id(parameter) not in embeddings:
             found.append(((number,), (number,)))

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from trainables.config import TrialConfig
 from trainables.gradskip.controller import GradientSkip
-from trainables.gradskip.following import columns
+from trainables.gradskip.replay import columns
 from trainables.registry import Attached, RunFacts
 
 
@@ -32,7 +32,7 @@ class AttachedGradientSkip(Attached):
 
     def carried(self) -> dict[str, Any]:
         state = self.gradskip.state_dict()
-        return {"signal": state["signal"], "left": state["left"]}
+        return {"signal": state["signal"], "stops": state["stops"]}
 
     def following(self) -> dict[str, Any]:
         return {"machine": self.gradskip.machine.state_dict(), "events": self.events()}

@@ -87,7 +87,7 @@ class _WithGradientSkip(Optimizer):
         # torch's own drops everything but these three, hooks included; copy and pickle rebuild ours from the rest.
         state: dict[str, Any] = super().__getstate__()
         ours = self.gradskip
-        return {**state, STATE_KEY: (ours.settings, ours._model, ours.state_dict())}
+        return {**state, STATE_KEY: (ours.settings, ours.model, ours.state_dict())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)

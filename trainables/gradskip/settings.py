@@ -126,7 +126,7 @@ VARIABLES: tuple[Variable, ...] = (
         name="CAC_STOP_LAYER_NUM", field="stop_layer_num", parse=_parse_list, kind=_is_int_tuple, valid=_ascending,
         rule=_LIST_RULE, default="not set", mode="manual",
         meaning="layers to stop: layer N is the N-th parameter tensor given to the optimizer, counted from 0; "
-        "stopping N stops every parameter 0..N",
+        "stopping N stops every parameter 0..N. Without CAC_STOP_LAYER_ITR: the layers that the auto rule looks at",
     ),
     Variable(
         name="CAC_STOP_LAYER_ITR", field="stop_layer_itr", parse=_parse_list, kind=_is_int_tuple, valid=_ascending,
@@ -275,9 +275,9 @@ class Settings:
     """
 
     stop_layer_num: tuple[int, ...] | None = None
-    """CAC_STOP_LAYER_NUM: parameter indices to stop, strictly ascending; None for auto mode."""
+    """CAC_STOP_LAYER_NUM: parameter indices to stop, strictly ascending; alone: those that the auto rule looks at."""
     stop_layer_itr: tuple[int, ...] | None = None
-    """CAC_STOP_LAYER_ITR: the iteration of each, strictly ascending, as long as `stop_layer_num`."""
+    """CAC_STOP_LAYER_ITR: the iteration of each, strictly ascending, as long as `stop_layer_num`; None: auto mode."""
     start_itr: int = 5000
     """CAC_VAR_START_ITR: first iteration of a decision, >= 0."""
     start_thr: float = 0.95
@@ -337,7 +337,7 @@ class Settings:
         if not isinstance(self.reference, bool):
             raise UserError(f"reference must be True or False, got {self.reference!r}")
         layers, iterations = self.stop_layer_num, self.stop_layer_itr
-        if len(layers or ()) != len(iterations or ()):
+        if self.targets is None and len(layers or ()) != len(iterations or ()):
             raise UserError(
                 "CAC_STOP_LAYER_NUM and CAC_STOP_LAYER_ITR must have one entry for each stop, got "
                 f"{len(layers or ())} layers ({_shown(layers or ())}) and "
@@ -370,9 +370,14 @@ class Settings:
             )
 
     @property
+    def targets(self) -> tuple[int, ...] | None:
+        """Numbers of the layers that the published auto rule looks at instead of `watch`, where they are given."""
+        return self.stop_layer_num if self.stop_layer_itr is None and self.rule == "variance" else None
+
+    @property
     def mode(self) -> str:
         """``manual``, ``auto`` (the published rule), ``off``, or the name of another rule."""
-        if self.stop_layer_num is not None:
+        if self.stop_layer_itr is not None:
             return "manual"
         if self.rule != "variance":
             return self.rule
@@ -382,6 +387,13 @@ class Settings:
     def sampling_interval(self) -> int:
         """Iterations from one auto decision to the next, as the published code takes it."""
         return self.samples or self.braking_distance or DEFAULT_SAMPLES
+
+    @property
+    def looks(self) -> tuple[int, int]:
+        """The first iteration at which a rule may look at layers, and the iterations from one look to the next."""
+        if self.rule in ("gradient_norm", "plasticity"):
+            return self.rule_start_itr, self.rule_interval
+        return (self.start_itr if self.rule == "variance" else 0), self.sampling_interval
 
     def check_layers(self, parameter_count: int) -> None:
         """Raise UserError if a manual layer number is past the model's last parameter."""
@@ -432,7 +444,8 @@ class Settings:
         """
         environment = {}
         for variable in VARIABLES:
-            if variable.mode != "both" and self._mode_of_variables not in variable.mode.split(","):
+            given = variable.field == "stop_layer_num" and self.targets is not None
+            if variable.mode != "both" and self._mode_of_variables not in variable.mode.split(",") and not given:
                 continue
             value = self.sampling_interval if variable.field == "samples" else getattr(self, variable.field)
             # Variables that the published library does not know are given only where they change something.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from trainables.gradskip.blueprint import Unit
+from trainables.gradskip.layer_plan import Unit
 
 #: A variance in half precision is rounded by up to 0.4 %, where thresholds lie 1 or 2 % below 1.
 _HALF = (torch.float16, torch.bfloat16)

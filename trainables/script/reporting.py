@@ -30,8 +30,8 @@ def report(*, accuracy: Any, step: Any = None, **metrics: Any) -> None:
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0:
             return
-        if "trainables.gradskip.step_record" in sys.modules:
-            from trainables.gradskip.step_record import process_summary
+        if "trainables.gradskip.script_counting.process_record" in sys.modules:
+            from trainables.gradskip.script_counting.process_record import process_summary
 
             counted = process_summary()
             if counted is not None:

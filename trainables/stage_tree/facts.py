@@ -19,7 +19,7 @@ import torch
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.checks import weight_decays
+from trainables.gradskip.advice.never_fires import weight_decays
 from trainables.registry import METHODS
 from trainables.stage_tree.store import StageStore
 from trainables.training.cost import CostTable

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainables.gradskip.blueprint import Blueprint, Unit
 from trainables.gradskip.controller import GradientSkip
-from trainables.gradskip.following import signal_name
+from trainables.gradskip.layer_plan import Blueprint, Unit
 from trainables.gradskip.layers import make_plan, numbered
+from trainables.gradskip.replay import signal_name
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import variance
 from trainables.stage_tree.interventions import MissingSignal

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables.flops import flop_counter
-from trainables.gradskip.prefix_pass import PassReport
+from trainables.gradskip.forward_cache.prefix_pass import PassReport
 from trainables.training.generators import kept_generators
 from trainables.training.shapes import on_meta, shapes_of, to_meta
 from trainables.workloads.base import Batch, Workload

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 
-from trainables.gradskip.data_parallel import DistributedDataParallel
+from trainables.gradskip.integrations.data_parallel import DistributedDataParallel
 from trainables.gradskip.method import AttachedGradientSkip
 from trainables.training.generators import kept_generators
 from trainables.training.run import CHECKPOINT_FILE, TrainingRun, read_state

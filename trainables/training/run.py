@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
-from trainables.gradskip.forward_cache import ForwardCache
+from trainables.gradskip.forward_cache.cache import ForwardCache
 from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS
 from trainables.registry import METHODS, RunFacts
 from trainables.training.cost import CostTable

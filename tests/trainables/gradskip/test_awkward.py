@@ -185,7 +185,10 @@ def test_a_state_of_another_rule_keeps_its_stops_and_begins_the_rule_anew() -> N
     other = conv_model()
     settings = Settings(**EAGER)  # type: ignore[arg-type]
     resumed = SGD(other.parameters(), lr=0.02, weight_decay=2.0, settings=settings)
-    with pytest.warns(UserWarning, match="the state is of rule manual and the settings ask for auto"):
+    with pytest.warns(
+        UserWarning,
+        match=r"of rule manual \(layers 3 at 2\) and the settings ask for rule auto \(CAC_WA",
+    ):
         resumed.load_state_dict(optimizer.state_dict())
     assert (resumed.gradskip.iteration, resumed.gradskip.stopped_through) == (4, 3)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainables.config import TrialConfig
-from trainables.gradskip.following import follow
+from trainables.gradskip.replay import follow
 from trainables.stage_tree.interventions import Follower, Intervention, NeverActs
 from trainables.training.run import TrainingRun
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables import gradskip
-from trainables.gradskip import step_record
-from trainables.gradskip.step_record import ProcessRecord, process_summary
+from trainables.gradskip.script_counting import process_record
+from trainables.gradskip.script_counting.process_record import ProcessRecord, process_summary
 
 STEPS = 20
 BATCH = 4
@@ -32,9 +32,9 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def in_a_trial(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", "anywhere")
-    monkeypatch.setattr(step_record, "_PROCESS", ProcessRecord())
+    monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
     yield
-    step_record._PROCESS.close()
+    process_record._PROCESS.close()
 
 
 class Images(Dataset[dict[str, torch.Tensor]]):
@@ -155,5 +155,5 @@ def test_what_is_executed_is_what_torch_counts(
     assert found["forward_flops"] + found["backward_flops"] == flops
     assert found["dense_flops"] == STEPS * dense.get_total_flops()
     assert found["events"][0]["name"].endswith(".weight")
-    assert LAST[0].gradskip._trace is not None  # seen in the loop's own first forward pass
+    assert LAST[0].gradskip.numbering.trace is not None  # seen in the loop's own first forward pass
     assert found["optimizers"] == 1

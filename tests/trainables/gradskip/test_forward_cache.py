@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainables.errors import UserError
-from trainables.gradskip.data_parallel import DistributedDataParallel
-from trainables.gradskip.forward_cache import ForwardCache
+from trainables.gradskip.forward_cache.cache import ForwardCache
+from trainables.gradskip.forward_cache.row_file import RowFile, row_checksums
+from trainables.gradskip.integrations.data_parallel import DistributedDataParallel
 from trainables.gradskip.optimizers import SGD
-from trainables.gradskip.row_file import RowFile, row_checksums
 
 SAMPLES = 40
 #: Bytes of a row after the second block: 4 channels of 4x4 in float32.

@@ -142,7 +142,7 @@ class TestWatch:
         # The signal is the variance of all of a block's matrices together.
         block = model.blocks.layers[1]  # type: ignore[union-attr,index]
         joint = torch.cat([p.detach().flatten() for p in block.parameters() if p.dim() >= 2])
-        measured = optimizer.gradskip._signal.measure(units[1:2])
+        measured = optimizer.gradskip.decisions.signal.measure(units[1:2])
         assert float(measured) == pytest.approx(float(joint.double().var()), rel=1e-5)
         tokens = torch.arange(20).reshape(4, 5) % 11
         for _ in range(6):
@@ -299,7 +299,7 @@ class TestTrace:
         train(watched, ours, 4)
         assert equal(weights(plain), weights(watched))
         assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), watched.buffers(), strict=True))
-        assert ours.gradskip._trace is not None
+        assert ours.gradskip.numbering.trace is not None
         assert not any(m._forward_pre_hooks for m in watched.modules())
         copied(torch.ones(2, 1, 8, 8))
         assert ours.gradskip.left_upstream() == []
@@ -309,10 +309,10 @@ class TestTrace:
         optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(whole_units=True), model=model)
         with torch.no_grad():
             model(torch.randn(2, 1, 8, 8))  # an evaluation shows nothing
-        assert optimizer.gradskip._trace is None
+        assert optimizer.gradskip.numbering.trace is None
         model(torch.randn(2, 1, 8, 8)).sum().backward()
         whole = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8)))
-        assert optimizer.gradskip._trace == whole
+        assert optimizer.gradskip.numbering.trace == whole
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
     @pytest.mark.parametrize("frozen", [("conv0",), ("conv0", "norms.0"), ("conv1",), ("conv0", "conv1", "norms.1")])
@@ -324,7 +324,7 @@ class TestTrace:
         optimizer = SGD(model.parameters(), lr=0.1, model=model)
         model(torch.randn(2, 1, 8, 8)).sum().backward()
         whole = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8)))
-        assert optimizer.gradskip._trace == whole
+        assert optimizer.gradskip.numbering.trace == whole
 
     def test_a_model_that_is_called_in_parts_is_seen_at_its_first_step(self) -> None:
         model = nn.ModuleDict({"head": nn.Linear(4, 2), "body": nn.Linear(3, 4)})
@@ -332,9 +332,9 @@ class TestTrace:
         for _ in range(2):  # gradients of two batches
             model["head"](model["body"](torch.randn(2, 3)).relu()).sum().backward()
         optimizer.step()
-        assert optimizer.gradskip._trace is not None
-        assert optimizer.gradskip._trace.ranks == (1, 1, 0, 0)
-        assert list(optimizer.gradskip._trace.upstream) == [0b1100, 0b1100, 0, 0]
+        assert optimizer.gradskip.numbering.trace is not None
+        assert optimizer.gradskip.numbering.trace.ranks == (1, 1, 0, 0)
+        assert list(optimizer.gradskip.numbering.trace.upstream) == [0b1100, 0b1100, 0, 0]
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
     def test_a_pass_that_raised_is_no_pass(self) -> None:
@@ -343,9 +343,9 @@ class TestTrace:
         optimizer = SGD(model.parameters(), lr=0.1, model=model)
         with pytest.raises(RuntimeError):
             model(torch.randn(2, 1, 1, 8, 8))
-        assert optimizer.gradskip._trace is None
+        assert optimizer.gradskip.numbering.trace is None
         model(torch.randn(2, 1, 8, 8))
-        assert optimizer.gradskip._trace == trace_model(
+        assert optimizer.gradskip.numbering.trace == trace_model(
             model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8))
         )
 
@@ -368,7 +368,7 @@ class TestTrace:
         train(model, optimizer, 1)
         resumed = SGD(again.parameters(), lr=0.1, model=again)
         resumed.load_state_dict(optimizer.state_dict())
-        assert resumed.gradskip._trace == optimizer.gradskip._trace
+        assert resumed.gradskip.numbering.trace == optimizer.gradskip.numbering.trace
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in again.modules())
 
     def test_a_pickled_model_carries_no_recorder(self) -> None:
@@ -378,7 +378,7 @@ class TestTrace:
         optimizer = SGD(model.parameters(), lr=0.1, model=model)
         twin = pickle.loads(pickle.dumps(model))
         twin(torch.ones(2, 1, 8, 8))
-        assert optimizer.gradskip._trace is None
+        assert optimizer.gradskip.numbering.trace is None
 
     def test_a_model_that_cannot_be_watched_trains_anyway(self) -> None:
         model = conv_model()

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, Adam, Settings, wrap
-from trainables.gradskip.choice import make_rule
-from trainables.gradskip.measured import GradientNormRule, PlasticityRule, percentile, slope
-from trainables.gradskip.schedules import FreezeOutRule, LinearRule
+from trainables.gradskip.rules.choice import make_rule
+from trainables.gradskip.rules.schedule_rules import FreezeOutRule, LinearRule
+from trainables.gradskip.rules.signal_rules import GradientNormRule, PlasticityRule, percentile, slope
 from trainables.gradskip.signals import similarity_distance
 
 

@@ -12,8 +12,9 @@ from conv_models import conv_model
 from loops import OpCounter, equal, train, weights
 
 from trainables.errors import UserError
-from trainables.gradskip import SGD, Settings, record, recording, wrap
-from trainables.gradskip.machine import replay
+from trainables.gradskip import SGD, Settings, record, wrap
+from trainables.gradskip.recording import variance_recorder
+from trainables.gradskip.rules.state_machine import replay
 
 SETTINGS = Settings(start_itr=4, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0)
 
@@ -81,7 +82,7 @@ def test_nothing_is_read_from_the_device_while_recording(tmp_path: Path) -> None
 
 
 def test_long_traces_are_written_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "ROWS_BETWEEN_WRITES", 6)
+    monkeypatch.setattr(variance_recorder, "ROWS_BETWEEN_WRITES", 6)
     model = conv_model()
     optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(start_itr=10**6))
     recorder = record(optimizer, tmp_path / "v.parquet", every=1)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from trainables.gradskip.choice import make_rule
-from trainables.gradskip.machine import SkipMachine, StepPlan, replay
-from trainables.gradskip.rules import AutoRule, ManualRule
+from trainables.gradskip.rules.choice import make_rule
+from trainables.gradskip.rules.published import AutoRule, ManualRule
+from trainables.gradskip.rules.state_machine import SkipMachine, StepPlan, replay
 from trainables.gradskip.settings import Settings
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -128,10 +129,23 @@ def test_a_wrong_value_is_named_with_its_rule(name: str, text: str, message: str
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(("layers", "iterations"), [("1,2", "5"), ("1,2", ""), ("", "5,6")])
-def test_manual_lists_of_different_length(layers: str, iterations: str) -> None:
+@pytest.mark.parametrize(
+    ("layers", "iterations", "rule"), [("1,2", "5", "variance"), ("", "5,6", "variance"), ("1,2", "", "plasticity")]
+)
+def test_manual_lists_of_different_length(layers: str, iterations: str, rule: str) -> None:
+    lists = {"CAC_STOP_LAYER_NUM": layers, "CAC_STOP_LAYER_ITR": iterations}
     with pytest.raises(UserError, match="must have one entry for each stop, got"):
-        Settings.from_environment({"CAC_STOP_LAYER_NUM": layers, "CAC_STOP_LAYER_ITR": iterations})
+        Settings.from_environment({**lists, "CAC_RULE": rule})
+
+
+def test_layer_numbers_alone_are_the_auto_rules_targets() -> None:
+    """As in the published package (`test_published.py` compares the stops)."""
+    settings = Settings.from_environment({"CAC_STOP_LAYER_NUM": "3,7"})
+    assert (settings.mode, settings.targets) == ("auto", (3, 7))
+    assert Settings.from_environment(settings.to_environment()) == replace(settings, samples=200)
+    assert settings.to_environment()["CAC_STOP_LAYER_NUM"] == "3,7"
+    assert Settings.from_environment({"CAC_STOP_LAYER_NUM": "3", "CAC_VAR_START_THR": "-1"}).mode == "off"
+    assert Settings().targets is None
 
 
 def test_values_of_the_wrong_type_are_refused() -> None:

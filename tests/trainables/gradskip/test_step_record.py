@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables import gradskip
-from trainables.gradskip import step_record
-from trainables.gradskip.step_record import ProcessRecord, process_summary
+from trainables.gradskip.script_counting import process_record, step_flops, step_record
+from trainables.gradskip.script_counting.process_record import ProcessRecord, process_summary
 from trainables.script.report_lines import read_report
 from trainables.script.reporting import report
 
@@ -27,12 +27,12 @@ BATCH = 4
 @pytest.fixture(autouse=True)
 def own_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Records of this test alone; none is left at work."""
-    monkeypatch.setattr(step_record, "_PROCESS", ProcessRecord())
+    monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
     yield
     for record in RECORDS:
         record.close()
     RECORDS.clear()
-    step_record._PROCESS.close()
+    process_record._PROCESS.close()
     assert _get_current_dispatch_mode_stack() == []
 
 
@@ -337,13 +337,13 @@ def test_a_process_that_resumes_counts_what_was_executed_before(monkeypatch: pyt
     net, optimizer = build()
     train(optimizer, net, 12)
     whole = process_summary()
-    step_record._PROCESS.close()
-    monkeypatch.setattr(step_record, "_PROCESS", ProcessRecord())
+    process_record._PROCESS.close()
+    monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
     net, optimizer = build()
     train(optimizer, net, 7)
     state = copy.deepcopy(optimizer.state_dict())
-    step_record._PROCESS.close()
-    monkeypatch.setattr(step_record, "_PROCESS", ProcessRecord())
+    process_record._PROCESS.close()
+    monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
     net, optimizer = build()
     optimizer.load_state_dict(state)
     train(optimizer, net, 5)
@@ -394,7 +394,7 @@ def test_no_forward_pass_is_run_that_the_script_did_not_ask_for(example: bool) -
     )  # fmt: skip
     train(optimizer, net, 4)
     assert net.calls == 4
-    assert optimizer.gradskip._trace is not None
+    assert optimizer.gradskip.numbering.trace is not None
 
 
 class Seen(TorchDispatchMode):
@@ -546,17 +546,17 @@ def test_private_names_of_torch_that_the_counter_stands_on() -> None:
     class Look(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            seen.append((torch.is_grad_enabled(), step_record._in_autograd_function(), step_record.in_backward()))
+            seen.append((torch.is_grad_enabled(), step_flops._in_autograd_function(), step_flops.in_backward()))
             return x * 2
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            seen.append((torch.is_grad_enabled(), step_record._in_autograd_function(), step_record.in_backward()))
+            seen.append((torch.is_grad_enabled(), step_flops._in_autograd_function(), step_flops.in_backward()))
             return grad
 
     Look.apply(torch.ones(1, requires_grad=True)).backward()
     assert seen == [(False, True, False), (False, False, True)]
-    assert not step_record._in_autograd_function()
+    assert not step_flops._in_autograd_function()
 
 
 def test_attention_on_a_cpu_is_counted_and_what_has_no_formula_is_named() -> None:
@@ -607,15 +607,15 @@ def test_an_optimizer_collected_in_the_midst_of_an_operation_changes_no_count(mo
     try:
         fold()
         one = summary_of(record)
-        real, collect = step_record.formula_of, iter([gc.collect])  # once: a collection takes long in a large process
-        monkeypatch.setattr(step_record, "formula_of", lambda operation: (next(collect, bool)(), real(operation))[1])
+        real, collect = step_flops.formula_of, iter([gc.collect])  # once: a collection takes long in a large process
+        monkeypatch.setattr(step_flops, "formula_of", lambda operation: (next(collect, bool)(), real(operation))[1])
         fold()
         both = summary_of(record)
     finally:
         gc.enable()
     for name in ("forward_flops", "backward_flops", "dense_flops"):
         assert both[name] == 2 * one[name] > 0
-    monkeypatch.setattr(step_record, "formula_of", real)
+    monkeypatch.setattr(step_flops, "formula_of", real)
     del record.records[:]
     gc.collect()
 

@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from trainables.gradskip import SGD, AdamW, Settings, wrap
-from trainables.gradskip.choice import make_rule
+from trainables.gradskip.rules.choice import make_rule
 
 MANUAL = Settings(stop_layer_num=(3, 6), stop_layer_itr=(3, 8))
 #: Strong weight decay shrinks weights from the first step on, so that each target stops one interval after its peak.

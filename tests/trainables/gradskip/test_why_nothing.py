@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.gradskip.machine import replay
+from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
+from trainables.gradskip.rules.state_machine import replay
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.why_nothing import too_late, why_nothing_stopped
 
 
 @given(st.integers(0, 60), st.integers(1, 30), st.integers(0, 9), st.integers(1, 80))

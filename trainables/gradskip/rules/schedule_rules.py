@@ -10,19 +10,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trainables.gradskip.rules import NEVER, Decision, SignalOf
+from trainables.gradskip.rules.stop_rule import NEVER, Decision, InOrder, SignalOf
 from trainables.gradskip.settings import Settings
 
 
-class LinearRule:
+class LinearRule(InOrder):
     """The number of stopped layers grows linearly in time, from 0 at t_0 to floor(d K) at T.
 
     Source: Composer's layer freezing (MosaicML): freeze_start is t_0 / T, freeze_level is d.
     """
 
     def __init__(self, settings: Settings, targets: Sequence[int]) -> None:
+        super().__init__(targets)
         assert settings.rule_end_itr is not None
-        self.targets = tuple(targets)
         self._dues = [
             math.ceil(
                 settings.rule_start_itr
@@ -30,7 +30,6 @@ class LinearRule:
             )
             for k in range(math.floor(settings.rule_depth * len(targets) + 1e-9))
         ]
-        self.position = 0
 
     def first_stop(self) -> int:
         return self._dues[0] if self._dues else NEVER
@@ -47,17 +46,14 @@ class LinearRule:
     def next_due(self, iteration: int) -> int:
         return max(iteration, self._dues[self.position]) if self.position < len(self._dues) else NEVER
 
-    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
-        return ()
-
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position}
+        return self.target_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = int(state["position"])
+        self.load_target(state)
 
 
-class FreezeOutRule:
+class FreezeOutRule(InOrder):
     """Each layer's learning rate falls to zero along a cosine of its own, and the layer stops there.
 
     Layer i of K ends at t_i, from t_0 for the first to T for the last, linearly in i (or, ``cubic``, at T times the
@@ -73,8 +69,8 @@ class FreezeOutRule:
     """
 
     def __init__(self, settings: Settings, targets: Sequence[int], stoppable: int) -> None:
+        super().__init__(targets)
         assert settings.rule_end_itr is not None
-        self.targets = tuple(targets)
         self.stoppable = stoppable
         self.last = settings.rule_end_itr
         first = settings.rule_start_itr / self.last
@@ -84,7 +80,6 @@ class FreezeOutRule:
         #: t_i of each layer.
         self.ends = [share * self.last for share in shares]
         self._scaled = settings.rule_scaled
-        self.position = 0
 
     def first_stop(self) -> int:
         return math.ceil(self.ends[0]) if self.stoppable else NEVER
@@ -115,7 +110,7 @@ class FreezeOutRule:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position}
+        return self.target_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = int(state["position"])
+        self.load_target(state)

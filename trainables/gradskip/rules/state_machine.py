@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainables.gradskip.braking import braking_factor
-from trainables.gradskip.choice import make_rule
-from trainables.gradskip.rules import Decision, SignalOf, StopRule
+from trainables.gradskip.rules.braking import braking_factor
+from trainables.gradskip.rules.choice import make_rule
+from trainables.gradskip.rules.stop_rule import Decision, SignalOf, StopRule
 from trainables.gradskip.settings import Settings
 
 
@@ -59,7 +59,7 @@ class SkipMachine:
             self.braking_count = self.distance
         self.braking_count -= 1
         braking = range(self.stopped_through + 1, self.braking_through + 1)
-        factor = braking_factor(self.braking_count, self.distance)
+        factor = braking_factor(self.braking_count, self.distance or 1)  # braking begun under other settings
         scaled = ((braking, factor),)
         if self.braking_count > 0:
             return StepPlan(decision=decision, scaled=scaled)
@@ -94,8 +94,13 @@ class SkipMachine:
         self.iteration = int(state["iteration"])
         self.stopped_through = int(state["stopped_through"])
         self.braking_through = int(state["braking_through"])
-        self.braking_count = int(state["braking_count"])
+        self.braking_count = min(int(state["braking_count"]), self.distance or 1)
         self.rule.load_state_dict(state["rule"])
+
+    @property
+    def decided_through(self) -> int:
+        """Position of the last parameter that a stop was decided for, braking ones included; -1 for none."""
+        return max(self.stopped_through, self.braking_through)
 
 
 def replay(

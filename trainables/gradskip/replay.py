@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 from trainables.config import TrialConfig
-from trainables.gradskip.blueprint import Blueprint, StopEvent
-from trainables.gradskip.machine import SkipMachine
-from trainables.gradskip.rules import Decision
+from trainables.gradskip.layer_plan import Blueprint, StopEvent
+from trainables.gradskip.rules.state_machine import SkipMachine
+from trainables.gradskip.rules.stop_rule import Decision
 from trainables.gradskip.settings import Settings
 from trainables.stage_tree.interventions import Intervention, MissingSignal, Recorded, action_text
 
@@ -21,7 +21,7 @@ def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
     settings = config.gradskip_settings()
     # A rule that is off has no reason to look at the order in which layers run, and its units may be others.
     looks = "off" if settings.mode == "off" else settings.mode == "auto"
-    return ("gradskip", looks, settings.watch, settings.whole_units)
+    return ("gradskip", looks, settings.watch, settings.whole_units, settings.targets)
 
 
 def follow(config: TrialConfig, facts: Mapping[str, Any]) -> GradskipFollower:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trainables.gradskip.rules import NEVER, Decision, SignalOf
+from trainables.gradskip.rules.stop_rule import NEVER, Decision, InOrder, SignalOf
 from trainables.gradskip.settings import Settings
 
 
@@ -26,23 +26,19 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-class _Timed:
+class _Timed(InOrder):
     """Measurements at ``start`` and every ``interval`` after it, while there are targets left."""
 
     def __init__(self, settings: Settings, targets: Sequence[int]) -> None:
-        self.targets = tuple(targets)
+        super().__init__(targets)
         self.start = settings.rule_start_itr
         self.interval = settings.rule_interval
-        self.position = 0
 
     def next_due(self, iteration: int) -> int:
         if self.position == len(self.targets):
             return NEVER
         missed = max(0, iteration - self.start)
         return self.start + -(-missed // self.interval) * self.interval
-
-    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
-        return ()
 
 
 class GradientNormRule(_Timed):
@@ -85,17 +81,18 @@ class GradientNormRule(_Timed):
             return None
         limit = percentile(finite, self.percent)
         found = None
-        while self.position < len(self.targets) and changes[self.targets[self.position]] <= limit:
+        # A layer that was not measured before, for the user has just unfrozen it, has no change yet.
+        while self.position < len(self.targets) and changes.get(self.targets[self.position], math.nan) <= limit:
             layer = self.targets[self.position]
             found = Decision(layer=layer, rule="gradient_norm", ratio=changes[layer])
             self.position += 1
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position, "before": dict(self.before)}
+        return {**self.target_state(), "before": dict(self.before)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = int(state["position"])
+        self.load_target(state)
         self.before = {int(layer): float(norm) for layer, norm in state["before"].items()}
 
 
@@ -116,6 +113,9 @@ class PlasticityRule(_Timed):
         self.tolerance = settings.rule_tolerance
         self.window = settings.rule_window
         self.has_reference = False
+        self.forget_target()
+
+    def forget_target(self) -> None:
         self.values: list[float] = []
         self.averages: list[float] = []
         self.steepest = 0.0
@@ -144,12 +144,12 @@ class PlasticityRule(_Timed):
             return None
         ratio = steepness / self.steepest
         self.position += 1
-        self.values, self.averages, self.steepest = [], [], 0.0
+        self.forget_target()
         return Decision(layer=layer, rule="plasticity", ratio=ratio)
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "position": self.position,
+            **self.target_state(),
             "has_reference": self.has_reference,
             "values": list(self.values),
             "averages": list(self.averages),
@@ -157,7 +157,7 @@ class PlasticityRule(_Timed):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = int(state["position"])
+        self.load_target(state)
         self.has_reference = bool(state["has_reference"])
         self.values = [float(v) for v in state["values"]]
         self.averages = [float(v) for v in state["averages"]]

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor, nn
 
 from trainables.errors import UserError
-from trainables.gradskip.forward_chain import may_end_prefix, resolve_chain, unwrapped
-from trainables.gradskip.prefix_pass import PassReport, PrefixPass
-from trainables.gradskip.row_file import RowFile
+from trainables.gradskip.forward_cache.chain import may_end_prefix, resolve_chain, unwrapped
+from trainables.gradskip.forward_cache.prefix_pass import PassReport, PrefixPass
+from trainables.gradskip.forward_cache.row_file import RowFile
 
 
 class ForwardCache:

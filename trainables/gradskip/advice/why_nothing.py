@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainables.gradskip.rules import AutoRule
+from trainables.gradskip.rules.published import AutoRule
 from trainables.gradskip.settings import Settings
 
 #: Values that act on a run of some length: when to begin, and how often to decide, as divisors of its steps.

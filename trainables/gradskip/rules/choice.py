@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainables.gradskip.measured import GradientNormRule, PlasticityRule
-from trainables.gradskip.rules import AutoRule, ManualRule, OffRule, StopRule
-from trainables.gradskip.schedules import FreezeOutRule, LinearRule
+from trainables.gradskip.rules.published import AutoRule, ManualRule
+from trainables.gradskip.rules.schedule_rules import FreezeOutRule, LinearRule
+from trainables.gradskip.rules.signal_rules import GradientNormRule, PlasticityRule
+from trainables.gradskip.rules.stop_rule import OffRule, StopRule
 from trainables.gradskip.settings import Settings
 
 

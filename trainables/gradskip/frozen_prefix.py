@@ -1,14 +1,15 @@
-"""What stops beside the weights: running statistics of norms, and the record of a stopped prefix for autograd."""
+"""What stops beside the weights: running statistics of norms, and what autograd keeps of a stopped prefix."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainables.gradskip.execution_order import ModelTrace, numbers_of
+from trainables.gradskip.execution_order import ModelTrace, mask_of
 from trainables.gradskip.settings import Settings
 
 
@@ -31,32 +32,38 @@ def normalise_as_in_evaluation(module: nn.Module, _args: Any) -> None:
     module.training = False
 
 
-class PrefixModules:
+class FrozenPrefix:
     """The modules of a stopped prefix, treated as the settings say.
 
     - ``norm_statistics="hold"``: running statistics of a norm before and in which nothing trains hold still, and it
       normalises by them in training too. (Holding them while training goes on with the batch's own statistics would
       leave evaluation with statistics from before the stop for ever.)
-    - ``prefix_autograd=False``: outputs are detached, so that no activation before them is kept.
+    - ``prefix_autograd=False``: outputs of modules before and in which nothing trains are detached, so that no
+      activation before them is kept. A module that is called twice, or shares its weight with one that is, has all
+      that runs before any of its calls before it.
     """
 
     def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
         number_of = {id(p): number for number, p in enumerate(parameters)}
         self._hold = settings.norm_statistics == "hold"
         self._detach = not settings.prefix_autograd
-        #: Modules to treat, with the numbers of the parameters that they own themselves.
-        self._members: list[tuple[str, nn.Module, frozenset[int]]] = []
+        #: Modules to treat, with the mask of the parameters that they have.
+        self._members: list[tuple[str, nn.Module, int]] = []
+        #: Mask of parameters that several modules have: without a trace nobody knows which of them runs first.
+        self._shared = 0
         if model is not None and (self._hold or self._detach):
             for name, module in model.named_modules():
                 # All parameters below it: a module that owns one and has children is stopped when these are, too.
                 own = list(module.parameters())
                 if (own or _is_norm(module)) and all(id(p) in number_of for p in own):
-                    self._members.append((name, module, frozenset(number_of[id(p)] for p in own)))
+                    self._members.append((name, module, mask_of(number_of[id(p)] for p in own)))
+            named = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+            self._shared = mask_of(number for key, number in number_of.items() if named[key] > 1)
         self._held: dict[nn.Module, tuple[RemovableHandle, bool]] = {}
         self._cut: dict[nn.Module, RemovableHandle] = {}
 
-    def stop(self, stopped: set[int], frozen: set[int], trace: ModelTrace | None, *, cut: bool = True) -> None:
-        """Treat the modules of the prefix.
+    def treat(self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool) -> None:
+        """Treat the modules of this prefix, and no others any more.
 
         Args:
             stopped: numbers of the stopped parameters.
@@ -64,30 +71,33 @@ class PrefixModules:
             trace: what lies before a module; None: its own parameters decide.
             cut: whether outputs may be detached; not where a gradient must reach the last parameter still.
         """
-        still = stopped | frozen
+        stops = mask_of(stopped)
+        moving = ~(stops | mask_of(frozen))
         for name, module, own in self._members:
-            before = set() if trace is None else numbers_of(trace.before.get(name, 0))
-            quiet = own | before <= still and bool((own | before) & stopped)
-            if self._hold and quiet and _is_norm(module) and module not in self._held:
-                hook = module.register_forward_pre_hook(normalise_as_in_evaluation)
-                self._held[module] = (hook, module.training)
-            if self._detach and cut and own and own <= stopped and module not in self._cut:
-                self._cut[module] = module.register_forward_hook(detach_output)
-        if not cut:
-            self._uncut()
+            before = 0 if trace is None else trace.before.get(name, 0)
+            still = not (own | before) & moving
+            if self._hold and _is_norm(module):
+                self._hold_still(module, still and bool((own | before) & stops))
+            if self._detach:
+                known = trace is not None or not own & self._shared
+                self._detach_output(module, cut and known and still and own != 0 and not own & ~stops)
 
-    def _uncut(self) -> None:
-        for handle in self._cut.values():
+    def _hold_still(self, module: nn.Module, wanted: bool) -> None:
+        if wanted and module not in self._held:
+            self._held[module] = (module.register_forward_pre_hook(normalise_as_in_evaluation), module.training)
+        elif not wanted and module in self._held:
+            handle, module.training = self._held.pop(module)
             handle.remove()
-        self._cut.clear()
+
+    def _detach_output(self, module: nn.Module, wanted: bool) -> None:
+        if wanted and module not in self._cut:
+            self._cut[module] = module.register_forward_hook(detach_output)
+        elif not wanted and module in self._cut:
+            self._cut.pop(module).remove()
 
     def release(self) -> None:
         """Undo everything, before another state is taken."""
-        for module, (handle, training) in self._held.items():
-            handle.remove()
-            module.training = training
-        self._held.clear()
-        self._uncut()
+        self.treat((), (), None, cut=False)
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from trainables.errors import UserError
-from trainables.gradskip.row_file import row_checksums
+from trainables.gradskip.forward_cache.row_file import row_checksums
 
 if TYPE_CHECKING:
-    from trainables.gradskip.forward_cache import ForwardCache
+    from trainables.gradskip.forward_cache.cache import ForwardCache
 
 #: Rounding that rows computed in two batches may differ by, relative to the largest output.
 _TOLERANCE = 1e-3

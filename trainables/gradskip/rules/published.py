@@ -1,8 +1,4 @@
-"""The stop rules as pure state machines: no torch, no clock, no environment.
-
-A rule is asked once a step and may name one layer to stop. It sees weight variances or other signals only through a
-function, so the same object runs inside an optimizer (which computes a variance) and over a recorded trace (which
-looks it up). Layers are positions, see `layers`.
+"""The published stop rules, manual and automatic, as pure state machines.
 
 Symbols of the auto rule (published CAC library, `CAC_VAR_*`):
     v       unbiased variance of the current target's weight
@@ -15,74 +11,12 @@ Symbols of the auto rule (published CAC library, `CAC_VAR_*`):
 from __future__ import annotations
 
 import struct
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
 
+from trainables.gradskip.rules.stop_rule import NEVER, Decision, InOrder, SignalOf
 from trainables.gradskip.settings import Settings
-
-#: Gives a layer's signal (for the published rule its unbiased weight variance), by position, at the step in question.
-SignalOf = Callable[[int], float]
-
-#: An iteration that no run reaches.
-NEVER = sys.maxsize
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """A rule's word that a layer is to stop."""
-
-    layer: int
-    """Position of the parameter; it and every one before it stop."""
-    rule: str
-    """``start``, ``mountain``, ``slope``, ``manual``, or the rule's name."""
-    ratio: float | None
-    """What the threshold was compared with, such as variance over its peak; None where nothing is measured."""
-
-
-class StopRule(Protocol):
-    """What decides which layer stops when. One call a step, with ascending iterations."""
-
-    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
-        """The layer whose stop is decided at the start of this step, or None."""
-
-    def next_due(self, iteration: int) -> int:
-        """The first iteration from this one on at which `decide` may do anything; `NEVER` if none."""
-
-    def first_stop(self) -> int:
-        """The earliest iteration at which this rule, before its first step, can decide a stop; `NEVER` if none."""
-
-    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
-        """(position through which, factor on the learning rate) of layers that still train, ascending; mostly none."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The rule's whole state, in plain numbers."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
-
-
-class OffRule:
-    """Stops nothing."""
-
-    def first_stop(self) -> int:
-        return NEVER
-
-    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
-        return None
-
-    def next_due(self, iteration: int) -> int:
-        return NEVER
-
-    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
-        return ()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
 
 
 class ManualRule:
@@ -127,13 +61,16 @@ class ManualRule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.done = int(state["done"])
 
+    def begin_after(self, through: int) -> None:
+        self.done = sum(1 for _ in takewhile(lambda layer: layer <= through, self.layers))
+
 
 def _to_single(value: float) -> float:
     """Round to float32, as the published code's tensor arithmetic does."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-class AutoRule:
+class AutoRule(InOrder):
     """A target stops when its weight variance has fallen far enough below its peak; see the module's symbols.
 
     Targets are examined one after the other. On a stop, peak and count start anew with the next target at the same
@@ -146,13 +83,14 @@ class AutoRule:
     """
 
     def __init__(self, settings: Settings, targets: Sequence[int], *, single_precision: bool = True) -> None:
+        super().__init__(targets)
         self.settings = settings
-        self.targets = tuple(targets)
         self._round = _to_single if single_precision else float
         self._interval = settings.sampling_interval
-        self.position = 0
-        self.peak = 0.0
-        self.peak_updates = 0
+        self.forget_target()
+
+    def forget_target(self) -> None:
+        self.peak, self.peak_updates = 0.0, 0
 
     def first_stop(self) -> int:
         # The first examination sets the peak.
@@ -181,7 +119,7 @@ class AutoRule:
             return None
         rule, ratio = verdict
         self.position += 1
-        self.peak, self.peak_updates = 0.0, 0
+        self.forget_target()
         if self.position < len(self.targets):
             self._examine(signal_of(self.targets[self.position]))
         return Decision(layer=target, rule=rule, ratio=ratio)
@@ -204,13 +142,10 @@ class AutoRule:
             return "mountain", self.settings.mt_thr
         return "slope", self.settings.slope_thr
 
-    def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
-        return ()
-
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position, "peak": self.peak, "peak_updates": self.peak_updates}
+        return {**self.target_state(), "peak": self.peak, "peak_updates": self.peak_updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = int(state["position"])
+        self.load_target(state)
         self.peak = float(state["peak"])
         self.peak_updates = int(state["peak_updates"])

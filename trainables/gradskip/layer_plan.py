@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainables.gradskip.choice import make_rule
-from trainables.gradskip.machine import SkipMachine
-from trainables.gradskip.rules import Decision
+from trainables.gradskip.rules.choice import make_rule
+from trainables.gradskip.rules.state_machine import SkipMachine
+from trainables.gradskip.rules.stop_rule import Decision
 from trainables.gradskip.settings import Settings
 
 
@@ -85,7 +85,7 @@ class Blueprint:
     def machine(self, settings: Settings) -> SkipMachine:
         """A machine that has not begun."""
         manual = None
-        if settings.stop_layer_num is not None:
+        if settings.mode == "manual" and settings.stop_layer_num is not None:
             manual = [self.plan.position_of_stop(number) for number in settings.stop_layer_num]
         rule = make_rule(
             settings,

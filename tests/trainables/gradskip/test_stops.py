@@ -1,0 +1,254 @@
+"""What holds still and why: the user's own freezing beside the rule's stops, and everything a stop must keep still."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from conv_models import conv_batches, conv_model
+from loops import DecayInside, equal, train, weights
+from torch import Tensor, nn
+
+from trainables.gradskip import SGD, Settings, wrap
+from trainables.gradskip.stops import OURS, Reason
+
+#: Every decision stops a layer that shrinks: strong weight decay makes each do so from the first step on.
+EAGER: dict[str, Any] = {"start_itr": 0, "samples": 2, "start_thr": 1.0, "slope_thr": 1.0, "mt_thr": 1.0}
+SHRINKING: dict[str, Any] = {"lr": 0.02, "weight_decay": 2.0}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class Reversed(nn.Module):
+    """Registers head, conv2, conv1 and runs conv1, conv2, head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head, self.conv2, self.conv1 = nn.Linear(64, 5), nn.Conv2d(4, 4, 3), nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.conv2(torch.relu(self.conv1(x)))).flatten(1))
+
+
+def test_a_parameter_that_is_said_to_be_stopped_never_moves() -> None:
+    """The stop of conv2.weight takes the head, and without autograd all that runs before the head: everything."""
+    model = Reversed()
+    settings = Settings(stop_layer_num=(2,), stop_layer_itr=(0,), prefix_autograd=False)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.3, settings=settings, model=model)
+    history: list[tuple[tuple[int, ...], list[Tensor]]] = []
+    train(model, optimizer, 6, each=lambda _: history.append((optimizer.gradskip.stopped, weights(model))))
+    for (stopped, before), (_, after) in pairwise(history):
+        assert stopped
+        assert all(torch.equal(before[number], after[number]) for number in stopped)
+
+
+class TestUnfreezing:
+    @pytest.mark.parametrize("prefix_autograd", [True, False])
+    def test_what_the_user_has_frozen_trains_again_when_the_user_says_so(self, prefix_autograd: bool) -> None:
+        """Gradual unfreezing around a stop: layer 0 is frozen, a later one stops, layer 0 is unfrozen."""
+        model: Any = conv_model()
+        model[0].requires_grad_(False)
+        settings = Settings(stop_layer_num=(4,), stop_layer_itr=(1,), prefix_autograd=prefix_autograd)
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, settings=settings, model=model)
+        train(model, optimizer, 3)
+        assert optimizer.gradskip.stopped == (2, 3, 4)
+        assert optimizer.gradskip.stops.of(Reason.USER) == (0, 1)
+        model[0].requires_grad_(True)
+        before = weights(model)
+        if prefix_autograd:
+            train(model, optimizer, 3, start=3)
+        else:
+            with pytest.warns(UserWarning, match=r"requires_grad of 0.weight, .* \(CAC_PREFIX_AUTOGRAD=0 stops what"):
+                train(model, optimizer, 3, start=3)
+        moved = [not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True)]
+        # Without autograd in the prefix no gradient can reach it: it is stopped with the rest, and that is said.
+        assert moved[:1] + moved[2:] == [prefix_autograd] + [False] * 3 + [True] * 6  # 1: a bias before a norm
+        assert model[0].weight.requires_grad == prefix_autograd
+
+    def test_unless_the_rule_has_stopped_it_as_well(self) -> None:
+        model: Any = conv_model()
+        settings = Settings(stop_layer_num=(4,), stop_layer_itr=(1,))
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        train(model, optimizer, 3)
+        model[0].requires_grad_(False)
+        model[0].requires_grad_(True)
+        before = weights(model)
+        with pytest.warns(UserWarning, match="requires_grad of 0.weight, which has stopped, was switched on again"):
+            train(model, optimizer, 3, start=3)
+        assert equal(before[:5], weights(model)[:5])
+
+    def test_a_later_stop_takes_it(self) -> None:
+        model: Any = conv_model()
+        model[0].requires_grad_(False)
+        settings = Settings(stop_layer_num=(4, 6), stop_layer_itr=(1, 5))
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        train(model, optimizer, 3)
+        model[0].requires_grad_(True)
+        train(model, optimizer, 4, start=3)
+        assert optimizer.gradskip.stopped == (0, 1, 2, 3, 4, 5, 6)
+
+    def test_what_trains_before_stopped_layers_again_is_told_at_the_next_look(self) -> None:
+        model: Any = conv_model()
+        model[0].requires_grad_(False)
+        optimizer = SGD(model.parameters(), **SHRINKING, settings=Settings(**EAGER), model=model)
+        train(model, optimizer, 4)
+        assert [event.layer for event in optimizer.gradskip.events] == [4]
+        model[0].requires_grad_(True)
+        with pytest.warns(UserWarning, match=r"0.weight, 0.bias still train .*\(0.weight, 0.bias: unfrozen by you"):
+            train(model, optimizer, 4, start=4)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            Settings(**EAGER),
+            Settings(rule="gradient_norm", rule_interval=2, rule_percentile=80),
+            Settings(rule="plasticity", rule_interval=1, rule_window=2, rule_tolerance=0.9),
+        ],
+        ids=lambda settings: settings.mode,
+    )
+    @pytest.mark.parametrize("frozen", [(0,), (0, 3), (0, 3, 6)])
+    def test_layers_unfrozen_one_by_one_are_watched_then(self, settings: Settings, frozen: tuple[int, ...]) -> None:
+        """From the last to the first, as in ULMFiT; where all were frozen the rule had nothing to begin with."""
+        model: Any = conv_model()
+        for index in frozen:
+            model[index].requires_grad_(False)
+        optimizer = SGD(model.parameters(), **SHRINKING, settings=settings, model=model)
+        step = 0
+        for index in reversed(frozen):
+            train(model, optimizer, 1, start=step)
+            model[index].requires_grad_(True)
+            step += 1
+        train(model, optimizer, 40, start=step)
+        numbers = {0: 0, 3: 4, 6: 7}
+        first = optimizer.gradskip.events[0].layer
+        assert first in [numbers[index] for index in frozen]
+
+    def test_the_last_layer_left_in_the_graph_is_let_go_when_something_trains_again(self) -> None:
+        model: Any = conv_model()
+        model[9].requires_grad_(False)
+        settings = Settings(stop_layer_num=(8,), stop_layer_itr=(1,))
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        train(model, optimizer, 3)
+        stops = optimizer.gradskip.stops
+        assert stops.all
+        assert [n for n, p in enumerate(model.parameters()) if p.requires_grad] == list(stops.of(Reason.KEPT)) == [8]
+        model[9].requires_grad_(True)
+        train(model, optimizer, 2, start=3)
+        assert [n for n, p in enumerate(model.parameters()) if p.requires_grad] == [9, 10]
+        assert not stops.of(Reason.KEPT)
+
+
+class TestFreezing:
+    @pytest.mark.parametrize("units", [{}, {"whole_units": True}], ids=["numbers", "whole units"])
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {**EAGER, "samples": 4},
+            {"rule": "gradient_norm", "rule_interval": 4, "rule_percentile": 80},
+            {"rule": "plasticity", "rule_interval": 4, "rule_window": 2, "rule_tolerance": 0.9},
+        ],
+        ids=lambda settings: settings.get("rule", "variance"),
+    )
+    def test_the_layer_that_a_rule_looks_at_does_not_hold_it_up(
+        self, settings: dict[str, Any], units: dict[str, Any]
+    ) -> None:
+        """Frozen by the user after the rule's first look; nothing of it changes any more."""
+        model: Any = conv_model()
+        optimizer = SGD(model.parameters(), **SHRINKING, settings=Settings(**settings, **units), model=model)
+        train(model, optimizer, 2)
+        model[0].weight.requires_grad_(False)
+        train(model, optimizer, 40, start=2)
+        assert 4 in [event.layer for event in optimizer.gradskip.events]
+        assert 0 not in [event.layer for event in optimizer.gradskip.events]
+
+    def test_the_stops_are_those_of_a_run_that_never_had_it(self) -> None:
+        """Against an independent run in which the layer was frozen from the begin, weights equal at that time."""
+        settings = Settings(**{**EAGER, "samples": 3})
+        late: Any = conv_model()
+        optimizer = SGD(late.parameters(), lr=0.0, weight_decay=2.0, settings=settings, model=late)
+        train(late, optimizer, 1)  # a look, at a learning rate of 0
+        late[0].weight.requires_grad_(False)
+        early: Any = conv_model()
+        early.load_state_dict(late.state_dict())
+        early[0].weight.requires_grad_(False)
+        other = SGD(early.parameters(), lr=0.0, weight_decay=2.0, settings=settings, model=early)
+        train(early, other, 1)
+        early.load_state_dict(late.state_dict())
+        for each in (optimizer, other):
+            each.param_groups[0]["lr"] = 0.02
+        train(late, optimizer, 20, start=1)
+        train(early, other, 20, start=1)
+        found = [(event.layer, event.rule) for event in optimizer.gradskip.events]
+        assert found == [(event.layer, event.rule) for event in other.gradskip.events] != []
+
+
+@pytest.mark.parametrize("kind", ["torch", "other"])
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_the_user_toggles_what_is_said_is_what_is_done(seed: int, kind: str) -> None:
+    """Random freezing, unfreezing, gradients set by hand and old graphs, over every reason there is."""
+    draw = random.Random(seed)
+    model = conv_model()
+    parameters = list(model.parameters())
+    settings = Settings(
+        **{**EAGER, "samples": draw.randint(1, 3)},
+        braking_distance=draw.choice([0, 0, 2]),
+        whole_units=draw.random() < 0.5,
+        prefix_autograd=draw.random() < 0.5,
+    )
+    optimizer: Any = (
+        SGD(parameters, lr=0.02, momentum=0.9, weight_decay=2.0, settings=settings, model=model)
+        if kind == "torch"
+        else wrap(DecayInside(parameters), settings, model=model)
+    )
+    stops = optimizer.gradskip.stops
+    for x, y in conv_batches(30):
+        for number in draw.sample(range(11), draw.randint(0, 2)):
+            parameters[number].requires_grad_(draw.random() < 0.5)
+        held = list(optimizer.gradskip.stopped)
+        before = weights(model)
+        optimizer.zero_grad(set_to_none=draw.random() < 0.5)
+        loss = nn.functional.cross_entropy(model(x), y)
+        if loss.requires_grad:
+            loss.backward()
+        if draw.random() < 0.2:
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+        frozen = [n for n, p in enumerate(parameters) if not p.requires_grad]
+        optimizer.step()
+        after = weights(model)
+        assert all(torch.equal(before[n], after[n]) for n in held), (seed, held)
+        assert optimizer.gradskip.stopped == tuple(sorted(n for n, r in stops.reasons.items() if r & OURS))
+        for number, parameter in enumerate(parameters):
+            reason = stops.reasons.get(number, Reason(0))
+            if reason & OURS:
+                assert parameter.requires_grad == bool(reason & Reason.KEPT)
+                assert parameter.grad is None
+                assert parameter not in optimizer.state
+            if reason & Reason.USER:
+                assert number in frozen
+                assert not reason & OURS
+        assert len(optimizer.param_groups[0]["params"]) == 11
+
+
+def test_gradients_set_by_hand_move_no_stopped_layer_and_every_other() -> None:
+    """As where a server's optimizer is given the clients' difference as its gradient."""
+    model = conv_model()
+    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(3,), stop_layer_itr=(0,)))
+    for step in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        before = weights(model)
+        optimizer.step()
+        moved = [not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True)]
+        assert moved == [step == 0] * 4 + [True] * 7
+        assert [p.grad is None for p in model.parameters()] == [True] * 4 + [False] * 7

@@ -1,0 +1,160 @@
+"""Every warning of a gradient-skip optimizer: each once, at the user's own line, and no setting that is on already."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import trainables
+from trainables.gradskip.settings import Settings
+
+#: Folders whose lines are not the user's: ours, and torch's, which calls us. A folder of their own name elsewhere is.
+_NOT_THE_USERS = tuple(str(Path(path).resolve()) for path in trainables.__path__)
+_LIBRARIES = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning")
+
+
+def users_level() -> int:
+    """The ``stacklevel`` with which the caller's `warnings.warn` points at the innermost line of the user's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "").partition(".")[0]
+        ours = str(Path(frame.f_code.co_filename)).startswith(_NOT_THE_USERS)
+        if not ours and module not in _LIBRARIES:
+            return level
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """The first names and how many more there are.
+
+    >>> some(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+class Advice:
+    """The warnings of one optimizer.
+
+    Args:
+        settings: which settings are on.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._said: set[str] = set()
+
+    def _say(self, key: str, message: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            warnings.warn(message, stacklevel=users_level())
+
+    def groups(self, count: int) -> None:
+        """Parameters came in several groups and no model."""
+        self._say(
+            "groups",
+            f"parameters came in {count} groups and no model: layers are numbered through the groups; "
+            "give model= to number them in the model's order",
+        )
+
+    def never_fires(self, reason: str) -> None:
+        """The settings stop nothing, or most likely nothing."""
+        self._say("never", f"Gradient-Skip {reason}")
+
+    def recompilations(self, stops: int, limit: int) -> None:
+        """More stops may come than torch compiles a model anew."""
+        self._say(
+            "recompile",
+            f"{stops} layers may stop one by one, and each stop recompiles the model's training graph once and, "
+            f"if it is evaluated compiled, that of evaluation; torch._dynamo.config.recompile_limit is {limit}, "
+            "after which it runs uncompiled: raise that limit, or watch coarser layers (CAC_WATCH)",
+        )
+
+    def nothing_left(self) -> None:
+        """Every parameter is stopped."""
+        self._say("all", "every parameter of this optimizer is stopped: training goes on with nothing to do")
+
+    def left_upstream(self, names: Sequence[str], unfrozen: Sequence[str]) -> None:
+        """Parameters train before stopped layers.
+
+        Args:
+            names: of them.
+            unfrozen: of those that the user has unfrozen after the stop.
+        """
+        ways = []
+        if not self._settings.whole_units and set(names) - set(unfrozen):
+            ways.append("CAC_WHOLE_UNITS=1 stops layers with their norms in execution order")
+        if self._settings.prefix_autograd:
+            ways.append("CAC_PREFIX_AUTOGRAD=0 stops whatever is left")
+        why = f" ({some(unfrozen, 5)}: unfrozen by you after the stop)" if unfrozen else ""
+        self._say(
+            "left " + ",".join(names),
+            f"{some(names, 5)} still train{'s' if len(names) == 1 else ''} before stopped layers{why}, so the backward "
+            "pass runs on through them" + (f": {', '.join(ways)}" if ways else ""),
+        )
+
+    def unseen(self, *, example_given: bool) -> None:
+        """A layer stopped and the execution order is not known."""
+        way = "example_inputs= could not be run, as was warned of" if example_given else "Give example_inputs="
+        self._say(
+            "unseen",
+            "the execution order of the layers was never seen, so they stop in the order of registration and what "
+            "is left before them is not known: the model is called in a way that hides it, as under torch.compile. "
+            f"{way}",
+        )
+
+    def processes(self) -> None:
+        """A layer stopped in one of several processes that torch's own wrapper joins."""
+        self._say(
+            "processes",
+            "a layer stopped in one of several processes, which torch's DistributedDataParallel does not expect: "
+            "use tune_cac.gradskip.DistributedDataParallel(model, optimizer)",
+        )
+
+    def lost_gradients(self, names: Sequence[str]) -> None:
+        """Parameters that train had a gradient before a stop and have none after it."""
+        self._say(
+            "lost",
+            f"{some(names, 1)} had a gradient before the last stop "
+            "and none after it. Reentrant activation checkpointing does that behind a stopped prefix: use "
+            "checkpoint(..., use_reentrant=False). (A layer that a step may leave out is no reason to worry.)",
+        )
+
+    def woken(self, name: str) -> None:
+        """The user has switched a stopped parameter on."""
+        why = ""
+        if not self._settings.prefix_autograd:
+            why = " (CAC_PREFIX_AUTOGRAD=0 stops what runs before stopped layers with them)"
+        self._say(
+            "woken",
+            f"requires_grad of {name}, which has stopped, was switched on again: it is stopped "
+            f"in every step anew, but its gradient is computed in between{why}. Switch only what trains "
+            "(optimizer.gradskip.stopped)",
+        )
+
+    def nan(self, name: str) -> None:
+        """A watched weight holds a NaN."""
+        self._say("nan", f"the weights of {name} hold a NaN: their variance is NaN and stops nothing")
+
+    def input_needs_gradient(self, what: str) -> None:
+        """Something that is no parameter needs a gradient behind stopped layers."""
+        way = ""
+        if self._settings.prefix_autograd:
+            way = ". If that gradient is of no use to you, CAC_PREFIX_AUTOGRAD=0 cuts it off there"
+        self._say(
+            "input",
+            f"{what} requires a gradient though nothing trains before it, so the backward pass runs on through stopped "
+            f"layers and part of the saving is lost{way}",
+        )
+
+    def other_rule(self, saved: str, asked: str) -> None:
+        """A state was loaded that another rule, or one over other layers, has left."""
+        self._say(
+            "rule",
+            f"the state is of {saved} and the settings ask for {asked}: iterations and stops go on, the rule begins "
+            "anew with what has not stopped",
+        )

@@ -1,0 +1,86 @@
+"""Look for inputs that need a gradient behind stopped layers, in the first forward pass after a stop.
+
+Adversarial training and ``enable_input_require_grads`` of transformers make such inputs. A stopped prefix whose input
+needs a gradient is walked by the backward pass to its very begin.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from trainables.gradskip.execution_order import ModelTrace, mask_of, tensors_of
+
+
+class InputGradientCheck:
+    """Forward hooks on modules in and before which nothing trains; copies of the model carry inert ones.
+
+    Args:
+        found: method that is told which module's input or output needs a gradient; its object is not kept alive.
+    """
+
+    def __init__(self, found: Callable[[str], None] | None = None) -> None:
+        self._found = None if found is None else weakref.WeakMethod(found)
+        self._handles: list[RemovableHandle] = []
+        self._names: dict[int, str] = {}
+        self._still: list[Tensor] = []
+
+    def watch_prefix(
+        self, model: nn.Module, parameters: list[Tensor], still: Collection[int], trace: ModelTrace
+    ) -> None:
+        """Look at the modules of which all parameters, and all before them, hold still.
+
+        Args:
+            model: owner of the parameters.
+            parameters: by number.
+            still: numbers that are stopped or frozen.
+            trace: what lies before a module.
+        """
+        self.remove()
+        self._still = [parameters[number] for number in still]
+        moving = ~mask_of(still)
+        number_of = {id(p): number for number, p in enumerate(parameters)}
+        for name, module in model.named_modules():
+            own = [number_of.get(id(p)) for p in module.parameters()]
+            if not own or None in own or name not in trace.before:
+                continue
+            if not (mask_of(n for n in own if n is not None) | trace.before[name]) & moving:
+                self._names[id(module)] = name or "the model"
+                self._handles.append(module.register_forward_hook(self, with_kwargs=True))
+
+    def watch_inputs(self, wrapper: nn.Module) -> None:
+        """Look at the inputs alone of a model whose inside is compiled."""
+        self.remove()
+        self._names[id(wrapper)] = "the model"
+        self._handles.append(wrapper.register_forward_hook(self, with_kwargs=True))
+
+    def remove(self) -> None:
+        """Look no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._names.clear()
+        self._still = []
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        name = self._names.get(id(module))
+        found = None if self._found is None else self._found()
+        if torch.compiler.is_compiling() or name is None or found is None or not torch.is_grad_enabled():
+            return
+        if any(parameter.requires_grad for parameter in self._still):
+            return  # the user has switched it on since
+        if any(tensor.requires_grad for tensor in tensors_of((args, kwargs))):
+            found(f"the input of {name}")
+        elif name != "the model" and any(tensor.requires_grad for tensor in tensors_of(output)):
+            found(f"the output of {name}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InputGradientCheck:
+        return InputGradientCheck()
+
+    def __reduce__(self) -> tuple[type[InputGradientCheck], tuple[()]]:
+        return InputGradientCheck, ()

@@ -1,0 +1,76 @@
+"""When what is advised: as an optimizer gets Gradient-Skip, and after a stop."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from trainables.gradskip.advice.advice import Advice
+from trainables.gradskip.advice.never_fires import never_fires
+from trainables.gradskip.decisions import Decisions
+from trainables.gradskip.numbering import Numbering, recompile_limit
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.stops import Stops
+
+
+def advise_at_begin(
+    advice: Advice,
+    settings: Settings,
+    optimizer: Optimizer,
+    numbering: Numbering,
+    decisions: Decisions,
+    *,
+    given_model: nn.Module | None,
+    total_steps: int | None,
+) -> None:
+    """Warn of groups without a model, of settings that can stop nothing, and of many recompilations."""
+    if len(optimizer.param_groups) > 1 and given_model is None and settings.mode != "off":
+        advice.groups(len(optimizer.param_groups))
+    plan, stoppable = decisions.plan, decisions.blueprint.stoppable
+    watched = {id(numbering.parameters[n]) for unit in plan.units for n in unit.watched}
+    decays = [
+        float(group["weight_decay"])
+        for group in optimizer.param_groups
+        if "weight_decay" in group and any(id(p) in watched for p in group["params"])
+    ]
+    reason = never_fires(
+        settings,
+        units=len(plan.units),
+        stoppable=stoppable,
+        first_stop=decisions.machine.rule.first_stop(),
+        weight_decays=decays or None,
+        total_steps=total_steps,
+    )
+    if reason is not None:
+        advice.never_fires(reason)
+    if given_model is not None and getattr(given_model, "_orig_mod", None) is not None and settings.mode != "off":
+        stops = stoppable if settings.mode != "manual" else len(settings.stop_layer_num or ())
+        if 2 * stops + 2 > recompile_limit():
+            advice.recompilations(stops, recompile_limit())
+
+
+def advise_after_stop(advice: Advice, numbering: Numbering, stops: Stops, *, example_given: bool, joined: bool) -> None:
+    """Warn where nothing is left, or of what makes a stop save less than it could.
+
+    Args:
+        advice: that warns.
+        numbering: of the parameters.
+        stops: what holds still.
+        example_given: whether the user has given example inputs.
+        joined: whether our wrapper joins the processes.
+    """
+    if stops.all:
+        advice.nothing_left()
+    left = [numbering.name(n) for n in stops.left_upstream()]
+    if left:
+        advice.left_upstream(left, ())
+    if numbering.wants_trace and numbering.trace is None:
+        advice.unseen(example_given=example_given)
+    if not joined and _several_processes() and not numbering.is_sharded:
+        advice.processes()
+
+
+def _several_processes() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

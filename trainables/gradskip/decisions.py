@@ -1,0 +1,186 @@
+"""The rule at work on a real model: when it looks, what is measured for it, and what it decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainables.gradskip.advice.advice import Advice
+from trainables.gradskip.layer_plan import Blueprint, LayerPlan, StopEvent, Unit
+from trainables.gradskip.numbering import Numbering
+from trainables.gradskip.rules.state_machine import SkipMachine, StepPlan
+from trainables.gradskip.rules.stop_rule import NEVER
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.signals import GradientNormSignal, PlasticitySignal, Signal, VarianceSignal
+from trainables.gradskip.stops import Stops
+
+
+class Decisions:
+    """A rule, its machine and its signal over the layers that the user trains.
+
+    Args:
+        optimizer: whose learning rates the published braking remembers.
+        settings: which rule.
+        advice: told of weights that hold a NaN.
+    """
+
+    def __init__(self, optimizer: Optimizer, settings: Settings, advice: Advice) -> None:
+        self._optimizer = optimizer
+        self._settings = settings
+        self._advice = advice
+        self.events: list[StopEvent] = []
+        self.learning_rates: list[Any] = []
+        """Those of the groups at the last decision, which the published braking multiplies."""
+        self.process_group: Any = None
+        """The processes that decide as one."""
+        self.on_measured: list[Callable[[Unit, float], None]] = []
+        self._measured: dict[int, float] = {}  # this step's, by position
+        self._ahead: dict[int, float] = {}  # of the coming step, measured before it
+
+    def begin(self, numbering: Numbering, stops: Stops) -> None:
+        """Take the layers of a numbering, and a rule that has not begun."""
+        self._numbering, self._stops = numbering, stops
+        self._user_changes = self._stops.user_changes
+        self.signal = self._make_signal()
+        self._set_plan(self._numbering.plan(self._counts))
+
+    def _set_plan(self, plan: LayerPlan) -> None:
+        """Take a plan, and a machine that has not begun."""
+        stoppable = plan.units if self._settings.reference else plan.without_last(self._stops.user_trains)
+        numbering = self._numbering
+        self.blueprint = Blueprint(
+            plan=plan,
+            stoppable=len(stoppable),
+            names=None if numbering.names is None else tuple(numbering.names),
+            single_precision=not any(p.dtype == torch.float64 for p in numbering.parameters),
+        )
+        self.machine: SkipMachine = self.blueprint.machine(self._settings)
+        self._unit_at: dict[int, Unit] = {unit.end: unit for unit in plan.units}
+
+    def _counts(self, unit: Unit) -> bool:
+        """Whether a rule may wait for a layer: not where the user has frozen it, or it is one number."""
+        if self._settings.reference or self._settings.mode == "manual":
+            return True
+        parameters = self._numbering.parameters
+        needs_variance = self._settings.mode == "auto"
+        return any(
+            self._stops.user_trains(n) and not (needs_variance and parameters[n].numel() <= 1) for n in unit.watched
+        )
+
+    def _make_signal(self) -> Signal:
+        parameters, model = self._numbering.parameters, self._numbering.model
+        if self._settings.mode == "gradient_norm":
+            return GradientNormSignal(parameters)
+        if self._settings.mode == "plasticity":
+            assert isinstance(model, nn.Module)
+            return PlasticitySignal(parameters, model)
+        return VarianceSignal(parameters, reference=self._settings.reference)
+
+    @property
+    def plan(self) -> LayerPlan:
+        """The layers that are watched, and the order in which parameters stop."""
+        return self.blueprint.plan
+
+    def running_units(self) -> list[Unit]:
+        """The layers that no stop has reached."""
+        return [unit for unit in self.plan.units if unit.end > self.machine.stopped_through]
+
+    # --- what the user freezes and unfreezes ------------------------------------------------------------------------
+
+    def look_due(self) -> int:
+        """The first iteration at which there is anything to do, a look at what the user has frozen included."""
+        machine, settings = self.machine, self._settings
+        due = machine.quiet_until()
+        if settings.reference or settings.mode in ("off", "manual") or not self._stops.user_holds:
+            return due
+        # A rule with no layer left has no decisions, and must notice layers that the user unfreezes.
+        begin, interval = settings.looks
+        begin = max(begin, machine.iteration)
+        return min(due, -(-begin // interval) * interval)
+
+    def follow_user(self) -> bool:
+        """Have the rule watch what the user trains now; whether the user has frozen or unfrozen anything.
+
+        The rule goes on with its next layer where the one that it looked at was frozen, and comes back to a layer
+        behind the last stop that was unfrozen.
+        """
+        self._stops.look_at_user()
+        if self._settings.reference or self._stops.user_changes == self._user_changes:
+            return False
+        self._user_changes = self._stops.user_changes
+        plan = self._numbering.plan(self._counts)
+        if plan != self.plan:
+            self.replan(plan)
+        return True
+
+    def replan(self, plan: LayerPlan) -> None:
+        """Go on with the same rule over other layers."""
+        state = self.machine.state_dict()
+        self._set_plan(plan)
+        empty = not state["rule"] or not self.machine.rule.state_dict()  # no layer: a rule that does nothing
+        self.machine.load_state_dict({**state, "rule": self.machine.rule.state_dict() if empty else state["rule"]})
+        self.machine.rule.begin_after(self.machine.decided_through)
+
+    # --- a decision -------------------------------------------------------------------------------------------------
+
+    def look_ahead(self, due: int) -> None:
+        """Measure now what the coming step's decision will look at; for signals of weights alone."""
+        if isinstance(self.signal, VarianceSignal) and self.machine.iteration >= due:
+            units = self.running_units()
+            if units:
+                self._ahead = dict(zip([unit.end for unit in units], self._measure(units), strict=True))
+
+    def decide(self) -> StepPlan:
+        """Begin a step that the machine has something to do in."""
+        machine = self.machine
+        iteration = machine.iteration
+        looks = machine.braking_through < 0 and machine.rule.next_due(iteration) == iteration
+        self._measured, self._ahead = self._ahead, {}
+        plan = machine.step(self._signal_of)
+        if looks:
+            self.signal.measured()
+        if plan.decision is not None:
+            done = sum(event.rule == "manual" for event in self.events)
+            self.events.append(self.blueprint.event(iteration, plan.decision, self._settings, done))
+            groups = self._optimizer.param_groups
+            self.learning_rates = [_plain(group["lr"]) for group in groups if "lr" in group]
+        return plan
+
+    def is_decision(self) -> bool:
+        """Whether the coming step may decide a stop."""
+        machine = self.machine
+        return machine.braking_through < 0 and machine.rule.next_due(machine.iteration) == machine.iteration
+
+    def _signal_of(self, position: int) -> float:
+        if position not in self._measured:
+            asked = self.running_units() if self.signal.together else [self._unit_at[position]]
+            self._measured.update(zip([unit.end for unit in asked], self._measure(asked), strict=True))
+        return self._measured[position]
+
+    def _measure(self, units: Sequence[Unit]) -> list[float]:
+        values = self.signal.measure(units)
+        if self.process_group is not None:
+            # The first process's numbers are everybody's: a last bit must not stop a layer on some of them alone.
+            values = values.detach().clone()
+            source = torch.distributed.get_global_rank(self.process_group, 0)
+            torch.distributed.broadcast(values, source, group=self.process_group)
+        numbers: list[float] = [float(values)] if len(values) == 1 else values.tolist()  # waits for the device
+        for unit, number in zip(units, numbers, strict=True):
+            for told in self.on_measured:
+                told(unit, number)
+            if math.isnan(number) and isinstance(self.signal, VarianceSignal):
+                self._advice.nan(self._numbering.name(unit.number))
+        return numbers
+
+    def can_stop_more(self) -> bool:
+        """Whether any stop may come still."""
+        return self.machine.braking_through >= 0 or self.machine.rule.next_due(self.machine.iteration) != NEVER
+
+
+def _plain(lr: Any) -> Any:
+    return lr.detach().clone() if isinstance(lr, Tensor) else lr

@@ -1,0 +1,1 @@
+"""The forward pass of a stopped prefix, computed once a sample."""

@@ -1,0 +1,1 @@
+"""Gradient-Skip beside other parts of torch."""

@@ -1,0 +1,172 @@
+"""An optimizer's parameters by number, in which order they execute, and which of them are layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainables.errors import UserError
+from trainables.gradskip.execution_order import ExecutionRecorder, ModelTrace, trace_model, warn_unseen
+from trainables.gradskip.layer_plan import LayerPlan, Unit
+from trainables.gradskip.layers import make_plan, numbered, unwrap
+from trainables.gradskip.settings import Settings
+
+
+class ExampleTrace:
+    """What one run of the model on example inputs showed, of all its parameters. The inputs are not kept.
+
+    Args:
+        model: unwrapped.
+        forward: runs the model that it is given.
+    """
+
+    def __init__(self, model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
+        parameters = list(model.parameters())
+        self._number_of = {id(p): number for number, p in enumerate(parameters)}
+        self._trace: ModelTrace | None = None
+        try:
+            self._trace = trace_model(model, parameters, forward)
+        except Exception as error:  # noqa: BLE001 - any model may raise anything; training itself will say what
+            warn_unseen(error)
+
+    def of(self, parameters: list[Tensor]) -> ModelTrace | None:
+        """The trace of these parameters by number; None where the run failed."""
+        if self._trace is None:
+            return None
+        known = [self._number_of[id(p)] for p in parameters if id(p) in self._number_of]
+        return self._trace.renumbered(known).with_unknown(len(parameters) - len(known))
+
+
+class Numbering:
+    """The numbers of an optimizer's parameters.
+
+    Args:
+        groups: the optimizer's.
+        model: owner of the parameters, unwrapped, if known.
+        settings: say what a layer is.
+
+    Raises:
+        UserError: see `layers.numbered`, or a manual stop past the last parameter.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], model: nn.Module | None, settings: Settings) -> None:
+        self.model = model
+        self.settings = settings
+        self.parameters, self.names = numbered(groups, model)
+        settings.check_layers(len(self.parameters))
+        self.order: tuple[int, ...] = tuple(range(len(self.parameters)))
+        """Position to number: the order in which parameters stop."""
+        self.trace: ModelTrace | None = None
+        """What one forward pass has shown, once it is known."""
+        self.on_trace: Callable[[], None] = lambda: None
+        """Called when the first training forward pass has shown the trace."""
+        self._recorder: ExecutionRecorder | None = None
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the parameters are shards (FSDP2), whose model is not traced."""
+        return any(hasattr(p, "full_tensor") for p in self.parameters)
+
+    @property
+    def wants_trace(self) -> bool:
+        """Whether the order in which layers execute is of use and can be seen."""
+        return self.model is not None and self.settings.mode != "off" and not self.is_sharded
+
+    @property
+    def records(self) -> bool:
+        """Whether the first training forward pass is waited for or being recorded."""
+        return self._recorder is not None
+
+    def name(self, number: int) -> str:
+        """The parameter's name, or its number in words."""
+        return f"parameter {number}" if self.names is None else self.names[number]
+
+    def record_first_pass(self) -> None:
+        """Record the model's first training forward pass."""
+        assert self.model is not None
+        self._recorder = ExecutionRecorder(self.model, self.parameters, self._take_record)
+
+    def end_recording_at_step(self) -> None:
+        """End the record of a model that is called in parts and never seen whole, where any part was called."""
+        if self._recorder is not None and self._recorder.has_seen:
+            self._take_record()
+
+    def stop_recording(self) -> None:
+        """Record no more."""
+        if self._recorder is not None:
+            self._recorder.remove()
+            self._recorder = None
+
+    def _take_record(self) -> None:
+        recorder = self._recorder
+        self.stop_recording()
+        if recorder is not None:
+            self.trace = recorder.trace()
+            self.on_trace()
+
+    def order_by_trace(self) -> None:
+        """Have whole units stop in the order in which they execute."""
+        if self.settings.whole_units and self.trace is not None:
+            self.order = self.trace.order
+
+    def plan(self, counts: Callable[[Unit], bool]) -> LayerPlan:
+        """The layers for which ``counts`` holds, and what stops with them."""
+        settings = self.settings
+        if settings.targets is not None:
+            plan = self._plan_of_targets(settings.targets)
+        else:
+            plan = make_plan(
+                self.parameters, settings.watch, model=self.model, whole_units=settings.whole_units, order=self.order
+            )
+        units = tuple(unit for unit in plan.units if counts(unit))
+        return LayerPlan(order=plan.order, units=units, whole_units=plan.whole_units)
+
+    def _plan_of_targets(self, targets: tuple[int, ...]) -> LayerPlan:
+        whole = make_plan(
+            self.parameters,
+            self.settings.watch,
+            model=self.model,
+            whole_units=self.settings.whole_units,
+            order=self.order,
+        )
+        units = [Unit(number=n, watched=(n,), end=whole.position_of_stop(n)) for n in targets]
+        units.sort(key=lambda unit: unit.end)
+        return LayerPlan(order=whole.order, units=tuple(units), whole_units=whole.whole_units)
+
+
+def as_forward(example: Any) -> Callable[[nn.Module], Any]:
+    """What runs a model on example inputs.
+
+    Raises:
+        UserError: no tensor, tuple or function.
+    """
+    if isinstance(example, Tensor):
+        return lambda model: model(example)
+    if isinstance(example, (tuple, list)):
+        return lambda model: model(*example)
+    if callable(example):
+        forward: Callable[[nn.Module], Any] = example
+        return forward
+    raise UserError(
+        "example_inputs must be a tensor, a tuple of inputs, or a function that runs the model, got "
+        f"{type(example).__name__}"
+    )
+
+
+def wrappers(model: nn.Module) -> list[nn.Module]:
+    """The model given and the model inside it; one where it is not wrapped."""
+    inner = unwrap(model)
+    return [model] if model is inner else [model, inner]
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether `torch.compile` hides the calls of the model's modules."""
+    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in wrappers(model))
+
+
+def recompile_limit() -> int:
+    """How often torch compiles a function anew before it gives up."""
+    return int(torch._dynamo.config.recompile_limit)

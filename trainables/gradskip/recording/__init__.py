@@ -1,0 +1,1 @@
+"""Record how each watched layer's signal goes."""

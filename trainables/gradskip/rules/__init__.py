@@ -1,0 +1,1 @@
+"""Stop rules: pure state machines that decide which layer stops when."""

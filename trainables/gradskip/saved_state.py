@@ -1,0 +1,109 @@
+"""A gradient-skip optimizer's state: what is saved, and how a run goes on from it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from trainables.errors import UserError
+from trainables.gradskip.execution_order import ModelTrace
+from trainables.gradskip.layer_plan import StopEvent
+from trainables.gradskip.settings import Settings
+
+if TYPE_CHECKING:
+    from trainables.gradskip.controller import GradientSkip
+
+
+def state_of(skip: GradientSkip) -> dict[str, Any]:
+    """The whole state in plain types and tensors."""
+    skip.step.settle()
+    decisions, numbering = skip.decisions, skip.numbering
+    counted = {} if skip.step_record is None else {"step_record": skip.step_record.state_dict()}
+    return {
+        **counted,
+        "machine": decisions.machine.state_dict(),
+        "events": [asdict(event) for event in decisions.events],
+        "decision_lrs": list(decisions.learning_rates),
+        "signal": decisions.signal.state_dict(),
+        "rule": rule_identity(skip.settings),
+        "stops": skip.stops.state_dict(),
+        "trace": None if numbering.trace is None else numbering.trace.state_dict(),
+        "order": list(numbering.order),
+    }
+
+
+def rule_identity(settings: Settings) -> dict[str, Any]:
+    """What a rule's own state depends on, in plain types: states of equal identities continue each other."""
+    lists = (settings.stop_layer_num, settings.stop_layer_itr)
+    return {
+        "mode": settings.mode,
+        "watch": list(settings.watch),
+        "whole_units": settings.whole_units,
+        "lists": [None if numbers is None else list(numbers) for numbers in lists],
+    }
+
+
+def check(skip: GradientSkip, state: dict[str, Any]) -> None:
+    """Raise UserError for a state of another model."""
+    if len(state["order"]) != len(skip.parameters):
+        raise UserError(
+            f"the state to load is of {len(state['order'])} parameters, but this optimizer has "
+            f"{len(skip.parameters)}: load it into the model that it was saved from"
+        )
+
+
+def load(skip: GradientSkip, state: dict[str, Any]) -> None:
+    """Take a state.
+
+    What has stopped stays stopped. A rule of other settings than those saved begins anew, over the layers that its own
+    settings ask for and that have not stopped; changed thresholds alone are no other rule.
+    """
+    decisions, numbering, stops = skip.decisions, skip.numbering, skip.stops
+    if skip.step_record is not None and "step_record" in state:
+        skip.step_record.load_state_dict(state["step_record"])
+    if state["trace"] is not None:
+        numbering.stop_recording()
+        numbering.trace = stops.trace = ModelTrace.from_state(state["trace"])  # a run that is resumed has been seen
+    machine = dict(state["machine"])
+    saved_order = tuple(state["order"])
+    stopped = saved_order[: machine["stopped_through"] + 1]
+    same_units = state["rule"]["whole_units"] == skip.settings.whole_units
+    if not same_units or machine["iteration"] == 0:  # a state that is older than the trace takes its order from it
+        numbering.order = tuple(range(len(saved_order)))
+        numbering.order_by_trace()
+    else:
+        numbering.order = saved_order
+    stops.load_state_dict(state["stops"], stopped)
+    decisions.begin(numbering, stops)
+    if numbering.order != saved_order and machine["iteration"] > 0:
+        machine.update(_through(numbering.order, {*stopped, *state["stops"]["rule"]}))
+    same = state["rule"] == rule_identity(skip.settings)
+    fresh_rule = decisions.machine.rule.state_dict()
+    fits = same and machine["rule"].keys() == fresh_rule.keys()
+    decisions.machine.load_state_dict({**machine, "rule": machine["rule"] if fits else fresh_rule})
+    if fits:
+        decisions.signal.load_state_dict(state["signal"])
+    if not fits or skip.settings.mode != "manual":  # else nothing changes, unless the user trains other layers now
+        decisions.machine.rule.begin_after(decisions.machine.decided_through)
+    if not same and state["rule"]["mode"] != "off":
+        skip.advice.other_rule(_words(state["rule"]), _words(rule_identity(skip.settings)))
+    decisions.events[:] = [StopEvent(**event) for event in state["events"]]
+    decisions.learning_rates = list(state["decision_lrs"])
+
+
+def _through(order: tuple[int, ...], stopped: set[int]) -> dict[str, int]:
+    """How far everything has stopped in another order; braking that was under way is given up."""
+    through = -1
+    while through + 1 < len(order) and order[through + 1] in stopped:
+        through += 1
+    return {"stopped_through": through, "braking_through": -1, "braking_count": 0}
+
+
+def _words(rule: dict[str, Any]) -> str:
+    layers, iterations = rule["lists"]
+    if rule["mode"] == "off":
+        return "rule off"
+    if rule["mode"] == "manual":
+        return f"rule manual (layers {','.join(map(str, layers))} at {','.join(map(str, iterations))})"
+    watched = f"layers {','.join(map(str, layers))}" if layers else f"CAC_WATCH={','.join(rule['watch'])}"
+    return f"rule {rule['mode']} ({watched}{', whole units' if rule['whole_units'] else ''})"

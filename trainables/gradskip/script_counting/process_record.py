@@ -1,0 +1,154 @@
+"""The steps of all optimizers with Gradient-Skip in a process, and what they cost together."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainables.gradskip.script_counting.step_flops import StepFlops
+from trainables.gradskip.script_counting.step_record import StepRecord, StepTotals
+from trainables.training.memory import peak_bytes
+
+if TYPE_CHECKING:
+    from trainables.gradskip.controller import GradientSkip
+
+
+class ProcessRecord:
+    """The steps of all optimizers with Gradient-Skip in a process, those that are gone among them."""
+
+    def __init__(self) -> None:
+        self.flops = StepFlops()
+        self.records: list[StepRecord] = []
+        self.steps = 0
+        """Optimizer steps so far, of any of them."""
+        self._since: tuple[int, int] | None = None  # the counter's numbers where the step began; None: it was away
+        self._changed = False
+        self._stepping = False
+
+    def add(self, gradskip: GradientSkip) -> StepRecord:
+        """Count an optimizer's steps until the process ends."""
+        record = StepRecord(gradskip, self)
+        self.records.append(record)
+        record.begin_stretch(dense=self._nothing_is_stopped())
+        self.settle()
+        return record
+
+    def close(self) -> None:
+        """Count no more."""
+        for record in self.records:
+            record.close()
+        self.records.clear()
+        self.settle()
+
+    def begin_step(self) -> None:
+        """An optimizer's `step()` begins."""
+        self._stepping = True
+
+    def take(self) -> tuple[int, int] | None:
+        """End the step's training, forward and backward FLOPs; None where they were not all seen, or taken already."""
+        if self._since is None:
+            return None
+        (forward, backward), self._since = self._since, None
+        return self.flops.forward_flops - forward, self.flops.backward_flops - backward
+
+    def end_step(self, record: StepRecord) -> None:
+        """An optimizer has stepped."""
+        self._stepping = False
+        self.steps += 1
+        record.last_step = self.steps
+        self._since = None
+        if self._changed:
+            self._begin_stretches()
+        self.settle()
+
+    def change(self) -> None:
+        """The set of stopped layers is another one: in a step that has all gradients still, or between two."""
+        self._changed = True
+        if not self._stepping:
+            self._begin_stretches()
+            self.settle()
+
+    def _begin_stretches(self) -> None:
+        self._changed = False
+        dense = self._nothing_is_stopped()
+        for record in self.records:
+            record.begin_stretch(dense=dense)
+
+    def _nothing_is_stopped(self) -> bool:
+        controls = [record.gradskip for record in self.records]
+        return all(control is None or not control.stops.any for control in controls)
+
+    def wait_for_fewer(self) -> None:
+        """End the count if nobody is left to wait for. Called by Python's collector, at any place in any thread.
+
+        Where the counter is not at work, because an operation is being counted or another thread runs this, the next
+        step will see to it.
+        """
+        if self.flops.at_work and not self.flops.switching and not any(record.wants_look for record in self.records):
+            self.flops.end()
+            self._since = None
+
+    def settle(self) -> None:
+        """Have the counter at work where a step is to be looked at, else not."""
+        wanted = any(record.wants_look for record in self.records)
+        if not wanted:
+            self.flops.end()
+            self._since = None
+        elif not self.flops.at_work:
+            self.flops.begin()
+            self._since = None
+        if wanted and self._since is None and not self._stepping:
+            self._since = (self.flops.forward_flops, self.flops.backward_flops)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return what was executed so far, in plain types, summed over all optimizers; None for none.
+
+        Layers are those of the optimizer with the most parameters, the latest of several.
+        """
+        if not self.records:
+            return None
+        totals = [record.totals() for record in self.records]
+        iterations = [record.iteration for record in self.records]
+        largest = max(reversed(self.records), key=lambda record: record.parameters)
+        names = largest.blueprint.names
+        several = len(self.records) > 1
+        return {
+            **{name: sum(getattr(t, name) for t in totals) for name in StepTotals.__dataclass_fields__},
+            "iteration": sum(iterations),
+            "longest_iteration": max(iterations),
+            "stopped_through": largest.machine.stopped_through,
+            "events": [
+                {**asdict(event), **({"optimizer": number} if several else {})}
+                for number, record in enumerate(self.records)
+                for event in record.events
+            ],
+            "uncounted": sorted(self.flops.uncounted),
+            "optimizers": len(self.records),
+            "parameters": largest.parameters,
+            "layer_names": None if names is None else list(names),
+            "unit_ends": [unit.end for unit in largest.blueprint.plan.units],
+            "watch": largest.watch,
+            "weight_decays": largest.weight_decays,
+            "peak_memory_bytes": _peak_bytes(),
+        }
+
+
+#: Of this process, where a search runs its script.
+_PROCESS = ProcessRecord()
+
+
+def start(gradskip: GradientSkip) -> StepRecord:
+    """Count an optimizer until its process ends, for `process_summary`."""
+    return _PROCESS.add(gradskip)
+
+
+def process_summary() -> dict[str, Any] | None:
+    """Return the summary of this process's optimizers; None for none."""
+    return _PROCESS.summary()
+
+
+def _peak_bytes() -> int:
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return peak_bytes(torch.device("cuda" if on_gpu else "cpu"))

@@ -1,0 +1,113 @@
+"""Count the FLOPs of a user's training from inside its process, forward and backward apart.
+
+FLOPs are by the formulas of `trainables.flops`, told apart by whether autograd's backward pass is at work. What runs
+without gradients outside of it, such as an evaluation between two steps, is not counted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+from trainables.flops import formula_of
+from trainables.gradskip.execution_order import in_backward
+
+#: Parts of the names of operations that cost much and have no formula: fused recurrences and attention.
+_COSTLY = ("rnn_layer", "cudnn_rnn", "miopen_rnn", "lstm_mps", "dot_product", "flash_attention", "efficient_attention")
+#: The code of `torch.autograd.Function.apply`, which runs a forward pass with gradients switched off.
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+class StepFlops(TorchDispatchMode):
+    """Sums FLOPs of what is executed while it is at work, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward_flops = 0
+        """Of operations that autograd records."""
+        self.backward_flops = 0
+        """Of operations inside a backward pass, recomputed activations among them."""
+        self.switching = False
+        """True while the stack of modes is being changed."""
+        self.uncounted: set[str] = set()
+        """Names of costly operations whose FLOPs nobody knows."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile compile; the operations that compiled code calls are seen."""
+        return True
+
+    @property
+    def at_work(self) -> bool:
+        """Return whether operations of this thread are counted."""
+        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+
+    def begin(self) -> None:
+        """Count from here on, below the modes that the user has entered: leaving one of them takes off the topmost."""
+        self.switching = True
+        with _without_user_modes():
+            _push_mode(self)
+        self.switching = False
+
+    def end(self) -> None:
+        """Count no more, whatever modes the user has entered since."""
+        if self.at_work:
+            self.switching = True
+            with _without_user_modes(above=self):
+                _pop_mode()
+            self.switching = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        count = formula_of(func._overloadpacket)
+        costly = count is None and any(part in str(func) for part in _COSTLY)
+        if count is None and not costly:
+            return out
+        backward = in_backward()
+        if not backward and not torch.is_grad_enabled() and not _in_autograd_function():
+            return out  # an evaluation
+        if count is None:
+            self.uncounted.add(str(func).removeprefix("aten.").partition(".")[0])
+            return out
+        flops = int(count(*args, **kwargs, out_val=out))
+        if backward:
+            self.backward_flops += flops
+        else:
+            self.forward_flops += flops
+        return out
+
+
+def _in_autograd_function() -> bool:
+    """Return whether an autograd function's forward pass runs: compiled, a reentrant checkpoint, or the user's own."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _APPLY:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def _without_user_modes(above: TorchDispatchMode | None = None) -> Iterator[None]:
+    """Take modes off torch's stack for a moment: all that users enter, or those above one."""
+    stack = [mode for mode in _get_current_dispatch_mode_stack() if getattr(mode, "_mode_key", None) is None]
+    keep = 0 if above is None else 1 + next(place for place, mode in enumerate(stack) if mode is above)
+    taken = [_pop_mode() for _ in stack[keep:]]
+    try:
+        yield
+    finally:
+        for mode in reversed(taken):
+            _push_mode(mode)

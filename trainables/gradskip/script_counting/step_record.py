@@ -1,0 +1,198 @@
+"""Count what the steps of a user's own training loop cost, from inside its optimizers.
+
+In a script nobody but the optimizers sees the training, so a step is what happens from the end of one `step()` in the
+process to the end of the next, whichever optimizers take them: sums over several optimizers count nothing twice. A few
+steps are looked at after each change of the stopped layers, and their median stands for all until the next: steps of
+one optimizer are taken to be alike. No other step is slowed down.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from statistics import median_low
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from trainables.gradskip.advice.never_fires import weight_decays
+from trainables.gradskip.layers import watch_needed
+from trainables.gradskip.step import has_closure
+
+if TYPE_CHECKING:
+    from trainables.gradskip.controller import GradientSkip
+    from trainables.gradskip.layer_plan import Blueprint, StopEvent
+    from trainables.gradskip.rules.state_machine import SkipMachine
+    from trainables.gradskip.script_counting.process_record import ProcessRecord
+
+#: Steps that are looked at for each set of stopped layers: one of them may be an epoch's last, smaller one, or hold an
+#: evaluation that forgot `torch.no_grad()`.
+LOOKS = 3
+#: An optimizer that has not stepped in the last so many steps of the process is not waited for.
+_PATIENCE = 32
+
+
+@dataclass(kw_only=True)
+class Stretch:
+    """Steps of one optimizer with one set of stopped layers in the process."""
+
+    steps: int = 0
+    dense: bool = True
+    """Whether nothing was stopped anywhere."""
+    forward_flops: list[int] = field(default_factory=list)
+    backward_flops: list[int] = field(default_factory=list)
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+
+
+@dataclass(kw_only=True)
+class StepTotals:
+    """What the steps of one optimizer cost; FLOPs and bytes over all of them."""
+
+    steps: int
+    forward_flops: int
+    backward_flops: int
+    dense_flops: int
+    """Of as many steps with nothing stopped, forward and backward."""
+    dense_backward_flops: int
+    gradient_bytes: int
+    optimizer_bytes: int
+
+
+class StepRecord:
+    """The steps of an optimizer with Gradient-Skip, from now on.
+
+    Args:
+        gradskip: of the optimizer, which has not stepped yet.
+        process: of whose steps these are a part.
+    """
+
+    def __init__(self, gradskip: GradientSkip, process: ProcessRecord) -> None:
+        self._process = process
+        self._ref = weakref.ref(gradskip)
+        self._stretches: list[Stretch] = [Stretch()]
+        self.last_step = process.steps
+        """Number of the process's step that was this optimizer's last."""
+        self.parameters = len(gradskip.parameters)
+        self.watch = list(watch_needed(gradskip.parameters, None))
+        self.weight_decays = weight_decays(gradskip.optimizer)
+        self._keep_facts(gradskip)
+        gradskip.step.before.append(self._before)
+        gradskip.step.after.append(self._after)
+        gradskip.step.refresh()
+        gradskip.on_stop.append(process.change)
+        # What an optimizer that nobody holds any more has done stays counted, but no step of it is waited for.
+        finalizer = weakref.finalize(gradskip, process.wait_for_fewer)
+        finalizer.atexit = False
+
+    @property
+    def gradskip(self) -> GradientSkip | None:
+        """The control of the optimizer, while there is one."""
+        return self._ref()
+
+    def _keep_facts(self, gradskip: GradientSkip) -> None:
+        # Plain numbers, which hold no tensor: they outlive the optimizer.
+        self.machine: SkipMachine = gradskip.machine
+        self.events: list[StopEvent] = gradskip.events
+        self.blueprint: Blueprint = gradskip.blueprint
+
+    @property
+    def iteration(self) -> int:
+        """Iterations of the optimizer."""
+        gradskip = self.gradskip
+        return self.machine.iteration if gradskip is None else gradskip.iteration
+
+    @property
+    def steps(self) -> int:
+        """Steps of the optimizer in this process."""
+        return sum(stretch.steps for stretch in self._stretches)
+
+    @property
+    def wants_look(self) -> bool:
+        """Return whether too few steps since the last change were looked at, and another is to be expected."""
+        waited = self._process.steps - self.last_step
+        return len(self._stretches[-1].forward_flops) < LOOKS and self.gradskip is not None and waited <= _PATIENCE
+
+    def close(self) -> None:
+        """Count no more."""
+        gradskip = self.gradskip
+        if gradskip is not None and self._process.change in gradskip.on_stop:
+            gradskip.on_stop.remove(self._process.change)
+            gradskip.step.before.remove(self._before)
+            gradskip.step.after.remove(self._after)
+            gradskip.step.refresh()
+
+    def _before(self, args: Any, kwargs: Any) -> None:
+        self._process.begin_step()
+        if not has_closure(args, kwargs):
+            self._take()  # what follows is the optimizer's own arithmetic
+
+    def _after(self, args: Any, kwargs: Any) -> None:
+        self._take()  # a closure ran the training inside the step
+        gradskip = self.gradskip
+        assert gradskip is not None  # its optimizer holds it
+        self._keep_facts(gradskip)
+        self._stretches[-1].steps += 1
+        self._process.end_step(self)
+
+    def _take(self) -> None:
+        seen = self._process.take()
+        stretch = self._stretches[-1]
+        if seen is not None and len(stretch.forward_flops) < LOOKS:
+            stretch.forward_flops.append(seen[0])
+            stretch.backward_flops.append(seen[1])
+            self._take_bytes(stretch)
+
+    def _take_bytes(self, stretch: Stretch) -> None:
+        gradskip = self.gradskip
+        assert gradskip is not None
+        stretch.gradient_bytes = stretch.optimizer_bytes = 0  # the first step has made state that the next one visits
+        state = gradskip.optimizer.state
+        for parameter in gradskip.parameters:
+            if parameter.grad is not None:
+                size = parameter.nbytes
+                kept = sum(t.nbytes for t in state.get(parameter, {}).values() if isinstance(t, Tensor))
+                stretch.gradient_bytes += size
+                stretch.optimizer_bytes += 2 * size + kept
+
+    def begin_stretch(self, *, dense: bool) -> None:
+        """Count steps with another set of stopped layers from here on."""
+        if self._stretches[-1].steps == 0:
+            self._stretches.pop()
+        self._stretches.append(Stretch(dense=dense))
+
+    def totals(self) -> StepTotals:
+        """Add up what was executed so far."""
+        stretches = self._stretches
+        # Stops leave the forward pass as it is.
+        forward = [flops for stretch in stretches for flops in stretch.forward_flops][:LOOKS]
+        forward_step = median_low(forward) if forward else 0
+        seen = next((s for s in stretches if s.dense and s.backward_flops), None)
+        seen = seen or next((s for s in stretches if s.backward_flops), stretches[0])
+        dense_step = median_low(seen.backward_flops) if seen.backward_flops else 0
+        steps, backward, sent, visited = self.steps, 0, 0, 0
+        for stretch in stretches:
+            if stretch.backward_flops:  # one too short to be looked at costs what the one before it did
+                seen = stretch
+            backward += stretch.steps * (median_low(seen.backward_flops) if seen.backward_flops else 0)
+            sent += stretch.steps * seen.gradient_bytes
+            visited += stretch.steps * seen.optimizer_bytes
+        return StepTotals(
+            steps=steps,
+            forward_flops=steps * forward_step,
+            backward_flops=backward,
+            dense_flops=steps * (forward_step + dense_step),
+            dense_backward_flops=steps * dense_step,
+            gradient_bytes=sent,
+            optimizer_bytes=visited,
+        )
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The steps so far, in plain types."""
+        return [asdict(stretch) for stretch in self._stretches]
+
+    def load_state_dict(self, state: list[Mapping[str, Any]]) -> None:
+        """Go on from the steps of another process, where this one has taken none."""
+        if self._process.steps == 0:
+            self._stretches = [Stretch(**stretch) for stretch in state]

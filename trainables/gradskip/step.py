@@ -1,0 +1,290 @@
+"""An optimizer's step with Gradient-Skip around it.
+
+``optimizer.step`` is replaced on the object by a function that does what is to be done before, calls the step that
+was there, and puts everything back, also where that raises. The step itself stays the optimizer's own, foreach, fused
+and capturable paths included; torch.compile compiles it and leaves what is around it to Python. With nothing to do
+the way around is a counter and three comparisons.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from trainables.gradskip.advice.advice import Advice
+from trainables.gradskip.decisions import Decisions
+from trainables.gradskip.numbering import Numbering
+from trainables.gradskip.rules.state_machine import StepPlan
+from trainables.gradskip.scaling import MovedBack, is_linear_in_lr, split_groups
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.stops import Stops
+
+#: Told of every step with its arguments.
+StepListener = Callable[[tuple[Any, ...], dict[str, Any]], None]
+
+
+class Step:
+    """What surrounds an optimizer's step.
+
+    Args:
+        optimizer: any.
+        decisions: the rule.
+        settings: of the rule.
+        advice: told of gradients that are lost, and of parameters that the user has switched on.
+        on_stopped: called after a stop, before the step returns.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        decisions: Decisions,
+        settings: Settings,
+        advice: Advice,
+        on_stopped: Callable[[int], None],
+    ) -> None:
+        self._optimizer = optimizer
+        self._decisions = decisions
+        self._settings = settings
+        self._advice = advice
+        self._on_stopped = on_stopped
+        self._is_linear = is_linear_in_lr(optimizer)
+        self.before: list[StepListener] = []
+        """Called before each step of the optimizer's."""
+        self.after: list[StepListener] = []
+        """Called after each step that has not raised."""
+        self.once: list[Callable[[], None]] = []
+        """Called before the next step after a stop."""
+        self._plan: StepPlan | None = None
+        self._put_back: list[Callable[[], None]] = []
+        self._moved_back: MovedBack | None = None
+        self._skipped_on_device: Tensor | None = None
+        self._expected: set[int] = set()
+        self._due = 0
+        self._busy = True
+
+    def bind(self, numbering: Numbering, stops: Stops) -> None:
+        """Take the parameters of a numbering and what holds still of them."""
+        self._numbering, self._stops = numbering, stops
+        self.refresh()
+
+    def install(self) -> None:
+        """Put this around the optimizer's step."""
+        inner = self._optimizer.step
+
+        @functools.wraps(getattr(inner, "__func__", inner))
+        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            machine = self._decisions.machine
+            # A fused optimizer gets found_inf from GradScaler for each step.
+            if not self._busy and machine.iteration < self._due and "found_inf" not in optimizer.__dict__:
+                machine.iteration += 1
+                return inner(*args, **kwargs)
+            self._begin(args, kwargs)
+            try:
+                result = inner(*args, **kwargs)
+            except BaseException:
+                self.put_back()
+                self._moved_back = None
+                self._finish()
+                raise
+            self._end(args, kwargs)
+            return result
+
+        around = torch.compiler.disable(step, recursive=False)  # dynamo goes on with the step that was there
+        self._optimizer.step = types.MethodType(around, self._optimizer)  # type: ignore[method-assign]
+
+    def refresh(self) -> None:
+        """Find out what the next step has to look at, after anything has changed."""
+        self._due = 0 if self._holds_published() else self._decisions.look_due()
+        self._clean = self._stops.any and not self._settings.reference
+        self._busy = bool(
+            self._clean
+            or self._decisions.signal.every_step
+            or self._numbering.records
+            or self.before
+            or self.after
+            or self._expected
+        )
+
+    def _holds_published(self) -> bool:
+        # Published: with a braking distance, stopped layers step with a factor of 0 for ever after.
+        machine = self._decisions.machine
+        return self._settings.reference and machine.distance > 0 and machine.stopped_through >= 0
+
+    # --- before -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, args: Any, kwargs: Any) -> None:
+        if self._numbering.records:
+            self._numbering.end_recording_at_step()
+        closure = has_closure(args, kwargs)
+        if self._clean:
+            self._enforce(closure)
+            while self.once:
+                self.once.pop()()
+        decisions = self._decisions
+        found_inf = self._optimizer.__dict__.get("found_inf")
+        if decisions.signal.every_step:
+            if closure:
+                raise RuntimeError(
+                    f"CAC_RULE={self._settings.mode} looks at gradients before the step and a closure makes them in "
+                    "it: call backward() before step(), without a closure"
+                )
+            scale = getattr(self._optimizer, "grad_scale", None)
+            decisions.signal.observe(decisions.running_units(), scale, found_inf)
+        for told in self.before:
+            told(args, kwargs)
+        scaled: Sequence[tuple[range, float]] = ()
+        if found_inf is None or not self._is_skipped(found_inf):
+            scaled = self._decide()
+        self._arrange(scaled, closure)
+
+    def _decide(self) -> Sequence[tuple[range, float]]:
+        decisions = self._decisions
+        may_decide = decisions.machine.iteration >= self._due and decisions.machine.braking_through < 0
+        if may_decide and decisions.follow_user():
+            self._advise_of_unfrozen()
+            self.refresh()
+        machine = decisions.machine
+        if machine.iteration < machine.quiet_until() and not self._holds_published():
+            machine.iteration += 1
+            if machine.iteration > self._due:
+                self.refresh()
+            return ()
+        self._plan = decisions.decide()
+        return self._plan.scaled
+
+    def _enforce(self, closure: bool) -> None:
+        woken = self._stops.enforce()
+        if woken:
+            self._advice.woken(self._numbering.name(woken[0]))
+        if self._expected and not closure:
+            self._tell_lost_gradients()
+
+    def _tell_lost_gradients(self) -> None:
+        """In the first step after a stop: whoever had a gradient before it and has not stopped must have one still."""
+        alive = [n for n in sorted(self._expected) if self._stops.moves(n)]
+        self._expected = set()
+        lost = [self._numbering.name(n) for n in alive if self._numbering.parameters[n].grad is None]
+        if lost:
+            self._advice.lost_gradients(lost)
+
+    def _advise_of_unfrozen(self) -> None:
+        left = [self._numbering.name(n) for n in self._stops.left_upstream()]
+        if left:
+            self._advice.left_upstream(left, left)
+
+    def _arrange(self, scaled: Sequence[tuple[range, float]], closure: bool) -> None:
+        """Have this step leave stopped parameters alone, and multiply the updates of some positions."""
+        numbering, stops, optimizer = self._numbering, self._stops, self._optimizer
+        order = numbering.order
+        factor_at: dict[int, float] = {}
+        for positions, factor in scaled:
+            numbers = (order[place] for place in positions)
+            moving = (n for n in numbers if self._settings.reference or stops.moves(n))
+            factor_at.update({id(numbering.parameters[n]): factor for n in moving})
+        groups = optimizer.param_groups
+        if self._settings.reference:
+            if scaled or self._holds_published():
+                for place in range(self._decisions.machine.stopped_through + 1):
+                    factor_at.setdefault(id(numbering.parameters[order[place]]), 0.0)
+                self._split(groups, factor_at, self._decisions.learning_rates)
+        elif self._is_linear:
+            if stops.any:
+                self._put_back.append(stops.take_out())
+            if factor_at:
+                self._split(groups, factor_at, [group["lr"] for group in groups])
+        else:
+            kept = stops.kept if closure else None
+            if kept is not None:
+                factor_at[id(kept)] = 0.0
+            if factor_at:
+                self._moved_back = MovedBack(
+                    [(p, factor_at[id(p)]) for p in numbering.parameters if id(p) in factor_at]
+                )
+
+    def _split(self, groups: list[dict[str, Any]], factor_at: dict[int, float], bases: Sequence[Any]) -> None:
+        optimizer = self._optimizer
+
+        def put_back() -> None:
+            optimizer.param_groups = groups
+
+        self._put_back.append(put_back)
+        optimizer.param_groups = split_groups(groups, lambda p: factor_at.get(id(p)), bases)
+
+    # --- after ------------------------------------------------------------------------------------------------------
+
+    def put_back(self) -> None:
+        """Have the optimizer's groups whole again."""
+        while self._put_back:
+            self._put_back.pop()()
+
+    def _end(self, args: Any, kwargs: Any) -> None:
+        self.put_back()
+        if self._moved_back is not None:
+            self._moved_back.scale()
+            self._moved_back = None
+        self._finish()
+        for told in self.after:
+            told(args, kwargs)
+
+    def _finish(self) -> None:
+        plan, self._plan = self._plan, None
+        if plan is None:
+            if self._busy and not self._clean:
+                self.refresh()
+            return
+        if plan.stop_through is not None:
+            if not self._settings.reference:
+                self._expected = {n for n, p in enumerate(self._numbering.parameters) if p.grad is not None}
+            self._on_stopped(plan.stop_through)
+        self.refresh()
+
+    def forget(self) -> None:
+        """Leave nothing to do of a step that raised half-way, before another state is taken."""
+        self.put_back()
+        self._plan, self._moved_back = None, None
+        self._expected = set()
+        self._skipped_on_device = None
+
+    # --- steps that GradScaler skips --------------------------------------------------------------------------------
+
+    def _is_skipped(self, found_inf: Tensor) -> bool:
+        """Whether GradScaler lets this fused step do nothing, which is then no iteration.
+
+        Away from decisions skipped steps are only summed up on the device; the sum is read when a decision is near.
+        """
+        machine = self._decisions.machine
+        if machine.iteration < self._due:
+            total = self._skipped_on_device
+            self._skipped_on_device = found_inf.detach().clone() if total is None else total.add_(found_inf)
+            return False
+        total = self._skipped_on_device
+        now = found_inf.detach().reshape(())
+        before, skips = torch.stack([now.new_zeros(()) if total is None else total.reshape(()), now]).tolist()
+        self._skipped_on_device = None
+        machine.iteration -= round(before)
+        if machine.iteration < self._due:
+            self._skipped_on_device = found_inf.detach().clone()
+            return False
+        return bool(skips)
+
+    def settle(self) -> None:
+        """Take the skipped steps that the device knows of out of the count."""
+        if self._skipped_on_device is not None:
+            self._decisions.machine.iteration -= round(float(self._skipped_on_device))
+            self._skipped_on_device = None
+
+    @property
+    def due(self) -> int:
+        """Iterations before this one have nothing to decide."""
+        return self._due
+
+
+def has_closure(args: Any, kwargs: Any) -> bool:
+    """Whether a step was called with a closure."""
+    return any(callable(a) for a in args) or callable(kwargs.get("closure"))

@@ -1,0 +1,260 @@
+"""What is stopped and why: the one owner of every parameter that holds still.
+
+Nothing else in Gradient-Skip writes ``requires_grad``, ``grad``, the optimizer's state of a parameter or the hooks of
+the stopped prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from enum import Flag, auto
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainables.gradskip.execution_order import ModelTrace
+from trainables.gradskip.frozen_prefix import FrozenPrefix
+from trainables.gradskip.settings import Settings
+
+
+class Reason(Flag):
+    """Why a parameter holds still."""
+
+    USER = auto()
+    """The user has switched its ``requires_grad`` off; it trains again when the user switches it on."""
+    RULE = auto()
+    """The rule has stopped it."""
+    UPSTREAM = auto()
+    """It was left before stopped layers, and `CAC_PREFIX_AUTOGRAD=0` lets no gradient through them."""
+    KEPT = auto()
+    """Stopped, but its ``requires_grad`` stays on: a loss that needs no gradient at all raises in ``backward()``."""
+
+
+#: Reasons for which Gradient-Skip itself holds a parameter.
+OURS = Reason.RULE | Reason.UPSTREAM
+
+
+class Stops:
+    """The set of parameters that hold still, by number, each with its reason.
+
+    A parameter that the user has frozen is not taken by a stop: it has the user's reason alone. One that the rule has
+    stopped stays stopped, whatever the user does to its ``requires_grad``.
+
+    Args:
+        optimizer: whose parameters these are.
+        parameters: by number.
+        model: their owner, if known.
+        settings: of the optimizer.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, parameters: list[Tensor], model: nn.Module | None, settings: Settings
+    ) -> None:
+        self._reasons: dict[int, Reason] = {}
+        self.trace: ModelTrace | None = None
+        """What lies before what, once it is known."""
+        self.user_changes = 0
+        """How often the user has been seen to freeze or unfreeze parameters."""
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._settings = settings
+        self._prefix = FrozenPrefix(model, parameters, settings)
+        self._still: list[Tensor] = []  # the parameters that we hold
+        self._closed_off: list[Tensor] = []  # frozen by the user, and no gradient can reach them
+        self._moving: list[tuple[list[Tensor], list[Tensor]]] = []  # each group's parameters, and those that we do not
+        self._frozen_when_built = {n for n, p in enumerate(parameters) if not p.requires_grad}
+        self.look_at_user()
+
+    # --- what is known ----------------------------------------------------------------------------------------------
+
+    @property
+    def reasons(self) -> dict[int, Reason]:
+        """Why each parameter that holds still does so, by number, as of now."""
+        self.look_at_user()
+        return dict(self._reasons)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of the parameters that Gradient-Skip has stopped, ascending."""
+        return tuple(sorted(n for n, reason in self._reasons.items() if reason & OURS))
+
+    @property
+    def any(self) -> bool:
+        """Whether Gradient-Skip has stopped anything."""
+        return bool(self._still)
+
+    @property
+    def all(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.any and len(self._reasons) == len(self._parameters)
+
+    @property
+    def user_holds(self) -> bool:
+        """Whether the user has frozen anything."""
+        return any(reason & Reason.USER for reason in self._reasons.values())
+
+    @property
+    def kept(self) -> Tensor | None:
+        """The parameter that is kept in the graph though it is stopped."""
+        return next((self._parameters[n] for n in self._reasons if self._is_kept(n)), None)
+
+    def user_trains(self, number: int) -> bool:
+        """Whether the user trains the parameter, stopped or not."""
+        return not self._reasons.get(number, Reason(0)) & Reason.USER
+
+    def _is_kept(self, number: int) -> bool:
+        return bool(self._reasons.get(number, Reason(0)) & Reason.KEPT)
+
+    def moves(self, number: int) -> bool:
+        """Whether an optimizer step may move the parameter."""
+        return number not in self._reasons
+
+    def of(self, reason: Reason) -> tuple[int, ...]:
+        """Numbers that have the reason, ascending."""
+        return tuple(sorted(n for n, known in self._reasons.items() if known & reason))
+
+    def left_upstream(self) -> tuple[int, ...]:
+        """Numbers of parameters that train and whose gradients pass through stopped layers; none without a trace."""
+        if self.trace is None:
+            return ()
+        return tuple(sorted(n for n in self.trace.left_upstream(self.numbers) if self.moves(n)))
+
+    # --- changes ----------------------------------------------------------------------------------------------------
+
+    def look_at_user(self) -> None:
+        """Take note of what the user has frozen or unfrozen since the last look; what is stopped is so again."""
+        changed = False
+        for number, parameter in enumerate(self._parameters):
+            reason = self._reasons.get(number)
+            if reason is None:
+                if not parameter.requires_grad:
+                    self._reasons[number] = Reason.USER
+                    changed = True
+            elif reason == Reason.USER:
+                if parameter.requires_grad:
+                    del self._reasons[number]
+                    changed = True
+            elif parameter.requires_grad != self._is_kept(number):
+                parameter.requires_grad_(self._is_kept(number))
+        if changed:
+            self.user_changes += 1
+            if self.any:
+                self._arrange()
+
+    def stop(self, numbers: Iterable[int]) -> None:
+        """Stop these parameters for the rule, and what `CAC_PREFIX_AUTOGRAD=0` stops with them."""
+        self.look_at_user()
+        for number in numbers:
+            if self.user_trains(number):
+                self._reasons[number] = self._reasons.get(number, Reason(0)) | Reason.RULE
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Bring the parameters, the optimizer's state and the prefix to what the reasons say."""
+        self._take_upstream()
+        self._keep_one()
+        held = self.numbers
+        for number in held:
+            parameter = self._parameters[number]
+            if parameter.requires_grad != self._is_kept(number):
+                parameter.requires_grad_(self._is_kept(number))
+            if not self._settings.reference:
+                parameter.grad = None
+                self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
+        self._prefix.treat(held, self.of(Reason.USER), self.trace, cut=self.kept is None)
+        self._still = [self._parameters[number] for number in held]
+        self._closed_off = []
+        if self.trace is not None and not self._settings.prefix_autograd:
+            upstream = self.trace.left_upstream(held)
+            self._closed_off = [self._parameters[n] for n in sorted(upstream) if not self.user_trains(n)]
+        self._moving = []
+
+    def _take_upstream(self) -> None:
+        if self._settings.prefix_autograd or self.trace is None:
+            return
+        for number in self.trace.left_upstream(self.numbers):
+            if self.moves(number):
+                self._reasons[number] = Reason.UPSTREAM
+
+    def _keep_one(self) -> None:
+        for number in self.of(Reason.KEPT):
+            self._reasons[number] &= ~Reason.KEPT
+        held = self.numbers
+        if held and not self._settings.reference and len(self._reasons) == len(self._parameters):
+            ranks = [0] * len(self._parameters) if self.trace is None else self.trace.ranks
+            self._reasons[max(held, key=lambda number: (ranks[number], number))] |= Reason.KEPT
+
+    # --- every step -------------------------------------------------------------------------------------------------
+
+    def enforce(self) -> list[int]:
+        """Drop what gradients have reached stopped parameters: through a graph built before the stop, or set by hand.
+
+        Returns:
+            numbers of stopped parameters whose ``requires_grad`` the user had switched on; it is off again.
+        """
+        for parameter in self._still:
+            if parameter.grad is not None:
+                return self._enforce_all()
+        for parameter in self._closed_off:
+            if parameter.requires_grad:
+                return self._enforce_all()
+        return []
+
+    def _enforce_all(self) -> list[int]:
+        closed_off = {id(parameter) for parameter in self._closed_off}
+        woken = [
+            number
+            for number, parameter in enumerate(self._parameters)
+            if parameter.requires_grad
+            and (id(parameter) in closed_off or self._reasons.get(number, Reason(0)) & OURS)
+            and not self._is_kept(number)
+        ]
+        for parameter in self._still:
+            parameter.grad = None
+        self.look_at_user()  # what was closed off and has been switched on is stopped with the rest
+        return woken
+
+    def take_out(self) -> Callable[[], None]:
+        """Take the stopped parameters out of the optimizer's groups for a step; the result puts them back."""
+        groups: list[dict[str, Any]] = self._optimizer.param_groups
+        whole = [group["params"] for group in groups]
+        if len(self._moving) != len(groups) or any(a is not b for a, (b, _) in zip(whole, self._moving, strict=True)):
+            held = {id(parameter) for parameter in self._still}
+            self._moving = [(params, [p for p in params if id(p) not in held]) for params in whole]
+        for group, (_, moving) in zip(groups, self._moving, strict=True):
+            group["params"] = moving
+
+        def put_back() -> None:
+            for group, params in zip(groups, whole, strict=True):
+                group["params"] = params
+
+        return put_back
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, list[int]]:
+        """Numbers by reason."""
+        return {reason.name.lower(): list(self.of(reason)) for reason in (Reason.USER, Reason.RULE, Reason.UPSTREAM)}  # type: ignore[union-attr]
+
+    def load_state_dict(self, state: dict[str, list[int]], stopped: Collection[int]) -> None:
+        """Hold still what the state says, and nothing else but what the user has frozen since this was built.
+
+        Args:
+            state: of `state_dict`.
+            stopped: numbers that the rule has stopped, some of which the state may not know.
+        """
+        # Also into a model that is partly stopped: what the saved run trained trains again.
+        frozen = set(state["user"])
+        for number, parameter in enumerate(self._parameters):
+            switched_off = number in self._frozen_when_built and number not in frozen
+            if (self._reasons.get(number, Reason(0)) & OURS or switched_off) and not parameter.requires_grad:
+                parameter.requires_grad_(True)
+        self._reasons.clear()
+        self._still, self._closed_off, self._moving = [], [], []
+        self._prefix.release()
+        self.look_at_user()
+        for number in state["upstream"]:
+            if self.moves(number):
+                self._reasons[number] = Reason.UPSTREAM
+        self.stop(n for n in {*state["rule"], *stopped} if n not in frozen)
