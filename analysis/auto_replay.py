@@ -274,7 +274,7 @@ class _Replay:
             if text is None:
                 iteration, ratio, rule = key
                 decision = Decision(layer=unit.end, rule=_RULES[rule], ratio=ratio)
-                event = self._blueprint.event(iteration, decision, self._settings, 0)
+                event = self._blueprint.event(iteration, decision, self._settings)
                 text = texts[key] = json.dumps(vars(event))  # in the order of the fields
             events[row] = f"{events[row]}, {text}" if events[row] else text
 

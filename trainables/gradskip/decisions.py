@@ -145,8 +145,7 @@ class Decisions:
         if looks:
             self.signal.measured()
         if plan.decision is not None:
-            done = sum(event.rule == "manual" for event in self.events)
-            self.events.append(self.blueprint.event(iteration, plan.decision, self._settings, done))
+            self.events.append(self.blueprint.event(iteration, plan.decision, self._settings))
             groups = self._optimizer.param_groups
             self.learning_rates = [_plain(group["lr"]) for group in groups if "lr" in group]
         return plan

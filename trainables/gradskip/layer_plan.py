@@ -96,11 +96,11 @@ class Blueprint:
         )
         return SkipMachine(settings, rule)
 
-    def event(self, iteration: int, decision: Decision, settings: Settings, manual_done: int) -> StopEvent:
-        """The event of a decision; ``manual_done`` stops of a manual list came before it."""
+    def event(self, iteration: int, decision: Decision, settings: Settings) -> StopEvent:
+        """The event of a decision."""
         if decision.rule == "manual":
             assert settings.stop_layer_num is not None
-            number = settings.stop_layer_num[manual_done]
+            number = settings.stop_layer_num[decision.index]
         else:
             number = next(unit.number for unit in self.plan.units if unit.end == decision.layer)
         return StopEvent(

@@ -7,7 +7,8 @@ stop in execution order. Rules and machine speak positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -96,7 +97,8 @@ def make_plan(
         raise UserError("CAC_WHOLE_UNITS=1 needs the model, to know what belongs together: give model=")
     order = tuple(range(len(parameters)) if order is None else order)
     position = {number: place for place, number in enumerate(order)}
-    starts = sorted((min(position[m] for m in members), weights) for weights, members in layers)
+    beside = _beside(parameters, [members for _, members in layers], model)
+    starts = sorted((min(position[m] for m in (*members, *beside(members))), weights) for weights, members in layers)
     ends = [start - 1 for start, _ in starts[1:]]
     if starts:
         members = next(members for weights, members in layers if weights == starts[-1][1])
@@ -108,6 +110,23 @@ def make_plan(
         ),
         whole_units=True,
     )
+
+
+def _beside(
+    parameters: Sequence[Tensor], layers: Sequence[tuple[int, ...]], model: nn.Module
+) -> Callable[[tuple[int, ...]], set[int]]:
+    """What else a layer's module has, such as a bias that is registered before the weight.
+
+    Nothing for a module with several layers (the matrices of an LSTM), whose parameters are in their order.
+    """
+    number_of = {id(p): number for number, p in enumerate(parameters)}
+    own_of: dict[int, set[int]] = {}
+    for module in unwrap(model).modules():
+        own = {number_of[id(p)] for p in own_parameters(module) if id(p) in number_of}
+        for number in own:
+            own_of.setdefault(number, own)
+    watched = Counter(frozenset(own_of.get(members[0], ())) for members in layers)
+    return lambda members: own if watched[frozenset(own := own_of.get(members[0], set()))] == 1 else set()
 
 
 def _end_of_last_unit(parameters: Sequence[Tensor], order: Sequence[int], own: int) -> int:

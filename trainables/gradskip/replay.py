@@ -123,8 +123,7 @@ class GradskipFollower:
             machine.load_state_dict(before)
             raise
         if plan.decision is not None:
-            done = sum(event.rule == "manual" for event in self.events)
-            self.events.append(self.blueprint.event(before["iteration"], plan.decision, self.settings, done))
+            self.events.append(self.blueprint.event(before["iteration"], plan.decision, self.settings))
         return plan.decision
 
     def is_quiet(self) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trainables.errors import UserError
 from trainables.gradskip.execution_order import ModelTrace
-from trainables.gradskip.layer_plan import StopEvent
+from trainables.gradskip.layer_plan import LayerPlan, StopEvent
 from trainables.gradskip.settings import Settings
 
 if TYPE_CHECKING:
@@ -83,7 +84,9 @@ def load(skip: GradientSkip, state: dict[str, Any]) -> None:
     decisions.machine.load_state_dict({**machine, "rule": machine["rule"] if fits else fresh_rule})
     if fits:
         decisions.signal.load_state_dict(state["signal"])
-    if not fits or skip.settings.mode != "manual":  # else nothing changes, unless the user trains other layers now
+    if not fits:
+        decisions.machine.rule.begin_after(_passed(decisions.plan, decisions.machine.decided_through, stops.numbers))
+    elif skip.settings.mode != "manual":  # nothing changes, unless the user trains other layers now
         decisions.machine.rule.begin_after(decisions.machine.decided_through)
     if not same and state["rule"]["mode"] != "off":
         skip.advice.other_rule(_words(state["rule"]), _words(rule_identity(skip.settings)))
@@ -97,6 +100,15 @@ def _through(order: tuple[int, ...], stopped: set[int]) -> dict[str, int]:
     while through + 1 < len(order) and order[through + 1] in stopped:
         through += 1
     return {"stopped_through": through, "braking_through": -1, "braking_count": 0}
+
+
+def _passed(plan: LayerPlan, through: int, stopped: Collection[int]) -> int:
+    """The position up to which a new rule has nothing to look at: what it would watch has stopped."""
+    for unit in plan.units:
+        if unit.end > through and not set(unit.watched) <= set(stopped):
+            break
+        through = max(through, unit.end)
+    return through
 
 
 def _words(rule: dict[str, Any]) -> str:

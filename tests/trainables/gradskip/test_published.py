@@ -105,6 +105,32 @@ def test_the_random_cases_cover_stops_of_every_kind(monkeypatch: pytest.MonkeyPa
     assert rules == {(rule, braked) for rule in ("manual", "start", "slope", "mountain") for braked in (True, False)}
 
 
+@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("reference", [True, False])
+def test_layer_numbers_alone_are_what_the_auto_rule_looks_at(
+    published: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int, reference: bool
+) -> None:
+    """Weights of any kind: convolutions, norms, biases. Our default differs in nothing where no fault is met."""
+    draw = random.Random(seed)
+    numbers = sorted(draw.sample(range(10), draw.randint(1, 4)))
+    monkeypatch.setenv("CAC_STOP_LAYER_NUM", ",".join(map(str, numbers)))
+    monkeypatch.setenv("CAC_VAR_START_ITR", str(draw.randint(0, 9)))
+    monkeypatch.setenv("CAC_VAR_SAMPLES", str(draw.randint(1, 3)))
+    for name in ("START", "MT", "SLOPE"):
+        monkeypatch.setenv(f"CAC_VAR_{name}_THR", str(draw.choice([0.97, 0.999, 1.0])))
+    monkeypatch.setenv("CAC_BRAKING_DISTANCE", str(draw.choice([0, 0, 3])))
+    theirs, ours = conv_model(), conv_model()
+    options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.3}
+    how = {"steps": 40, "decay": 1.0, "set_to_none": True}
+    expected = train(theirs, published.SGD(list(theirs.parameters()), **options), **how)
+    optimizer = SGD(ours.parameters(), **options, settings=Settings.from_environment(reference=reference))
+    actual = train(ours, optimizer, **how)
+    assert {event.layer for event in optimizer.gradskip.events} <= set(numbers)
+    for step, (want, got) in enumerate(zip(expected, actual, strict=True)):
+        assert [flag for _, flag in want] == [flag for _, flag in got], (seed, step)
+        assert all(torch.equal(a, b) for (a, _), (b, _) in zip(want, got, strict=True)), (seed, step)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_the_default_takes_the_same_steps_where_no_fault_is_met(
     published: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int

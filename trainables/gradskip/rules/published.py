@@ -42,7 +42,7 @@ class ManualRule:
         if iteration != due if self.exact else iteration < due:
             return None
         self.done += 1
-        return Decision(layer=self.layers[self.done - 1], rule="manual", ratio=None)
+        return Decision(layer=self.layers[self.done - 1], rule="manual", ratio=None, index=self.done - 1)
 
     def next_due(self, iteration: int) -> int:
         if self.done == len(self.layers):

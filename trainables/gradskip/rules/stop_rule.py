@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 #: Gives a layer's signal (for the published rule its unbiased weight variance), by position, at the step in question.
@@ -30,6 +30,8 @@ class Decision:
     """``start``, ``mountain``, ``slope``, ``manual``, or the rule's name."""
     ratio: float | None
     """What the threshold was compared with, such as variance over its peak; None where nothing is measured."""
+    index: int = field(default=0, compare=False)
+    """Which stop of a manual list it is, from 0."""
 
 
 class StopRule(Protocol):
