@@ -14,7 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms import Join
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
+from trainables.errors import UserError
 from trainables.gradskip import SGD, AdamW, DistributedDataParallel, Settings, wrap
 
 STEPS = 16
@@ -31,6 +34,13 @@ CASES: dict[str, tuple[str, Settings]] = {
     "sharded-braking": ("adamw", BRAKING),
     "sharded-norms": ("sgd", Settings(rule="gradient_norm", rule_start_itr=2, rule_interval=3, rule_percentile=60)),
     "sharded-plasticity": ("sgd", Settings(rule="plasticity")),
+    "static": ("sgd", AUTO),
+    "static-later": ("adamw", BRAKING),
+    "powersgd": ("sgd", BRAKING),
+    "no-sync-at-a-stop": ("sgd", BRAKING),
+    "join": ("sgd", AUTO),
+    "join-throwing": ("sgd", AUTO),
+    "join-after": ("sgd", BRAKING),
     "norms": ("sgd", Settings(rule="gradient_norm", rule_start_itr=2, rule_interval=3, rule_percentile=60)),
 }
 
@@ -87,8 +97,19 @@ def main(case: str, folder: Path) -> None:
     if case == "plain":
         parallel = nn.parallel.DistributedDataParallel(model)
     elif not case.startswith("sharded"):
-        parallel = DistributedDataParallel(model, optimizer)
-        parallel.register_comm_hook(None, count_and_send)
+        parallel = DistributedDataParallel(model, optimizer, static_graph=case == "static")
+        assert isinstance(parallel, nn.parallel.DistributedDataParallel)
+        if case == "static-later":
+            parallel._set_static_graph()
+        if case == "powersgd":
+            parallel.register_comm_hook(
+                PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5),
+                powerSGD_hook,
+            )
+        else:
+            parallel.register_comm_hook(None, count_and_send)
+    forwards: list[int] = []
+    parallel.register_forward_hook(lambda *_: forwards.append(1))
     skip: Any = optimizer.gradskip  # type: ignore[attr-defined]
     if case == "disagreeing":
         honest = skip.decisions.signal.measure
@@ -102,7 +123,12 @@ def main(case: str, folder: Path) -> None:
         optimizer.zero_grad()
         live.append(sum(p.numel() for p in model.parameters() if p.requires_grad))
         try:
-            if case == "accumulating":
+            if case == "no-sync-at-a-stop" and len(sent) in (7, 12):  # the first pass after each stop is one without
+                with parallel.no_sync():
+                    (nn.functional.cross_entropy(parallel(x[own]), y[own]) * 0).backward()
+                assert sent[-1] == 0
+                nn.functional.cross_entropy(parallel(x[own]), y[own]).backward()
+            elif case == "accumulating":
                 first, second = (slice(own.start, own.start + 2), slice(own.start + 2, own.stop))
                 with parallel.no_sync():
                     (nn.functional.cross_entropy(parallel(x[first]), y[first]) / 2).backward()
@@ -121,6 +147,7 @@ def main(case: str, folder: Path) -> None:
         "sent": sent,
         "live": live,
         "error": error,
+        "forwards": len(forwards),
         "keys": list(parallel.state_dict()) if not case.startswith("sharded") else [],
     }
     torch.save(result, folder / f"{case}-{rank}.pt")
@@ -128,9 +155,43 @@ def main(case: str, folder: Path) -> None:
         dist.barrier()
 
 
+def join(case: str, folder: Path) -> None:
+    """Train on one batch more in the second process, and save what that came to."""
+    rank = dist.get_rank()
+    kind, settings = CASES[case]
+    model = make_model()
+    optimizer = make_optimizer(kind, model, settings)
+    parallel = DistributedDataParallel(model, optimizer)
+    x, y = joint_batches()[0]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(parallel(x), y).backward()
+        optimizer.step()
+
+    for _ in range(12 if case == "join-after" else 3):
+        step()
+    error, steps = "", 0
+    try:
+        with parallel.join(throw_on_early_termination=case == "join-throwing"):
+            for _ in range(2 + rank):
+                step()
+                steps += 1
+    except (UserError, RuntimeError) as raised:
+        error = str(raised)
+    try:
+        Join([parallel])
+    except UserError as raised:
+        error += f" Join: {raised}"
+    with parallel.join(enable=False):
+        pass
+    torch.save({"error": error, "steps": steps}, folder / f"{case}-{rank}.pt")
+    dist.barrier()
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     for case in sys.argv[2:]:
-        main(case, Path(sys.argv[1]))
+        (join if case.startswith("join") else main)(case, Path(sys.argv[1]))
     dist.destroy_process_group()

@@ -21,7 +21,7 @@ WORKER = Path(parallel_worker.__file__)
 #: Stops that each case comes to.
 CASES = {
     "auto": 3, "braking": 2, "whole": 3, "accumulating": 2, "norms": None, "sharded-auto": 3, "sharded-braking": 2,
-    "sharded-norms": None,
+    "sharded-norms": None, "static": 3, "static-later": 2, "no-sync-at-a-stop": 2,
 }  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def results(folder: Path, case: str) -> list[dict[str, Any]]:
 def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Every case that ends well, in the same two processes; where the results are, and what was printed."""
     folder = tmp_path_factory.mktemp("together")
-    return folder, run(folder, *CASES, "disagreeing")
+    return folder, run(folder, *CASES, "disagreeing", "powersgd", "join", "join-throwing", "join-after")
 
 
 def one_process(case: str) -> dict[str, Any]:
@@ -80,6 +80,8 @@ def test_processes_agree_and_equal_one_on_the_joint_batch(case: str, together: t
         # Bytes sent at a step are those of the parameters that train in it, before and after every stop.
         assert first["sent"] == second["sent"] == [8 * numbers for numbers in first["live"]]
         assert len(set(first["sent"])) == len(alone["events"]) + 1
+        again = {"accumulating": 16, "no-sync-at-a-stop": 2}.get(case, 0)
+        assert first["forwards"] == 16 + again  # a hook of the user's outlives the stops
         assert all(key.startswith("module.") for key in first["keys"])
 
 
@@ -89,6 +91,40 @@ def test_processes_whose_measurements_differ_decide_as_one(together: tuple[Path,
     assert first["events"] == second["events"]
     assert len(first["events"]) >= 1
     assert all(torch.equal(a, b) for a, b in zip(first["weights"], second["weights"], strict=True))
+
+
+@pytest.mark.slow
+def test_powersgd_begins_anew_at_a_stop(together: tuple[Path, str]) -> None:
+    """Its memories have the shapes of buckets that are gone; compressed, so no other run to compare with."""
+    first, second = results(together[0], "powersgd")
+    assert (first["error"], second["error"]) == (None, None)
+    assert [event[:2] for event in first["events"]] == [(3, 1), (8, 3)]
+    assert first["requires_grad"] == second["requires_grad"] == [False] * 4 + [True] * 4
+    assert all(torch.equal(a, b) for a, b in zip(first["weights"], second["weights"], strict=True))
+
+
+@pytest.mark.slow
+def test_uneven_processes_are_refused_while_a_stop_may_come(together: tuple[Path, str]) -> None:
+    for found in results(together[0], "join"):
+        assert found["steps"] == 0
+        assert found["error"].startswith("join() lets processes end one by one, and a stop needs all of them: give ")
+        assert " Join: join() lets processes" in found["error"]
+
+
+@pytest.mark.slow
+def test_uneven_processes_may_end_together_or_after_the_last_stop(together: tuple[Path, str]) -> None:
+    throwing, after = results(together[0], "join-throwing"), results(together[0], "join-after")
+    assert [found["steps"] for found in throwing] == [2, 2]
+    assert all("at least one rank" in found["error"].lower() for found in throwing)
+    assert [(found["steps"], found["error"]) for found in after] == [(2, ""), (3, "")]
+
+
+@pytest.mark.parametrize("option", [{"mixed_precision": object()}, {"delay_all_reduce_named_params": []}])
+def test_what_cannot_be_built_anew_is_refused(option: dict[str, Any]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(start_thr=-1))
+    with pytest.raises(UserError, match=f"is built anew at every stop, which {next(iter(option))} does not allow"):
+        DistributedDataParallel(model, optimizer, **option)
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_every_private_name_has_a_canary() -> None:
             if name not in own and not name.startswith("__"):
                 found.setdefault(name, path.name)
     assert {name: where for name, where in found.items() if name not in {*USED, *PYTHONS}} == {}
-    assert all(f"test_{text.replace(' ', '_')}" in globals() for text in USED.values())
+    assert all(f"test_{text.replace(' ', '_').replace(chr(39), '')}" in globals() for text in USED.values())
 
 
 def test_a_compiled_model_holds_the_one_given() -> None:

@@ -7,19 +7,25 @@ second; nothing of the model is sent again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 from torch.optim import Optimizer
 
 from trainables.errors import UserError
 from trainables.gradskip.controller import GradientSkip
 
+#: torch's constructor puts hooks on the model for these, which being built anew would double.
+_BUILT_ONCE = ("mixed_precision", "delay_all_reduce_named_params")
+#: What a module keeps of its users' hooks, and whether it trains: a wrapper that is built anew keeps it.
+_HOOKS = tuple(name for name in nn.Module().__dict__ if "hooks" in name)
 
-class DistributedDataParallel(nn.Module):
+
+class DistributedDataParallel(TorchDataParallel):
     """Drop-in for `torch.nn.parallel.DistributedDataParallel` with a gradient-skip optimizer.
 
     At a decision the numbers that the first process of the group has measured are sent to all, so that a stop reaches
@@ -28,17 +34,14 @@ class DistributedDataParallel(nn.Module):
     Args:
         module: the model. Its parameters must be those of the optimizer.
         optimizer: with Gradient-Skip (`SGD`, `Adam`, `AdamW`, or any after `wrap`).
-        options: of torch's class (``device_ids``, ``process_group``, ``gradient_as_bucket_view``, ...).
-
-    Attributes:
-        module: the model, as in torch's class; ``state_dict()`` keys begin with ``module.``, too.
+        options: of torch's class (``device_ids``, ``process_group``, ``static_graph``, ...).
 
     Raises:
-        UserError: an optimizer without Gradient-Skip, or one of other parameters.
+        UserError: an optimizer without Gradient-Skip, one of other parameters, or an option of torch's that cannot be
+            built anew (``mixed_precision``, ``delay_all_reduce_named_params``).
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer, **options: Any) -> None:
-        super().__init__()
         gradskip = getattr(optimizer, "gradskip", None)
         if not isinstance(gradskip, GradientSkip):
             raise UserError(
@@ -48,52 +51,94 @@ class DistributedDataParallel(nn.Module):
         own = {id(p) for p in module.parameters()}
         if not any(id(p) in own for p in gradskip.parameters):
             raise UserError("module must be the model whose parameters the optimizer has, got one that shares none")
-        self.module = module
+        for name in _BUILT_ONCE:
+            if options.get(name) is not None:
+                raise UserError(
+                    f"gradskip.DistributedDataParallel is built anew at every stop, which {name} does not allow: leave "
+                    "it out (for mixed precision use torch.autocast)"
+                )
+        super().__init__(module, **options)
         self._options = options
-        self._comm_hooks: list[tuple[Any, Callable[..., Any]]] = []
-        # In a list, so that the wrapper inside is no submodule: keys of state_dict() stay torch's.
-        self._parallel = [TorchDataParallel(module, **options)]
+        self._registered: list[tuple[Any, Callable[..., Any]]] = []
         self._outdated = False
-        gradskip.process_group = self._parallel[0].process_group
+        self._join_checked = False
+        self._gradskip = gradskip
+        gradskip.process_group = self.process_group
         gradskip.on_stop.append(self._outdate)
 
     def _outdate(self) -> None:
         self._outdated = True
 
-    def _rebuild(self) -> None:
-        self._outdated = False
-        training = self._parallel[0].training
-        self._parallel.clear()  # first: its reducer must be gone when the next one hooks the same parameters
+    def _build_anew(self) -> None:
         # Every process has the same weights: nothing to send or to check again.
-        options = {**self._options, "init_sync": False}
-        self._parallel.append(TorchDataParallel(self.module, **options))
-        self._parallel[0].train(training)
-        for state, hook in self._comm_hooks:
-            self._parallel[0].register_comm_hook(state, hook)
-
-    @property
-    def parallel(self) -> TorchDataParallel:
-        """torch's wrapper of the moment."""
-        if self._outdated:
-            self._rebuild()
-        return self._parallel[0]
+        options = {**self._options, "init_sync": False, "static_graph": self.static_graph}
+        ours = ("_options", "_registered", "_gradskip", "_join_checked")
+        kept = {name: self.__dict__[name] for name in (*_HOOKS, *ours, "training", "require_backward_grad_sync")}
+        for name in ("reducer", "logger"):  # gone before the next reducer hooks the same parameters
+            self.__dict__.pop(name, None)
+        super().__init__(self.module, **options)
+        self.__dict__.update(kept, _outdated=False)
+        for state, hook in self._registered:
+            _begin_again(state)
+            super().register_comm_hook(state, hook)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward pass; gradients of the backward pass are averaged over the processes."""
-        return self.parallel(*args, **kwargs)
+        if self._outdated:
+            self._build_anew()
+        return super().forward(*args, **kwargs)
 
-    def train(self, mode: bool = True) -> DistributedDataParallel:
-        """Training or evaluation mode, of the model and the wrapper."""
-        super().train(mode)
-        self._parallel[0].training = mode
-        return self
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """As torch's; registered again after every stop, when PowerSGD's state begins anew.
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """As torch's: gradients are not sent inside, for gradient accumulation."""
-        context: AbstractContextManager[None] = self.parallel.no_sync()
-        return context
+        The state of a hook of your own must not depend on the buckets' shapes.
+        """
+        if self._outdated:
+            self._build_anew()
+        super().register_comm_hook(state, hook)
+        self._registered.append((state, hook))
 
-    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
-        """As torch's; registered again after every stop. A hook's state must not depend on the buckets' shapes."""
-        self.parallel.register_comm_hook(state, hook)
-        self._comm_hooks.append((state, hook))
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Any:
+        """As torch's, where no stop can come any more, or where it ends training with the first process.
+
+        Raises:
+            UserError: processes may end one by one while decisions, which all of them take part in, are due.
+        """
+        with self._join_allowed(not enable or throw_on_early_termination):
+            return super().join(divide_by_initial_world_size, enable, throw_on_early_termination)
+
+    def join_hook(self, **kwargs: Any) -> Any:
+        """As torch's, for its ``Join`` context; see `join`.
+
+        Raises:
+            UserError: as `join`.
+        """
+        if not self._join_checked and (self._outdated or self._gradskip.decisions.can_stop_more()):
+            raise UserError(
+                "join() lets processes end one by one, and a stop needs all of them: give every process as many "
+                "batches (drop_last=True), or join(throw_on_early_termination=True), or switch the rule off "
+                "(CAC_VAR_START_THR=-1)"
+            )
+        return super().join_hook(**kwargs)
+
+    @contextmanager
+    def _join_allowed(self, allowed: bool) -> Iterator[None]:
+        self._join_checked = allowed
+        try:
+            yield
+        finally:
+            self._join_checked = False
+
+
+def _begin_again(state: Any) -> None:
+    """Have PowerSGD forget the buckets of before; whole gradients are sent until torch has settled on the new ones."""
+    if isinstance(state, PowerSGDState):
+        for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
+            memory.clear()
+        # torch orders its buckets anew after the first iteration.
+        state.start_powerSGD_iter = max(state.start_powerSGD_iter, state.iter + 2)
