@@ -2,7 +2,8 @@
 
     python benchmarks/step_overhead.py [cpu|cuda]
 
-Also: a decision step (one variance) over a plain one.
+Also: a decision step (one variance) over a plain one, and a step with all but two of 1,200 small tensors stopped over
+torch's on the same tensors, of which two have gradients.
 
 Both optimizers step the same parameters with the same gradients. Rounds alternate between them, in random order,
 and each round's ratio is that of the two medians of its steps, so that a machine that slows down slows both.
@@ -47,6 +48,20 @@ KINDS = {
     "Adam": (Adam, torch.optim.Adam, {"lr": 1e-6}),
     "AdamW": (AdamW, torch.optim.AdamW, {"lr": 1e-6, "weight_decay": 1e-2}),
 }
+
+
+#: Small tensors, of which so many train.
+MANY, TRAINING = 1200, 2
+
+
+def many(*, stopped: bool) -> list[nn.Parameter]:
+    """Small tensors; with ``stopped`` only the last ones have a gradient, as a user's own freezing leaves them."""
+    made = parameters([(16, 16)] * MANY)
+    if stopped:
+        for parameter in made[:-TRAINING]:
+            parameter.requires_grad_(False)
+            parameter.grad = None
+    return made
 
 
 def timed_step(optimizer: torch.optim.Optimizer) -> float:
@@ -133,6 +148,20 @@ def main() -> None:
         steps=16,
     )
     print(f"ResNet-50  a decision step over a plain one, SGD fused: {spread(found)}")
+    stopped = Settings(stop_layer_num=(MANY - TRAINING - 1,), stop_layer_itr=(0,))
+    for kind, (ours, theirs, options) in KINDS.items():
+        for path in ({"foreach": True}, {"fused": True}):
+            found, plain_s = ratios(
+                lambda: ours(many(stopped=False), **options, **path, settings=stopped),  # noqa: B023
+                lambda: theirs(many(stopped=True), **options, **path),  # noqa: B023
+                rounds=16,
+                steps=400,
+            )
+            print(
+                f"{kind:<6} {next(iter(path)):<8} {MANY - TRAINING} of {MANY} tensors stopped: step over torch's with "
+                f"{TRAINING} gradients {spread(found)}; torch's step {1e6 * plain_s:.0f} us",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

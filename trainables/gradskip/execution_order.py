@@ -12,8 +12,8 @@ import copy
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,124 +22,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainables.flops import uncompiled
+from trainables.gradskip.model_trace import ModelTrace
 from trainables.gradskip.parts import own_children, own_parameters
 from trainables.training.generators import kept_generators
 
 #: Outputs of a model's parts whose graphs are held on to, until an optimizer steps.
 _MOST_ENDS = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelTrace:
-    """Execution order and upstream parameters, by parameter number, as one forward pass showed them."""
-
-    ranks: tuple[int, ...]
-    """When the module that owns the parameter was called first, from 0; ascending in execution order."""
-    upstream: tuple[int, ...]
-    """Mask of the parameters that the owner's input depends on: their gradients come through the owner. Of the first
-    use alone, where a parameter is used several times: behind a later one lies what has nothing to do with its stop."""
-    before: Mapping[str, int] = field(default_factory=dict)
-    """The mask of a module's input by its name, over all its calls; modules in the order in which they were called."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain types. A mask is written as its difference to the one before it, so the size is that of the model."""
-        return {
-            "ranks": list(self.ranks),
-            "upstream": _differences(self.upstream[number] for number in self._by_rank(self.ranks)),
-            "before": _differences(self.before.values()),
-            "modules": list(self.before),
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> ModelTrace:
-        """The trace that `state_dict` gave."""
-        ranks = tuple(state["ranks"])
-        upstream = dict(zip(cls._by_rank(ranks), _sums(state["upstream"]), strict=True))
-        return cls(
-            ranks=ranks,
-            upstream=tuple(upstream[number] for number in range(len(ranks))),
-            before=dict(zip(state["modules"], _sums(state["before"]), strict=True)),
-        )
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """The parameters' numbers in execution order."""
-        return tuple(self._by_rank(self.ranks))
-
-    @staticmethod
-    def _by_rank(ranks: Sequence[int]) -> list[int]:
-        return sorted(range(len(ranks)), key=lambda number: (ranks[number], number))
-
-    def renumbered(self, numbers: Sequence[int]) -> ModelTrace:
-        """The same trace of some parameters only, or in another order.
-
-        Args:
-            numbers: for each new number the parameter's number in this trace.
-        """
-        if tuple(numbers) == tuple(range(len(self.ranks))):
-            return self
-        new_of = {old: new for new, old in enumerate(numbers)}
-        state = self.state_dict()
-        kept = [[new_of[n] for n in changed if n in new_of] for changed in state["upstream"]]
-        upstream = dict(zip(self._by_rank(self.ranks), _sums(kept), strict=True))
-        kept = [[new_of[n] for n in changed if n in new_of] for changed in state["before"]]
-        return ModelTrace(
-            ranks=tuple(self.ranks[old] for old in numbers),
-            upstream=tuple(upstream[old] for old in numbers),
-            before=dict(zip(state["modules"], _sums(kept), strict=True)),
-        )
-
-    def with_unknown(self, count: int) -> ModelTrace:
-        """The same trace with so many more parameters at the end, which no module owns."""
-        last = 1 + max(self.ranks, default=-1)
-        return replace(self, ranks=(*self.ranks, *[last] * count), upstream=(*self.upstream, *[0] * count))
-
-    def left_upstream(self, stopped: Collection[int]) -> set[int]:
-        """Numbers of parameters outside ``stopped`` whose gradients pass through a stopped layer."""
-        mask = 0
-        for number in stopped:
-            mask |= self.upstream[number]
-        return numbers_of(mask & ~mask_of(stopped))
-
-
-def numbers_of(mask: int) -> set[int]:
-    """The numbers in a mask.
-
-    >>> sorted(numbers_of(0b1010))
-    [1, 3]
-    """
-    digits = bin(mask)[:1:-1]
-    return {n for n, digit in enumerate(digits) if digit == "1"}
-
-
-def mask_of(numbers: Iterable[int]) -> int:
-    """The mask with these numbers.
-
-    >>> bin(mask_of([1, 3]))
-    '0b1010'
-    """
-    mask = 0
-    for number in numbers:
-        mask |= 1 << number
-    return mask
-
-
-def _differences(masks: Iterable[int]) -> list[list[int]]:
-    """The numbers in which each mask differs from the one before it."""
-    found, last = [], 0
-    for mask in masks:
-        found.append(sorted(numbers_of(mask ^ last)))
-        last = mask
-    return found
-
-
-def _sums(differences: Iterable[Iterable[int]]) -> Iterator[int]:
-    """The masks of `_differences`."""
-    mask = 0
-    for changed in differences:
-        for number in changed:
-            mask ^= 1 << number
-        yield mask
 
 
 def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callable[[nn.Module], Any]) -> ModelTrace:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainables.gradskip.execution_order import ModelTrace, mask_of
+from trainables.gradskip.model_trace import ModelTrace, mask_of
 from trainables.gradskip.settings import Settings
 
 

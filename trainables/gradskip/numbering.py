@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from trainables.errors import UserError
-from trainables.gradskip.execution_order import ExecutionRecorder, ModelTrace, trace_model, warn_unseen
+from trainables.gradskip.execution_order import ExecutionRecorder, trace_model, warn_unseen
 from trainables.gradskip.layer_plan import LayerPlan, Unit
 from trainables.gradskip.layers import make_plan, numbered, unwrap
+from trainables.gradskip.model_trace import ModelTrace
 from trainables.gradskip.settings import Settings
 
 

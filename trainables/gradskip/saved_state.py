@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trainables.errors import UserError
-from trainables.gradskip.execution_order import ModelTrace
 from trainables.gradskip.layer_plan import LayerPlan, StopEvent
+from trainables.gradskip.model_trace import ModelTrace
 from trainables.gradskip.settings import Settings
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainables.gradskip.execution_order import ModelTrace
 from trainables.gradskip.frozen_prefix import FrozenPrefix
+from trainables.gradskip.model_trace import ModelTrace
 from trainables.gradskip.settings import Settings
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainables.gradskip.execution_order import ModelTrace, mask_of, tensors_of
+from trainables.gradskip.execution_order import tensors_of
+from trainables.gradskip.model_trace import ModelTrace, mask_of
 
 
 class InputGradientCheck:
