@@ -46,6 +46,7 @@ class Decisions:
         """Take the layers of a numbering, and a rule that has not begun."""
         self._numbering, self._stops = numbering, stops
         self._user_changes = self._stops.user_changes
+        self._measured, self._ahead = {}, {}
         self.signal = self._make_signal()
         self._set_plan(self._numbering.plan(self._counts))
 
@@ -64,7 +65,7 @@ class Decisions:
 
     def _counts(self, unit: Unit) -> bool:
         """Whether a rule may wait for a layer: not where the user has frozen it, or it is one number."""
-        if self._settings.reference or self._settings.mode == "manual":
+        if self._settings.reference:
             return True
         parameters = self._numbering.parameters
         needs_variance = self._settings.mode == "auto"

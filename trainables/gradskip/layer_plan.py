@@ -39,13 +39,15 @@ class LayerPlan:
     """Watched layers by ascending `Unit.end`."""
     whole_units: bool = False
     """Whether a manual stop takes the whole unit that its layer is in."""
+    ends: tuple[int, ...] = ()
+    """Positions at which whole units end, ascending, those of layers that the user has frozen included."""
 
     def position_of_stop(self, number: int) -> int:
         """Position through which a manual stop of this number reaches."""
         position = self.order.index(number)
         if not self.whole_units:
             return position
-        return next((unit.end for unit in self.units if unit.end >= position), len(self.order) - 1)
+        return next((end for end in self.ends if end >= position), len(self.order) - 1)
 
     def without_last(self, trains: Callable[[int], bool]) -> tuple[Unit, ...]:
         """The units that a rule may stop: those that leave a parameter for which ``trains(number)`` holds."""
@@ -135,6 +137,7 @@ class Blueprint:
                 order=tuple(plan["order"]),
                 units=tuple(Unit(number=u["number"], watched=tuple(u["watched"]), end=u["end"]) for u in plan["units"]),
                 whole_units=plan["whole_units"],
+                ends=tuple(plan["ends"]),
             ),
             stoppable=values["stoppable"],
             names=None if values["names"] is None else tuple(values["names"]),

@@ -109,6 +109,7 @@ def make_plan(
             Unit(number=min(weights), watched=weights, end=end) for (_, weights), end in zip(starts, ends, strict=True)
         ),
         whole_units=True,
+        ends=tuple(ends),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -123,7 +124,7 @@ class Numbering:
                 self.parameters, settings.watch, model=self.model, whole_units=settings.whole_units, order=self.order
             )
         units = tuple(unit for unit in plan.units if counts(unit))
-        return LayerPlan(order=plan.order, units=units, whole_units=plan.whole_units)
+        return replace(plan, units=units)
 
     def _plan_of_targets(self, targets: tuple[int, ...]) -> LayerPlan:
         whole = make_plan(
@@ -135,7 +136,7 @@ class Numbering:
         )
         units = [Unit(number=n, watched=(n,), end=whole.position_of_stop(n)) for n in targets]
         units.sort(key=lambda unit: unit.end)
-        return LayerPlan(order=whole.order, units=tuple(units), whole_units=whole.whole_units)
+        return replace(whole, units=tuple(units))
 
 
 def as_forward(example: Any) -> Callable[[nn.Module], Any]:

@@ -437,6 +437,14 @@ class TestWholeUnits:
         assert {n for n, p in model.named_parameters() if not p.requires_grad} == set(EXECUTION[:8])
         assert optimizer.gradskip.events[0].name == "norms.1.bias"
 
+    def test_a_manual_stop_before_a_frozen_layer_takes_its_own_unit_alone(self) -> None:
+        model = conv_model()
+        model[6].requires_grad_(False)  # type: ignore[index,union-attr]
+        settings = Settings(stop_layer_num=(0, 4), stop_layer_itr=(1, 2), whole_units=True)
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        train(model, optimizer, 4)
+        assert optimizer.gradskip.stopped == (0, 1, 2, 3, 4, 5, 6)
+
     @pytest.mark.parametrize("before_forward", [True, False])
     def test_resumes_with_its_order(self, before_forward: bool) -> None:
         settings = Settings(start_itr=0, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0, whole_units=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -10,8 +11,8 @@ from pathlib import Path
 import trainables
 from trainables.gradskip.settings import Settings
 
-#: Folders whose lines are not the user's: ours, and torch's, which calls us. A folder of their own name elsewhere is.
-_NOT_THE_USERS = tuple(str(Path(path).resolve()) for path in trainables.__path__)
+#: Folders, and packages by name, whose lines are not the user's: ours, and of those who call the optimizer for users.
+_NOT_THE_USERS = tuple(f"{Path(path).resolve()}{os.sep}" for path in trainables.__path__)
 _LIBRARIES = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning")
 
 
@@ -20,7 +21,7 @@ def users_level() -> int:
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "").partition(".")[0]
-        ours = str(Path(frame.f_code.co_filename)).startswith(_NOT_THE_USERS)
+        ours = frame.f_code.co_filename.startswith(_NOT_THE_USERS)
         if not ours and module not in _LIBRARIES:
             return level
         frame, level = frame.f_back, level + 1
