@@ -159,7 +159,7 @@ class Step:
         return self._plan.scaled
 
     def _enforce(self, closure: bool) -> None:
-        woken = self._stops.enforce()
+        woken = self._stops.enforce(whole=not self._is_linear)
         if woken:
             self._advice.woken(self._numbering.name(woken[0]))
         if self._expected and not closure:

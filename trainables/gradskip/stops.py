@@ -31,6 +31,9 @@ class Reason(Flag):
     """Stopped, but its ``requires_grad`` stays on: a loss that needs no gradient at all raises in ``backward()``."""
 
 
+#: Stopped parameters that are looked at in one step, where they cannot move whatever their gradient is.
+LOOKS_A_STEP = 256
+
 #: Reasons for which Gradient-Skip itself holds a parameter.
 OURS = Reason.RULE | Reason.UPSTREAM
 
@@ -61,6 +64,7 @@ class Stops:
         self._settings = settings
         self._prefix = FrozenPrefix(model, parameters, settings)
         self._still: list[Tensor] = []  # the parameters that we hold
+        self._looked_at = 0  # how many of them have been looked at since the first
         self._closed_off: list[Tensor] = []  # frozen by the user, and no gradient can reach them
         self._moving: list[tuple[list[Tensor], list[Tensor]]] = []  # each group's parameters, and those that we do not
         self._frozen_when_built = {n for n, p in enumerate(parameters) if not p.requires_grad}
@@ -187,13 +191,22 @@ class Stops:
 
     # --- every step -------------------------------------------------------------------------------------------------
 
-    def enforce(self) -> list[int]:
+    def enforce(self, *, whole: bool) -> list[int]:
         """Drop what gradients have reached stopped parameters: through a graph built before the stop, or set by hand.
+
+        Args:
+            whole: look at all of them. Else at the next `LOOKS_A_STEP`, which is enough where `take_out` keeps them
+                out of the step: a gradient there costs memory and the time to compute it, and moves nothing.
 
         Returns:
             numbers of stopped parameters whose ``requires_grad`` the user had switched on; it is off again.
         """
-        for parameter in self._still:
+        still = self._still
+        if not whole and len(still) > LOOKS_A_STEP:
+            begin = self._looked_at if self._looked_at < len(still) else 0
+            self._looked_at = begin + LOOKS_A_STEP
+            still = still[begin : self._looked_at]
+        for parameter in still:
             if parameter.grad is not None:
                 return self._enforce_all()
         for parameter in self._closed_off:

@@ -14,7 +14,7 @@ from loops import DecayInside, equal, train, weights
 from torch import Tensor, nn
 
 from trainables.gradskip import SGD, Settings, wrap
-from trainables.gradskip.stops import OURS, Reason
+from trainables.gradskip.stops import LOOKS_A_STEP, OURS, Reason
 
 #: Every decision stops a layer that shrinks: strong weight decay makes each do so from the first step on.
 EAGER: dict[str, Any] = {"start_itr": 0, "samples": 2, "start_thr": 1.0, "slope_thr": 1.0, "mt_thr": 1.0}
@@ -238,6 +238,30 @@ def test_whatever_the_user_toggles_what_is_said_is_what_is_done(seed: int, kind:
                 assert number in frozen
                 assert not reason & OURS
         assert len(optimizer.param_groups[0]["params"]) == 11
+
+
+@pytest.mark.parametrize("kind", ["torch", "other"])
+def test_one_of_many_that_is_switched_on_is_found_and_never_moves(kind: str) -> None:
+    """Of an optimizer of torch's a part of them is looked at in each step."""
+    count = 3 * LOOKS_A_STEP + 10
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(count)]
+    settings = Settings(stop_layer_num=(count - 3,), stop_layer_itr=(0,))
+    optimizer: Any = (
+        SGD(parameters, lr=0.1, settings=settings) if kind == "torch" else wrap(DecayInside(parameters), settings)
+    )
+    optimizer.step()
+    woken = parameters[2 * LOOKS_A_STEP + 5]
+    woken.requires_grad_(True)
+    looks = []
+    for _ in range(8):
+        torch.stack(parameters).sum().backward()
+        optimizer.step()
+        looks.append(woken.requires_grad)
+        assert torch.equal(woken.detach(), torch.ones(2))
+    assert looks[-1] is False
+    assert sum(looks) == (2 if kind == "torch" else 0)
+    assert woken.grad is None
+    assert float(parameters[-1].detach()[0]) < 1
 
 
 def test_gradients_set_by_hand_move_no_stopped_layer_and_every_other() -> None:
