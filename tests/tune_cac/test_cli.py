@@ -132,9 +132,9 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             "space says it",
         ),
         (
-            "search --set CAC_STOP_LAYER_NUM=3",
-            "CAC_STOP_LAYER_NUM=3 can't be held in space auto_thresholds: CAC_STOP_LAYER_NUM and CAC_STOP_LAYER_ITR "
-            "must have one entry for each stop, got 1 layers ('3') and 0 iterations ('')",
+            "search --set CAC_STOP_LAYER_ITR=3",
+            "CAC_STOP_LAYER_ITR=3 can't be held in space auto_thresholds: CAC_STOP_LAYER_NUM and CAC_STOP_LAYER_ITR "
+            "must have one entry for each stop, got 0 layers ('') and 1 iterations ('3')",
         ),
         (
             "search --space stop_rules --epochs 10 --set CAC_RULE_END_ITR=40",

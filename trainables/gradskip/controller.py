@@ -16,13 +16,12 @@ from trainables.gradskip.advice.occasions import advise_after_stop, advise_at_be
 from trainables.gradskip.attachable import check_attachable, check_model
 from trainables.gradskip.decisions import Decisions
 from trainables.gradskip.execution_order import ForwardHook
-from trainables.gradskip.layers import unwrap
+from trainables.gradskip.layers import unwrap, wrappers
 from trainables.gradskip.numbering import (
     ExampleTrace,
     Numbering,
     as_forward,
     is_compiled,
-    wrappers,
 )
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import PlasticitySignal
@@ -118,8 +117,8 @@ class GradientSkip(Status):
         if self.settings.mode == "plasticity" and model is not None:
             self._input_hook.watch(*wrappers(model))
         self.step.install()
-        optimizer.register_state_dict_pre_hook(lambda _: self.step.put_back())  # asked for within a step
-        optimizer.register_state_dict_post_hook(lambda _, state: {**state, STATE_KEY: self.state_dict()})
+        optimizer.register_state_dict_pre_hook(lambda _: self.step.suspend())  # asked for within a step
+        optimizer.register_state_dict_post_hook(self._add_state)
         optimizer.register_load_state_dict_pre_hook(lambda _, state: self._remember(state))
         optimizer.register_load_state_dict_post_hook(lambda _: self._load_pending())
         if os.environ.get(TRIAL_FOLDER):
@@ -204,9 +203,16 @@ class GradientSkip(Status):
         if self.stops.any:
             self._check_inputs()
 
+    def _add_state(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        self.step.go_on()
+        return {**state, STATE_KEY: self.state_dict()}
+
     def _remember(self, state: dict[str, Any]) -> None:
+        pending = state.get(STATE_KEY)
+        if pending is not None:
+            saved_state.check(self, pending)  # before torch has taken its part
         self.step.forget()
-        self._pending = state.get(STATE_KEY)
+        self._pending = pending
 
     def _load_pending(self) -> None:
         # A state without ours (saved by torch's own optimizer) leaves the rule as it is.

@@ -114,9 +114,9 @@ class Decisions:
         if self._settings.reference or self._stops.user_changes == self._user_changes:
             return False
         self._user_changes = self._stops.user_changes
-        plan = self._numbering.plan(self._counts)
-        if plan != self.plan:
-            self.replan(plan)
+        # A schedule gives every layer its time at the begin, which freezing another one later does not move.
+        kept = self.plan.units if self._settings.mode in ("linear", "freezeout") else ()
+        self.replan(self._numbering.plan(lambda unit: unit in kept or self._counts(unit)))
         return True
 
     def replan(self, plan: LayerPlan) -> None:

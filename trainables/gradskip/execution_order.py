@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainables.flops import uncompiled
-from trainables.gradskip.model_trace import ModelTrace
+from trainables.gradskip.advice.users_line import users_level
+from trainables.gradskip.model_trace import ModelTrace, mask_of
 from trainables.gradskip.parts import own_children, own_parameters
 from trainables.training.generators import kept_generators
 
@@ -82,7 +83,8 @@ class ExecutionRecorder:
         self._complete = None if complete is None else weakref.WeakMethod(complete)
         self._modules = list(_called_modules(model))
         self._masks = _GraphMasks(self._number_of)
-        self._running: list[tuple[int, int]] = []  # index of each module that is at work, and its input's mask
+        #: Index of each module that is at work, the mask of its input, and that of frozen parameters around its parts.
+        self._running: list[tuple[int, int, int]] = []
         self._calls: dict[int, _Calls] = {}  # by index of the module
         self._without_graph = 0  # mask of frozen parameters whose modules returned tensors without a graph
         self._handles: list[RemovableHandle] = []
@@ -130,6 +132,9 @@ class ExecutionRecorder:
             if id(parameter) in self._number_of:
                 yield self._number_of[id(parameter)]
 
+    def _frozen(self, module: nn.Module) -> int:
+        return mask_of(n for n in self._numbers(module) if not self._parameters[n].requires_grad)
+
     def _enter(self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Under torch.compile this is traced as nothing at all; replicas of a module are other modules.
         if torch.compiler.is_compiling() or not self._handles or module is not self._modules[index]:
@@ -139,13 +144,18 @@ class ExecutionRecorder:
         if not self._running and index == 0:  # what was called by itself before is no part of this pass
             self._begin_again()
         try:
+            if not self._running and index == 0:
+                self._masks.mark((args, kwargs), 0)  # nothing lies before the model's own inputs
             mask = self._masks.of((args, kwargs), without_graph=self._without_graph)
         except Exception as error:  # noqa: BLE001 - a graph of another kind must not end a training
             warn_unseen(error)
             self._calls.clear()
             self.remove()
             return
-        self._running.append((index, mask))
+        # What a container has itself and has frozen may be used before any of its children: autograd does not say.
+        mask |= self._running[-1][2] if self._running else 0
+        above = (self._running[-1][2] if self._running else 0) | self._frozen(module)
+        self._running.append((index, mask, above))
         known = self._calls.get(index)
         if known is None:
             self._calls[index] = _Calls(rank=len(self._calls), first=mask, all=mask)
@@ -155,11 +165,9 @@ class ExecutionRecorder:
     def _leave(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if torch.compiler.is_compiling() or not self._running or self._running[-1][0] != index:
             return
-        _, mask = self._running.pop()
-        hidden = mask & self._without_graph
-        for number in self._numbers(module):
-            hidden |= 0 if self._parameters[number].requires_grad else 1 << number
-        if hidden and not self._masks.mark(output, hidden):
+        _, mask, _ = self._running.pop()
+        hidden = mask & self._without_graph | self._frozen(module)
+        if not self._masks.mark(output, hidden):
             self._without_graph |= hidden
         if self._running:
             return
@@ -185,7 +193,7 @@ class ExecutionRecorder:
 
 def warn_unseen(error: Exception) -> None:
     """Warn that layers stop in the order of registration, and why."""
-    warnings.warn(f"the execution order of the layers could not be seen: {error}", stacklevel=4)
+    warnings.warn(f"the execution order of the layers could not be seen: {error}", stacklevel=users_level())
 
 
 def in_backward() -> bool:
@@ -236,9 +244,11 @@ class _GraphMasks:
         self._number_of = number_of
         self._masks: dict[Any, int] = {}
         self._ends: dict[Any, None] = {}  # nodes that `forget_behind` leaves, the latest used last
+        self._plain: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # of tensors without a graph, by id
 
     def forget(self) -> None:
         """Let go of the graph."""
+        self._plain.clear()
         self._masks.clear()
         self._ends.clear()
 
@@ -264,7 +274,7 @@ class _GraphMasks:
 
         Args:
             value: such as a module's arguments.
-            without_graph: mask of a tensor that needs no gradient.
+            without_graph: mask of a tensor that needs no gradient and was not marked.
         """
         mask = 0
         for tensor in tensors_of(value):
@@ -275,15 +285,24 @@ class _GraphMasks:
             elif tensor.requires_grad:
                 mask |= self._of_leaf(tensor)
             else:
-                mask |= without_graph
+                mask |= self._of_plain(tensor, without_graph)
         return mask
 
     def mark(self, value: Any, mask: int) -> bool:
-        """Add a mask to the nodes that made these tensors; whether there is one."""
-        nodes = [tensor.grad_fn for tensor in tensors_of(value) if tensor.grad_fn is not None]
-        for node in nodes:
+        """Add a mask to these tensors, or to the nodes that made them; whether there is a node."""
+        nodes = []
+        for tensor in tensors_of(value):
+            if tensor.grad_fn is not None:
+                nodes.append(tensor.grad_fn)
+            elif not tensor.requires_grad:
+                self._plain[id(tensor)] = (weakref.ref(tensor), mask | self._of_plain(tensor, 0))
+        for node in nodes if mask else ():
             self._masks[node] = self._of_node(node) | mask
         return bool(nodes)
+
+    def _of_plain(self, tensor: Tensor, unknown: int) -> int:
+        marked, mask = self._plain.get(id(tensor), (None, unknown))
+        return mask if marked is None or marked() is tensor else unknown
 
     def _of_leaf(self, leaf: Any) -> int:
         number = self._number_of.get(id(leaf))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +11,26 @@ from torch.utils.hooks import RemovableHandle
 
 from trainables.gradskip.model_trace import ModelTrace, mask_of
 from trainables.gradskip.settings import Settings
+
+
+class PrefixHook:
+    """A hook of ours on a module. Copies of the model carry an inert one: nothing trains them, or another optimizer.
+
+    Args:
+        act: what it does with the hook's arguments; None for nothing.
+    """
+
+    def __init__(self, act: Callable[..., Any] | None = None) -> None:
+        self._act = act
+
+    def __call__(self, *args: Any) -> Any:
+        return None if self._act is None else self._act(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PrefixHook:
+        return PrefixHook()
+
+    def __reduce__(self) -> tuple[type[PrefixHook], tuple[()]]:
+        return PrefixHook, ()
 
 
 def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
@@ -49,17 +69,20 @@ class FrozenPrefix:
         self._detach = not settings.prefix_autograd
         #: Modules to treat, with the mask of the parameters that they have.
         self._members: list[tuple[str, nn.Module, int]] = []
+        self._parents: dict[str, nn.Module] = {}
         #: Mask of parameters that several modules have: without a trace nobody knows which of them runs first.
         self._shared = 0
         if model is not None and (self._hold or self._detach):
-            for name, module in model.named_modules():
+            modules = dict(model.named_modules())
+            for name, module in modules.items():
+                self._parents[name] = modules[name.rpartition(".")[0]]
                 # All parameters below it: a module that owns one and has children is stopped when these are, too.
                 own = list(module.parameters())
                 if (own or _is_norm(module)) and all(id(p) in number_of for p in own):
                     self._members.append((name, module, mask_of(number_of[id(p)] for p in own)))
             named = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
             self._shared = mask_of(number for key, number in number_of.items() if named[key] > 1)
-        self._held: dict[nn.Module, tuple[RemovableHandle, bool]] = {}
+        self._held: dict[nn.Module, tuple[RemovableHandle, bool | None]] = {}
         self._cut: dict[nn.Module, RemovableHandle] = {}
 
     def treat(self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool) -> None:
@@ -77,21 +100,24 @@ class FrozenPrefix:
             before = 0 if trace is None else trace.before.get(name, 0)
             still = not (own | before) & moving
             if self._hold and _is_norm(module):
-                self._hold_still(module, still and bool((own | before) & stops))
+                self._hold_still(module, self._parents[name], still and bool((own | before) & stops))
             if self._detach:
                 known = trace is not None or not own & self._shared
                 self._detach_output(module, cut and known and still and own != 0 and not own & ~stops)
 
-    def _hold_still(self, module: nn.Module, wanted: bool) -> None:
+    def _hold_still(self, module: nn.Module, parent: nn.Module, wanted: bool) -> None:
         if wanted and module not in self._held:
-            self._held[module] = (module.register_forward_pre_hook(normalise_as_in_evaluation), module.training)
+            own_mode = module.training != parent.training  # a norm that its user keeps in another mode than the rest
+            hook = PrefixHook(normalise_as_in_evaluation)
+            self._held[module] = (module.register_forward_pre_hook(hook), module.training if own_mode else None)
         elif not wanted and module in self._held:
-            handle, module.training = self._held.pop(module)
+            handle, mode = self._held.pop(module)
             handle.remove()
+            module.training = parent.training if mode is None else mode
 
     def _detach_output(self, module: nn.Module, wanted: bool) -> None:
         if wanted and module not in self._cut:
-            self._cut[module] = module.register_forward_hook(detach_output)
+            self._cut[module] = module.register_forward_hook(PrefixHook(detach_output))
         elif not wanted and module in self._cut:
             self._cut.pop(module).remove()
 

@@ -21,15 +21,21 @@ from trainables.gradskip.parts import own_parameters, weight_parts
 KINDS = ("conv", "linear")
 
 
+def wrappers(model: nn.Module) -> list[nn.Module]:
+    """The model given, every data-parallel or compiled wrapper inside it, and last the model itself."""
+    levels = [model]
+    while True:
+        inner = getattr(levels[-1], "_orig_mod", None)
+        if inner is None and type(levels[-1]).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = levels[-1].module
+        if not isinstance(inner, nn.Module):
+            return levels
+        levels.append(inner)
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside data-parallel and compiled wrappers."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
+    return wrappers(model)[-1]
 
 
 def numbered(groups: Sequence[dict[str, Any]], model: nn.Module | None) -> tuple[list[Tensor], list[str] | None]:

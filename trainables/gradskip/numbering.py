@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trainables.errors import UserError
 from trainables.gradskip.execution_order import ExecutionRecorder, trace_model, warn_unseen
 from trainables.gradskip.layer_plan import LayerPlan, Unit
-from trainables.gradskip.layers import make_plan, numbered, unwrap
+from trainables.gradskip.layers import make_plan, numbered, wrappers
 from trainables.gradskip.model_trace import ModelTrace
 from trainables.gradskip.settings import Settings
 
@@ -156,12 +156,6 @@ def as_forward(example: Any) -> Callable[[nn.Module], Any]:
         "example_inputs must be a tensor, a tuple of inputs, or a function that runs the model, got "
         f"{type(example).__name__}"
     )
-
-
-def wrappers(model: nn.Module) -> list[nn.Module]:
-    """The model given and the model inside it; one where it is not wrapped."""
-    inner = unwrap(model)
-    return [model] if model is inner else [model, inner]
 
 
 def is_compiled(model: nn.Module) -> bool:

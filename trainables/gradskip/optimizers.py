@@ -87,7 +87,8 @@ class _WithGradientSkip(Optimizer):
         # torch's own drops everything but these three, hooks included; copy and pickle rebuild ours from the rest.
         state: dict[str, Any] = super().__getstate__()
         ours = self.gradskip
-        return {**state, STATE_KEY: (ours.settings, ours.model, ours.state_dict())}
+        rule_state = {key: value for key, value in ours.state_dict().items() if key != "step_record"}  # counted once
+        return {**state, STATE_KEY: (ours.settings, ours.model, rule_state)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)

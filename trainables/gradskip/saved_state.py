@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def state_of(skip: GradientSkip) -> dict[str, Any]:
     """The whole state in plain types and tensors."""
     skip.step.settle()
+    skip.stops.look_at_user()
     decisions, numbering = skip.decisions, skip.numbering
     counted = {} if skip.step_record is None else {"step_record": skip.step_record.state_dict()}
     return {
@@ -27,7 +28,7 @@ def state_of(skip: GradientSkip) -> dict[str, Any]:
         "decision_lrs": list(decisions.learning_rates),
         "signal": decisions.signal.state_dict(),
         "rule": rule_identity(skip.settings),
-        "stops": skip.stops.state_dict(),
+        "stops": {**skip.stops.state_dict(), "through": decisions.machine.stopped_through},
         "trace": None if numbering.trace is None else numbering.trace.state_dict(),
         "order": list(numbering.order),
     }
@@ -45,7 +46,12 @@ def rule_identity(settings: Settings) -> dict[str, Any]:
 
 
 def check(skip: GradientSkip, state: dict[str, Any]) -> None:
-    """Raise UserError for a state of another model."""
+    """Raise UserError for a state of another model, or of another form."""
+    if not isinstance(state.get("stops"), dict):
+        raise UserError(
+            "the state to load is of another version of Gradient-Skip: train on with that version, or load torch's "
+            "part alone by taking the entry 'gradskip' out of it"
+        )
     if len(state["order"]) != len(skip.parameters):
         raise UserError(
             f"the state to load is of {len(state['order'])} parameters, but this optimizer has "
@@ -67,7 +73,7 @@ def load(skip: GradientSkip, state: dict[str, Any]) -> None:
         numbering.trace = stops.trace = ModelTrace.from_state(state["trace"])  # a run that is resumed has been seen
     machine = dict(state["machine"])
     saved_order = tuple(state["order"])
-    stopped = saved_order[: machine["stopped_through"] + 1]
+    stopped = saved_order[state["stops"]["through"] + 1 : machine["stopped_through"] + 1]
     same_units = state["rule"]["whole_units"] == skip.settings.whole_units
     if not same_units or machine["iteration"] == 0:  # a state that is older than the trace takes its order from it
         numbering.order = tuple(range(len(saved_order)))

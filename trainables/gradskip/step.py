@@ -61,7 +61,7 @@ class Step:
         self.once: list[Callable[[], None]] = []
         """Called before the next step after a stop."""
         self._plan: StepPlan | None = None
-        self._put_back: list[Callable[[], None]] = []
+        self._arranged: list[tuple[Callable[[], None], Callable[[], None]]] = []  # done to the groups, and undone
         self._moved_back: MovedBack | None = None
         self._skipped_on_device: Tensor | None = None
         self._expected: set[int] = set()
@@ -167,6 +167,7 @@ class Step:
 
     def _tell_lost_gradients(self) -> None:
         """In the first step after a stop: whoever had a gradient before it and has not stopped must have one still."""
+        self._stops.look_at_user()
         alive = [n for n in sorted(self._expected) if self._stops.moves(n)]
         self._expected = set()
         lost = [self._numbering.name(n) for n in alive if self._numbering.parameters[n].grad is None]
@@ -185,7 +186,7 @@ class Step:
         factor_at: dict[int, float] = {}
         for positions, factor in scaled:
             numbers = (order[place] for place in positions)
-            moving = (n for n in numbers if self._settings.reference or stops.moves(n))
+            moving = (n for n in numbers if self._settings.reference or not stops.holds(n))
             factor_at.update({id(numbering.parameters[n]): factor for n in moving})
         groups = optimizer.param_groups
         if self._settings.reference:
@@ -195,7 +196,7 @@ class Step:
                 self._split(groups, factor_at, self._decisions.learning_rates)
         elif self._is_linear:
             if stops.any:
-                self._put_back.append(stops.take_out())
+                self._do(*stops.take_out())
             if factor_at:
                 self._split(groups, factor_at, [group["lr"] for group in groups])
         else:
@@ -209,19 +210,33 @@ class Step:
 
     def _split(self, groups: list[dict[str, Any]], factor_at: dict[int, float], bases: Sequence[Any]) -> None:
         optimizer = self._optimizer
+        split = split_groups(groups, lambda p: factor_at.get(id(p)), bases)
 
-        def put_back() -> None:
-            optimizer.param_groups = groups
+        def give(some: list[dict[str, Any]]) -> None:
+            optimizer.param_groups = some
 
-        self._put_back.append(put_back)
-        optimizer.param_groups = split_groups(groups, lambda p: factor_at.get(id(p)), bases)
+        self._do(functools.partial(give, split), functools.partial(give, groups))
+
+    def _do(self, do: Callable[[], None], undo: Callable[[], None]) -> None:
+        self._arranged.append((do, undo))
+        do()
 
     # --- after ------------------------------------------------------------------------------------------------------
 
     def put_back(self) -> None:
         """Have the optimizer's groups whole again."""
-        while self._put_back:
-            self._put_back.pop()()
+        self.suspend()
+        self._arranged.clear()
+
+    def suspend(self) -> None:
+        """Have the groups whole for a moment within the step, until `go_on`."""
+        for _, undo in reversed(self._arranged):
+            undo()
+
+    def go_on(self) -> None:
+        """Go on with the step after `suspend`."""
+        for do, _ in self._arranged:
+            do()
 
     def _end(self, args: Any, kwargs: Any) -> None:
         self.put_back()

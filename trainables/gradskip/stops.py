@@ -6,12 +6,14 @@ the stopped prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Flag, auto
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trainables.gradskip.frozen_prefix import FrozenPrefix
 from trainables.gradskip.model_trace import ModelTrace
@@ -36,6 +38,10 @@ LOOKS_A_STEP = 256
 
 #: Reasons for which Gradient-Skip itself holds a parameter.
 OURS = Reason.RULE | Reason.UPSTREAM
+
+
+#: Parameters that some Gradient-Skip has stopped: their ``requires_grad`` is off by no wish of the user's.
+_SWITCHED_OFF = WeakIdKeyDictionary()
 
 
 class Stops:
@@ -67,16 +73,16 @@ class Stops:
         self._looked_at = 0  # how many of them have been looked at since the first
         self._closed_off: list[Tensor] = []  # frozen by the user, and no gradient can reach them
         self._moving: list[tuple[list[Tensor], list[Tensor]]] = []  # each group's parameters, and those that we do not
-        self._frozen_when_built = {n for n, p in enumerate(parameters) if not p.requires_grad}
         self.look_at_user()
 
     # --- what is known ----------------------------------------------------------------------------------------------
 
     @property
     def reasons(self) -> dict[int, Reason]:
-        """Why each parameter that holds still does so, by number, as of now."""
-        self.look_at_user()
-        return dict(self._reasons)
+        """Why each parameter that holds still does so, by number, as of now. Reading changes nothing."""
+        held = {n: reason for n, reason in self._reasons.items() if reason & OURS}
+        frozen = (n for n, p in enumerate(self._parameters) if n not in held and not p.requires_grad)
+        return {**held, **dict.fromkeys(frozen, Reason.USER)}
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -111,8 +117,12 @@ class Stops:
         return bool(self._reasons.get(number, Reason(0)) & Reason.KEPT)
 
     def moves(self, number: int) -> bool:
-        """Whether an optimizer step may move the parameter."""
+        """Whether an optimizer step may move the parameter, as of the last look at the user."""
         return number not in self._reasons
+
+    def holds(self, number: int) -> bool:
+        """Whether Gradient-Skip has stopped the parameter."""
+        return bool(self._reasons.get(number, Reason(0)) & OURS)
 
     def of(self, reason: Reason) -> tuple[int, ...]:
         """Numbers that have the reason, ascending."""
@@ -163,6 +173,7 @@ class Stops:
             parameter = self._parameters[number]
             if parameter.requires_grad != self._is_kept(number):
                 parameter.requires_grad_(self._is_kept(number))
+            _SWITCHED_OFF[parameter] = True
             if not self._settings.reference:
                 parameter.grad = None
                 self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
@@ -182,12 +193,16 @@ class Stops:
                 self._reasons[number] = Reason.UPSTREAM
 
     def _keep_one(self) -> None:
-        for number in self.of(Reason.KEPT):
+        kept = set(self.of(Reason.KEPT))
+        for number in kept:
             self._reasons[number] &= ~Reason.KEPT
         held = self.numbers
         if held and not self._settings.reference and len(self._reasons) == len(self._parameters):
             ranks = [0] * len(self._parameters) if self.trace is None else self.trace.ranks
-            self._reasons[max(held, key=lambda number: (ranks[number], number))] |= Reason.KEPT
+            # One that the loss reaches: it was kept before, or has a gradient in the step that stops everything.
+            reached = [n in kept or self._parameters[n].grad is not None for n in range(len(self._parameters))]
+            last = max(held, key=lambda n: (n in kept, reached[n], ranks[n], n))
+            self._reasons[last] |= Reason.KEPT
 
     # --- every step -------------------------------------------------------------------------------------------------
 
@@ -228,46 +243,47 @@ class Stops:
         self.look_at_user()  # what was closed off and has been switched on is stopped with the rest
         return woken
 
-    def take_out(self) -> Callable[[], None]:
-        """Take the stopped parameters out of the optimizer's groups for a step; the result puts them back."""
+    def take_out(self) -> tuple[Callable[[], None], Callable[[], None]]:
+        """What takes the stopped parameters out of the optimizer's groups for a step, and what puts them back."""
         groups: list[dict[str, Any]] = self._optimizer.param_groups
         whole = [group["params"] for group in groups]
         if len(self._moving) != len(groups) or any(a is not b for a, (b, _) in zip(whole, self._moving, strict=True)):
             held = {id(parameter) for parameter in self._still}
             self._moving = [(params, [p for p in params if id(p) not in held]) for params in whole]
-        for group, (_, moving) in zip(groups, self._moving, strict=True):
-            group["params"] = moving
+        moving = [params for _, params in self._moving]
 
-        def put_back() -> None:
-            for group, params in zip(groups, whole, strict=True):
+        def fill(lists: list[list[Tensor]]) -> None:
+            for group, params in zip(groups, lists, strict=True):
                 group["params"] = params
 
-        return put_back
+        return partial(fill, moving), partial(fill, whole)
 
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, list[int]]:
-        """Numbers by reason."""
-        return {reason.name.lower(): list(self.of(reason)) for reason in (Reason.USER, Reason.RULE, Reason.UPSTREAM)}  # type: ignore[union-attr]
+        """Numbers that Gradient-Skip has stopped, by reason. What the user freezes is the user's to do again."""
+        return {
+            str(reason.name).lower(): list(self.of(reason)) for reason in (Reason.RULE, Reason.UPSTREAM, Reason.KEPT)
+        }
 
-    def load_state_dict(self, state: dict[str, list[int]], stopped: Collection[int]) -> None:
-        """Hold still what the state says, and nothing else but what the user has frozen since this was built.
+    def load_state_dict(self, state: Mapping[str, list[int]], stopped: Collection[int]) -> None:
+        """Hold still what the state says, and nothing else but what the user has frozen.
 
         Args:
             state: of `state_dict`.
-            stopped: numbers that the rule has stopped, some of which the state may not know.
+            stopped: numbers that the rule has stopped since.
         """
-        # Also into a model that is partly stopped: what the saved run trained trains again.
-        frozen = set(state["user"])
+        # Also into a model that this or an earlier optimizer has partly stopped: that is no freezing of the user's.
         for number, parameter in enumerate(self._parameters):
-            switched_off = number in self._frozen_when_built and number not in frozen
-            if (self._reasons.get(number, Reason(0)) & OURS or switched_off) and not parameter.requires_grad:
+            if (self.holds(number) or parameter in _SWITCHED_OFF) and not parameter.requires_grad:
                 parameter.requires_grad_(True)
+            _SWITCHED_OFF.pop(parameter, None)
         self._reasons.clear()
         self._still, self._closed_off, self._moving = [], [], []
         self._prefix.release()
-        self.look_at_user()
-        for number in state["upstream"]:
-            if self.moves(number):
-                self._reasons[number] = Reason.UPSTREAM
-        self.stop(n for n in {*state["rule"], *stopped} if n not in frozen)
+        # What the state has stopped is stopped, also in a copy of the model, where it is off from the begin.
+        self._reasons.update(dict.fromkeys(state["upstream"], Reason.UPSTREAM))
+        self._reasons.update(dict.fromkeys(state["rule"], Reason.RULE))
+        for number in state["kept"]:
+            self._reasons[number] = self._reasons.get(number, Reason.RULE) | Reason.KEPT
+        self.stop(stopped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import warnings
 from pathlib import Path
@@ -103,6 +104,32 @@ def test_a_warning_points_at_the_users_line() -> None:
     assert [line.partition("(")[0] for line in lines] == ["optimizers[0].step", "SGD", "wrap"]
 
 
+def test_layers_that_are_frozen_at_the_begin_are_no_missing_layers() -> None:
+    model: Any = conv_model()
+    model[:7].requires_grad_(False)
+    with pytest.warns(UserWarning, match="will stop nothing as long as all 3 layers of CAC_WATCH=conv are frozen"):
+        SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=Settings(), model=model)
+
+
+def test_what_the_user_freezes_after_a_stop_has_lost_no_gradient() -> None:
+    model: Any = conv_model()
+    optimizer = SGD(
+        model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(3,), stop_layer_itr=(1,)), model=model
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, 2)
+        model[6].requires_grad_(False)
+        train(model, optimizer, 3, start=2)
+
+
+def test_a_model_compiled_in_place_is_warned_of_recompilations() -> None:
+    model = nn.Sequential(*[nn.Conv2d(2, 2, 1) for _ in range(5)])
+    model.compile(backend="eager")
+    with pytest.warns(UserWarning, match=r"5 layers may stop one by one.*recompile_limit is 8"):
+        SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=Settings(), model=model)
+
+
 def test_some_names() -> None:
     assert some(["a"], 5) == "a"
     assert some(list("abcdefg"), 5) == "a, b, c, d, e and 2 more"
@@ -141,6 +168,30 @@ class TestInputsThatNeedAGradient:
         mended, said = self.run(prefix_autograd=False)
         assert said == []
         assert self.backward_flops(mended, x.clone().requires_grad_(True)) == plain
+
+    def test_a_generator_that_needs_the_gradient_is_no_reason_to_warn(self) -> None:
+        """Behind a discriminator whose layers have stopped; the advice would stop the generator, too."""
+        generator, model = nn.Conv2d(1, 1, 1), conv_model()
+        settings = Settings(stop_layer_num=(6,), stop_layer_itr=(1,))
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for x, y in conv_batches(5):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(generator(x)), y).backward()
+                optimizer.step()
+        assert generator.weight.grad is not None
+
+    def test_the_check_of_an_optimizer_that_is_gone_removes_itself(self) -> None:
+        model = conv_model()
+        for _ in range(3):
+            settings = Settings(stop_layer_num=(3,), stop_layer_itr=(1,))
+            optimizer = SGD(model.requires_grad_(True).parameters(), lr=0.1, settings=settings, model=model)
+            train(model, optimizer, 2)
+            del optimizer
+            gc.collect()
+        model(torch.ones(2, 1, 8, 8))
+        assert not any(m._forward_hooks for m in model.modules())
 
     def test_ordinary_inputs_are_not(self) -> None:
         model, said = self.run(prefix_autograd=True, adversarial=False)

@@ -73,13 +73,32 @@ class TestNormStatistics:
         early = copy.deepcopy(optimizer.state_dict())
         train(model, optimizer, 4)
         assert (moves(model, 1), moves(model, 4)) == (False, True)
-        assert not moves(copy.deepcopy(model), 1)
+        assert moves(copy.deepcopy(model).train(), 1)  # a copy is somebody else's
         late = copy.deepcopy(optimizer.state_dict())
         optimizer.load_state_dict(early)
         assert (moves(model, 1), moves(model, 4)) == (True, True)
         other, other_optimizer = build()
         other_optimizer.load_state_dict(late)
         assert (moves(other, 1), moves(other, 4)) == (False, True)
+
+    def test_an_averaged_copy_gathers_statistics_of_its_own(self) -> None:
+        """`update_bn` resets them; a copy that held still would keep mean 0 and variance 1."""
+        model: Any = conv_model()
+        settings = Settings(**STOP, norm_statistics="hold")  # type: ignore[arg-type]
+        train(model, SGD(model.parameters(), lr=0.1, settings=settings, model=model), 4)
+        average: Any = torch.optim.swa_utils.AveragedModel(model)
+        torch.optim.swa_utils.update_bn([x for x, _ in conv_batches(3)], average)
+        assert float(average.module[1].running_mean.abs().sum()) > 0
+
+    def test_a_norm_that_is_let_go_is_in_the_mode_of_the_model(self) -> None:
+        model: Any = conv_model()
+        settings = Settings(**STOP, norm_statistics="hold")  # type: ignore[arg-type]
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        early = copy.deepcopy(optimizer.state_dict())
+        train(model, optimizer, 4)
+        model.eval()
+        optimizer.load_state_dict(early)
+        assert not any(module.training for module in model.modules())
 
 
 class TestWhichNormsHold:

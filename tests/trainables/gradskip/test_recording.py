@@ -81,6 +81,19 @@ def test_nothing_is_read_from_the_device_while_recording(tmp_path: Path) -> None
     recorder.close()
 
 
+def test_a_record_begun_before_the_state_is_loaded_goes_on_with_the_file(tmp_path: Path) -> None:
+    model = conv_model()
+    path = tmp_path / "v.parquet"
+    optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(start_itr=10**6))
+    with record(optimizer, path, every=2):
+        train(model, optimizer, 6)
+    resumed = SGD(model.parameters(), lr=0.1, settings=Settings(start_itr=10**6))
+    with record(resumed, path, every=2):
+        resumed.load_state_dict(optimizer.state_dict())
+        train(model, resumed, 4, start=6)
+    assert sorted(set(pd.read_parquet(path)["iteration"])) == [0, 2, 4, 6, 8]
+
+
 def test_long_traces_are_written_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variance_recorder, "ROWS_BETWEEN_WRITES", 6)
     model = conv_model()

@@ -12,6 +12,7 @@ from conv_models import conv_model
 from loops import equal, train, weights
 from torch import nn
 
+from trainables.errors import UserError
 from trainables.gradskip import SGD, Settings
 
 SHRINKING: dict[str, Any] = {"lr": 0.02, "weight_decay": 2.0}
@@ -152,6 +153,17 @@ def test_changed_thresholds_are_the_same_rule(recwarn: pytest.WarningsRecorder) 
     optimizer.load_state_dict(state)
     assert optimizer.gradskip.machine.state_dict()["rule"] == state["gradskip"]["machine"]["rule"]
     assert not [w for w in recwarn if "the state is of" in str(w.message)]
+
+
+def test_a_state_of_another_version_is_refused_before_anything_is_taken() -> None:
+    _, state = trained(STOPPED, 5)
+    del state["gradskip"]["stops"]
+    _, optimizer = build(STOPPED)
+    state["param_groups"][0]["lr"] = 7.0
+    with pytest.raises(UserError, match="of another version of Gradient-Skip: train on with that version, or load"):
+        optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == SHRINKING["lr"]
+    assert optimizer.gradskip.stopped == ()
 
 
 @pytest.mark.parametrize("distance", [0, 2, 9])

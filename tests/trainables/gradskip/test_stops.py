@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 from itertools import pairwise
@@ -147,8 +148,153 @@ class TestUnfreezing:
         assert [n for n, p in enumerate(model.parameters()) if p.requires_grad] == [9, 10]
         assert not stops.of(Reason.KEPT)
 
+    def test_a_resumed_or_copied_run_lets_it_train_on(self) -> None:
+        """And what the user has frozen, before or after, stays frozen through a load, whatever the saved run did."""
+        model: Any = conv_model()
+        settings = Settings(stop_layer_num=(4,), stop_layer_itr=(1,))
+        model[0].requires_grad_(False)
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        train(model, optimizer, 3)
+        model[0].requires_grad_(True)
+        model[9].requires_grad_(False)
+        twin, twins = copy.deepcopy((model, optimizer))
+        resumed: Any = conv_model()
+        resumed[9].requires_grad_(False)
+        again = SGD(resumed.parameters(), lr=0.1, settings=settings, model=resumed)
+        again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for other, others in ((twin, twins), (resumed, again)):
+            assert others.gradskip.stops.reasons == optimizer.gradskip.stops.reasons
+            assert [p.requires_grad for p in other.parameters()] == [p.requires_grad for p in model.parameters()]
+        assert optimizer.gradskip.stopped == (2, 3, 4)
+
+    def test_a_head_that_is_unfrozen_later_lets_the_last_layer_stop(self) -> None:
+        model: Any = conv_model()
+        for part in (model[6].bias, *model[9].parameters()):
+            part.requires_grad_(False)
+        optimizer = SGD(model.parameters(), **SHRINKING, settings=Settings(**EAGER), model=model)
+        train(model, optimizer, 10)
+        assert [event.layer for event in optimizer.gradskip.events] == [0, 4]  # the last one would leave nothing
+        model[9].requires_grad_(True)
+        train(model, optimizer, 12, start=10)
+        assert [event.layer for event in optimizer.gradskip.events] == [0, 4, 7]
+
+    def test_a_parameter_of_a_container_that_is_used_before_its_children(self) -> None:
+        """Frozen in the first pass, so that autograd shows nothing of it."""
+
+        class Positions(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                torch.manual_seed(0)
+                self.pos = nn.Parameter(torch.zeros(6))
+                self.a, self.head = nn.Linear(6, 4), nn.Linear(4, 2)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.head(self.a(x + self.pos))
+
+        model = Positions()
+        model.pos.requires_grad_(False)
+        settings = Settings(stop_layer_num=(2,), stop_layer_itr=(1,), prefix_autograd=False)
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        for step in range(6):
+            if step == 3:
+                model.pos.requires_grad_(True)
+            optimizer.zero_grad()
+            model(torch.ones(3, 6)).square().mean().backward()
+            optimizer.step()
+        assert optimizer.gradskip.stops.reasons[0] == Reason.UPSTREAM  # said, not lost
+
+    @pytest.mark.parametrize("prefix_autograd", [True, False])
+    def test_a_frozen_tower_is_not_before_a_parallel_one(self, prefix_autograd: bool) -> None:
+        class Towers(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                torch.manual_seed(0)
+                self.a, self.b = (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(2))
+                self.head = nn.Linear(8, 2)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.head(torch.cat([self.a(x), self.b(x)], 1))
+
+        model = Towers()
+        model.a.requires_grad_(False)
+        settings = Settings(stop_layer_num=(5,), stop_layer_itr=(1,), prefix_autograd=prefix_autograd)
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        for step in range(6):
+            if step == 3:
+                model.a.requires_grad_(True)
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).square().mean().backward()
+            optimizer.step()
+        assert optimizer.gradskip.stopped == (4, 5)
+        assert optimizer.gradskip.left_upstream() == []
+        assert all(p.grad is not None for p in model.a.parameters())
+
+    def test_everything_stopped_keeps_what_the_loss_reaches(self) -> None:
+        class Auxiliary(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv, self.head, self.aux = nn.Conv2d(1, 4, 3), nn.Linear(4, 2), nn.Linear(4, 2)
+
+            def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+                features = self.conv(x).mean((2, 3))
+                return self.head(features), self.aux(features)
+
+        model = Auxiliary()
+        settings = Settings(stop_layer_num=(5,), stop_layer_itr=(1,))
+        optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(2, 1, 6, 6))[0].square().mean().backward()  # the second head is in no loss
+            optimizer.step()
+        assert optimizer.gradskip.stops.of(Reason.KEPT) == (3,)
+        resumed = Auxiliary()
+        again = SGD(resumed.parameters(), lr=0.1, settings=settings, model=resumed)
+        again.load_state_dict(optimizer.state_dict())
+        resumed(torch.ones(2, 1, 6, 6))[0].square().mean().backward()
+
 
 class TestFreezing:
+    def test_the_next_layer_begins_with_a_peak_of_its_own(self) -> None:
+        """At a learning rate of nearly nothing no variance falls, and nothing may stop."""
+        model: Any = conv_model()
+        settings = Settings(**{**EAGER, "start_thr": 0.9})
+        optimizer = SGD(model.parameters(), lr=1e-7, weight_decay=1e-3, settings=settings, model=model)
+        train(model, optimizer, 5)
+        model[0].weight.requires_grad_(False)
+        assert float(model[3].weight.var()) < 0.9 * float(model[0].weight.var())
+        train(model, optimizer, 20, start=5)
+        assert optimizer.gradskip.events == []
+
+    @pytest.mark.parametrize("rule", ["linear", "freezeout"])
+    def test_a_schedule_keeps_its_times(self, rule: str) -> None:
+        events = []
+        for freezes in (False, True):
+            model: Any = conv_model()
+            settings = Settings(rule=rule, rule_end_itr=30, rule_depth=1.0)
+            optimizer = SGD(model.parameters(), lr=0.01, settings=settings, model=model)
+            train(model, optimizer, 3)
+            model[3].requires_grad_(not freezes)
+            train(model, optimizer, 30, start=3)
+            events.append([(event.iteration, event.layer) for event in optimizer.gradskip.events])
+        assert events[0] == events[1]
+
+    def test_reading_the_reasons_changes_nothing_while_a_layer_brakes(self) -> None:
+        """A layer that is off between steps and on within, as a GAN's discriminator is."""
+        results = []
+        for reads in (False, True):
+            model: Any = conv_model()
+            settings = Settings(stop_layer_num=(4,), stop_layer_itr=(2,), braking_distance=5)
+            optimizer = SGD(model.parameters(), lr=0.1, settings=settings, model=model)
+            for step in range(8):
+                model.requires_grad_(True) if step < 6 else None
+                train(model, optimizer, 1, start=step)
+                if step < 5:
+                    model.requires_grad_(False)
+                    if reads:
+                        assert optimizer.gradskip.stops.reasons
+            results.append(weights(model))
+        assert equal(*results)
+
     @pytest.mark.parametrize("units", [{}, {"whole_units": True}], ids=["numbers", "whole units"])
     @pytest.mark.parametrize(
         "settings",
@@ -211,9 +357,11 @@ def test_whatever_the_user_toggles_what_is_said_is_what_is_done(seed: int, kind:
         else wrap(DecayInside(parameters), settings, model=model)
     )
     stops = optimizer.gradskip.stops
+    switched_on: set[int] = set()
     for x, y in conv_batches(30):
         for number in draw.sample(range(11), draw.randint(0, 2)):
             parameters[number].requires_grad_(draw.random() < 0.5)
+            switched_on |= {number} if parameters[number].requires_grad else set()
         held = list(optimizer.gradskip.stopped)
         before = weights(model)
         optimizer.zero_grad(set_to_none=draw.random() < 0.5)
@@ -231,7 +379,9 @@ def test_whatever_the_user_toggles_what_is_said_is_what_is_done(seed: int, kind:
         for number, parameter in enumerate(parameters):
             reason = stops.reasons.get(number, Reason(0))
             if reason & OURS:
-                assert parameter.requires_grad == bool(reason & Reason.KEPT)
+                kept = bool(reason & Reason.KEPT)
+                # Switched on by the user, and no gradient has reached it yet: it is undone when one does.
+                assert parameter.requires_grad == kept or number in switched_on
                 assert parameter.grad is None
                 assert parameter not in optimizer.state
             if reason & Reason.USER:

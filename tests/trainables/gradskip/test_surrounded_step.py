@@ -179,6 +179,17 @@ class TestWhatIsAround:
         assert all(a is group["params"] for a, group in zip(held, optimizer.param_groups, strict=True))
         assert optimizer.state_dict()["param_groups"][0]["params"] == list(range(len(lists[0])))
 
+    def test_a_state_dict_asked_for_while_a_layer_brakes_lets_it_brake(self) -> None:
+        results = []
+        for asks in (False, True):
+            model = conv_model()
+            optimizer = SGD(model.parameters(), lr=0.1, settings=BRAKING)
+            if asks:
+                optimizer.register_step_pre_hook(lambda o, *_: o.state_dict() and None)
+            train(model, optimizer, 8)
+            results.append(weights(model))
+        assert equal(*results)
+
     def test_a_state_dict_asked_for_within_a_step_is_whole(self) -> None:
         model = conv_model()
         optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(3,), stop_layer_itr=(0,)))

@@ -70,18 +70,36 @@ class InputGradientCheck:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = self._names.get(id(module))
+        if torch.compiler.is_compiling() or name is None or not torch.is_grad_enabled():
+            return
         found = None if self._found is None else self._found()
-        if torch.compiler.is_compiling() or name is None or found is None or not torch.is_grad_enabled():
+        if found is None:  # its optimizer is gone
+            self.remove()
             return
         if any(parameter.requires_grad for parameter in self._still):
             return  # the user has switched it on since
-        if any(tensor.requires_grad for tensor in tensors_of((args, kwargs))):
-            found(f"the input of {name}")
-        elif name != "the model" and any(tensor.requires_grad for tensor in tensors_of(output)):
-            found(f"the output of {name}")
+        for what, value in (("input", (args, kwargs)), ("output", output)):
+            needing = [tensor for tensor in tensors_of(value) if tensor.requires_grad]
+            if needing and not (what == "output" and name == "the model"):
+                if not any(_reaches_parameter(tensor) for tensor in needing):
+                    found(f"the {what} of {name}")
+                return
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InputGradientCheck:
         return InputGradientCheck()
 
     def __reduce__(self) -> tuple[type[InputGradientCheck], tuple[()]]:
         return InputGradientCheck, ()
+
+
+def _reaches_parameter(tensor: Tensor) -> bool:
+    """Whether the gradient goes on to a parameter: of another model, such as a GAN's generator, which needs it."""
+    nodes, known = [tensor.grad_fn], {tensor.grad_fn}
+    while nodes:
+        node = nodes.pop()
+        if isinstance(getattr(node, "variable", None), nn.Parameter):
+            return True
+        before = {n for n, _ in node.next_functions if n is not None} - known if node is not None else set()
+        known |= before
+        nodes.extend(before)
+    return False

@@ -31,6 +31,7 @@ def never_fires(
     first_stop: int,
     weight_decays: Sequence[float] | None = None,
     total_steps: int | None = None,
+    frozen: int = 0,
 ) -> str | None:
     """Why these settings stop nothing, or most likely nothing, in words; None where they may stop something.
 
@@ -41,10 +42,13 @@ def never_fires(
         first_stop: earliest iteration at which the rule can decide a stop (`rules.StopRule.first_stop`).
         weight_decays: of the groups that hold watched weights; None where the optimizer has no such thing.
         total_steps: length of the run in optimizer steps, where known.
+        frozen: layers that would be watched, had the user not frozen them.
     """
     mode = settings.mode
     if mode == "off":
         return None
+    if mode != "manual" and units == 0 and frozen:
+        return f"will stop nothing as long as all {frozen} layers of CAC_WATCH={','.join(settings.watch)} are frozen"
     if mode != "manual" and units == 0:
         return (
             f"will stop nothing: CAC_WATCH={','.join(settings.watch)} finds no layer to watch (conv: 4-D weights, "

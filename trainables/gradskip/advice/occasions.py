@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from trainables.gradskip.advice.advice import Advice
 from trainables.gradskip.advice.never_fires import never_fires
 from trainables.gradskip.decisions import Decisions
-from trainables.gradskip.numbering import Numbering, recompile_limit
+from trainables.gradskip.numbering import Numbering, is_compiled, recompile_limit
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.stops import Stops
 
@@ -41,10 +41,11 @@ def advise_at_begin(
         first_stop=decisions.machine.rule.first_stop(),
         weight_decays=decays or None,
         total_steps=total_steps,
+        frozen=len(numbering.plan(lambda _: True).units) - len(plan.units),
     )
     if reason is not None:
         advice.never_fires(reason)
-    if given_model is not None and getattr(given_model, "_orig_mod", None) is not None and settings.mode != "off":
+    if given_model is not None and is_compiled(given_model) and settings.mode != "off":
         stops = stoppable if settings.mode != "manual" else len(settings.stop_layer_num or ())
         if 2 * stops + 2 > recompile_limit():
             advice.recompilations(stops, recompile_limit())

@@ -37,7 +37,8 @@ class Recorder:
         self._gradskip = gradskip
         self._pending: list[tuple[int, list[int], Tensor]] = []
         self._last = -1
-        self._written: Any = self._earlier()  # the table so far
+        self._written: Any = None  # the table so far
+        self._continues = True  # nothing is written yet: a run that is resumed goes on with the file that is there
         self._hook = optimizer.register_step_pre_hook(self._before_step)
 
     def _before_step(self, *_: Any) -> None:
@@ -60,7 +61,7 @@ class Recorder:
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
-        begun = self._gradskip.iteration
+        begun = self._pending[0][0] if self._pending else self._gradskip.iteration
         if begun == 0 or not self.path.exists():
             return None
         table = pq.read_table(self.path)
@@ -72,6 +73,8 @@ class Recorder:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        if self._continues:
+            self._written, self._continues = self._earlier(), False
         columns: dict[str, list[Any]] = {"iteration": [], "layer": [], "name": [], "variance": []}
         names = self._gradskip.names
         for iteration, layers, values in self._pending:

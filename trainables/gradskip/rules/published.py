@@ -146,6 +146,7 @@ class AutoRule(InOrder):
         return {**self.target_state(), "peak": self.peak, "peak_updates": self.peak_updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.load_target(state)
-        self.peak = float(state["peak"])
-        self.peak_updates = int(state["peak_updates"])
+        self.forget_target()
+        if self.load_target(state):
+            self.peak = float(state["peak"])
+            self.peak_updates = int(state["peak_updates"])

@@ -157,11 +157,12 @@ class PlasticityRule(_Timed):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.load_target(state)
+        self.forget_target()
         self.has_reference = bool(state["has_reference"])
-        self.values = [float(v) for v in state["values"]]
-        self.averages = [float(v) for v in state["averages"]]
-        self.steepest = float(state["steepest"])
+        if self.load_target(state):
+            self.values = [float(v) for v in state["values"]]
+            self.averages = [float(v) for v in state["averages"]]
+            self.steepest = float(state["steepest"])
 
 
 def slope(values: Sequence[float]) -> float:

@@ -91,10 +91,11 @@ class InOrder:
         """The current target by its position, which says the same to a rule of other targets; None for none left."""
         return {"target": self.targets[self.position] if self.position < len(self.targets) else None}
 
-    def load_target(self, state: dict[str, Any]) -> None:
-        """Take the target of `target_state`, or the next one after it."""
+    def load_target(self, state: dict[str, Any]) -> bool:
+        """Take the target of `target_state`, or the next one after it; whether it is the same."""
         target = state["target"]
         self.position = len(self.targets) if target is None else bisect_left(self.targets, int(target))
+        return self.target_state() == {"target": target}
 
 
 class OffRule:
