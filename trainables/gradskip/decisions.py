@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -42,13 +42,20 @@ class Decisions:
         self._measured: dict[int, float] = {}  # this step's, by position
         self._ahead: dict[int, float] = {}  # of the coming step, measured before it
 
-    def begin(self, numbering: Numbering, stops: Stops) -> None:
-        """Take the layers of a numbering, and a rule that has not begun."""
+    def begin(self, numbering: Numbering, stops: Stops, ends: Collection[int] | None = None) -> None:
+        """Take the layers of a numbering, and a rule that has not begun.
+
+        Args:
+            numbering: of the parameters.
+            stops: what holds still of them.
+            ends: positions at which the layers end that a saved run has watched last. What the user trains now comes
+                with the next decision, as it came there.
+        """
         self._numbering, self._stops = numbering, stops
-        self._user_changes = self._stops.user_changes
+        self._user_changes = self._stops.user_changes if ends is None else -1
         self._measured, self._ahead = {}, {}
         self.signal = self._make_signal()
-        self._set_plan(self._numbering.plan(self._counts))
+        self._set_plan(self._numbering.plan(self._counts if ends is None else lambda unit: unit.end in ends))
 
     def _set_plan(self, plan: LayerPlan) -> None:
         """Take a plan, and a machine that has not begun."""
@@ -114,6 +121,8 @@ class Decisions:
         if self._settings.reference or self._stops.user_changes == self._user_changes:
             return False
         self._user_changes = self._stops.user_changes
+        if self._settings.mode == "manual":  # looks at no layer
+            return True
         # A schedule gives every layer its time at the begin, which freezing another one later does not move.
         kept = self.plan.units if self._settings.mode in ("linear", "freezeout") else ()
         self.replan(self._numbering.plan(lambda unit: unit in kept or self._counts(unit)))

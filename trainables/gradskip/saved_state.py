@@ -31,6 +31,7 @@ def state_of(skip: GradientSkip) -> dict[str, Any]:
         "stops": {**skip.stops.state_dict(), "through": decisions.machine.stopped_through},
         "trace": None if numbering.trace is None else numbering.trace.state_dict(),
         "order": list(numbering.order),
+        "units": [unit.end for unit in decisions.plan.units],
     }
 
 
@@ -81,10 +82,10 @@ def load(skip: GradientSkip, state: dict[str, Any]) -> None:
     else:
         numbering.order = saved_order
     stops.load_state_dict(state["stops"], stopped)
-    decisions.begin(numbering, stops)
+    same = state["rule"] == rule_identity(skip.settings)
+    decisions.begin(numbering, stops, set(state["units"]) if same else None)
     if numbering.order != saved_order and machine["iteration"] > 0:
         machine.update(_through(numbering.order, {*stopped, *state["stops"]["rule"]}))
-    same = state["rule"] == rule_identity(skip.settings)
     fresh_rule = decisions.machine.rule.state_dict()
     fits = same and machine["rule"].keys() == fresh_rule.keys()
     decisions.machine.load_state_dict({**machine, "rule": machine["rule"] if fits else fresh_rule})

@@ -71,7 +71,7 @@ class Stops:
         self._prefix = FrozenPrefix(model, parameters, settings)
         self._still: list[Tensor] = []  # the parameters that we hold
         self._looked_at = 0  # how many of them have been looked at since the first
-        self._closed_off: list[Tensor] = []  # frozen by the user, and no gradient can reach them
+        self._frozen: list[Tensor] = []  # by the user, where the prefix is treated by what trains in it
         self._moving: list[tuple[list[Tensor], list[Tensor]]] = []  # each group's parameters, and those that we do not
         self.look_at_user()
 
@@ -179,10 +179,8 @@ class Stops:
                 self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
         self._prefix.treat(held, self.of(Reason.USER), self.trace, cut=self.kept is None)
         self._still = [self._parameters[number] for number in held]
-        self._closed_off = []
-        if self.trace is not None and not self._settings.prefix_autograd:
-            upstream = self.trace.left_upstream(held)
-            self._closed_off = [self._parameters[n] for n in sorted(upstream) if not self.user_trains(n)]
+        treated = not self._settings.prefix_autograd or self._settings.norm_statistics == "hold"
+        self._frozen = [self._parameters[n] for n in self.of(Reason.USER)] if treated else []
         self._moving = []
 
     def _take_upstream(self) -> None:
@@ -224,23 +222,19 @@ class Stops:
         for parameter in still:
             if parameter.grad is not None:
                 return self._enforce_all()
-        for parameter in self._closed_off:
+        for parameter in self._frozen:
             if parameter.requires_grad:
                 return self._enforce_all()
         return []
 
     def _enforce_all(self) -> list[int]:
-        closed_off = {id(parameter) for parameter in self._closed_off}
-        woken = [
-            number
-            for number, parameter in enumerate(self._parameters)
-            if parameter.requires_grad
-            and (id(parameter) in closed_off or self._reasons.get(number, Reason(0)) & OURS)
-            and not self._is_kept(number)
-        ]
+        before = set(self.numbers)
+        woken = [n for n in sorted(before) if self._parameters[n].requires_grad and not self._is_kept(n)]
         for parameter in self._still:
             parameter.grad = None
-        self.look_at_user()  # what was closed off and has been switched on is stopped with the rest
+        self.look_at_user()
+        # What can get no gradient, and has been switched on, is stopped with the rest.
+        woken += sorted(set(self.numbers) - before)
         return woken
 
     def take_out(self) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -279,7 +273,7 @@ class Stops:
                 parameter.requires_grad_(True)
             _SWITCHED_OFF.pop(parameter, None)
         self._reasons.clear()
-        self._still, self._closed_off, self._moving = [], [], []
+        self._still, self._frozen, self._moving = [], [], []
         self._prefix.release()
         # What the state has stopped is stopped, also in a copy of the model, where it is off from the begin.
         self._reasons.update(dict.fromkeys(state["upstream"], Reason.UPSTREAM))
