@@ -175,9 +175,11 @@ class Step:
             self._advice.lost_gradients(lost)
 
     def _advise_of_unfrozen(self) -> None:
-        left = [self._numbering.name(n) for n in self._stops.left_upstream()]
-        if left:
-            self._advice.left_upstream(left, left)
+        left = self._stops.left_upstream()
+        unfrozen = self._stops.unfrozen.intersection(left)
+        if unfrozen:
+            name = self._numbering.name
+            self._advice.left_upstream([name(n) for n in left], [name(n) for n in sorted(unfrozen)])
 
     def _arrange(self, scaled: Sequence[tuple[range, float]], closure: bool) -> None:
         """Have this step leave stopped parameters alone, and multiply the updates of some positions."""

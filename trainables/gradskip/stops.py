@@ -65,6 +65,8 @@ class Stops:
         """What lies before what, once it is known."""
         self.user_changes = 0
         """How often the user has been seen to freeze or unfreeze parameters."""
+        self.unfrozen: set[int] = set()
+        """Numbers of parameters that the user has been seen to unfreeze."""
         self._optimizer = optimizer
         self._parameters = parameters
         self._settings = settings
@@ -148,6 +150,7 @@ class Stops:
             elif reason == Reason.USER:
                 if parameter.requires_grad:
                     del self._reasons[number]
+                    self.unfrozen.add(number)
                     changed = True
             elif parameter.requires_grad != self._is_kept(number):
                 parameter.requires_grad_(self._is_kept(number))

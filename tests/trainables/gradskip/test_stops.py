@@ -148,6 +148,17 @@ class TestUnfreezing:
         assert [n for n, p in enumerate(model.parameters()) if p.requires_grad] == [9, 10]
         assert not stops.of(Reason.KEPT)
 
+    def test_what_was_left_all_along_is_not_called_unfrozen(self) -> None:
+        model = Reversed()
+        optimizer = SGD(model.parameters(), **SHRINKING, settings=Settings(**EAGER), model=model)
+        train(model, optimizer, 4)
+        assert optimizer.gradskip.left_upstream()  # conv1, which runs first
+        model.head.bias.requires_grad_(False)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            train(model, optimizer, 4, start=4)
+        assert not [w for w in said if "unfrozen" in str(w.message)]
+
     def test_a_resumed_or_copied_run_lets_it_train_on(self) -> None:
         """And what the user has frozen, before or after, stays frozen through a load, whatever the saved run did."""
         model: Any = conv_model()

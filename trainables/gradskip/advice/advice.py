@@ -65,14 +65,14 @@ class Advice:
 
         Args:
             names: of them.
-            unfrozen: of those that the user has unfrozen after the stop.
+            unfrozen: of those that the user has unfrozen.
         """
         ways = []
         if not self._settings.whole_units and set(names) - set(unfrozen):
             ways.append("CAC_WHOLE_UNITS=1 stops layers with their norms in execution order")
         if self._settings.prefix_autograd:
             ways.append("CAC_PREFIX_AUTOGRAD=0 stops whatever is left")
-        why = f" ({some(unfrozen, 5)}: unfrozen by you after the stop)" if unfrozen else ""
+        why = f" ({some(unfrozen, 5)}: unfrozen by you)" if unfrozen else ""
         self._say(
             "left " + ",".join(names),
             f"{some(names, 5)} still train{'s' if len(names) == 1 else ''} before stopped layers{why}, so the backward "

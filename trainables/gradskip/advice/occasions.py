@@ -63,9 +63,10 @@ def advise_after_stop(advice: Advice, numbering: Numbering, stops: Stops, *, exa
     """
     if stops.all:
         advice.nothing_left()
-    left = [numbering.name(n) for n in stops.left_upstream()]
+    left = stops.left_upstream()
     if left:
-        advice.left_upstream(left, ())
+        unfrozen = sorted(stops.unfrozen.intersection(left))
+        advice.left_upstream([numbering.name(n) for n in left], [numbering.name(n) for n in unfrozen])
     if numbering.wants_trace and numbering.trace is None:
         advice.unseen(example_given=example_given)
     if not joined and _several_processes() and not numbering.is_sharded:
