@@ -117,7 +117,7 @@ class GradientSkip(Status):
         if self.settings.mode == "plasticity" and model is not None:
             self._input_hook.watch(*wrappers(model))
         self.step.install()
-        optimizer.register_state_dict_pre_hook(lambda _: self.step.suspend())  # asked for within a step
+        optimizer.register_state_dict_pre_hook(lambda _: self.step.groups.suspend())  # asked for within a step
         optimizer.register_state_dict_post_hook(self._add_state)
         optimizer.register_load_state_dict_pre_hook(lambda _, state: self._remember(state))
         optimizer.register_load_state_dict_post_hook(lambda _: self._load_pending())
@@ -197,6 +197,7 @@ class GradientSkip(Status):
         saved_state.check(self, state)
         before = self._needing_gradients()
         self.step.forget()
+        self.step.skipped.forget()
         saved_state.load(self, state)
         self.tell_of_change(before)
         self.step.refresh()
@@ -204,7 +205,7 @@ class GradientSkip(Status):
             self._check_inputs()
 
     def _add_state(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        self.step.go_on()
+        self.step.groups.go_on()
         return {**state, STATE_KEY: self.state_dict()}
 
     def _remember(self, state: dict[str, Any]) -> None:

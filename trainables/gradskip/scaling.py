@@ -53,6 +53,33 @@ def split_groups(
     return split
 
 
+class GroupChanges:
+    """Changes of an optimizer's groups for the time of a step."""
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[Callable[[], None], Callable[[], None]]] = []
+
+    def do(self, do: Callable[[], None], undo: Callable[[], None]) -> None:
+        """Make a change."""
+        self._changes.append((do, undo))
+        do()
+
+    def suspend(self) -> None:
+        """Have the groups whole for a moment within the step, until `go_on`."""
+        for _, undo in reversed(self._changes):
+            undo()
+
+    def go_on(self) -> None:
+        """Go on with the step after `suspend`."""
+        for do, _ in self._changes:
+            do()
+
+    def put_back(self) -> None:
+        """Have the groups whole again."""
+        self.suspend()
+        self._changes.clear()
+
+
 class MovedBack:
     """Parameters as they were before a step, to scale the step afterwards."""
 

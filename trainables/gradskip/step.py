@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from trainables.gradskip.advice.advice import Advice
 from trainables.gradskip.decisions import Decisions
 from trainables.gradskip.numbering import Numbering
 from trainables.gradskip.rules.state_machine import StepPlan
-from trainables.gradskip.scaling import MovedBack, is_linear_in_lr, split_groups
+from trainables.gradskip.scaling import GroupChanges, MovedBack, is_linear_in_lr, split_groups
 from trainables.gradskip.settings import Settings
+from trainables.gradskip.skipped_steps import SkippedSteps
 from trainables.gradskip.stops import Stops
 
 #: Told of every step with its arguments.
@@ -61,9 +61,11 @@ class Step:
         self.once: list[Callable[[], None]] = []
         """Called before the next step after a stop."""
         self._plan: StepPlan | None = None
-        self._arranged: list[tuple[Callable[[], None], Callable[[], None]]] = []  # done to the groups, and undone
+        self.groups = GroupChanges()
+        """What is done to the optimizer's groups for a step."""
         self._moved_back: MovedBack | None = None
-        self._skipped_on_device: Tensor | None = None
+        self.skipped = SkippedSteps()
+        """The count of steps that GradScaler lets do nothing."""
         self._expected: set[int] = set()
         self._due = 0
         self._busy = True
@@ -88,7 +90,7 @@ class Step:
             try:
                 result = inner(*args, **kwargs)
             except BaseException:
-                self.put_back()
+                self.groups.put_back()
                 self._moved_back = None
                 self._finish()
                 raise
@@ -139,7 +141,7 @@ class Step:
         for told in self.before:
             told(args, kwargs)
         scaled: Sequence[tuple[range, float]] = ()
-        if found_inf is None or not self._is_skipped(found_inf):
+        if found_inf is None or not self.skipped.is_skipped(found_inf, decisions.machine, self._due):
             scaled = self._decide()
         self._arrange(scaled, closure)
 
@@ -198,7 +200,7 @@ class Step:
                 self._split(groups, factor_at, self._decisions.learning_rates)
         elif self._is_linear:
             if stops.any:
-                self._do(*stops.take_out())
+                self.groups.do(*stops.take_out())
             if factor_at:
                 self._split(groups, factor_at, [group["lr"] for group in groups])
         else:
@@ -212,36 +214,17 @@ class Step:
 
     def _split(self, groups: list[dict[str, Any]], factor_at: dict[int, float], bases: Sequence[Any]) -> None:
         optimizer = self._optimizer
-        split = split_groups(groups, lambda p: factor_at.get(id(p)), bases)
 
         def give(some: list[dict[str, Any]]) -> None:
             optimizer.param_groups = some
 
-        self._do(functools.partial(give, split), functools.partial(give, groups))
-
-    def _do(self, do: Callable[[], None], undo: Callable[[], None]) -> None:
-        self._arranged.append((do, undo))
-        do()
+        split = split_groups(groups, lambda p: factor_at.get(id(p)), bases)
+        self.groups.do(functools.partial(give, split), functools.partial(give, groups))
 
     # --- after ------------------------------------------------------------------------------------------------------
 
-    def put_back(self) -> None:
-        """Have the optimizer's groups whole again."""
-        self.suspend()
-        self._arranged.clear()
-
-    def suspend(self) -> None:
-        """Have the groups whole for a moment within the step, until `go_on`."""
-        for _, undo in reversed(self._arranged):
-            undo()
-
-    def go_on(self) -> None:
-        """Go on with the step after `suspend`."""
-        for do, _ in self._arranged:
-            do()
-
     def _end(self, args: Any, kwargs: Any) -> None:
-        self.put_back()
+        self.groups.put_back()
         if self._moved_back is not None:
             self._moved_back.scale()
             self._moved_back = None
@@ -263,38 +246,13 @@ class Step:
 
     def forget(self) -> None:
         """Leave nothing to do of a step that raised half-way, before another state is taken."""
-        self.put_back()
+        self.groups.put_back()
         self._plan, self._moved_back = None, None
         self._expected = set()
-        self._skipped_on_device = None
-
-    # --- steps that GradScaler skips --------------------------------------------------------------------------------
-
-    def _is_skipped(self, found_inf: Tensor) -> bool:
-        """Whether GradScaler lets this fused step do nothing, which is then no iteration.
-
-        Away from decisions skipped steps are only summed up on the device; the sum is read when a decision is near.
-        """
-        machine = self._decisions.machine
-        if machine.iteration < self._due:
-            total = self._skipped_on_device
-            self._skipped_on_device = found_inf.detach().clone() if total is None else total.add_(found_inf)
-            return False
-        total = self._skipped_on_device
-        now = found_inf.detach().reshape(())
-        before, skips = torch.stack([now.new_zeros(()) if total is None else total.reshape(()), now]).tolist()
-        self._skipped_on_device = None
-        machine.iteration -= round(before)
-        if machine.iteration < self._due:
-            self._skipped_on_device = found_inf.detach().clone()
-            return False
-        return bool(skips)
 
     def settle(self) -> None:
         """Take the skipped steps that the device knows of out of the count."""
-        if self._skipped_on_device is not None:
-            self._decisions.machine.iteration -= round(float(self._skipped_on_device))
-            self._skipped_on_device = None
+        self.skipped.settle(self._decisions.machine)
 
     @property
     def due(self) -> int:
