@@ -21,11 +21,22 @@ def check_attachable(optimizer: Optimizer) -> None:
         )
     if hasattr(optimizer, "gradskip"):
         raise UserError("this optimizer has Gradient-Skip already: wrap it once")
+    try:
+        optimizer.register_state_dict_pre_hook(lambda _: None).remove()
+    except AttributeError:
+        built = False
+    else:
+        built = True
     inner = _inner_optimizer(optimizer)
     if inner is not None:
         raise UserError(
             f"Gradient-Skip needs the optimizer that moves the parameters, got {type(optimizer).__name__} around "
             f"{type(inner).__name__}: wrap the inner one first, as in {type(optimizer).__name__}(gradskip.wrap(...))"
+        )
+    if not built:
+        raise UserError(
+            f"Gradient-Skip needs an optimizer with torch's hooks, got {type(optimizer).__name__}, which does not call "
+            "torch.optim.Optimizer.__init__: have it call that, or wrap the optimizer that it is built around"
         )
 
 

@@ -47,6 +47,8 @@ class LayerPlan:
         position = self.order.index(number)
         if not self.whole_units:
             return position
+        if not self.ends:  # no layer is watched, so that nothing says what belongs together
+            return position
         return next((end for end in self.ends if end >= position), len(self.order) - 1)
 
     def without_last(self, trains: Callable[[int], bool]) -> tuple[Unit, ...]:

@@ -61,9 +61,9 @@ class ModelTrace:
             return self
         new_of = {old: new for new, old in enumerate(numbers)}
         state = self.state_dict()
-        kept = [[new_of[n] for n in changed if n in new_of] for changed in state["upstream"]]
+        kept = [[back, *(new_of[n] for n in changed if n in new_of)] for back, *changed in state["upstream"]]
         upstream = dict(zip(self._by_rank(self.ranks), _sums(kept), strict=True))
-        kept = [[new_of[n] for n in changed if n in new_of] for changed in state["before"]]
+        kept = [[back, *(new_of[n] for n in changed if n in new_of)] for back, *changed in state["before"]]
         return ModelTrace(
             ranks=tuple(self.ranks[old] for old in numbers),
             upstream=tuple(upstream[old] for old in numbers),
@@ -105,19 +105,26 @@ def mask_of(numbers: Iterable[int]) -> int:
     return mask
 
 
+#: Masks that are looked through for the one that the next mask differs least from: so many branches may run in turn.
+_BRANCHES = 32
+
+
 def _differences(masks: Iterable[int]) -> list[list[int]]:
-    """The numbers in which each mask differs from the one before it."""
-    found, last = [], 0
+    """Each mask by how many masks back the nearest earlier one is (0: the empty mask), and where it differs from it."""
+    found: list[list[int]] = []
+    last: list[int] = []  # the latest last
     for mask in masks:
-        found.append(sorted(numbers_of(mask ^ last)))
-        last = mask
+        candidates = [0, *reversed(last)]
+        back = min(range(len(candidates)), key=lambda n: ((mask ^ candidates[n]).bit_count(), n))
+        found.append([back, *sorted(numbers_of(mask ^ candidates[back]))])
+        last = [*last, mask][-_BRANCHES:]
     return found
 
 
-def _sums(differences: Iterable[Iterable[int]]) -> Iterator[int]:
+def _sums(differences: Iterable[Sequence[int]]) -> Iterator[int]:
     """The masks of `_differences`."""
-    mask = 0
-    for changed in differences:
-        for number in changed:
-            mask ^= 1 << number
+    last: list[int] = []
+    for back, *changed in differences:
+        mask = mask_of(changed) ^ (last[-back] if back else 0)
+        last = [*last, mask][-_BRANCHES:]
         yield mask

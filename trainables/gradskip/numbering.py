@@ -134,9 +134,11 @@ class Numbering:
             whole_units=self.settings.whole_units,
             order=self.order,
         )
-        units = [Unit(number=n, watched=(n,), end=whole.position_of_stop(n)) for n in targets]
-        units.sort(key=lambda unit: unit.end)
-        return replace(whole, units=tuple(units))
+        units: dict[int, Unit] = {}
+        for number in sorted(targets, key=whole.order.index):  # of several in one unit the first is looked at
+            end = whole.position_of_stop(number)
+            units.setdefault(end, Unit(number=number, watched=(number,), end=end))
+        return replace(whole, units=tuple(units[end] for end in sorted(units)))
 
 
 def as_forward(example: Any) -> Callable[[nn.Module], Any]:

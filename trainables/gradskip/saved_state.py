@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +91,9 @@ def load(skip: GradientSkip, state: dict[str, Any]) -> None:
     if fits:
         decisions.signal.load_state_dict(state["signal"])
     if not fits:
-        decisions.machine.rule.begin_after(_passed(decisions.plan, decisions.machine.decided_through, stops.numbers))
+        through = decisions.machine.decided_through
+        passed = {*stops.numbers, *numbering.order[: through + 1]}
+        decisions.machine.rule.begin_after(_passed(decisions.plan, through, passed))
     elif skip.settings.mode != "manual":  # nothing changes, unless the user trains other layers now
         decisions.machine.rule.begin_after(decisions.machine.decided_through)
     if not same and state["rule"]["mode"] != "off":
@@ -109,10 +110,10 @@ def _through(order: tuple[int, ...], stopped: set[int]) -> dict[str, int]:
     return {"stopped_through": through, "braking_through": -1, "braking_count": 0}
 
 
-def _passed(plan: LayerPlan, through: int, stopped: Collection[int]) -> int:
-    """The position up to which a new rule has nothing to look at: what it would watch has stopped."""
+def _passed(plan: LayerPlan, through: int, stopped: set[int]) -> int:
+    """The position up to which a new rule has nothing to look at: what it would watch has stopped, or brakes."""
     for unit in plan.units:
-        if unit.end > through and not set(unit.watched) <= set(stopped):
+        if unit.end > through and not stopped.issuperset(unit.watched):
             break
         through = max(through, unit.end)
     return through

@@ -87,6 +87,8 @@ class Step:
                 machine.iteration += 1
                 return inner(*args, **kwargs)
             self._begin(args, kwargs)
+            if self._clean and has_closure(args, kwargs):
+                args, kwargs = self._guarded(args, kwargs)
             try:
                 result = inner(*args, **kwargs)
             except BaseException:
@@ -99,6 +101,23 @@ class Step:
 
         around = torch.compiler.disable(step, recursive=False)  # dynamo goes on with the step that was there
         self._optimizer.step = types.MethodType(around, self._optimizer)  # type: ignore[method-assign]
+
+    def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with a closure behind which no stopped parameter has a gradient."""
+
+        def guarded(closure: Any) -> Any:
+            if not callable(closure):
+                return closure
+
+            @functools.wraps(closure)
+            def inside(*given: Any, **named: Any) -> Any:
+                loss = closure(*given, **named)
+                self._enforce(False)
+                return loss
+
+            return inside
+
+        return tuple(map(guarded, args)), {name: guarded(value) for name, value in kwargs.items()}
 
     def refresh(self) -> None:
         """Find out what the next step has to look at, after anything has changed."""
@@ -125,7 +144,7 @@ class Step:
             self._numbering.end_recording_at_step()
         closure = has_closure(args, kwargs)
         if self._clean:
-            self._enforce(closure)
+            self._enforce(not closure)
             while self.once:
                 self.once.pop()()
         decisions = self._decisions
@@ -143,7 +162,7 @@ class Step:
         scaled: Sequence[tuple[range, float]] = ()
         if found_inf is None or not self.skipped.is_skipped(found_inf, decisions.machine, self._due):
             scaled = self._decide()
-        self._arrange(scaled, closure)
+        self._arrange(scaled)
 
     def _decide(self) -> Sequence[tuple[range, float]]:
         decisions = self._decisions
@@ -160,11 +179,11 @@ class Step:
         self._plan = decisions.decide()
         return self._plan.scaled
 
-    def _enforce(self, closure: bool) -> None:
+    def _enforce(self, backward_is_done: bool) -> None:
         woken = self._stops.enforce(whole=not self._is_linear)
         if woken:
             self._advice.woken(self._numbering.name(woken[0]))
-        if self._expected and not closure:
+        if self._expected and backward_is_done:
             self._tell_lost_gradients()
 
     def _tell_lost_gradients(self) -> None:
@@ -183,7 +202,7 @@ class Step:
             name = self._numbering.name
             self._advice.left_upstream([name(n) for n in left], [name(n) for n in sorted(unfrozen)])
 
-    def _arrange(self, scaled: Sequence[tuple[range, float]], closure: bool) -> None:
+    def _arrange(self, scaled: Sequence[tuple[range, float]]) -> None:
         """Have this step leave stopped parameters alone, and multiply the updates of some positions."""
         numbering, stops, optimizer = self._numbering, self._stops, self._optimizer
         order = numbering.order
@@ -203,14 +222,8 @@ class Step:
                 self.groups.do(*stops.take_out())
             if factor_at:
                 self._split(groups, factor_at, [group["lr"] for group in groups])
-        else:
-            kept = stops.kept if closure else None
-            if kept is not None:
-                factor_at[id(kept)] = 0.0
-            if factor_at:
-                self._moved_back = MovedBack(
-                    [(p, factor_at[id(p)]) for p in numbering.parameters if id(p) in factor_at]
-                )
+        elif factor_at:
+            self._moved_back = MovedBack([(p, factor_at[id(p)]) for p in numbering.parameters if id(p) in factor_at])
 
     def _split(self, groups: list[dict[str, Any]], factor_at: dict[int, float], bases: Sequence[Any]) -> None:
         optimizer = self._optimizer
@@ -238,11 +251,13 @@ class Step:
             if self._busy and not self._clean:
                 self.refresh()
             return
-        if plan.stop_through is not None:
-            if not self._settings.reference:
-                self._expected = {n for n, p in enumerate(self._numbering.parameters) if p.grad is not None}
-            self._on_stopped(plan.stop_through)
-        self.refresh()
+        if plan.stop_through is not None and not self._settings.reference:
+            self._expected = {n for n, p in enumerate(self._numbering.parameters) if p.grad is not None}
+        try:
+            if plan.stop_through is not None:
+                self._on_stopped(plan.stop_through)
+        finally:  # a warning may be an error
+            self.refresh()
 
     def forget(self) -> None:
         """Leave nothing to do of a step that raised half-way, before another state is taken."""

@@ -1,7 +1,7 @@
 """What is stopped and why: the one owner of every parameter that holds still.
 
-Nothing else in Gradient-Skip writes ``requires_grad``, ``grad``, the optimizer's state of a parameter or the hooks of
-the stopped prefix.
+Nothing else in Gradient-Skip writes ``requires_grad``, ``grad``, the optimizer's state of a parameter or hooks that
+change what the stopped prefix does.
 """
 
 from __future__ import annotations
@@ -73,6 +73,9 @@ class Stops:
         self._prefix = FrozenPrefix(model, parameters, settings)
         self._still: list[Tensor] = []  # the parameters that we hold
         self._looked_at = 0  # how many of them have been looked at since the first
+        for parameter in parameters:
+            if parameter.requires_grad:
+                _SWITCHED_OFF.pop(parameter, None)  # its user has taken it over
         self._frozen: list[Tensor] = []  # by the user, where the prefix is treated by what trains in it
         self._moving: list[tuple[list[Tensor], list[Tensor]]] = []  # each group's parameters, and those that we do not
         self.look_at_user()

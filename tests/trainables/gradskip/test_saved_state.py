@@ -144,6 +144,23 @@ class TestOtherLayers:
         assert set(stopped) < set(resumed.gradskip.stopped)
         assert all(torch.equal(before[n], weights(other)[n]) for n in stopped)
 
+    def test_another_watch_while_a_layer_brakes(self) -> None:
+        """Braking goes on to its stop, and the new rule has nothing to say of that layer."""
+        model, optimizer = self.build(Settings(**EAGER, braking_distance=6))
+        train(model, optimizer, 4)
+        assert optimizer.gradskip.machine.braking_through == 0
+        other, resumed = self.build(Settings(**EAGER, braking_distance=6, watch=("Conv2d", "Linear")))
+        other.load_state_dict(model.state_dict())
+        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        train(other, resumed, 30, start=4)
+        assert [event.layer for event in resumed.gradskip.events][:2] == [0, 2]
+
+    def test_targets_of_one_whole_unit_are_one(self) -> None:
+        model, optimizer = self.build(Settings(**EAGER, stop_layer_num=(0, 2, 3), whole_units=True))
+        assert [(unit.number, unit.end) for unit in optimizer.gradskip.plan.units] == [(0, 1), (2, 3)]
+        train(model, optimizer, 12)
+        assert [event.layer for event in optimizer.gradskip.events] == [0, 2]
+
 
 def test_changed_thresholds_are_the_same_rule(recwarn: pytest.WarningsRecorder) -> None:
     warnings.simplefilter("always")

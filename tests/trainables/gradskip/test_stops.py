@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import warnings
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from loops import DecayInside, equal, train, weights
 from torch import Tensor, nn
 
 from trainables.gradskip import SGD, Settings, wrap
+from trainables.gradskip import stops as stops_module
 from trainables.gradskip.stops import LOOKS_A_STEP, OURS, Reason
 
 #: Every decision stops a layer that shrinks: strong weight decay makes each do so from the first step on.
@@ -349,7 +352,7 @@ class TestFreezing:
         assert found == [(event.layer, event.rule) for event in other.gradskip.events] != []
 
 
-@pytest.mark.parametrize("kind", ["torch", "other"])
+@pytest.mark.parametrize("kind", ["torch", "other", "torch, closure", "other, closure"])
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_the_user_toggles_what_is_said_is_what_is_done(seed: int, kind: str) -> None:
     """Random freezing, unfreezing, gradients set by hand and old graphs, over every reason there is."""
@@ -364,7 +367,7 @@ def test_whatever_the_user_toggles_what_is_said_is_what_is_done(seed: int, kind:
     )
     optimizer: Any = (
         SGD(parameters, lr=0.02, momentum=0.9, weight_decay=2.0, settings=settings, model=model)
-        if kind == "torch"
+        if kind.startswith("torch")
         else wrap(DecayInside(parameters), settings, model=model)
     )
     stops = optimizer.gradskip.stops
@@ -375,15 +378,24 @@ def test_whatever_the_user_toggles_what_is_said_is_what_is_done(seed: int, kind:
             switched_on |= {number} if parameters[number].requires_grad else set()
         held = list(optimizer.gradskip.stopped)
         before = weights(model)
-        optimizer.zero_grad(set_to_none=draw.random() < 0.5)
-        loss = nn.functional.cross_entropy(model(x), y)
-        if loss.requires_grad:
-            loss.backward()
-        if draw.random() < 0.2:
-            for parameter in parameters:
-                parameter.grad = torch.ones_like(parameter)
+        set_to_none, by_hand = draw.random() < 0.5, draw.random() < 0.2
+
+        def backward(x: Tensor = x, y: Tensor = y, set_to_none: bool = set_to_none, by_hand: bool = by_hand) -> Tensor:
+            optimizer.zero_grad(set_to_none=set_to_none)
+            loss = nn.functional.cross_entropy(model(x), y)
+            if loss.requires_grad:
+                loss.backward()
+            if by_hand:
+                for parameter in parameters:
+                    parameter.grad = torch.ones_like(parameter)
+            return loss
+
         frozen = [n for n, p in enumerate(parameters) if not p.requires_grad]
-        optimizer.step()
+        if "closure" in kind:
+            optimizer.step(backward)
+        else:
+            backward()
+            optimizer.step()
         after = weights(model)
         assert all(torch.equal(before[n], after[n]) for n in held), (seed, held)
         assert optimizer.gradskip.stopped == tuple(sorted(n for n, r in stops.reasons.items() if r & OURS))
@@ -393,7 +405,7 @@ def test_whatever_the_user_toggles_what_is_said_is_what_is_done(seed: int, kind:
                 kept = bool(reason & Reason.KEPT)
                 # Switched on by the user, and no gradient has reached it yet: it is undone when one does.
                 assert parameter.requires_grad == kept or number in switched_on
-                assert parameter.grad is None
+                assert parameter.grad is None or "closure" in kind
                 assert parameter not in optimizer.state
             if reason & Reason.USER:
                 assert number in frozen
@@ -437,3 +449,14 @@ def test_gradients_set_by_hand_move_no_stopped_layer_and_every_other() -> None:
         moved = [not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True)]
         assert moved == [step == 0] * 4 + [True] * 7
         assert [p.grad is None for p in model.parameters()] == [True] * 4 + [False] * 7
+
+
+def test_nobody_else_writes_what_it_owns() -> None:
+    """Of the package's files, by what they call; what a copy of the model is traced with is not the user's."""
+    writes = re.compile(r"requires_grad_\(|\.requires_grad = |\.grad = |\.state\.pop\(|zero_grad\(")
+    root = Path(stops_module.__file__).parent
+    found = {path.name for path in root.rglob("*.py") if writes.search(path.read_text())}
+    assert found == {"stops.py", "execution_order.py"}
+    copied = (root / "execution_order.py").read_text()
+    begin, end = copied.index("def trace_model("), copied.index("class ExecutionRecorder")
+    assert not writes.search(copied[:begin] + copied[end:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ USED = {
     "_overloadpacket": "an operation knows its packet",
 }
 #: Python's own.
-PYTHONS = {"_getframe", "_replace"}
+PYTHONS = {"_fields", "_getframe", "_replace"}
 
 
 def test_every_private_name_has_a_canary() -> None:
@@ -55,7 +56,9 @@ def test_every_private_name_has_a_canary() -> None:
         text = path.read_text()
         ours = set(re.findall(r"(?:self|cls)\.(_\w+)|def (_\w+)|^(_\w+)\b", text, re.M))
         own = {name for names in ours for name in names if name}
-        for name in re.findall(r"\.(_[A-Za-z]\w*)", text):
+        imported = " ".join(re.findall(r"^from torch[\w.]* import (\([^)]*\)|.*)", text, re.M))
+        asked = re.findall(r"(?:getattr|hasattr)\([^()]+, \"(_\w+)\"", text)
+        for name in [*re.findall(r"\.(_[A-Za-z]\w*)", text), *re.findall(r"\b_\w+", imported), *asked]:
             if name not in own and not name.startswith("__"):
                 found.setdefault(name, path.name)
     assert {name: where for name, where in found.items() if name not in {*USED, *PYTHONS}} == {}
@@ -202,6 +205,37 @@ def test_grad_scaler_gives_a_fused_optimizer_its_infinities_and_scale() -> None:
         scaler.update()
     assert seen == [(0.0, True), (1.0, True)]
     assert "found_inf" not in optimizer.__dict__
+
+
+def test_a_data_parallel_wrapper_has_what_is_built_anew() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
+    source = inspect.getsource(nn.parallel.DistributedDataParallel)
+    for name in ("reducer", "logger", "require_backward_grad_sync", "static_graph", "process_group"):
+        assert f"self.{name} = " in source, name
+    state = PowerSGDState(None)
+    assert state.error_dict == state.p_memory_dict == state.q_memory_dict == {}
+    assert (state.iter, state.start_powerSGD_iter) == (0, 1000)
+    assert "_forward_hooks" in nn.Module().__dict__
+
+
+def test_a_step_of_torchs_own_is_known_by_what_it_wraps() -> None:
+    """torch hooks a class's step when the first of it is built."""
+    before = inspect.unwrap(torch.optim.SGD.step)
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    assert inspect.unwrap(torch.optim.SGD.step) is before
+
+
+def test_tensors_are_known_by_identity() -> None:
+    from torch.utils.weak import WeakIdKeyDictionary
+
+    known = WeakIdKeyDictionary()
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    known[first] = True
+    assert first in known
+    assert second not in known
+    del first
+    assert len(known) == 0
 
 
 def test_a_step_on_the_object_is_the_one_that_is_called() -> None:

@@ -60,15 +60,16 @@ class Advice:
         """Every parameter is stopped."""
         self._say("all", "every parameter of this optimizer is stopped: training goes on with nothing to do")
 
-    def left_upstream(self, names: Sequence[str], unfrozen: Sequence[str]) -> None:
+    def left_upstream(self, names: Sequence[str], unfrozen: Sequence[str], *, has_units: bool = True) -> None:
         """Parameters train before stopped layers.
 
         Args:
             names: of them.
             unfrozen: of those that the user has unfrozen.
+            has_units: whether there are layers that whole units could begin at.
         """
         ways = []
-        if not self._settings.whole_units and set(names) - set(unfrozen):
+        if has_units and not self._settings.whole_units and set(names) - set(unfrozen):
             ways.append("CAC_WHOLE_UNITS=1 stops layers with their norms in execution order")
         if self._settings.prefix_autograd:
             ways.append("CAC_PREFIX_AUTOGRAD=0 stops whatever is left")

@@ -66,7 +66,10 @@ def advise_after_stop(advice: Advice, numbering: Numbering, stops: Stops, *, exa
     left = stops.left_upstream()
     if left:
         unfrozen = sorted(stops.unfrozen.intersection(left))
-        advice.left_upstream([numbering.name(n) for n in left], [numbering.name(n) for n in unfrozen])
+        has_units = bool(numbering.plan(lambda _: True).units)
+        advice.left_upstream(
+            [numbering.name(n) for n in left], [numbering.name(n) for n in unfrozen], has_units=has_units
+        )
     if numbering.wants_trace and numbering.trace is None:
         advice.unseen(example_given=example_given)
     if not joined and _several_processes() and not numbering.is_sharded:
