@@ -41,7 +41,7 @@ def check_attachable(optimizer: Optimizer) -> None:
 
 
 def _inner_optimizer(optimizer: Optimizer) -> Optimizer | None:
-    """The optimizer that this one is built around, such as that of Lookahead or of accelerate."""
+    """Return the optimizer that this one is built around, such as that of Lookahead or of accelerate."""
     held: list[Any] = []
     for value in vars(optimizer).values():
         held += value if isinstance(value, (list, tuple)) else [value]

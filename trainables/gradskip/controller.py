@@ -133,7 +133,7 @@ class GradientSkip(Status):
         self.step.refresh()
 
     def bind(self) -> None:
-        """Number the optimizer's parameters anew, before the first step: a group was added."""
+        """Renumber the optimizer's parameters before the first step, after a group was added."""
         self.numbering.stop_recording()
         self._number()
         self._record_first_pass()
@@ -185,7 +185,7 @@ class GradientSkip(Status):
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole rule's state in plain types and tensors (``torch.load(weights_only=True)`` reads them)."""
+        """Return the whole rule's state in plain types and tensors (``torch.load(weights_only=True)`` reads them)."""
         return saved_state.state_of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ class Decisions:
         self._unit_at: dict[int, Unit] = {unit.end: unit for unit in plan.units}
 
     def _counts(self, unit: Unit) -> bool:
-        """Whether a rule may wait for a layer: not where the user has frozen it, or it is one number."""
+        """Return whether a rule may wait for a layer: not where the user has frozen it, or it is one number."""
         if self._settings.reference:
             return True
         parameters = self._numbering.parameters
@@ -95,13 +95,13 @@ class Decisions:
         return self.blueprint.plan
 
     def running_units(self) -> list[Unit]:
-        """The layers that no stop has reached."""
+        """Return the layers that no stop has reached."""
         return [unit for unit in self.plan.units if unit.end > self.machine.stopped_through]
 
     # --- what the user freezes and unfreezes ------------------------------------------------------------------------
 
     def look_due(self) -> int:
-        """The first iteration at which there is anything to do, a look at what the user has frozen included."""
+        """Return the first iteration at which there is anything to do, a look at what the user has frozen included."""
         machine, settings = self.machine, self._settings
         due = machine.quiet_until()
         if settings.reference or settings.mode in ("off", "manual") or not self._stops.user_holds:
@@ -161,7 +161,7 @@ class Decisions:
         return plan
 
     def is_decision(self) -> bool:
-        """Whether the coming step may decide a stop."""
+        """Return whether the coming step may decide a stop."""
         machine = self.machine
         return machine.braking_through < 0 and machine.rule.next_due(machine.iteration) == machine.iteration
 
@@ -187,7 +187,7 @@ class Decisions:
         return numbers
 
     def can_stop_more(self) -> bool:
-        """Whether any stop may come still."""
+        """Return whether any stop may come still."""
         return self.machine.braking_through >= 0 or self.machine.rule.next_due(self.machine.iteration) != NEVER
 
 

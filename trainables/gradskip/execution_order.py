@@ -226,7 +226,7 @@ def _with_callers(
 
 
 def _called_modules(model: nn.Module) -> Iterator[nn.Module]:
-    """The model's modules, the model first; each once."""
+    """Return the model's modules, the model first; each once."""
     known: set[int] = set()
     stack = [model]
     while stack:
@@ -351,7 +351,7 @@ class ForwardHook:
         self._handles: list[RemovableHandle] = []
 
     def watch(self, *modules: nn.Module) -> None:
-        """Hook these modules; the first of them to be called hands its inputs on."""
+        """Watch these modules; the first of them to be called hands its inputs on."""
         self._handles += [m.register_forward_pre_hook(self, with_kwargs=True) for m in modules]
 
     def remove(self) -> None:

@@ -52,7 +52,7 @@ class LayerPlan:
         return next((end for end in self.ends if end >= position), len(self.order) - 1)
 
     def without_last(self, trains: Callable[[int], bool]) -> tuple[Unit, ...]:
-        """The units that a rule may stop: those that leave a parameter for which ``trains(number)`` holds."""
+        """Return the units that a rule may stop: those that leave a parameter for which ``trains(number)`` holds."""
         last = max((position for position, number in enumerate(self.order) if trains(number)), default=-1)
         return tuple(unit for unit in self.units if unit.end < last)
 
@@ -87,7 +87,7 @@ class Blueprint:
     """Whether ratios are compared in float32, as the published code does with float32 weights."""
 
     def machine(self, settings: Settings) -> SkipMachine:
-        """A machine that has not begun."""
+        """Return a machine that has not begun."""
         manual = None
         if settings.mode == "manual" and settings.stop_layer_num is not None:
             manual = [self.plan.position_of_stop(number) for number in settings.stop_layer_num]
@@ -101,7 +101,7 @@ class Blueprint:
         return SkipMachine(settings, rule)
 
     def event(self, iteration: int, decision: Decision, settings: Settings) -> StopEvent:
-        """The event of a decision."""
+        """Return the event of a decision."""
         if decision.rule == "manual":
             assert settings.stop_layer_num is not None
             number = settings.stop_layer_num[decision.index]
@@ -132,7 +132,7 @@ class Blueprint:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Blueprint:
-        """What `to_dict` gave, also by way of JSON."""
+        """Build the blueprint that `to_dict` gave, also by way of JSON."""
         plan = values["plan"]
         return cls(
             plan=LayerPlan(

@@ -22,7 +22,7 @@ KINDS = ("conv", "linear")
 
 
 def wrappers(model: nn.Module) -> list[nn.Module]:
-    """The model given, every data-parallel or compiled wrapper inside it, and last the model itself."""
+    """Return the model given, every data-parallel or compiled wrapper inside it, and last the model itself."""
     levels = [model]
     while True:
         inner = getattr(levels[-1], "_orig_mod", None)
@@ -34,7 +34,7 @@ def wrappers(model: nn.Module) -> list[nn.Module]:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside data-parallel and compiled wrappers."""
+    """Return the model inside data-parallel and compiled wrappers."""
     return wrappers(model)[-1]
 
 
@@ -79,7 +79,7 @@ def make_plan(
     whole_units: bool = False,
     order: Sequence[int] | None = None,
 ) -> LayerPlan:
-    """The plan for numbered parameters.
+    """Return the plan for numbered parameters.
 
     Args:
         parameters: in numbering order.
@@ -122,7 +122,7 @@ def make_plan(
 def _beside(
     parameters: Sequence[Tensor], layers: Sequence[tuple[int, ...]], model: nn.Module
 ) -> Callable[[tuple[int, ...]], set[int]]:
-    """What else a layer's module has, such as a bias that is registered before the weight.
+    """Find what else a layer's module has, such as a bias that is registered before the weight.
 
     Nothing for a module with several layers (the matrices of an LSTM), whose parameters are in their order.
     """
@@ -137,7 +137,7 @@ def _beside(
 
 
 def _end_of_last_unit(parameters: Sequence[Tensor], order: Sequence[int], own: int) -> int:
-    """The last unit has its bias and norm; a matrix after it, such as the classifier's, is no part of it."""
+    """Return where the last unit ends: with its bias and norm, before a matrix such as the classifier's."""
     for place in range(own + 1, len(order)):
         if parameters[order[place]].dim() >= 2:
             return place - 1

@@ -33,7 +33,7 @@ class ModelTrace:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ModelTrace:
-        """The trace that `state_dict` gave."""
+        """Return the trace that `state_dict` gave."""
         ranks = tuple(state["ranks"])
         upstream = dict(zip(cls._by_rank(ranks), _sums(state["upstream"]), strict=True))
         return cls(
@@ -52,7 +52,7 @@ class ModelTrace:
         return sorted(range(len(ranks)), key=lambda number: (ranks[number], number))
 
     def renumbered(self, numbers: Sequence[int]) -> ModelTrace:
-        """The same trace of some parameters only, or in another order.
+        """Return the same trace of some parameters only, or in another order.
 
         Args:
             numbers: for each new number the parameter's number in this trace.
@@ -71,7 +71,7 @@ class ModelTrace:
         )
 
     def with_unknown(self, count: int) -> ModelTrace:
-        """The same trace with so many more parameters at the end, which no module owns."""
+        """Return the same trace with so many more parameters at the end, which no module owns."""
         last = 1 + max(self.ranks, default=-1)
         return replace(self, ranks=(*self.ranks, *[last] * count), upstream=(*self.upstream, *[0] * count))
 
@@ -84,7 +84,7 @@ class ModelTrace:
 
 
 def numbers_of(mask: int) -> set[int]:
-    """The numbers in a mask.
+    """Return the numbers in a mask.
 
     >>> sorted(numbers_of(0b1010))
     [1, 3]
@@ -94,7 +94,7 @@ def numbers_of(mask: int) -> set[int]:
 
 
 def mask_of(numbers: Iterable[int]) -> int:
-    """The mask with these numbers.
+    """Return the mask with these numbers.
 
     >>> bin(mask_of([1, 3]))
     '0b1010'
@@ -122,7 +122,7 @@ def _differences(masks: Iterable[int]) -> list[list[int]]:
 
 
 def _sums(differences: Iterable[Sequence[int]]) -> Iterator[int]:
-    """The masks of `_differences`."""
+    """Return the masks of `_differences`."""
     last: list[int] = []
     for back, *changed in differences:
         mask = mask_of(changed) ^ (last[-back] if back else 0)

@@ -35,7 +35,7 @@ class ExampleTrace:
             warn_unseen(error)
 
     def of(self, parameters: list[Tensor]) -> ModelTrace | None:
-        """The trace of these parameters by number; None where the run failed."""
+        """Return the trace of these parameters by number; None where the run failed."""
         if self._trace is None:
             return None
         known = [self._number_of[id(p)] for p in parameters if id(p) in self._number_of]
@@ -83,7 +83,7 @@ class Numbering:
         return self._recorder is not None
 
     def name(self, number: int) -> str:
-        """The parameter's name, or its number in words."""
+        """Return the parameter's name, or its number in words."""
         return f"parameter {number}" if self.names is None else self.names[number]
 
     def record_first_pass(self) -> None:
@@ -115,7 +115,7 @@ class Numbering:
             self.order = self.trace.order
 
     def plan(self, counts: Callable[[Unit], bool]) -> LayerPlan:
-        """The layers for which ``counts`` holds, and what stops with them."""
+        """Return the layers for which ``counts`` holds, and what stops with them."""
         settings = self.settings
         if settings.targets is not None:
             plan = self._plan_of_targets(settings.targets)
@@ -142,7 +142,7 @@ class Numbering:
 
 
 def as_forward(example: Any) -> Callable[[nn.Module], Any]:
-    """What runs a model on example inputs.
+    """Return what runs a model on example inputs.
 
     Raises:
         UserError: no tensor, tuple or function.

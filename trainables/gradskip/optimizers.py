@@ -101,7 +101,7 @@ class _WithGradientSkip(Optimizer):
 
 
 def _checked(params: Any) -> Any:
-    """The parameters, with torch's two complaints in our words; iterators are read once."""
+    """Return the parameters, with torch's two complaints in our words; iterators are read once."""
     given = params if isinstance(params, Tensor) else list(params)
     if isinstance(given, list) and not given:
         raise UserError("an optimizer must have at least one parameter to skip gradients of, got none")

@@ -15,13 +15,13 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 
 def own_children(module: nn.Module) -> Iterator[nn.Module]:
-    """The module's children without the containers of its parametrized weights."""
+    """Return the module's children without the containers of its parametrized weights."""
     parts = module.parametrizations if parametrize.is_parametrized(module) else None
     return (child for child in module.children() if child is not parts)
 
 
 def own_parameters(module: nn.Module) -> Iterator[Tensor]:
-    """The parameters that the module has itself, the parts of its parametrized weights last."""
+    """Return the parameters that the module has itself, the parts of its parametrized weights last."""
     yield from (p for p in module._parameters.values() if p is not None)
     if parametrize.is_parametrized(module):
         weights: Any = module.parametrizations

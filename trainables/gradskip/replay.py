@@ -17,7 +17,7 @@ from trainables.stage_tree.interventions import Intervention, MissingSignal, Rec
 
 
 def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
-    """Configurations of one workload with equal keys have equal blueprints."""
+    """Return a key; configurations of one workload with equal keys have equal blueprints."""
     settings = config.gradskip_settings()
     # A rule that is off has no reason to look at the order in which layers run, and its units may be others.
     looks = "off" if settings.mode == "off" else settings.mode == "auto"
@@ -25,12 +25,12 @@ def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
 
 
 def follow(config: TrialConfig, facts: Mapping[str, Any]) -> GradskipFollower:
-    """The follower of a configuration; ``facts`` is its blueprint's `to_dict`."""
+    """Return the follower of a configuration; ``facts`` is its blueprint's `to_dict`."""
     return GradskipFollower(config, Blueprint.from_dict(facts))
 
 
 def signal_name(settings: Settings, watched: Sequence[int]) -> str:
-    """The name under which a rule's signal of a layer is recorded.
+    """Return the name under which a rule's signal of a layer is recorded.
 
     A variance depends on the weights alone; the other signals also on when they are measured.
     """
@@ -41,7 +41,7 @@ def signal_name(settings: Settings, watched: Sequence[int]) -> str:
 
 
 def checkpoint_kind(settings: Settings) -> str:
-    """The kind of a checkpoint that holds the rule's own measurements (sums of gradients, a lagged copy).
+    """Return the kind of a checkpoint that holds the rule's own measurements (sums of gradients, a lagged copy).
 
     They are of the layers that this rule watches, and end when it has none left.
     """
@@ -52,7 +52,7 @@ def checkpoint_kind(settings: Settings) -> str:
 
 
 def stop_action(config: TrialConfig, blueprint: Blueprint, through: int, braking: int) -> str:
-    """The action of a stop through a position after ``braking`` iterations."""
+    """Return the action of a stop through a position after ``braking`` iterations."""
     settings = config.gradskip_settings()
     action: dict[str, Any] = {"stop": blueprint.stopped_numbers(through), "braking": braking}
     if blueprint.order_digest():
@@ -61,7 +61,7 @@ def stop_action(config: TrialConfig, blueprint: Blueprint, through: int, braking
 
 
 def _how(config: TrialConfig, settings: Settings) -> dict[str, Any]:
-    """What else a stop's effect depends on, where it is not the default."""
+    """Collect what else a stop's effect depends on, where it is not the default."""
     how: dict[str, Any] = {}
     if settings.norm_statistics != "go_on":
         how["norm_statistics"] = settings.norm_statistics

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def state_of(skip: GradientSkip) -> dict[str, Any]:
-    """The whole state in plain types and tensors."""
+    """Return the whole state in plain types and tensors."""
     skip.step.settle()
     skip.stops.look_at_user()
     decisions, numbering = skip.decisions, skip.numbering
@@ -35,7 +35,7 @@ def state_of(skip: GradientSkip) -> dict[str, Any]:
 
 
 def rule_identity(settings: Settings) -> dict[str, Any]:
-    """What a rule's own state depends on, in plain types: states of equal identities continue each other."""
+    """Return what a rule's own state depends on, in plain types: states of equal identities continue each other."""
     lists = (settings.stop_layer_num, settings.stop_layer_itr)
     return {
         "mode": settings.mode,
@@ -111,7 +111,7 @@ def _through(order: tuple[int, ...], stopped: set[int]) -> dict[str, int]:
 
 
 def _passed(plan: LayerPlan, through: int, stopped: set[int]) -> int:
-    """The position up to which a new rule has nothing to look at: what it would watch has stopped, or brakes."""
+    """Return the position up to which a new rule has nothing to look at: what it would watch has stopped, or brakes."""
     for unit in plan.units:
         if unit.end > through and not stopped.issuperset(unit.watched):
             break

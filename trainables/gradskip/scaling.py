@@ -23,7 +23,7 @@ _LINEAR_NAMES = (
 
 
 def is_linear_in_lr(optimizer: Optimizer) -> bool:
-    """Whether multiplying a group's ``lr`` multiplies the update: torch's own step of a class known for it."""
+    """Return whether multiplying a group's ``lr`` multiplies the update: torch's own step of a class known for it."""
     own = inspect.unwrap(type(optimizer).step)
     classes = [getattr(torch.optim, name, None) for name in _LINEAR_NAMES]
     return any(own is inspect.unwrap(cls.step) for cls in classes if cls is not None)
@@ -34,7 +34,7 @@ def split_groups(
     factor_of: Callable[[Tensor], float | None],
     base_lrs: Sequence[Any],
 ) -> list[dict[str, Any]]:
-    """Groups of the same settings in which parameters of unequal factors are apart; None leaves ``lr`` alone.
+    """Split groups so that parameters of unequal factors are apart; a factor of None leaves ``lr`` alone.
 
     Args:
         groups: the optimizer's.

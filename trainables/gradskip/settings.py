@@ -257,7 +257,7 @@ DEFAULT_SAMPLES = 200
 
 
 def variable_named(name: str) -> Variable:
-    """The variable of that name, or a UserError that prints the nearest one and the list."""
+    """Return the variable of that name, or a UserError that prints the nearest one and the list."""
     if name not in BY_NAME:
         raise unknown_name("variable", name, BY_NAME)
     return BY_NAME[name]
@@ -405,7 +405,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
-        """Settings from ``CAC_*`` variables; an empty variable counts as not set.
+        """Read settings from ``CAC_*`` variables; an empty variable counts as not set.
 
         Args:
             environ: the variables; ``os.environ`` when None.
@@ -436,7 +436,7 @@ class Settings:
         return cls(**values)
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that make a script with the gradient-skip optimizer use these settings.
+        """Return the variables that make a script with the gradient-skip optimizer use these settings.
 
         Every variable of the active mode is given, so that the answer does not depend on defaults. `reference` has
         no variable. ``Settings.from_environment(s.to_environment()) == s`` up to `reference` and an unset `samples`,

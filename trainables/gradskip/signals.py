@@ -30,10 +30,10 @@ class Signal(Protocol):
         """See the gradients of a step of the layers that still train."""
 
     def measure(self, units: Sequence[Unit]) -> Tensor:
-        """The layers' signals, (len(units),), on the device."""
+        """Return the layers' signals, (len(units),), on the device."""
 
     def measured(self) -> None:
-        """The rule has taken what it wanted of this step."""
+        """Take note that the rule has what it wanted of this step."""
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain numbers."""
@@ -55,7 +55,7 @@ def variance(weights: Sequence[Tensor], *, reference: bool = False) -> Tensor:
 
 
 def whole(value: Tensor) -> Tensor:
-    """The value itself, gathered where it is a distributed tensor."""
+    """Return the value itself, gathered where it is a distributed tensor."""
     gather = getattr(value, "full_tensor", None)
     return value if gather is None else gather()
 
@@ -196,7 +196,7 @@ class PlasticitySignal:
         self.inputs = None
 
     def _output(self, module: nn.Module, state: dict[str, Tensor] | None) -> Tensor | None:
-        """The module's first output on the step's inputs; None if it is never called."""
+        """Return the module's first output on the step's inputs; None if it is never called."""
         if self.inputs is None:
             raise RuntimeError(
                 "CAC_RULE=plasticity saw no inputs of a training step: give the model that is called, compiled or "

@@ -15,7 +15,7 @@ class SkippedSteps:
         self._total: Tensor | None = None  # skipped and still counted; on the device
 
     def is_skipped(self, found_inf: Tensor, machine: SkipMachine, due: int) -> bool:
-        """Whether the coming step does nothing, which is then no iteration.
+        """Return whether the coming step does nothing, which is then no iteration.
 
         Away from decisions skipped steps are only summed up on the device; the sum is read when a decision is near.
 

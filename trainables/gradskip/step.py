@@ -103,7 +103,7 @@ class Step:
         self._optimizer.step = types.MethodType(around, self._optimizer)  # type: ignore[method-assign]
 
     def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with a closure behind which no stopped parameter has a gradient."""
+        """Return the arguments with a closure behind which no stopped parameter has a gradient."""
 
         def guarded(closure: Any) -> Any:
             if not callable(closure):
@@ -187,7 +187,7 @@ class Step:
             self._tell_lost_gradients()
 
     def _tell_lost_gradients(self) -> None:
-        """In the first step after a stop: whoever had a gradient before it and has not stopped must have one still."""
+        """Warn, in the first step after a stop, of parameters that train and have lost their gradient."""
         self._stops.look_at_user()
         alive = [n for n in sorted(self._expected) if self._stops.moves(n)]
         self._expected = set()
@@ -276,5 +276,5 @@ class Step:
 
 
 def has_closure(args: Any, kwargs: Any) -> bool:
-    """Whether a step was called with a closure."""
+    """Return whether a step was called with a closure."""
     return any(callable(a) for a in args) or callable(kwargs.get("closure"))

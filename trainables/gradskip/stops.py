@@ -115,18 +115,18 @@ class Stops:
         return next((self._parameters[n] for n in self._reasons if self._is_kept(n)), None)
 
     def user_trains(self, number: int) -> bool:
-        """Whether the user trains the parameter, stopped or not."""
+        """Return whether the user trains the parameter, stopped or not."""
         return not self._reasons.get(number, Reason(0)) & Reason.USER
 
     def _is_kept(self, number: int) -> bool:
         return bool(self._reasons.get(number, Reason(0)) & Reason.KEPT)
 
     def moves(self, number: int) -> bool:
-        """Whether an optimizer step may move the parameter, as of the last look at the user."""
+        """Return whether an optimizer step may move the parameter, as of the last look at the user."""
         return number not in self._reasons
 
     def holds(self, number: int) -> bool:
-        """Whether Gradient-Skip has stopped the parameter."""
+        """Return whether Gradient-Skip has stopped the parameter."""
         return bool(self._reasons.get(number, Reason(0)) & OURS)
 
     def of(self, reason: Reason) -> tuple[int, ...]:
@@ -244,7 +244,7 @@ class Stops:
         return woken
 
     def take_out(self) -> tuple[Callable[[], None], Callable[[], None]]:
-        """What takes the stopped parameters out of the optimizer's groups for a step, and what puts them back."""
+        """Return what takes the stopped parameters out of the groups for a step, and what puts them back."""
         groups: list[dict[str, Any]] = self._optimizer.param_groups
         whole = [group["params"] for group in groups]
         if len(self._moving) != len(groups) or any(a is not b for a, (b, _) in zip(whole, self._moving, strict=True)):

@@ -10,7 +10,7 @@ from trainables.gradskip.settings import Settings
 
 
 def some(names: Sequence[str], most: int) -> str:
-    """The first names and how many more there are.
+    """Return the first names and how many more there are.
 
     >>> some(["a", "b", "c"], 2)
     'a, b and 1 more'
@@ -36,7 +36,7 @@ class Advice:
             warnings.warn(message, stacklevel=users_level())
 
     def groups(self, count: int) -> None:
-        """Parameters came in several groups and no model."""
+        """Warn that parameters came in several groups and no model."""
         self._say(
             "groups",
             f"parameters came in {count} groups and no model: layers are numbered through the groups; "
@@ -44,11 +44,11 @@ class Advice:
         )
 
     def never_fires(self, reason: str) -> None:
-        """The settings stop nothing, or most likely nothing."""
+        """Warn that the settings stop nothing, or most likely nothing."""
         self._say("never", f"Gradient-Skip {reason}")
 
     def recompilations(self, stops: int, limit: int) -> None:
-        """More stops may come than torch compiles a model anew."""
+        """Warn that more stops may come than torch compiles a model anew."""
         self._say(
             "recompile",
             f"{stops} layers may stop one by one, and each stop recompiles the model's training graph once and, "
@@ -57,11 +57,11 @@ class Advice:
         )
 
     def nothing_left(self) -> None:
-        """Every parameter is stopped."""
+        """Warn that every parameter is stopped."""
         self._say("all", "every parameter of this optimizer is stopped: training goes on with nothing to do")
 
     def left_upstream(self, names: Sequence[str], unfrozen: Sequence[str], *, has_units: bool = True) -> None:
-        """Parameters train before stopped layers.
+        """Warn that parameters train before stopped layers.
 
         Args:
             names: of them.
@@ -81,7 +81,7 @@ class Advice:
         )
 
     def unseen(self, *, example_given: bool) -> None:
-        """A layer stopped and the execution order is not known."""
+        """Warn that a layer stopped and the execution order is not known."""
         way = "example_inputs= could not be run, as was warned of" if example_given else "Give example_inputs="
         self._say(
             "unseen",
@@ -91,7 +91,7 @@ class Advice:
         )
 
     def processes(self) -> None:
-        """A layer stopped in one of several processes that torch's own wrapper joins."""
+        """Warn that a layer stopped in one of several processes that torch's own wrapper joins."""
         self._say(
             "processes",
             "a layer stopped in one of several processes, which torch's DistributedDataParallel does not expect: "
@@ -99,7 +99,7 @@ class Advice:
         )
 
     def lost_gradients(self, names: Sequence[str]) -> None:
-        """Parameters that train had a gradient before a stop and have none after it."""
+        """Warn that parameters which train had a gradient before a stop and have none after it."""
         self._say(
             "lost",
             f"{some(names, 1)} had a gradient before the last stop "
@@ -108,7 +108,7 @@ class Advice:
         )
 
     def woken(self, name: str) -> None:
-        """The user has switched a stopped parameter on."""
+        """Warn that the user has switched a stopped parameter on."""
         why = ""
         if not self._settings.prefix_autograd:
             why = " (CAC_PREFIX_AUTOGRAD=0 stops what runs before stopped layers with them)"
@@ -120,11 +120,11 @@ class Advice:
         )
 
     def nan(self, name: str) -> None:
-        """A watched weight holds a NaN."""
+        """Warn that a watched weight holds a NaN."""
         self._say("nan", f"the weights of {name} hold a NaN: their variance is NaN and stops nothing")
 
     def input_needs_gradient(self, what: str) -> None:
-        """Something that is no parameter needs a gradient behind stopped layers."""
+        """Warn that something that is no parameter needs a gradient behind stopped layers."""
         way = ""
         if self._settings.prefix_autograd:
             way = ". If that gradient is of no use to you, CAC_PREFIX_AUTOGRAD=0 cuts it off there"
@@ -135,7 +135,7 @@ class Advice:
         )
 
     def other_rule(self, saved: str, asked: str) -> None:
-        """A state was loaded that another rule, or one over other layers, has left."""
+        """Warn that the state loaded is of another rule, or of one over other layers."""
         self._say(
             "rule",
             f"the state is of {saved} and the settings ask for {asked}: iterations and stops go on, the rule begins "

@@ -14,7 +14,7 @@ _LIBRARIES = ("torch", "accelerate", "transformers", "lightning", "pytorch_light
 
 
 def users_level() -> int:
-    """The ``stacklevel`` with which the caller's `warnings.warn` points at the innermost line of the user's."""
+    """Return the ``stacklevel`` with which the caller's `warnings.warn` points at the innermost line of the user's."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "").partition(".")[0]

@@ -21,7 +21,7 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 
 
 def may_end_prefix(module: nn.Module) -> bool:
-    """Whether a stopped prefix may run on over this module, which has no parameters.
+    """Return whether a stopped prefix may run on over this module, which has no parameters.
 
     Dropout only where it does nothing: drawing once and keeping the draw would be another regularization. Classes
     are compared exactly, for a subclass may do anything.
@@ -35,7 +35,7 @@ def may_end_prefix(module: nn.Module) -> bool:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own model inside DistributedDataParallel (torch's or ours) and torch.compile.
+    """Return the user's own model inside DistributedDataParallel (torch's or ours) and torch.compile.
 
     Raises:
         UserError: DataParallel, which runs copies of the model.
@@ -50,7 +50,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def resolve_chain(
     model: nn.Module, chain: Sequence[nn.Module] | Sequence[str] | None
 ) -> tuple[list[nn.Module], list[str]]:
-    """The chain's modules and their names in the model.
+    """Return the chain's modules and their names in the model.
 
     Raises:
         UserError: no chain for a model that is no nn.Sequential, an empty one, or one with modules of another model.

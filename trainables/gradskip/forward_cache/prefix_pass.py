@@ -76,7 +76,7 @@ class PrefixPass:
             raise self._wrong_chain(f"ended before {self._names[self._position]!r}")
 
     def report(self) -> PassReport | None:
-        """What was done; None if the model ran untouched, or not at all."""
+        """Report what was done; None if the model ran untouched, or not at all."""
         if self._position == 0 or (self._untouched and self._computed == 0):
             return None
         return PassReport(modules=tuple(self._names), rows=len(self._indices), computed=self._computed)
@@ -199,7 +199,7 @@ class PrefixPass:
             return self._originals[module](x)
 
     def _rows_stand_alone(self, y: Tensor) -> bool:
-        """Whether every other row, computed without its neighbours, comes out the same."""
+        """Return whether every other row, computed without its neighbours, comes out the same."""
         alone: Any = self._rows[::2]
         self._computed += len(alone)
         for module in self._modules:
@@ -210,7 +210,7 @@ class PrefixPass:
         return self._cache.stands_alone
 
     def _honest(self) -> Any:
-        """The prefix as without a cache, on the whole batch."""
+        """Run the prefix as without a cache, on the whole batch."""
         self._computed += len(self._input)
         y: Any = self._input
         for module in self._modules:
@@ -247,7 +247,7 @@ def _words(kind: tuple[Any, ...]) -> str:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """The module and all in it in eval mode; each goes back to its own mode."""
+    """Put the module and all in it into eval mode; each goes back to its own mode."""
     training = [part for part in module.modules() if part.training]
     for part in training:
         part.training = False

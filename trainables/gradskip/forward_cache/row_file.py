@@ -57,12 +57,12 @@ class RowFile:
         return self._slots[indices] >= 0
 
     def get(self, indices: Tensor) -> Tensor:
-        """The rows of samples that are held: (B, *row), on the CPU, a copy."""
+        """Return the rows of samples that are held: (B, *row), on the CPU, a copy."""
         assert self._rows is not None
         return self._rows.index_select(0, self._slots[indices])
 
     def checksums(self, indices: Tensor) -> Tensor:
-        """The checksums put with the rows: (B,) int64."""
+        """Return the checksums put with the rows: (B,) int64."""
         return self._checksums[indices]
 
     def put(self, indices: Tensor, rows: Tensor, checksums: Tensor) -> None:
@@ -114,7 +114,7 @@ class RowFile:
 
 
 def row_checksums(rows: Tensor) -> Tensor:
-    """A checksum of each row's bits: (B, ...) of any dtype to (B,) int64, on the same device.
+    """Compute a checksum of each row's bits: (B, ...) of any dtype to (B,) int64, on the same device.
 
     The bits are read as integers and multiplied with fixed pseudo-random odd numbers, modulo 2^64. Integer sums do
     not depend on their order, so equal rows have equal checksums in every batch and on every device, and one changed

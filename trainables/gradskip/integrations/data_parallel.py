@@ -83,7 +83,7 @@ class DistributedDataParallel(TorchDataParallel):
             super().register_comm_hook(state, hook)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's forward pass; gradients of the backward pass are averaged over the processes."""
+        """Run the model; gradients of the backward pass are averaged over the processes."""
         if self._outdated:
             self._build_anew()
         return super().forward(*args, **kwargs)

@@ -57,7 +57,7 @@ class Recorder:
                     self.write()
 
     def _earlier(self) -> Any:
-        """What a run that is now resumed has recorded up to here."""
+        """Read what a run that is now resumed has recorded up to here."""
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def braking_factor(count: int, distance: int) -> float:
-    """The factor on the learning rate with ``count`` braking steps left after this one, in [0, 1).
+    """Return the factor on the learning rate with ``count`` braking steps left after this one, in [0, 1).
 
     >>> [braking_factor(c, 4) for c in (3, 2, 1, 0)]
     [0.5625, 0.25, 0.0625, 0.0]

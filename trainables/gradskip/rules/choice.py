@@ -19,7 +19,7 @@ def make_rule(
     manual: Sequence[int] | None = None,
     single_precision: bool = True,
 ) -> StopRule:
-    """The rule that the settings ask for.
+    """Return the rule that the settings ask for.
 
     Args:
         settings: any.

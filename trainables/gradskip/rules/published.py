@@ -97,7 +97,7 @@ class AutoRule(InOrder):
         return self.next_due(0) + self._interval if self.targets else NEVER
 
     def due(self, iteration: int) -> bool:
-        """Whether this iteration examines a target at all."""
+        """Return whether this iteration examines a target at all."""
         return (
             self.position < len(self.targets)
             and iteration >= self.settings.start_itr

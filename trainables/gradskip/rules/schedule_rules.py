@@ -85,7 +85,7 @@ class FreezeOutRule(InOrder):
         return math.ceil(self.ends[0]) if self.stoppable else NEVER
 
     def factor(self, layer: int, iteration: int) -> float:
-        """The learning rate's factor of a layer at an iteration; may be above 1 where scaled."""
+        """Return the learning rate's factor of a layer at an iteration; may be above 1 where scaled."""
         end = self.ends[layer]
         if iteration >= end:
             return 0.0

@@ -14,7 +14,7 @@ from trainables.gradskip.settings import Settings
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The percentile with linear interpolation between order statistics; ``values`` must not be empty.
+    """Return the percentile with linear interpolation between order statistics; ``values`` must not be empty.
 
     >>> percentile([3.0, 1.0, 2.0], 50)
     2.0

@@ -76,7 +76,7 @@ class SkipMachine:
         return tuple(scaled)
 
     def quiet_until(self) -> int:
-        """Steps numbered below this have nothing to do: `step` would return `ORDINARY` and only count."""
+        """Return the first step that has anything to do: before it `step` would return `ORDINARY` and only count."""
         return self.iteration if self.braking_through >= 0 else self.rule.next_due(self.iteration)
 
     def state_dict(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class SkipMachine:
 def replay(
     settings: Settings, targets: Sequence[int], variance_at: Callable[[int, int], float], steps: int
 ) -> list[tuple[int, Decision]]:
-    """The stops that these settings decide on recorded variances.
+    """Return the stops that these settings decide on recorded variances.
 
     Exact up to and including the first stop; after it the recording shows layers that went on training.
 

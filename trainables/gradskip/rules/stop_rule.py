@@ -38,19 +38,19 @@ class StopRule(Protocol):
     """What decides which layer stops when. One call a step, with ascending iterations."""
 
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
-        """The layer whose stop is decided at the start of this step, or None."""
+        """Return the layer whose stop is decided at the start of this step, or None."""
 
     def next_due(self, iteration: int) -> int:
-        """The first iteration from this one on at which `decide` may do anything; `NEVER` if none."""
+        """Return the first iteration from this one on at which `decide` may do anything; `NEVER` if none."""
 
     def first_stop(self) -> int:
-        """The earliest iteration at which this rule, before its first step, can decide a stop; `NEVER` if none."""
+        """Return the earliest iteration at which this rule, not yet begun, can decide a stop; `NEVER` if none."""
 
     def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
         """(position through which, factor on the learning rate) of layers that still train, ascending; mostly none."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The rule's whole state, in plain numbers."""
+        """Return the rule's whole state, in plain numbers."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state of this rule, of the same layers or of others."""
@@ -88,7 +88,7 @@ class InOrder:
         """Forget what was measured of the current target: it is another one."""
 
     def target_state(self) -> dict[str, Any]:
-        """The current target by its position, which says the same to a rule of other targets; None for none left."""
+        """Return the current target by its position, which a rule of other targets understands; None for none left."""
         return {"target": self.targets[self.position] if self.position < len(self.targets) else None}
 
     def load_target(self, state: dict[str, Any]) -> bool:

@@ -43,7 +43,7 @@ class ProcessRecord:
         self.settle()
 
     def begin_step(self) -> None:
-        """An optimizer's `step()` begins."""
+        """Begin an optimizer's step."""
         self._stepping = True
 
     def take(self) -> tuple[int, int] | None:
@@ -54,7 +54,7 @@ class ProcessRecord:
         return self.flops.forward_flops - forward, self.flops.backward_flops - backward
 
     def end_step(self, record: StepRecord) -> None:
-        """An optimizer has stepped."""
+        """End an optimizer's step."""
         self._stepping = False
         self.steps += 1
         record.last_step = self.steps
@@ -64,7 +64,7 @@ class ProcessRecord:
         self.settle()
 
     def change(self) -> None:
-        """The set of stopped layers is another one: in a step that has all gradients still, or between two."""
+        """Take note of another set of stopped layers: in a step that has all gradients still, or between two."""
         self._changed = True
         if not self._stepping:
             self._begin_stretches()

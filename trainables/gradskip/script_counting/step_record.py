@@ -189,7 +189,7 @@ class StepRecord:
         )
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """The steps so far, in plain types."""
+        """Return the steps so far, in plain types."""
         return [asdict(stretch) for stretch in self._stretches]
 
     def load_state_dict(self, state: list[Mapping[str, Any]]) -> None:
