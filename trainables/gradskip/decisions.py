@@ -160,11 +160,6 @@ class Decisions:
             self.learning_rates = [_plain(group["lr"]) for group in groups if "lr" in group]
         return plan
 
-    def is_decision(self) -> bool:
-        """Return whether the coming step may decide a stop."""
-        machine = self.machine
-        return machine.braking_through < 0 and machine.rule.next_due(machine.iteration) == machine.iteration
-
     def _signal_of(self, position: int) -> float:
         if position not in self._measured:
             asked = self.running_units() if self.signal.together else [self._unit_at[position]]
