@@ -10,6 +10,10 @@ from conv_models import conv_batches
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+#: Every decision stops a layer that shrinks: strong weight decay makes each do so from the first step on.
+EAGER: dict[str, Any] = {"start_itr": 0, "samples": 2, "start_thr": 1.0, "slope_thr": 1.0, "mt_thr": 1.0}
+SHRINKING: dict[str, Any] = {"lr": 0.02, "weight_decay": 2.0}
+
 
 def train(
     model: Any,

@@ -1,4 +1,4 @@
-"""What a gradient-skip optimizer says: at the user's line, once, and never to set what is set."""
+"""Warnings of a gradient-skip optimizer: at the user's line, once, and never to set a setting that is on."""
 
 from __future__ import annotations
 
@@ -11,27 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from conv_models import conv_batches, conv_model
+from conv_models import LateNorms, conv_batches, conv_model
 from loops import train
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.gradskip import SGD, Settings, wrap
 from trainables.gradskip.advice.advice import Advice, some
-
-
-class LateNorms(nn.Module):
-    """Registers its norms last, so that they are left training before stopped convolutions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv0, self.conv1 = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3)
-        self.norm0 = nn.BatchNorm2d(4)
-        self.head = nn.Linear(64, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.conv1(torch.relu(self.norm0(self.conv0(x))))).flatten(1))
 
 
 def warned(settings: Settings, model: nn.Module | None = None) -> list[str]:

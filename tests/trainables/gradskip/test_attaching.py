@@ -1,4 +1,4 @@
-"""What may get Gradient-Skip, what attaching leaves behind, and what it keeps alive."""
+"""Attach Gradient-Skip: refusals, traces left behind, and objects kept alive."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ from trainables.gradskip.layers import make_plan
 MANUAL = Settings(stop_layer_num=(3,), stop_layer_itr=(2,))
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Lookahead(Optimizer):

@@ -13,20 +13,15 @@ import pandas as pd
 import pytest
 import torch
 from conv_models import conv_batches, conv_model
-from loops import DecayInside, equal, train, weights
+from loops import EAGER, DecayInside, equal, train, weights
 from torch import Tensor, nn
 
 from trainables.gradskip import SGD, ForwardCache, Settings, record, wrap
 
 MANUAL = Settings(stop_layer_num=(3,), stop_layer_itr=(2,))
-EAGER = {"start_itr": 0, "samples": 2, "start_thr": 1.0, "slope_thr": 1.0, "mt_thr": 1.0}
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def train_on_ones(model: nn.Module, optimizer: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conv_models import conv_batches, conv_model
+from conv_models import LateNorms, conv_batches, conv_model
 from loops import equal, train, weights
 from torch import Tensor, nn
 
@@ -171,18 +171,7 @@ class TestAutogradOfThePrefix:
     def trained(self, **settings: Any) -> tuple[nn.Module, SGD]:
         """Stopped through the last convolution; the second norm is registered last, so that it is left training."""
 
-        class LateNorm(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                torch.manual_seed(0)
-                self.conv0, self.conv1 = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3)
-                self.norm0 = nn.BatchNorm2d(4)
-                self.head = nn.Linear(64, 5)
-
-            def forward(self, x: Tensor) -> Tensor:
-                return self.head(torch.relu(self.conv1(torch.relu(self.norm0(self.conv0(x))))).flatten(1))
-
-        model = LateNorm()
+        model = LateNorms()
         optimizer = SGD(
             model.parameters(), lr=0.1, model=model,
             settings=Settings(stop_layer_num=(3,), stop_layer_itr=(1,), **settings),

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 from conv_models import conv_model
-from loops import equal, train, weights
+from loops import EAGER, SHRINKING, equal, train, weights
 from torch import nn
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, Settings
 
-SHRINKING: dict[str, Any] = {"lr": 0.02, "weight_decay": 2.0}
-EAGER: dict[str, Any] = {"start_itr": 0, "samples": 2, "start_thr": 1.0, "slope_thr": 1.0, "mt_thr": 1.0}
 RULES: dict[str, Settings] = {
     "off": Settings(start_thr=-1),
     "variance": Settings(**EAGER),
@@ -30,11 +28,7 @@ RULES: dict[str, Settings] = {
 STOPPED = Settings(stop_layer_num=(4,), stop_layer_itr=(3,))
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def build(settings: Settings) -> tuple[nn.Module, SGD]:

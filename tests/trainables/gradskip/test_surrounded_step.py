@@ -17,11 +17,7 @@ from trainables.gradskip import SGD, AdamW, Settings, wrap
 BRAKING = Settings(stop_layer_num=(3,), stop_layer_itr=(1,), braking_distance=4)
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class TestCompiledStep:
