@@ -1,4 +1,4 @@
-"""What may get Gradient-Skip: checked before anything is attached."""
+"""Refuse optimizers and settings that do not go with Gradient-Skip, before anything is attached."""
 
 from __future__ import annotations
 
@@ -21,23 +21,19 @@ def check_attachable(optimizer: Optimizer) -> None:
         )
     if hasattr(optimizer, "gradskip"):
         raise UserError("this optimizer has Gradient-Skip already: wrap it once")
-    try:
-        optimizer.register_state_dict_pre_hook(lambda _: None).remove()
-    except AttributeError:
-        built = False
-    else:
-        built = True
     inner = _inner_optimizer(optimizer)
     if inner is not None:
         raise UserError(
             f"Gradient-Skip needs the optimizer that moves the parameters, got {type(optimizer).__name__} around "
             f"{type(inner).__name__}: wrap the inner one first, as in {type(optimizer).__name__}(gradskip.wrap(...))"
         )
-    if not built:
+    try:
+        optimizer.register_state_dict_pre_hook(lambda _: None).remove()
+    except AttributeError:
         raise UserError(
             f"Gradient-Skip needs an optimizer with torch's hooks, got {type(optimizer).__name__}, which does not call "
             "torch.optim.Optimizer.__init__: have it call that, or wrap the optimizer that it is built around"
-        )
+        ) from None
 
 
 def _inner_optimizer(optimizer: Optimizer) -> Optimizer | None:

@@ -104,9 +104,9 @@ class GradientSkip(Status):
     def _number(self) -> None:
         numbering = self.numbering = Numbering(self.optimizer.param_groups, self.model, self.settings)
         numbering.on_trace = self._take_trace
-        self.stops = Stops(self.optimizer, numbering.parameters, self.model, self.settings)
+        self.stops = Stops(self.optimizer, numbering, self.settings)
         if self._example is not None and numbering.wants_trace:
-            numbering.trace = self.stops.trace = self._example.of(numbering.parameters)
+            numbering.trace = self._example.of(numbering.parameters)
             numbering.order_by_trace()
         self.decisions.begin(numbering, self.stops)
         self.step.bind(numbering, self.stops)
@@ -141,7 +141,6 @@ class GradientSkip(Status):
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def _take_trace(self) -> None:
-        self.stops.trace = self.numbering.trace
         if self.machine.iteration == 0:
             self.numbering.order_by_trace()
             self.decisions.begin(self.numbering, self.stops)
@@ -156,7 +155,7 @@ class GradientSkip(Status):
         """Stop the parameters up to a position."""
         before = self._needing_gradients()
         self.stops.stop(self.plan.order[: through + 1])
-        self.tell_of_change(before)
+        self._tell_of_change(before)
         advise_after_stop(
             self.advice, self.numbering, self.stops, example_given=self._example_given,
             joined=self.process_group is not None,
@@ -170,13 +169,13 @@ class GradientSkip(Status):
         self.step.once.append(self._input_check.remove)
         if is_compiled(self._given_model):
             self._input_check.watch_inputs(self._given_model)
-        elif self.stops.trace is not None:
-            self._input_check.watch_prefix(self.model, self.parameters, self.stops.reasons, self.stops.trace)
+        elif self.numbering.trace is not None:
+            self._input_check.watch_prefix(self.model, self.parameters, self.stops.reasons, self.numbering.trace)
 
     def _needing_gradients(self) -> list[bool]:
         return [p.requires_grad for p in self.parameters]
 
-    def tell_of_change(self, before: list[bool]) -> None:
+    def _tell_of_change(self, before: list[bool]) -> None:
         """Call `on_stop` where other parameters need a gradient than before."""
         if before != self._needing_gradients():
             for told in self.on_stop:
@@ -199,7 +198,7 @@ class GradientSkip(Status):
         self.step.forget()
         self.step.skipped.forget()
         saved_state.load(self, state)
-        self.tell_of_change(before)
+        self._tell_of_change(before)
         self.step.refresh()
         if self.stops.any:
             self._check_inputs()

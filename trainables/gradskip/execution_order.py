@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainables.flops import uncompiled
 from trainables.gradskip.advice.users_line import users_level
+from trainables.gradskip.inert_copies import InertInCopies
 from trainables.gradskip.model_trace import ModelTrace, mask_of
 from trainables.gradskip.parts import own_children, own_parameters
 from trainables.training.generators import kept_generators
@@ -152,7 +153,7 @@ class ExecutionRecorder:
             self._calls.clear()
             self.remove()
             return
-        # What a container has itself and has frozen may be used before any of its children: autograd does not say.
+        # A frozen parameter of a container itself may be used before any of its children: autograd does not say.
         mask |= self._running[-1][2] if self._running else 0
         above = (self._running[-1][2] if self._running else 0) | self._frozen(module)
         self._running.append((index, mask, above))
@@ -209,7 +210,7 @@ def _inert_recorder() -> ExecutionRecorder:
 
 @dataclass(kw_only=True)
 class _Calls:
-    """When a module was called first, and the masks of its inputs: of the first call, and of all calls."""
+    """Rank of a module's first call, and the masks of its inputs: of the first call, and of all calls."""
 
     rank: int
     first: int
@@ -339,7 +340,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
             yield from tensors_of(part)
 
 
-class ForwardHook:
+class ForwardHook(InertInCopies):
     """A forward pre-hook that hands a training step's inputs on. Copies of the model carry an inert one.
 
     Args:
@@ -370,9 +371,3 @@ class ForwardHook:
             self.remove()
         else:
             seen(args, kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ForwardHook:
-        return ForwardHook()
-
-    def __reduce__(self) -> tuple[type[ForwardHook], tuple[()]]:
-        return ForwardHook, ()

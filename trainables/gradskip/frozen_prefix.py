@@ -1,4 +1,4 @@
-"""What stops beside the weights: running statistics of norms, and what autograd keeps of a stopped prefix."""
+"""Hold the running statistics of norms, and cut autograd's record, in a stopped prefix."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from trainables.gradskip.inert_copies import InertInCopies
 from trainables.gradskip.model_trace import ModelTrace, mask_of
 from trainables.gradskip.settings import Settings
 
 
-class PrefixHook:
+class PrefixHook(InertInCopies):
     """A hook of ours on a module. Copies of the model carry an inert one: nothing trains them, or another optimizer.
 
     Args:
@@ -25,12 +26,6 @@ class PrefixHook:
 
     def __call__(self, *args: Any) -> Any:
         return None if self._act is None else self._act(*args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PrefixHook:
-        return PrefixHook()
-
-    def __reduce__(self) -> tuple[type[PrefixHook], tuple[()]]:
-        return PrefixHook, ()
 
 
 def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:

@@ -7,8 +7,7 @@ stop in execution order. Rules and machine speak positions.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -104,7 +103,10 @@ def make_plan(
     order = tuple(range(len(parameters)) if order is None else order)
     position = {number: place for place, number in enumerate(order)}
     beside = _beside(parameters, [members for _, members in layers], model)
-    starts = sorted((min(position[m] for m in (*members, *beside(members))), weights) for weights, members in layers)
+    starts = sorted(
+        (min(position[m] for m in (*members, *own)), weights)
+        for (weights, members), own in zip(layers, beside, strict=True)
+    )
     ends = [start - 1 for start, _ in starts[1:]]
     if starts:
         members = next(members for weights, members in layers if weights == starts[-1][1])
@@ -119,10 +121,8 @@ def make_plan(
     )
 
 
-def _beside(
-    parameters: Sequence[Tensor], layers: Sequence[tuple[int, ...]], model: nn.Module
-) -> Callable[[tuple[int, ...]], set[int]]:
-    """Find what else a layer's module has, such as a bias that is registered before the weight.
+def _beside(parameters: Sequence[Tensor], layers: Sequence[tuple[int, ...]], model: nn.Module) -> list[set[int]]:
+    """Find what else each layer's module has, such as a bias that is registered before the weight.
 
     Nothing for a module with several layers (the matrices of an LSTM), whose parameters are in their order.
     """
@@ -132,8 +132,8 @@ def _beside(
         own = {number_of[id(p)] for p in own_parameters(module) if id(p) in number_of}
         for number in own:
             own_of.setdefault(number, own)
-    watched = Counter(frozenset(own_of.get(members[0], ())) for members in layers)
-    return lambda members: own if watched[frozenset(own := own_of.get(members[0], set()))] == 1 else set()
+    found = [own_of.get(members[0], set()) for members in layers]
+    return [own if found.count(own) == 1 else set() for own in found]
 
 
 def _end_of_last_unit(parameters: Sequence[Tensor], order: Sequence[int], own: int) -> int:

@@ -1,4 +1,4 @@
-"""What one forward pass has shown of a model: in which order layers execute, and what lies upstream of what.
+"""The result of one recorded forward pass: execution order of the layers, and the parameters upstream of each.
 
 Sets of parameters are bit masks: bit n stands for parameter n.
 """
@@ -15,7 +15,7 @@ class ModelTrace:
     """Execution order and upstream parameters, by parameter number, as one forward pass showed them."""
 
     ranks: tuple[int, ...]
-    """When the module that owns the parameter was called first, from 0; ascending in execution order."""
+    """Rank of the first call of the module that owns the parameter, from 0; ascending in execution order."""
     upstream: tuple[int, ...]
     """Mask of the parameters that the owner's input depends on: their gradients come through the owner. Of the first
     use alone, where a parameter is used several times: behind a later one lies what has nothing to do with its stop."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from trainables.gradskip.settings import Settings
 
 
 class ExampleTrace:
-    """What one run of the model on example inputs showed, of all its parameters. The inputs are not kept.
+    """The trace of one run of the model on example inputs, over all its parameters. The inputs are not kept.
 
     Args:
         model: unwrapped.
@@ -62,24 +62,24 @@ class Numbering:
         self.order: tuple[int, ...] = tuple(range(len(self.parameters)))
         """Position to number: the order in which parameters stop."""
         self.trace: ModelTrace | None = None
-        """What one forward pass has shown, once it is known."""
+        """The trace of one forward pass, once it is known."""
         self.on_trace: Callable[[], None] = lambda: None
         """Called when the first training forward pass has shown the trace."""
         self._recorder: ExecutionRecorder | None = None
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the parameters are shards (FSDP2), whose model is not traced."""
+        """True where the parameters are shards (FSDP2), whose model is not traced."""
         return any(hasattr(p, "full_tensor") for p in self.parameters)
 
     @property
     def wants_trace(self) -> bool:
-        """Whether the order in which layers execute is of use and can be seen."""
+        """True where the order in which layers execute is of use and can be seen."""
         return self.model is not None and self.settings.mode != "off" and not self.is_sharded
 
     @property
     def records(self) -> bool:
-        """Whether the first training forward pass is waited for or being recorded."""
+        """True while the first training forward pass is waited for or being recorded."""
         return self._recorder is not None
 
     def name(self, number: int) -> str:
@@ -117,28 +117,20 @@ class Numbering:
     def plan(self, counts: Callable[[Unit], bool]) -> LayerPlan:
         """Return the layers for which ``counts`` holds, and what stops with them."""
         settings = self.settings
-        if settings.targets is not None:
-            plan = self._plan_of_targets(settings.targets)
-        else:
-            plan = make_plan(
-                self.parameters, settings.watch, model=self.model, whole_units=settings.whole_units, order=self.order
-            )
-        units = tuple(unit for unit in plan.units if counts(unit))
-        return replace(plan, units=units)
-
-    def _plan_of_targets(self, targets: tuple[int, ...]) -> LayerPlan:
-        whole = make_plan(
-            self.parameters,
-            self.settings.watch,
-            model=self.model,
-            whole_units=self.settings.whole_units,
-            order=self.order,
+        plan = make_plan(
+            self.parameters, settings.watch, model=self.model, whole_units=settings.whole_units, order=self.order
         )
-        units: dict[int, Unit] = {}
-        for number in sorted(targets, key=whole.order.index):  # of several in one unit the first is looked at
-            end = whole.position_of_stop(number)
-            units.setdefault(end, Unit(number=number, watched=(number,), end=end))
-        return replace(whole, units=tuple(units[end] for end in sorted(units)))
+        units = plan.units if settings.targets is None else _units_of(settings.targets, plan)
+        return replace(plan, units=tuple(unit for unit in units if counts(unit)))
+
+
+def _units_of(targets: Sequence[int], plan: LayerPlan) -> list[Unit]:
+    """Return the layers of these numbers; of several in one whole unit the first."""
+    units: dict[int, Unit] = {}
+    for number in sorted(targets, key=plan.order.index):
+        end = plan.position_of_stop(number)
+        units.setdefault(end, Unit(number=number, watched=(number,), end=end))
+    return [units[end] for end in sorted(units)]
 
 
 def as_forward(example: Any) -> Callable[[nn.Module], Any]:
@@ -166,5 +158,5 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def recompile_limit() -> int:
-    """How often torch compiles a function anew before it gives up."""
+    """Return the number of times that torch compiles a function anew before it gives up."""
     return int(torch._dynamo.config.recompile_limit)

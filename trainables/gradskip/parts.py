@@ -1,4 +1,4 @@
-"""What belongs to a module itself: its parameters, those of its parametrized weights included.
+"""List the parameters that belong to a module itself, those of its parametrized weights included.
 
 A weight under `torch.nn.utils.parametrize` is kept in modules of its own below the layer's (``weight_norm``:
 ``parametrizations.weight.original0`` and ``original1``). They are parts of the layer's weight, not layers.

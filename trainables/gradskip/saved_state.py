@@ -70,7 +70,7 @@ def load(skip: GradientSkip, state: dict[str, Any]) -> None:
         skip.step_record.load_state_dict(state["step_record"])
     if state["trace"] is not None:
         numbering.stop_recording()
-        numbering.trace = stops.trace = ModelTrace.from_state(state["trace"])  # a run that is resumed has been seen
+        numbering.trace = ModelTrace.from_state(state["trace"])  # a run that is resumed has been seen
     machine = dict(state["machine"])
     saved_order = tuple(state["order"])
     stopped = saved_order[state["stops"]["through"] + 1 : machine["stopped_through"] + 1]
@@ -81,7 +81,8 @@ def load(skip: GradientSkip, state: dict[str, Any]) -> None:
     else:
         numbering.order = saved_order
     stops.load_state_dict(state["stops"], stopped)
-    same = state["rule"] == rule_identity(skip.settings)
+    asked = rule_identity(skip.settings)
+    same = state["rule"] == asked
     decisions.begin(numbering, stops, set(state["units"]) if same else None)
     if numbering.order != saved_order and machine["iteration"] > 0:
         machine.update(_through(numbering.order, {*stopped, *state["stops"]["rule"]}))
@@ -90,20 +91,20 @@ def load(skip: GradientSkip, state: dict[str, Any]) -> None:
     decisions.machine.load_state_dict({**machine, "rule": machine["rule"] if fits else fresh_rule})
     if fits:
         decisions.signal.load_state_dict(state["signal"])
-    if not fits:
+        if skip.settings.mode != "manual":  # changes nothing, unless the user trains other layers now
+            decisions.machine.rule.begin_after(decisions.machine.decided_through)
+    else:
         through = decisions.machine.decided_through
         passed = {*stops.numbers, *numbering.order[: through + 1]}
         decisions.machine.rule.begin_after(_passed(decisions.plan, through, passed))
-    elif skip.settings.mode != "manual":  # nothing changes, unless the user trains other layers now
-        decisions.machine.rule.begin_after(decisions.machine.decided_through)
     if not same and state["rule"]["mode"] != "off":
-        skip.advice.other_rule(_words(state["rule"]), _words(rule_identity(skip.settings)))
+        skip.advice.other_rule(_words(state["rule"]), _words(asked))
     decisions.events[:] = [StopEvent(**event) for event in state["events"]]
     decisions.learning_rates = list(state["decision_lrs"])
 
 
 def _through(order: tuple[int, ...], stopped: set[int]) -> dict[str, int]:
-    """How far everything has stopped in another order; braking that was under way is given up."""
+    """Return the machine's positions in another order; braking that was under way is given up."""
     through = -1
     while through + 1 < len(order) and order[through + 1] in stopped:
         through += 1

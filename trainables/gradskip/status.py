@@ -1,4 +1,4 @@
-"""What users and the rest of the package ask an optimizer's Gradient-Skip."""
+"""Read the state of an optimizer's Gradient-Skip, for users and the rest of the package."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Status:
 
     @property
     def machine(self) -> SkipMachine:
-        """What counts iterations, asks the rule and brakes."""
+        """The machine that counts iterations, asks the rule and brakes."""
         return self.decisions.machine
 
     @property
     def blueprint(self) -> Blueprint:
-        """What the model contributes to the rule."""
+        """The model's contribution to the rule."""
         return self.decisions.blueprint
 
     @property

@@ -17,6 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from trainables.gradskip.advice.advice import Advice
+from trainables.gradskip.advice.occasions import advise_of_left
 from trainables.gradskip.decisions import Decisions
 from trainables.gradskip.numbering import Numbering
 from trainables.gradskip.rules.state_machine import StepPlan
@@ -30,7 +31,7 @@ StepListener = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
 
 class Step:
-    """What surrounds an optimizer's step.
+    """The part that surrounds an optimizer's step.
 
     Args:
         optimizer: any.
@@ -62,7 +63,7 @@ class Step:
         """Called before the next step after a stop."""
         self._plan: StepPlan | None = None
         self.groups = GroupChanges()
-        """What is done to the optimizer's groups for a step."""
+        """Changes of the optimizer's groups for a step."""
         self._moved_back: MovedBack | None = None
         self.skipped = SkippedSteps()
         """The count of steps that GradScaler lets do nothing."""
@@ -168,7 +169,8 @@ class Step:
         decisions = self._decisions
         may_decide = decisions.machine.iteration >= self._due and decisions.machine.braking_through < 0
         if may_decide and decisions.follow_user():
-            self._advise_of_unfrozen()
+            if self._stops.unfrozen.intersection(self._stops.left_upstream()):
+                advise_of_left(self._advice, self._numbering, self._stops)
             self.refresh()
         machine = decisions.machine
         if machine.iteration < machine.quiet_until() and not self._holds_published():
@@ -194,13 +196,6 @@ class Step:
         lost = [self._numbering.name(n) for n in alive if self._numbering.parameters[n].grad is None]
         if lost:
             self._advice.lost_gradients(lost)
-
-    def _advise_of_unfrozen(self) -> None:
-        left = self._stops.left_upstream()
-        unfrozen = self._stops.unfrozen.intersection(left)
-        if unfrozen:
-            name = self._numbering.name
-            self._advice.left_upstream([name(n) for n in left], [name(n) for n in sorted(unfrozen)])
 
     def _arrange(self, scaled: Sequence[tuple[range, float]]) -> None:
         """Have this step leave stopped parameters alone, and multiply the updates of some positions."""

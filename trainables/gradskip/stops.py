@@ -1,4 +1,4 @@
-"""What is stopped and why: the one owner of every parameter that holds still.
+"""Own the set of parameters that hold still, each with its reason.
 
 Nothing else in Gradient-Skip writes ``requires_grad``, ``grad``, the optimizer's state of a parameter or hooks that
 change what the stopped prefix does.
@@ -11,17 +11,17 @@ from enum import Flag, auto
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trainables.gradskip.frozen_prefix import FrozenPrefix
-from trainables.gradskip.model_trace import ModelTrace
+from trainables.gradskip.numbering import Numbering
 from trainables.gradskip.settings import Settings
 
 
 class Reason(Flag):
-    """Why a parameter holds still."""
+    """A reason for which a parameter holds still."""
 
     USER = auto()
     """The user has switched its ``requires_grad`` off; it trains again when the user switches it on."""
@@ -52,25 +52,21 @@ class Stops:
 
     Args:
         optimizer: whose parameters these are.
-        parameters: by number.
-        model: their owner, if known.
+        numbering: of them, with what lies before what once that is known.
         settings: of the optimizer.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, parameters: list[Tensor], model: nn.Module | None, settings: Settings
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, numbering: Numbering, settings: Settings) -> None:
         self._reasons: dict[int, Reason] = {}
-        self.trace: ModelTrace | None = None
-        """What lies before what, once it is known."""
         self.user_changes = 0
-        """How often the user has been seen to freeze or unfreeze parameters."""
+        """Number of looks at which the user had frozen or unfrozen something."""
         self.unfrozen: set[int] = set()
         """Numbers of parameters that the user has been seen to unfreeze."""
         self._optimizer = optimizer
-        self._parameters = parameters
+        self._numbering = numbering
+        self._parameters = parameters = numbering.parameters
         self._settings = settings
-        self._prefix = FrozenPrefix(model, parameters, settings)
+        self._prefix = FrozenPrefix(numbering.model, parameters, settings)
         self._still: list[Tensor] = []  # the parameters that we hold
         self._looked_at = 0  # how many of them have been looked at since the first
         for parameter in parameters:
@@ -84,7 +80,7 @@ class Stops:
 
     @property
     def reasons(self) -> dict[int, Reason]:
-        """Why each parameter that holds still does so, by number, as of now. Reading changes nothing."""
+        """Reasons of the parameters that hold still, by number, as of now. Reading changes nothing."""
         held = {n: reason for n, reason in self._reasons.items() if reason & OURS}
         frozen = (n for n, p in enumerate(self._parameters) if n not in held and not p.requires_grad)
         return {**held, **dict.fromkeys(frozen, Reason.USER)}
@@ -96,17 +92,17 @@ class Stops:
 
     @property
     def any(self) -> bool:
-        """Whether Gradient-Skip has stopped anything."""
+        """True where Gradient-Skip has stopped anything."""
         return bool(self._still)
 
     @property
     def all(self) -> bool:
-        """Whether nothing is left to train."""
+        """True where nothing is left to train."""
         return self.any and len(self._reasons) == len(self._parameters)
 
     @property
     def user_holds(self) -> bool:
-        """Whether the user has frozen anything."""
+        """True where the user has frozen anything."""
         return any(reason & Reason.USER for reason in self._reasons.values())
 
     @property
@@ -135,9 +131,9 @@ class Stops:
 
     def left_upstream(self) -> tuple[int, ...]:
         """Numbers of parameters that train and whose gradients pass through stopped layers; none without a trace."""
-        if self.trace is None:
+        if self._numbering.trace is None:
             return ()
-        return tuple(sorted(n for n in self.trace.left_upstream(self.numbers) if self.moves(n)))
+        return tuple(sorted(n for n in self._numbering.trace.left_upstream(self.numbers) if self.moves(n)))
 
     # --- changes ----------------------------------------------------------------------------------------------------
 
@@ -183,16 +179,16 @@ class Stops:
             if not self._settings.reference:
                 parameter.grad = None
                 self._optimizer.state.pop(parameter, None)  # momentum of a layer that never moves again
-        self._prefix.treat(held, self.of(Reason.USER), self.trace, cut=self.kept is None)
+        self._prefix.treat(held, self.of(Reason.USER), self._numbering.trace, cut=self.kept is None)
         self._still = [self._parameters[number] for number in held]
         treated = not self._settings.prefix_autograd or self._settings.norm_statistics == "hold"
         self._frozen = [self._parameters[n] for n in self.of(Reason.USER)] if treated else []
         self._moving = []
 
     def _take_upstream(self) -> None:
-        if self._settings.prefix_autograd or self.trace is None:
+        if self._settings.prefix_autograd or self._numbering.trace is None:
             return
-        for number in self.trace.left_upstream(self.numbers):
+        for number in self._numbering.trace.left_upstream(self.numbers):
             if self.moves(number):
                 self._reasons[number] = Reason.UPSTREAM
 
@@ -202,7 +198,7 @@ class Stops:
             self._reasons[number] &= ~Reason.KEPT
         held = self.numbers
         if held and not self._settings.reference and len(self._reasons) == len(self._parameters):
-            ranks = [0] * len(self._parameters) if self.trace is None else self.trace.ranks
+            ranks = [0] * len(self._parameters) if self._numbering.trace is None else self._numbering.trace.ranks
             # One that the loss reaches: it was kept before, or has a gradient in the step that stops everything.
             reached = [n in kept or self._parameters[n].grad is not None for n in range(len(self._parameters))]
             last = max(held, key=lambda n: (n in kept, reached[n], ranks[n], n))
@@ -239,7 +235,7 @@ class Stops:
         for parameter in self._still:
             parameter.grad = None
         self.look_at_user()
-        # What can get no gradient, and has been switched on, is stopped with the rest.
+        # A parameter that can get no gradient, and has been switched on, is stopped with the rest.
         woken += sorted(set(self.numbers) - before)
         return woken
 
@@ -281,7 +277,7 @@ class Stops:
         self._reasons.clear()
         self._still, self._frozen, self._moving = [], [], []
         self._prefix.release()
-        # What the state has stopped is stopped, also in a copy of the model, where it is off from the begin.
+        # Stopped in the state is stopped here, also in a copy of the model, where it is off from the begin.
         self._reasons.update(dict.fromkeys(state["upstream"], Reason.UPSTREAM))
         self._reasons.update(dict.fromkeys(state["rule"], Reason.RULE))
         for number in state["kept"]:

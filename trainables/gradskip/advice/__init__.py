@@ -1,1 +1,1 @@
-"""What Gradient-Skip tells its user: warnings, and why a run can stop or has stopped nothing."""
+"""Warnings to the user, and the reasons for which a run can stop or has stopped nothing."""

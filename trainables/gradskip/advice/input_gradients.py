@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainables.gradskip.execution_order import tensors_of
+from trainables.gradskip.inert_copies import InertInCopies
 from trainables.gradskip.model_trace import ModelTrace, mask_of
 
 
-class InputGradientCheck:
+class InputGradientCheck(InertInCopies):
     """Forward hooks on modules in and before which nothing trains; copies of the model carry inert ones.
 
     Args:
@@ -85,15 +86,9 @@ class InputGradientCheck:
                     found(f"the {what} of {name}")
                 return
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> InputGradientCheck:
-        return InputGradientCheck()
-
-    def __reduce__(self) -> tuple[type[InputGradientCheck], tuple[()]]:
-        return InputGradientCheck, ()
-
 
 def _reaches_parameter(tensor: Tensor) -> bool:
-    """Whether the gradient goes on to a parameter: of another model, such as a GAN's generator, which needs it."""
+    """Return whether the gradient goes on to a parameter of another model that needs it, such as a generator."""
     nodes, known = [tensor.grad_fn], {tensor.grad_fn}
     while nodes:
         node = nodes.pop()

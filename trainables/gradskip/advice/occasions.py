@@ -1,4 +1,4 @@
-"""When what is advised: as an optimizer gets Gradient-Skip, and after a stop."""
+"""Give the advice that is due as an optimizer gets Gradient-Skip, and after a stop."""
 
 from __future__ import annotations
 
@@ -63,6 +63,15 @@ def advise_after_stop(advice: Advice, numbering: Numbering, stops: Stops, *, exa
     """
     if stops.all:
         advice.nothing_left()
+    advise_of_left(advice, numbering, stops)
+    if numbering.wants_trace and numbering.trace is None:
+        advice.unseen(example_given=example_given)
+    if not joined and _several_processes() and not numbering.is_sharded:
+        advice.processes()
+
+
+def advise_of_left(advice: Advice, numbering: Numbering, stops: Stops) -> None:
+    """Warn of parameters that train before stopped layers."""
     left = stops.left_upstream()
     if left:
         unfrozen = sorted(stops.unfrozen.intersection(left))
@@ -70,10 +79,6 @@ def advise_after_stop(advice: Advice, numbering: Numbering, stops: Stops, *, exa
         advice.left_upstream(
             [numbering.name(n) for n in left], [numbering.name(n) for n in unfrozen], has_units=has_units
         )
-    if numbering.wants_trace and numbering.trace is None:
-        advice.unseen(example_given=example_given)
-    if not joined and _several_processes() and not numbering.is_sharded:
-        advice.processes()
 
 
 def _several_processes() -> bool:

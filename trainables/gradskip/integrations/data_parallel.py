@@ -21,7 +21,7 @@ from trainables.gradskip.controller import GradientSkip
 
 #: torch's constructor puts hooks on the model for these, which being built anew would double.
 _BUILT_ONCE = ("mixed_precision", "delay_all_reduce_named_params")
-#: What a module keeps of its users' hooks, and whether it trains: a wrapper that is built anew keeps it.
+#: Attributes in which a module keeps its users' hooks: a wrapper that is built anew keeps them.
 _HOOKS = tuple(name for name in nn.Module().__dict__ if "hooks" in name)
 
 

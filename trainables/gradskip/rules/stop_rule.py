@@ -1,4 +1,4 @@
-"""What every stop rule is: a pure state machine that names a layer to stop. No torch, no clock, no environment.
+"""The interface of stop rules: pure state machines that name a layer to stop. No torch, no clock, no environment.
 
 A rule is asked once a step and may name one layer to stop. It sees weight variances or other signals only through a
 function, so the same object runs inside an optimizer (which computes a variance) and over a recorded trace (which
@@ -29,13 +29,13 @@ class Decision:
     rule: str
     """``start``, ``mountain``, ``slope``, ``manual``, or the rule's name."""
     ratio: float | None
-    """What the threshold was compared with, such as variance over its peak; None where nothing is measured."""
+    """Number that the threshold was compared with, such as variance over its peak; None where nothing is measured."""
     index: int = field(default=0, compare=False)
-    """Which stop of a manual list it is, from 0."""
+    """Place of the stop in a manual list, from 0."""
 
 
 class StopRule(Protocol):
-    """What decides which layer stops when. One call a step, with ascending iterations."""
+    """A rule that decides which layer stops when. One call a step, with ascending iterations."""
 
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         """Return the layer whose stop is decided at the start of this step, or None."""

@@ -1,1 +1,1 @@
-"""What the steps of a user's own script cost, counted from inside its optimizers."""
+"""Count the cost of the steps of a user's own script, from inside its optimizers."""

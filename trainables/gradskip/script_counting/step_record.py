@@ -39,7 +39,7 @@ class Stretch:
 
     steps: int = 0
     dense: bool = True
-    """Whether nothing was stopped anywhere."""
+    """True where nothing was stopped anywhere."""
     forward_flops: list[int] = field(default_factory=list)
     backward_flops: list[int] = field(default_factory=list)
     gradient_bytes: int = 0
@@ -48,7 +48,7 @@ class Stretch:
 
 @dataclass(kw_only=True)
 class StepTotals:
-    """What the steps of one optimizer cost; FLOPs and bytes over all of them."""
+    """Costs of the steps of one optimizer; FLOPs and bytes over all of them."""
 
     steps: int
     forward_flops: int
@@ -82,7 +82,7 @@ class StepRecord:
         gradskip.step.after.append(self._after)
         gradskip.step.refresh()
         gradskip.on_stop.append(process.change)
-        # What an optimizer that nobody holds any more has done stays counted, but no step of it is waited for.
+        # Steps of an optimizer that nobody holds any more stay counted, but no further one is waited for.
         finalizer = weakref.finalize(gradskip, process.wait_for_fewer)
         finalizer.atexit = False
 
