@@ -23,7 +23,7 @@ from machine import header, seconds, spread
 from optuna.storages.journal import JournalFileBackend
 
 import analysis
-from analysis.layout import STUDY_NAME, Layout, StudyInfo
+from analysis.io.layout import STUDY_NAME, Layout, StudyInfo
 from trainables.config import TrialConfig
 from trainables.metrics import ROW
 

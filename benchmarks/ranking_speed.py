@@ -15,9 +15,9 @@ from machine import header, seconds, spread
 from numpy.typing import NDArray
 
 import analysis
-from analysis.loading import to_frame
-from analysis.pareto import hypervolume, non_dominated
-from analysis.ranking import pareto_front
+from analysis.io.studies import to_frame
+from analysis.metrics.pareto import hypervolume, non_dominated
+from analysis.metrics.ranking import pareto_front
 
 TRIALS, REPEATS = 100_000, 7
 

@@ -20,8 +20,8 @@ import pandas as pd
 from machine import header, seconds, spread
 
 import analysis
-from analysis.replaying import replay
-from analysis.traces import RunTrace, load_trace
+from analysis.trace_replay.replay_frame import replay
+from analysis.trace_replay.traces import RunTrace, load_trace
 from trainables.config import TrialConfig
 
 MANY, SINGLE, REPEATS = 100_000, 200, 5

@@ -25,7 +25,7 @@ from browser import ARGUMENTS, chromium_path
 from playwright.sync_api import Browser, sync_playwright
 from report_data import report_data
 
-from analysis.report import report_html
+from analysis.presentation.html import report_html
 
 TRIALS = (100, 1_000, 10_000)
 REPEATS = 10

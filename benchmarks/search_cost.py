@@ -92,9 +92,9 @@ def run_plain(trials: int, seed: int) -> None:
     import search_spaces
     from trainables.config import TrialConfig
     from trainables.trial import Trial
-    from tune_cac.cluster import ray_session
-    from tune_cac.searcher import plain as plain_values
-    from tune_cac.searching import run_context
+    from tune_cac.ray_backend.session import ray_session
+    from tune_cac.tuning.study_search import run_context
+    from tune_cac.tuning.study_searcher import plain as plain_values
 
     base = TrialConfig(method="none", seed=seed)
     context, space = run_context(base), search_spaces.load("auto_thresholds")

@@ -4,7 +4,7 @@
 
 Dense trainings of digits over 30, 27, 24, 21 and 18 epochs. Printed: the standard deviation over seeds of each
 accuracy, and of the difference between the full and each shorter training of the same seed; and
-`analysis.noise.seed_noise`.
+`analysis.metrics.noise.seed_noise`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pandas as pd
 from clock_savings import run
 from machine import header
 
-from analysis.noise import resolution_of, seed_noise
+from analysis.metrics.noise import resolution_of, seed_noise
 from trainables.config import TrialConfig
 
 EPOCHS = (30, 27, 24, 21, 18)

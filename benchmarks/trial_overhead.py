@@ -21,7 +21,7 @@ from ray import tune
 
 from trainables.config import TrialConfig
 from trainables.trial import Trial
-from tune_cac.cluster import ray_session
+from tune_cac.ray_backend.session import ray_session
 
 TRIALS, EPOCHS = 9, 30
 

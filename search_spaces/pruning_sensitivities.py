@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from search_spaces.space import Space, SpaceContext, Suggests
-from trainables.compression.names import block_of
+from trainables.compression.schedule.names import block_of
 
 #: Largest sensitivity of a layer of which nothing is known.
 WIDEST = 1.5

@@ -9,7 +9,7 @@ from typing import Any
 
 from search_spaces import pruning_sensitivities as by_layer
 from search_spaces.space import Space, SpaceContext, Suggests
-from trainables.compression.names import block_of
+from trainables.compression.schedule.names import block_of
 
 
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:

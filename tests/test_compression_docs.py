@@ -22,14 +22,20 @@ from pydantic import BaseModel
 import search_spaces
 from trainables.compression.distillation import add_distillation_args
 from trainables.compression.lr_schedulers import check_lr_scheduler
-from trainables.compression.schedule import PrunerArgs, RegularizerArgs, ScheduleError, read_marks, read_schedule
-from trainables.compression.schedule.policies import KINDS
+from trainables.compression.schedule import (
+    PrunerPolicyConfig,
+    RegularizerPolicyConfig,
+    ScheduleError,
+    read_marks,
+    read_schedule,
+)
+from trainables.compression.schedule.configs import DISTILLERS, EXTENSIONS, PRUNERS, QUANTIZERS, REGULARIZERS
+from trainables.compression.schedule.policy_configs import KINDS
 from trainables.compression.schedule.reading import SECTIONS
 from trainables.compression.schedule.search_marks import KEYS
-from trainables.compression.settings import DISTILLERS, EXTENSIONS, PRUNERS, QUANTIZERS, REGULARIZERS
 from trainables.errors import UserError
 from trainables.metrics import MODEL_DEFAULTS
-from tune_cac.cli import build_parser
+from tune_cac.cli.main import build_parser
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "docs" / "compression.md"
@@ -115,8 +121,10 @@ def test_sections_policy_arguments_marks_and_columns_are_all_there() -> None:
     assert list(sections) == list(SECTIONS)
     assert {kind[0]: section for section, kind in sections.items() if kind} == KINDS
     arguments = [quoted(cells[0])[0] for cells in rows("argument")]
-    assert arguments == [*PrunerArgs.model_fields, *RegularizerArgs.model_fields]
-    assert all(default in (None, False, 0) for default in arguments_of(PrunerArgs).values())  # "all off by default"
+    assert arguments == [*PrunerPolicyConfig.model_fields, *RegularizerPolicyConfig.model_fields]
+    assert all(
+        default in (None, False, 0) for default in arguments_of(PrunerPolicyConfig).values()
+    )  # "all off by default"
     assert {name for cells in rows("key") for name in quoted(cells[0])} == set(KEYS)
     assert {name for cells in rows("column") for name in quoted(cells[0])} == set(MODEL_DEFAULTS)
 
@@ -163,7 +171,7 @@ def test_the_message_that_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_check_prints_what_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tune_cac.commands import schedule_check
+    from tune_cac.cli.trial import schedule_check
 
     monkeypatch.chdir(tmp_path)
     Path("first.yaml").write_text(next(text for text in blocks("yaml") if text.startswith("# first.yaml")))

@@ -16,7 +16,7 @@ import pytest
 from ipykernel.kernelspec import write_kernel_spec
 from nbclient import NotebookClient
 
-from analysis.accounting import SearchCost
+from analysis.metrics.accounting import SearchCost
 
 NOTEBOOK = Path(__file__).parent.parent / "docs" / "analysis.ipynb"
 #: Appended to the notebook: what it has in its variables, as one line of JSON.

@@ -28,7 +28,7 @@ def loaded_by(statement: str) -> set[str]:
             "import search_spaces; [search_spaces.load(name) for name in search_spaces.SPACES]",
             {"torch", "ray", "optuna", "tune_cac", "analysis"},
         ),
-        ("import tune_cac.held, tune_cac.options", {"torch", "ray", "optuna"}),
+        ("import tune_cac.tuning.fixed_params, tune_cac.study.options", {"torch", "ray", "optuna"}),
         ("import trainables.config, trainables.metrics", {"torch", "ray", "pandas", "tune_cac", "analysis"}),
         ("from trainables.gradskip import Settings; import trainables.gradskip.rules.state_machine", {"torch", "ray"}),
         (
@@ -38,7 +38,7 @@ def loaded_by(statement: str) -> set[str]:
         ("import tune_cac; dir(tune_cac)", {"torch", "ray", "pandas", "optuna"}),
         ("import tune_cac as cac; cac.gradskip.SGD", {"ray", "pandas", "optuna"}),
         (
-            "import tune_cac.cli; tune_cac.cli.build_parser().format_help()",
+            "import tune_cac.cli.main; tune_cac.cli.main.build_parser().format_help()",
             {"torch", "ray", "pandas", "optuna", "numpy"},
         ),
     ],

@@ -14,9 +14,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.settings import BY_NAME, Settings
-from trainables.registry import METHODS
-from trainables.workloads import check_workload
-from trainables.workloads.options import canonical, read_options
+from trainables.registry import METHODS, check_workload
+from trainables.workload_options import canonical, read_options
 
 #: The largest seed: numpy's generators take no larger one.
 MOST_SEED = 2**32 - 1

@@ -1,122 +1,15 @@
-"""The methods that a trial may train with, by name. Loads no torch; a method's code is imported when it is attached."""
+"""The methods that a trial may train with and the workloads that it may train, by name. Loads no torch.
+
+The code of either is imported when it is attached (`trainables.attachment`) or built (`trainables.workloads.build`).
+"""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from trainables.metrics import METHOD_DEFAULTS
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-
-    from trainables.config import TrialConfig
-    from trainables.stage_tree.interventions import Follower
-    from trainables.workloads.base import Batch
-
-
-def _nothing() -> None:
-    pass
-
-
-class Attached:
-    """A method at work on one training run. This base class is the method that does nothing.
-
-    The loop's order: [begin_step, forward, loss, zero_grad and backward, before_optimizer, the optimizer's step,
-    end_step] for each batch, then the evaluation and end_epoch.
-    """
-
-    replaces_schedule: bool = False
-    """Whether learning rates are the method's: the workload's own schedule is then not stepped."""
-
-    def begin_step(self, epoch: int, minibatch: int) -> None:
-        """The forward pass of a step is about to begin; an epoch's first step is its minibatch 0."""
-
-    def loss(self, loss: Tensor) -> Tensor:
-        """What the backward pass begins from, given the workload's loss."""
-        return loss
-
-    def before_optimizer(self) -> None:
-        """Gradients are there; the optimizer is about to step."""
-
-    def end_step(self) -> None:
-        """The optimizer and the schedule have stepped."""
-
-    def end_epoch(self, metrics: Mapping[str, Any]) -> None:
-        """The epoch was evaluated; ``metrics`` is its row, or what is known of it."""
-
-    def measured(self) -> dict[str, Any]:
-        """Result columns that are measured on the model as it is now, after an epoch (`metrics.MODEL_DEFAULTS`)."""
-        return {}
-
-    def runs_beside(self) -> Sequence[nn.Module]:
-        """Other models that run forward in every step now, such as a teacher."""
-        return ()
-
-    def state_dict(self) -> dict[str, Any]:
-        """State that no optimizer carries; empty for a method that keeps its state there."""
-        return {}
-
-    def make_ready(self, carried: Mapping[str, Any]) -> None:
-        """Bring the model's structure to that of a state which is about to be loaded."""
-
-    def stop_key(self) -> Hashable:
-        """Equal keys mean equal sets of parameters without gradient; read before every step, so it must be cheap."""
-        return ()
-
-    def events(self) -> list[dict[str, Any]]:
-        """What the method did so far, in plain types: iteration, layer, name, ratio, rule of each stop."""
-        return []
-
-    def columns(self) -> dict[str, Any]:
-        """The method's own result columns (`trainables.metrics`)."""
-        return {}
-
-    def facts(self) -> dict[str, Any]:
-        """What the method's follower needs to know of the model, in plain types."""
-        return {}
-
-    def carried(self) -> dict[str, Any]:
-        """What of the method's state belongs to the training itself (tensors, plain types), not to its rule."""
-        return {}
-
-    def following(self) -> dict[str, Any]:
-        """Where the method stands, as its follower's `state_dict` says it."""
-        return {}
-
-    def go_on(self, followed: Mapping[str, Any], carried: Mapping[str, Any]) -> None:
-        """Stand where a follower stands, in a run whose weights were loaded; ``carried`` came with them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """What a method may know of the run that it attaches to."""
-
-    model: nn.Module
-    """The model, as it will be trained."""
-    forward: Callable[[nn.Module], Any]
-    """Runs a model like it on one training batch."""
-    total_steps: int
-    """Optimizer steps of the full run."""
-    steps_per_epoch: int = 1
-    """Optimizer steps of an epoch."""
-    base_lrs: tuple[float, ...] = ()
-    """Learning rate of each parameter group, as the workload's optimizer was made."""
-    loss: Callable[[nn.Module, Batch], Tensor] | None = None
-    """The workload's loss of a model on a batch."""
-    example_batch: Callable[[], Batch] | None = None
-    """A training batch, on the CPU."""
-    validation_loss: Callable[[], float | None] | None = None
-    """Mean loss of the model as it is on the validation split; None from it where the workload has no such."""
-    make_model: Callable[[], nn.Module] | None = None
-    """Another model of the run's architecture."""
-    before_change: Callable[[], None] = _nothing
-    """To be called before a method changes what the model is made of, or hooks into it."""
-    changed: Callable[[], None] = _nothing
-    """To be called after the model's structure has changed."""
+from trainables.errors import UserError, unknown_name
+from trainables.workload_options import check_options, read_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,32 +22,8 @@ class Method:
     """One line."""
     home: str | None
     """``module:function`` that attaches it: (optimizer, config, run) -> Attached. None attaches nothing."""
-    following: str | None = None
-    """Module with `follow` and `blueprint_key`. None never acts."""
-
-    def attach(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Attached:
-        """Attach to an optimizer that has not stepped yet."""
-        if self.home is None:
-            return Attached()
-        module, function = self.home.split(":")
-        attached: Attached = getattr(importlib.import_module(module), function)(optimizer, config, run)
-        return attached
-
-    def facts_key(self, config: TrialConfig) -> Hashable:
-        """Configurations of one workload with equal keys have equal `Attached.facts`."""
-        if self.following is None:
-            return self.name
-        key: Hashable = importlib.import_module(self.following).blueprint_key(config)
-        return key
-
-    def follow(self, config: TrialConfig, facts: Mapping[str, Any]) -> Follower:
-        """The configuration's follower over recorded training. Loads no torch."""
-        from trainables.stage_tree.interventions import NeverActs
-
-        if self.following is None:
-            return NeverActs(METHOD_DEFAULTS)
-        follower: Follower = importlib.import_module(self.following).follow(config, facts)
-        return follower
+    replay_module: str | None = None
+    """Module with `start_replay` and `blueprint_key`. None never acts."""
 
 
 METHODS: dict[str, Method] = {
@@ -165,19 +34,82 @@ METHODS: dict[str, Method] = {
             name="gradskip",
             description="CAC Gradient-Skip: layers whose weight variance has fallen below its peak stop",
             home="trainables.gradskip.method:attach",
-            following="trainables.gradskip.replay",
+            replay_module="trainables.gradskip.replay",
         ),
         Method(
             name="compression",
             description="a compression schedule: pruning, regularization, quantization, thinning, distillation",
-            home="trainables.compression.method:attach",
-            following="trainables.compression.following",
+            home="trainables.compression.trial.method:attach",
+            replay_module="trainables.compression.trial.replay",
         ),
         Method(
             name="gradskip+compression",
             description="Gradient-Skip while a compression schedule prunes",
-            home="trainables.compression.together:attach",
-            following="trainables.compression.together_following",
+            home="trainables.compression.trial.with_gradskip:attach",
+            replay_module="trainables.compression.trial.with_gradskip_replay",
         ),
     )
 }
+
+#: The name that stands for a command of the user's.
+SCRIPT = "script"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A registered workload."""
+
+    home: str
+    """``module:class``. The class's keyword arguments are the workload's options."""
+    default_epochs: int
+    """Epochs of a run unless asked otherwise."""
+    description: str
+    """One line."""
+    needs: tuple[str, ...] = ()
+    """Options that have no default."""
+
+
+WORKLOADS: dict[str, Entry] = {
+    "digits": Entry(
+        home="trainables.workloads.digits:Digits",
+        default_epochs=30,
+        description="real handwritten digits that ship with scikit-learn, six convolutions; seconds a run on one core",
+    ),
+    "images": Entry(
+        home="trainables.workloads.images.workload:Images",
+        default_epochs=30,
+        description="your images: Hugging Face Parquet or folders by class (--data PATH), on resnet20, resnet18, ... "
+        "(--model NAME, or package.module:function)",
+        needs=("data",),
+    ),
+    "text": Entry(
+        home="trainables.workloads.text:Text",
+        default_epochs=30,
+        description="the next character of the manual that ships with Python: two transformer blocks, no convolution; "
+        "half a minute a run on one core",
+    ),
+}
+
+
+#: Options with flags of their own.
+_OWN_FLAGS = {"data": "--data PATH"}
+
+
+def check_workload(name: str, options: Iterable[str] = ()) -> None:
+    """Raise UserError for a name that is neither registered nor ``module:function``, or options not of NAME=VALUE."""
+    if not isinstance(name, str) or (name not in WORKLOADS and name != SCRIPT and not is_factory(name)):
+        raise unknown_name("workload", str(name), [*WORKLOADS, "package.module:function"])
+    given = read_options(options)
+    check_options(name, given)
+    needs = WORKLOADS[name].needs if name in WORKLOADS else ()
+    missing = [_OWN_FLAGS.get(need, f"--option {need}=...") for need in needs if need not in given]
+    if name == SCRIPT and "command" not in given:
+        raise UserError("workload script needs a command: give --script 'python train.py'")
+    if missing:
+        raise UserError(f"workload {name} needs {' and '.join(missing)}")
+
+
+def is_factory(name: str) -> bool:
+    """Whether a workload's name is that of a function of the user's, ``package.module:function``."""
+    module, separator, function = name.partition(":")
+    return bool(separator) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))

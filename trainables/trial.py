@@ -14,12 +14,12 @@ from ray import tune
 from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from trainables.config import TrialConfig
+from trainables.registry import SCRIPT
 from trainables.script.run import ScriptRun
 from trainables.stage_tree.coordinator import RayClaims
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
-from trainables.workloads import SCRIPT
-from trainables.workloads.options import CACHE_VARIABLE
+from trainables.workload_options import CACHE_VARIABLE
 
 
 def continued(kind: type[TrainingRun], config: TrialConfig, resume_from: str | None) -> TrainingRun:

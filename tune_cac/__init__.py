@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainables import gradskip
     from trainables.script.reporting import report
-    from tune_cac.answering import SearchResult
-    from tune_cac.confirming import confirm
-    from tune_cac.searching import search
+    from tune_cac.study.study_result import SearchResult
+    from tune_cac.tuning.confirmation import confirm
+    from tune_cac.tuning.study_search import search
 
 __version__ = "0.1.0"
 __all__ = ["gradskip", "report", "search", "confirm", "SearchResult", "__version__"]
 
 _HOMES = {
-    "confirm": "tune_cac.confirming",
+    "confirm": "tune_cac.tuning.confirmation",
     "report": "trainables.script.reporting",
-    "search": "tune_cac.searching",
-    "SearchResult": "tune_cac.answering",
+    "search": "tune_cac.tuning.study_search",
+    "SearchResult": "tune_cac.study.study_result",
 }
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from tune_cac.cli import main
-from tune_cac.leaving import Leaving
+from tune_cac.cli.fast_exit import Leaving
+from tune_cac.cli.main import main
 
 __all__ = ["main", "run"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tune_cac.cluster import ray_session
+from tune_cac.ray_backend.session import ray_session
 
 
 @pytest.fixture(scope="module")

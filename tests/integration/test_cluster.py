@@ -69,7 +69,7 @@ def test_trials_on_two_nodes_share_training(two_nodes: str, tune_cac_command: Ru
 
 SENT = """
 import pathlib, sys, ray
-from tune_cac.cluster import ray_session
+from tune_cac.ray_backend.session import ray_session
 with ray_session(cpus=1, modules=[pathlib.Path(path) for path in sys.argv[1:]]):
     @ray.remote
     def home():

@@ -19,13 +19,13 @@ from runs import assert_equals_alone, comparable
 from studies import study_of
 
 import analysis
-from analysis.answer import config_of
-from analysis.layout import Layout
-from trainables.compression.from_config import schedule_of
+from analysis.io.layout import Layout
+from analysis.presentation.summary_text import config_of
 from trainables.compression.schedule import read_schedule
+from trainables.compression.trial.from_config import schedule_of
 from trainables.stage_tree.store import StageStore, roots
 from trainables.workloads import build
-from tune_cac.cli import main
+from tune_cac.cli.main import main
 
 
 def slow(test: Any) -> Any:
@@ -278,7 +278,7 @@ def test_a_wrong_search_ends_in_one_line_before_ray_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    import tune_cac.searching as searching
+    import tune_cac.tuning.study_search as searching
 
     monkeypatch.chdir(tmp_path)
     pruner = "pruners: {p: {class: SparsityLevelParameterPruner, levels: {%s: !search {low: 0.2, high: 0.5}}}}\n"
@@ -309,7 +309,7 @@ def test_a_wrong_search_ends_in_one_line_before_ray_starts(
 
 def test_policies_that_begin_after_the_run_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two never acts: the search goes on, and says so."""
-    import tune_cac.searching as searching
+    import tune_cac.tuning.study_search as searching
 
     class Reached(Exception):
         pass

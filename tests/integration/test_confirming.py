@@ -12,11 +12,11 @@ from commands_run import run_here
 from runs import assert_equals_alone, finish
 
 import analysis
-from analysis.answer import config_of
-from analysis.controls import RANDOM_STOPS, SHORTER, control_line
-from analysis.layout import Layout
+from analysis.io.layout import Layout
+from analysis.metrics.controls import RANDOM_STOPS, SHORTER, control_line
+from analysis.presentation.summary_text import config_of
 from trainables.training.run import TrainingRun
-from tune_cac.cli import main
+from tune_cac.cli.main import main
 
 pytestmark = pytest.mark.slow
 

@@ -13,12 +13,12 @@ from image_files import noise, write_folder, write_parquet
 
 import analysis
 import tune_cac
-from analysis.answer import config_of
-from analysis.layout import Layout
+from analysis.io.layout import Layout
+from analysis.presentation.summary_text import config_of
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training.run import TrainingRun
-from tune_cac.cli import main
+from tune_cac.cli.main import main
 
 pytestmark = pytest.mark.slow
 
@@ -165,7 +165,7 @@ def test_a_script_that_knows_only_the_share_it_saved(tmp_path: Path, monkeypatch
     (tmp_path / "train.sh").write_text("exit 1\n")
     for changed in (
         lambda: tune_cac.search(script=command, trials=1, name="s"),
-        lambda: tune_cac.searching.resume("s"),
+        lambda: tune_cac.tuning.study_search.resume("s"),
         lambda: tune_cac.confirm("s"),
     ):
         with pytest.raises(UserError, match=r"train\.sh .*has changed|holds a study with workload_options"):

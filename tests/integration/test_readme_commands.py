@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tune_cac.cli import main
+from tune_cac.cli.main import main
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 BLOCK = next(b for b in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "tune_cac rank mine" in b)

@@ -21,11 +21,11 @@ from studies import study_of
 import analysis
 import search_spaces
 import tune_cac
-from analysis.answer import config_of
+from analysis.presentation.summary_text import config_of
 from search_spaces import Space, SpaceContext
 from trainables.gradskip import Settings
 from trainables.metrics import METRICS, ROW
-from tune_cac.cli import main
+from tune_cac.cli.main import main
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from commands_run import Run, run_here
 from runs import assert_equals_alone, comparable
 
 import analysis
-from analysis.answer import config_of
-from analysis.layout import Layout
-from analysis.loading import read_journal
+from analysis.io.layout import Layout
+from analysis.io.studies import read_journal
+from analysis.presentation.summary_text import config_of
 from trainables.config import field_names
 from trainables.errors import UserError
 from trainables.metrics import METRICS

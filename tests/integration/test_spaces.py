@@ -10,8 +10,8 @@ from commands_run import run_here
 from studies import study_of
 
 import analysis
-from analysis.answer import best_env, config_of
-from analysis.layout import Layout
+from analysis.io.layout import Layout
+from analysis.presentation.summary_text import best_env, config_of
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import RULES
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 import analysis
-from tune_cac.cli import main
+from tune_cac.cli.main import main
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from optuna.storages.journal import JournalFileBackend
 
-from tune_cac.cli import main
+from tune_cac.cli.main import main
 
 
 def fill_up(appends: int) -> None:

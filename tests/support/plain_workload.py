@@ -12,7 +12,7 @@ from tiny_workload import Tiny, _data
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from trainables.workloads import WORKLOADS, Entry
+from trainables.registry import WORKLOADS, Entry
 from trainables.workloads.base import Batch
 
 SAMPLES, BATCH_SIZE = 50, 7

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from analysis.layout import Layout, StudyInfo
-from analysis.traces import RunTrace, StepCosts, assemble, facts_key
+from analysis.io.layout import Layout, StudyInfo
+from analysis.trace_replay.traces import RunTrace, StepCosts, assemble, facts_key
 from trainables.config import TrialConfig
 from trainables.gradskip.layer_plan import Blueprint, LayerPlan, Unit
-from trainables.gradskip.replay import GradskipFollower, stop_action
-from trainables.stage_tree.interventions import Intervention
+from trainables.gradskip.replay import GradskipReplay, stop_action
+from trainables.interventions import Intervention
 from trainables.stage_tree.store import Chunk, Stage, StageStore
 
 #: Columns that are not the stage's own.
@@ -59,7 +59,9 @@ def train_and_record(store: StageStore, config: TrialConfig) -> dict[str, Any]:
             store.write("root.json", root_values(run))
         if config.method != "none":
             key = json.loads(facts_key(config))
-            store.write(f"facts-{abs(hash(facts_key(config)))}.json", {"key": key, "facts": run.method.facts()})
+            store.write(
+                f"facts-{abs(hash(facts_key(config)))}.json", {"key": key, "facts": run.method.model_metadata()}
+            )
     return row
 
 
@@ -191,8 +193,8 @@ def invented_trace(
 
     stages: dict[str, tuple[Stage, Any]] = {ROOT: (stage(ROOT, 0, total_steps), None)}
     for config in trained:
-        here, follower = stages[ROOT][0], GradskipFollower(config, blueprint)
-        while (intervention := follower.advance(here, here.known_until)) is not None:
+        here, replay = stages[ROOT][0], GradskipReplay(config, blueprint)
+        while (intervention := replay.advance(here, here.known_until)) is not None:
             child = f"{here.id}/{intervention.iteration}{intervention.action}"
             if child not in stages:
                 start = intervention.iteration + 1

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 from studies import result_row
 
-from analysis.accounting import search_cost
-from analysis.answer import best_env, headline, search_cost_line
-from analysis.layout import StudyInfo
-from analysis.loading import to_frame
-from analysis.ranking import best, rank
-from analysis.report import ReportData
+from analysis.io.layout import StudyInfo
+from analysis.io.studies import to_frame
+from analysis.metrics.accounting import search_cost
+from analysis.metrics.ranking import best, rank
+from analysis.presentation.html import ReportData
+from analysis.presentation.summary_text import best_env, headline, search_cost_line
 from trainables.config import TrialConfig
 
 LAYERS = tuple(f"features.{n}.weight" for n in range(0, 18, 3))

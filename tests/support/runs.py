@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.answer import config_of
+from analysis.presentation.summary_text import config_of
 from trainables.config import TrialConfig
 from trainables.stage_tree.shared_run import SharedRun
 from trainables.training.run import TrainingRun

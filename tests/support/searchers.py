@@ -9,13 +9,13 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 
 import search_spaces
-from analysis.layout import STUDY_NAME, Layout, StudyInfo
+from analysis.io.layout import STUDY_NAME, Layout, StudyInfo
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.metrics import ROW
 from trainables.stage_tree.shared_run import SharedRun, Sharing
-from tune_cac.searcher import StudySearch
-from tune_cac.searching import run_context
+from tune_cac.tuning.study_search import run_context
+from tune_cac.tuning.study_searcher import StudySearch
 
 CONTEXT = SpaceContext(total_steps=300)
 

@@ -11,10 +11,10 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from analysis.layout import STUDY_NAME, Layout, StudyInfo
+from analysis.io.layout import STUDY_NAME, Layout, StudyInfo
 from trainables.config import TrialConfig
+from trainables.interventions import Intervention
 from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, OBJECTIVES, ROW
-from trainables.stage_tree.interventions import Intervention
 from trainables.stage_tree.store import Chunk, Stage, StageStore
 
 #: FLOPs of a dense run in these studies.

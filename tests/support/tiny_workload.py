@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from trainables.workloads import WORKLOADS, Entry
+from trainables.registry import WORKLOADS, Entry
 from trainables.workloads.base import Batch, Workload
 
 SAMPLES, BATCH_SIZE = 60, 8

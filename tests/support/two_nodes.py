@@ -9,7 +9,7 @@ import sys
 
 from ray.cluster_utils import Cluster
 
-from tune_cac.cluster import starting_alone
+from tune_cac.ray_backend.session import starting_alone
 
 if __name__ == "__main__":
     with starting_alone():

@@ -20,10 +20,10 @@ from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
 from trainables.gradskip.settings import BY_NAME
 from trainables.metrics import ROW
-from trainables.registry import METHODS
+from trainables.registry import METHODS, WORKLOADS
+from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
 from trainables.stage_tree.shared_run import SharedRun, Sharing
-from trainables.training.run import CHECKPOINT_FILE, TrainingRun
-from trainables.workloads import WORKLOADS
+from trainables.training.run import TrainingRun
 
 #: Prunes, regularizes and quantizes within four epochs: the state of each has to survive.
 PRUNING = """

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainables.compression.timing import Moment
+from trainables.compression.schedule.timing import Moment
 
 
 class Pruner(ABC):

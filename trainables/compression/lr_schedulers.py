@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from trainables.compression.lr_arguments import check_arguments, signatures
+from trainables.compression.schedule.lr_arguments import check_arguments, signatures
 from trainables.errors import UserError, unknown_name
 
 #: From an epoch to what the base rates are multiplied by.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainables.compression.copies import as_built
+from trainables.compression.model_copies import as_built
 from trainables.compression.thinning.cutting import crop
 from trainables.errors import UserError, unknown_name
 

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainables.compression.batchnorm_folding import batchnorms_after, folded
 from trainables.compression.component import Pruner, Quantizer, Regularizer
 from trainables.compression.distillation import KnowledgeDistillationPolicy
 from trainables.compression.lr_schedulers import ScheduleLR
 from trainables.compression.masks import Masks
-from trainables.compression.schedule import PrunerArgs
+from trainables.compression.schedule import PrunerPolicyConfig
+from trainables.compression.schedule.timing import Moment
 from trainables.compression.thinning import Kind, Thinned, thin
-from trainables.compression.timing import Moment
+from trainables.compression.thinning.batchnorm_folding import batchnorms_after, folded
 from trainables.errors import UserError
 
 
@@ -88,9 +88,9 @@ class Policy:
 class PruningPolicy(Policy):
     """Sets a pruner's masks at the begin of active epochs (and between, where its arguments say so)."""
 
-    def __init__(self, pruner: Pruner, args: PrunerArgs | None = None) -> None:
+    def __init__(self, pruner: Pruner, args: PrunerPolicyConfig | None = None) -> None:
         self.pruner = pruner
-        self.args = args or PrunerArgs()
+        self.args = args or PrunerPolicyConfig()
         self.epochs_before = pruner.epochs_before
         self._begun = False
         self._batchnorms: Mapping[str, str] | None = None

@@ -16,13 +16,20 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from trainables.compression.component import Regularizer
-from trainables.compression.groups import at_least_single, check_groups, group_count, group_mask, group_norms, parts_of
-from trainables.compression.names import assigned, plain_name
-from trainables.compression.settings import Settings
-from trainables.compression.settings.regularizers import (
-    GroupLassoRegularizer,
-    GroupVarianceRegularizer,
-    L1Regularizer,
+from trainables.compression.schedule.configs import ComponentConfig
+from trainables.compression.schedule.names import assigned, plain_name
+from trainables.compression.schedule.regularizer_configs import (
+    GroupLassoRegularizerConfig,
+    GroupVarianceRegularizerConfig,
+    L1RegularizerConfig,
+)
+from trainables.compression.structures import (
+    at_least_single,
+    check_groups,
+    group_count,
+    group_mask,
+    group_norms,
+    parts_of,
 )
 from trainables.errors import UserError
 
@@ -104,25 +111,25 @@ class GroupVariance(Regularizer):
         )
 
 
-def build_regularizer(name: str, settings: Settings, model: nn.Module) -> Regularizer:
+def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) -> Regularizer:
     """The regularizer that the settings describe, for the parameters of this model.
 
     Args:
         name: of the instance in the schedule, for messages.
-        settings: one of `trainables.compression.settings.REGULARIZERS`.
+        settings: one of `trainables.compression.schedule.configs.REGULARIZERS`.
         model: as built; its parameters' names, without a leading ``module.``, are matched by the settings' patterns.
 
     Raises:
         UserError: a pattern matches no parameter, or a parameter does not have the groups that it is given.
     """
     shapes = {plain_name(key): tuple(parameter.shape) for key, parameter in model.named_parameters()}
-    if isinstance(settings, L1Regularizer):
+    if isinstance(settings, L1RegularizerConfig):
         return L1(_matched(name, settings.reg_regims, shapes), settings.threshold_criteria)
-    if isinstance(settings, GroupLassoRegularizer):
+    if isinstance(settings, GroupLassoRegularizerConfig):
         lasso = _matched(name, settings.reg_regims, shapes)
         _check(name, lasso, shapes)
         return GroupLasso(lasso, settings.threshold_criteria)
-    if isinstance(settings, GroupVarianceRegularizer):
+    if isinstance(settings, GroupVarianceRegularizerConfig):
         variance = _matched(name, settings.reg_regims, shapes)
         _check(name, variance, shapes)
         for parameter, (_, kind) in variance.items():

@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.distillation import KnowledgeDistillationPolicy
+from trainables.compression.factory import add_policies
 from trainables.compression.masks import Masks
 from trainables.compression.policies import (
     DistillationPolicy,
@@ -40,7 +41,7 @@ from trainables.compression.policies import (
     first_inputs,
 )
 from trainables.compression.schedule import Schedule, read_schedule
-from trainables.compression.timing import Moment, Timing
+from trainables.compression.schedule.timing import Moment, Timing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -138,8 +139,6 @@ class CompressionScheduler:
         Raises:
             UserError: the schedule is wrong, or names what the model does not have.
         """
-        from trainables.compression.building import add_policies
-
         read = schedule if isinstance(schedule, Schedule) else read_schedule(schedule, compatible=compatible)
         scheduler = cls(
             model, optimizer, example=example, before_change=before_change, model_changed=model_changed
@@ -279,8 +278,8 @@ class CompressionScheduler:
         """Masks, memory of components and policies, what was removed; plain types and tensors.
 
         The model's own state is the model's. Load this first into a scheduler of a freshly built model, by
-        `make_ready`, then the model's and the optimizer's, then the rest by `load_state_dict`. What has not acted has
-        no state, so that schedules which differ in what comes later can go on from one state.
+        `prepare_structure`, then the model's and the optimizer's, then the rest by `load_state_dict`. What has not
+        acted has no state, so that schedules which differ in what comes later can go on from one state.
         """
         used = [s.component for s in self.policies if s.has_acted and s.component is not None]
         return {
@@ -290,7 +289,7 @@ class CompressionScheduler:
             "removed": self.removed,
         }
 
-    def make_ready(self, state: Mapping[str, Any]) -> None:
+    def prepare_structure(self, state: Mapping[str, Any]) -> None:
         """Bring the modules of a freshly built model to those of a state: quantizers prepared, structures removed."""
         prepared = [
             policy

@@ -20,9 +20,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.copies import evaluating
 from trainables.compression.masks import parameters_as_built
-from trainables.compression.names import block_of, listed
+from trainables.compression.model_copies import evaluating
+from trainables.compression.schedule.names import block_of, listed
 from trainables.errors import UserError
 from trainables.workloads.base import Workload
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -28,9 +28,6 @@ from trainables.gradskip.signals import PlasticitySignal
 from trainables.gradskip.status import Status
 from trainables.gradskip.step import Step
 from trainables.gradskip.stops import Stops
-
-if TYPE_CHECKING:
-    from trainables.gradskip.script_counting.step_record import StepRecord
 
 #: Set for a script that a search runs; what its steps cost is counted then.
 TRIAL_FOLDER = "TUNE_CAC_TRIAL_DIR"
@@ -79,7 +76,7 @@ class GradientSkip(Status):
         """The model without wrappers, if it was given."""
         self.on_stop: list[Callable[[], None]] = []
         """Called after the set of parameters that need a gradient has changed."""
-        self.step_record: StepRecord | None = None
+        self.step_record: Any = None
         """The count of what the steps cost, in a script that a search runs."""
         self.advice = Advice(self.settings)
         self.decisions = Decisions(optimizer, self.settings, self.advice)
@@ -204,7 +201,7 @@ class GradientSkip(Status):
             self._check_inputs()
 
     def _add_state(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        self.step.groups.go_on()
+        self.step.groups.resume()
         return {**state, STATE_KEY: self.state_dict()}
 
     def _remember(self, state: dict[str, Any]) -> None:

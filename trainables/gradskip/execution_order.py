@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainables.flops import uncompiled
 from trainables.gradskip.advice.users_line import users_level
 from trainables.gradskip.inert_copies import InertInCopies
 from trainables.gradskip.model_trace import ModelTrace, mask_of
 from trainables.gradskip.parts import own_children, own_parameters
-from trainables.training.generators import kept_generators
+from trainables.runtime.flops import uncompiled
+from trainables.runtime.generators import kept_generators
 
 #: Outputs of a model's parts whose graphs are held on to, until an optimizer steps.
 _MOST_ENDS = 64

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from trainables.attachment import Attached, RunFacts
 from trainables.config import TrialConfig
 from trainables.gradskip.controller import GradientSkip
 from trainables.gradskip.replay import columns
-from trainables.registry import Attached, RunFacts
 
 
 class AttachedGradientSkip(Attached):
@@ -27,19 +27,21 @@ class AttachedGradientSkip(Attached):
     def columns(self) -> dict[str, Any]:
         return columns(self.gradskip.stopped_through, self.gradskip.events)
 
-    def facts(self) -> dict[str, Any]:
+    def model_metadata(self) -> dict[str, Any]:
         return self.gradskip.blueprint.to_dict()
 
-    def carried(self) -> dict[str, Any]:
+    def training_state(self) -> dict[str, Any]:
         state = self.gradskip.state_dict()
         return {"signal": state["signal"], "stops": state["stops"]}
 
-    def following(self) -> dict[str, Any]:
+    def decision_state(self) -> dict[str, Any]:
         return {"machine": self.gradskip.machine.state_dict(), "events": self.events()}
 
-    def go_on(self, followed: Mapping[str, Any], carried: Mapping[str, Any]) -> None:
+    def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
         fresh = self.gradskip.state_dict()
-        self.gradskip.load_state_dict({**fresh, **{k: carried[k] for k in carried if k in fresh}, **followed})
+        self.gradskip.load_state_dict(
+            {**fresh, **{k: training_state[k] for k in training_state if k in fresh}, **decision_state}
+        )
 
     def events(self) -> list[dict[str, Any]]:
         return [asdict(event) for event in self.gradskip.events]

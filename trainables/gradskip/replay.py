@@ -13,7 +13,7 @@ from trainables.gradskip.layer_plan import Blueprint, StopEvent
 from trainables.gradskip.rules.state_machine import SkipMachine
 from trainables.gradskip.rules.stop_rule import Decision
 from trainables.gradskip.settings import Settings
-from trainables.stage_tree.interventions import Intervention, MissingSignal, Recorded, action_text
+from trainables.interventions import Intervention, MissingSignal, Recorded, action_text
 
 
 def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
@@ -24,9 +24,9 @@ def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
     return ("gradskip", looks, settings.watch, settings.whole_units, settings.targets)
 
 
-def follow(config: TrialConfig, facts: Mapping[str, Any]) -> GradskipFollower:
-    """Return the follower of a configuration; ``facts`` is its blueprint's `to_dict`."""
-    return GradskipFollower(config, Blueprint.from_dict(facts))
+def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> GradskipReplay:
+    """Return the replay of a configuration; ``facts`` is its blueprint's `to_dict`."""
+    return GradskipReplay(config, Blueprint.from_dict(facts))
 
 
 def signal_name(settings: Settings, watched: Sequence[int]) -> str:
@@ -72,7 +72,7 @@ def _how(config: TrialConfig, settings: Settings) -> dict[str, Any]:
     return how
 
 
-class GradskipFollower:
+class GradskipReplay:
     """One configuration's machine over recorded signals.
 
     Under ``freezeout`` every step's learning rates are the rule's, so the run is its own from step 0 on: one

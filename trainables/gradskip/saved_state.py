@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainables.errors import UserError
 from trainables.gradskip.layer_plan import LayerPlan, StopEvent
 from trainables.gradskip.model_trace import ModelTrace
 from trainables.gradskip.settings import Settings
-
-if TYPE_CHECKING:
-    from trainables.gradskip.controller import GradientSkip
+from trainables.gradskip.status import Status
 
 
-def state_of(skip: GradientSkip) -> dict[str, Any]:
+def state_of(skip: Status) -> dict[str, Any]:
     """Return the whole state in plain types and tensors."""
     skip.step.settle()
     skip.stops.look_at_user()
@@ -45,7 +43,7 @@ def rule_identity(settings: Settings) -> dict[str, Any]:
     }
 
 
-def check(skip: GradientSkip, state: dict[str, Any]) -> None:
+def check(skip: Status, state: dict[str, Any]) -> None:
     """Raise UserError for a state of another model, or of another form."""
     if not isinstance(state.get("stops"), dict):
         raise UserError(
@@ -59,7 +57,7 @@ def check(skip: GradientSkip, state: dict[str, Any]) -> None:
         )
 
 
-def load(skip: GradientSkip, state: dict[str, Any]) -> None:
+def load(skip: Status, state: dict[str, Any]) -> None:
     """Take a state.
 
     What has stopped stays stopped. A rule of other settings than those saved begins anew, over the layers that its own

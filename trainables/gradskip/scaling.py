@@ -69,7 +69,7 @@ class GroupChanges:
         for _, undo in reversed(self._changes):
             undo()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Go on with the step after `suspend`."""
         for do, _ in self._changes:
             do()

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
+from trainables.gradskip.advice.advice import Advice
 from trainables.gradskip.decisions import Decisions
 from trainables.gradskip.layer_plan import Blueprint, LayerPlan, StopEvent, Unit
 from trainables.gradskip.numbering import Numbering
 from trainables.gradskip.rules.state_machine import SkipMachine
+from trainables.gradskip.settings import Settings
 from trainables.gradskip.step import Step
 from trainables.gradskip.stops import Stops
 
@@ -18,6 +21,11 @@ from trainables.gradskip.stops import Stops
 class Status:
     """The readings of `GradientSkip`: each comes from the one part that owns it."""
 
+    optimizer: Optimizer
+    settings: Settings
+    advice: Advice
+    on_stop: list[Callable[[], None]]
+    step_record: Any
     numbering: Numbering
     stops: Stops
     decisions: Decisions

@@ -21,7 +21,7 @@ from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS
 from trainables.script.placeholders import fill
 from trainables.script.process import ScriptProcess
 from trainables.script.report_lines import ReportError, read_report
-from trainables.workloads.options import read_options
+from trainables.workload_options import read_options
 
 #: The script's output, in the trial's folder.
 LOG_FILE = "output.log"

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from trainables.stage_tree.framed import TEMPORARY_SUFFIX, remove_what_was_read, write_atomically
-from trainables.stage_tree.thinning import Entry, StageWeight, to_drop
+from trainables.stage_tree.atomic_files import TEMPORARY_SUFFIX, remove_what_was_read, write_atomically
+from trainables.stage_tree.eviction import Entry, StageWeight, to_drop
 
 __all__ = ["Checkpoints", "Entry", "StageWeight"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from trainables.stage_tree.claims import Claims
+from trainables.stage_tree.leases import Claims
 
 #: How long a call waits for an answer. It bridges a restart of the actor, which takes a second or two.
 TIMEOUT_S = 10.0

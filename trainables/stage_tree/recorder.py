@@ -19,7 +19,7 @@ from trainables.gradskip.layers import make_plan, numbered
 from trainables.gradskip.replay import signal_name
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import variance
-from trainables.stage_tree.interventions import MissingSignal
+from trainables.interventions import MissingSignal
 from trainables.stage_tree.store import Chunk
 from trainables.training.run import TrainingRun
 

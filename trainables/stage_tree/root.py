@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from trainables.config import TrialConfig
+from trainables.workload_options import what_is_trained
 from trainables.workloads.base import Workload
-from trainables.workloads.options import what_is_trained
 
 #: Code that decides what a run computes, besides the workload's own.
 _CODE = (

@@ -19,21 +19,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainables.attachment import metadata_key, start_replay
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged
+from trainables.interventions import Intervention, MethodReplay, MissingSignal
 from trainables.metrics import METHOD_DEFAULTS
 from trainables.registry import METHODS
+from trainables.runtime.checkpoint_file import read_state
+from trainables.stage_tree.checkpoint_policy import Keeper, Sharing
 from trainables.stage_tree.checkpoints import Entry
-from trainables.stage_tree.claims import NoClaims, StageClaims
-from trainables.stage_tree.facts import method_facts, root_files
-from trainables.stage_tree.interventions import Follower, Intervention, MissingSignal
-from trainables.stage_tree.keeping import Keeper, Sharing
+from trainables.stage_tree.leases import NoClaims, StageClaims
 from trainables.stage_tree.live import LiveRun
 from trainables.stage_tree.packing import unpack
 from trainables.stage_tree.recorder import SignalRecorder
 from trainables.stage_tree.root import root_facts, root_id
+from trainables.stage_tree.run_metadata import method_facts, root_files
 from trainables.stage_tree.store import Stage, StageStore
-from trainables.training.run import TrainingRun, check_device, check_forward_cache, read_state
+from trainables.training.run import TrainingRun, check_device, check_forward_cache
 from trainables.workloads import build
 
 #: Columns of a row that are a trial's own, not its stage's.
@@ -54,8 +56,8 @@ class _Visit:
 
     stage: Stage
     entered_by: Intervention | None
-    follower_state: dict[str, Any]
-    """The follower's state on entering."""
+    replay_state: dict[str, Any]
+    """The replay's state on entering."""
 
 
 class SharedRun:
@@ -93,13 +95,13 @@ class SharedRun:
         self._bad: set[Entry] = set()
         self._renewed = 0.0
         self._described = False
-        self._follower = self._make_follower()
+        self._replay = self._make_replay()
         self._keeper = Keeper(
-            self.store, sharing, self._follower, epoch_steps=self._epoch_steps, total_steps=self.total_steps
+            self.store, sharing, self._replay, epoch_steps=self._epoch_steps, total_steps=self.total_steps
         )
         self.checkpoints = self._keeper.checkpoints
         first = self.store.first()
-        self._path = [_Visit(stage=first, entered_by=None, follower_state=self._follower.state_dict())]
+        self._path = [_Visit(stage=first, entered_by=None, replay_state=self._replay.state_dict())]
         self._reported = 0  # steps at the end of the last row
         self.row: dict[str, Any] | None = None
         """The last epoch's row; None before the first."""
@@ -150,11 +152,11 @@ class SharedRun:
     def _go(self) -> Generator[dict[str, Any], None, None]:
         wait_s = _SHORTEST_WAIT_S
         while not self.finished:
-            before = self._follower.iteration
+            before = self._replay.iteration
             yield from self._walk()
             if self.finished:
                 break
-            if self._follower.iteration > before:
+            if self._replay.iteration > before:
                 wait_s = _SHORTEST_WAIT_S
             if not self._claim(self._here):
                 time.sleep(wait_s)  # another trial trains it, and is there no later than this one would be
@@ -175,13 +177,12 @@ class SharedRun:
         """Interventions on the way here."""
         return len(self._path) - 1
 
-    def _make_follower(self) -> Follower:
-        method = METHODS[self.config.method]
-        self._known_facts = self._facts(method.facts_key(self.config))
-        return method.follow(self.config, self._known_facts)
+    def _make_replay(self) -> MethodReplay:
+        self._known_facts = self._facts(metadata_key(self.config))
+        return start_replay(self.config, self._known_facts)
 
     def _facts(self, key: Any) -> Mapping[str, Any]:
-        if METHODS[self.config.method].following is None:
+        if METHODS[self.config.method].replay_module is None:
             return {}
         known = _FACTS.get((self.store.folder, key))
         if known is None:
@@ -209,7 +210,7 @@ class SharedRun:
 
     def _enter(self, intervention: Intervention) -> Stage:
         stage = self.store.child(self._here, intervention)
-        self._path.append(_Visit(stage=stage, entered_by=intervention, follower_state=self._follower.state_dict()))
+        self._path.append(_Visit(stage=stage, entered_by=intervention, replay_state=self._replay.state_dict()))
         return stage
 
     def _row(self, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,7 +222,7 @@ class SharedRun:
             "wall_time_s": time.perf_counter() - self._begun,
             "search_flops": self.search_flops,
             "stage": self._here.id,
-            **self._follower.columns(),
+            **self._replay.columns(),
         }
 
     # --- walking ----------------------------------------------------------------------------------------------------
@@ -235,12 +236,12 @@ class SharedRun:
                 stage.refresh()
             target = min(next_row, stage.known_until)
             try:
-                intervention = self._follower.advance(stage, target)
+                intervention = self._replay.advance(stage, target)
             except MissingSignal:
                 return
             if intervention is not None:
                 self._enter(intervention)
-            elif self._follower.iteration == next_row and next_row in stage.rows:
+            elif self._replay.iteration == next_row and next_row in stage.rows:
                 self._reported = next_row
                 yield self._row(stage.rows[next_row])
             else:
@@ -278,7 +279,7 @@ class SharedRun:
 
     def _train(self) -> Iterator[dict[str, Any]]:
         """Train live from the nearest state of the path until the end, or into a stage that others know."""
-        frontier = self._follower.iteration
+        frontier = self._replay.iteration
         live = self._stand_before(frontier)
         run = live.run
         while True:
@@ -327,7 +328,7 @@ class SharedRun:
 
     def _after_step(self, live: LiveRun, frontier: int) -> bool:
         """Follow the step that was trained; False if the path goes on in a stage that others know or train."""
-        intervention = self._follower.advance(live.recorder, live.run.step)
+        intervention = self._replay.advance(live.recorder, live.run.step)
         if intervention is None:
             return True
         self._publish(live, {})
@@ -341,7 +342,7 @@ class SharedRun:
         return self._claim(stage) and not stage.refresh()
 
     def _stand_before(self, frontier: int) -> LiveRun:
-        """A live run at the nearest state of the path at or before the frontier, the follower with it."""
+        """A live run at the nearest state of the path at or before the frontier, the replay with it."""
         # A row that is missing at the frontier is an evaluation of the state there, with the losses on the way.
         latest = frontier if frontier < self._reported + self._epoch_steps else frontier - 1
         path = list(self._path)
@@ -379,37 +380,38 @@ class SharedRun:
                 entry
                 for entry in self.checkpoints.entries(visit.stage.id)
                 if visit.stage.start <= entry.step <= until
-                and (self._follower.kind == "any" or entry.kind == self._follower.kind)
+                and (self._replay.kind == "any" or entry.kind == self._replay.kind)
                 and entry not in self._bad
             ]
-            if usable and not (place > 0 and self._follower.first_stage_only):
+            if usable and not (place > 0 and self._replay.first_stage_only):
                 return place, max(usable, key=lambda entry: entry.step)
             if visit.entered_by is not None:
                 until = visit.entered_by.iteration
         return None
 
     def _set_back(self, step: int) -> None:
-        """Bring path and follower back to the start of a step."""
+        """Bring path and replay back to the start of a step."""
         while len(self._path) > 1 and self._path[-1].stage.start > step:
             self._path.pop()
         visit = self._path[-1]
-        self._follower.load_state_dict(visit.follower_state)
-        self._follower.advance(visit.stage, step)
+        self._replay.load_state_dict(visit.replay_state)
+        self._replay.advance(visit.stage, step)
 
     def _resume(self, data: bytes | None) -> LiveRun:
         run = TrainingRun(self.config)
         try:
-            if json.dumps(run.method.facts()) != json.dumps(self._known_facts):
+            if json.dumps(run.method.model_metadata()) != json.dumps(self._known_facts):
                 raise AssertionError(
                     "internal error: the method sees other layers in this model than the stage tree has noted for its "
-                    f"settings: {run.method.facts()}, not {self._known_facts}; --no-sharing trains without the tree"
+                    f"settings: {run.method.model_metadata()}, not {self._known_facts}; --no-sharing trains without "
+                    "the tree"
                 )
             if data is not None:
                 state = unpack(read_state(io.BytesIO(data)))
-                carried = state.pop("carried")
-                run.method.make_ready(carried)
+                carried = state.pop("training_state")
+                run.method.prepare_structure(carried)
                 run.load_state_dict({**state, "row": None, "wall_time_s": 0.0, "search_flops": 0, "method": {}})
-                run.method.go_on(self._follower.state_dict(), carried)
+                run.method.resume(self._replay.state_dict(), carried)
             recorder = SignalRecorder(run, self.sharing.watches)
         except BaseException:
             run.close()
@@ -424,8 +426,8 @@ class SharedRun:
             live.run.close()
 
     def _check_agreement(self, live: LiveRun) -> None:
-        """The follower says where the training belongs that the method directs. Nothing is left before this holds."""
-        stands, followed = live.run.method.following(), self._follower.state_dict()
+        """The replay says where the training belongs that the method directs. Nothing is left before this holds."""
+        stands, followed = live.run.method.decision_state(), self._replay.state_dict()
         if stands and json.dumps(stands, sort_keys=True) != json.dumps(followed, sort_keys=True):
             raise RuntimeError(
                 f"internal error: at step {live.run.step} the method stands at {stands} and by what was recorded at "
@@ -457,15 +459,15 @@ class SharedRun:
 
     def _acts_now(self, live: LiveRun) -> bool:
         """Whether the rule acts in the step that begins: others will fork where one has."""
-        if self._follower.is_quiet():
+        if self._replay.is_quiet():
             return False
-        state = self._follower.state_dict()
+        state = self._replay.state_dict()
         try:
-            return self._follower.advance(live.recorder, live.run.step + 1) is not None
+            return self._replay.advance(live.recorder, live.run.step + 1) is not None
         except MissingSignal:
             return False  # measured in the step itself
         finally:
-            self._follower.load_state_dict(state)
+            self._replay.load_state_dict(state)
 
     def _describe_root(self, run: TrainingRun | None) -> None:
         """Write what the root's files lack, once a trial: after its first epoch, and at its end if they were lost."""

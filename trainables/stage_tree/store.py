@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.stage_tree.framed import read_framed, write_framed
-from trainables.stage_tree.interventions import Intervention, MissingSignal, child_id
+from trainables.interventions import Intervention, MissingSignal, child_id
+from trainables.stage_tree.atomic_files import read_framed, write_framed
 
 _STAGE_FILE = "stage.json"
 

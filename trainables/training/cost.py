@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from trainables.flops import flop_counter
 from trainables.gradskip.forward_cache.prefix_pass import PassReport
-from trainables.training.generators import kept_generators
-from trainables.training.shapes import on_meta, shapes_of, to_meta
+from trainables.runtime.flops import flop_counter
+from trainables.runtime.generators import kept_generators
 from trainables.workloads.base import Batch, Workload
+from trainables.workloads.batch_shapes import on_meta, shapes_of, to_meta
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from trainables.flops import flop_counter
 from trainables.gradskip.layers import unit_ends
+from trainables.runtime.flops import flop_counter
 from trainables.training.cost import CostTable
-from trainables.training.shapes import on_meta, to_meta
 from trainables.workloads.base import Batch, Workload
+from trainables.workloads.batch_shapes import on_meta, to_meta
 
 #: Name of what no module with parameters of its own computes: attention scores, a loss, matrix products of a caller.
 OUTSIDE = "outside layers"

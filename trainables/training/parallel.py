@@ -21,8 +21,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 
 from trainables.gradskip.integrations.data_parallel import DistributedDataParallel
 from trainables.gradskip.method import AttachedGradientSkip
-from trainables.training.generators import kept_generators
-from trainables.training.run import CHECKPOINT_FILE, TrainingRun, read_state
+from trainables.runtime.checkpoint_file import CHECKPOINT_FILE, read_state
+from trainables.runtime.generators import kept_generators
+from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.seeded_loader import epoch_seed
 

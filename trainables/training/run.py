@@ -13,26 +13,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from trainables.attachment import RunFacts, attach
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.gradskip.forward_cache.cache import ForwardCache
 from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS
-from trainables.registry import METHODS, RunFacts
+from trainables.runtime.checkpoint_file import CHECKPOINT_FILE, read_state
+from trainables.runtime.generators import generators_state, kept_generators, set_generators
+from trainables.runtime.isolation import ProcessState
+from trainables.runtime.memory import peak_bytes, reset_peak
+from trainables.runtime.stopwatch import Stopwatch
 from trainables.training.cost import CostTable
-from trainables.training.generators import generators_state, kept_generators, set_generators
-from trainables.training.isolation import ProcessState
-from trainables.training.memory import peak_bytes, reset_peak
-from trainables.training.shapes import see_batch, structure_of
-from trainables.training.stopwatch import Stopwatch
 from trainables.training.warm_up import warm_up
 from trainables.workloads import build
 from trainables.workloads.base import Batch, Workload
+from trainables.workloads.batch_shapes import see_batch, structure_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-#: The one file of a checkpoint folder.
-CHECKPOINT_FILE = "run.pt"
 
 
 def check_device(config: TrialConfig) -> None:
@@ -50,20 +48,6 @@ def check_forward_cache(config: TrialConfig, workload: Workload) -> None:
             f"forward_cache_mb must be 0 for workload {workload.name}, whose inputs do not repeat, "
             f"got {config.forward_cache_mb}"
         )
-
-
-def read_state(file: Any) -> dict[str, Any]:
-    """A state as `torch.save` wrote it (a path or a file), every tensor where it was, if on another GPU.
-
-    Adam counts its steps in CPU tensors. Moved to the GPU with the others, each would make every step wait for it.
-    """
-    state: dict[str, Any] = torch.load(file, weights_only=True, map_location=where_it_was)
-    return state
-
-
-def where_it_was(storage: Any, location: str) -> Any:
-    """For `torch.load`: on the CPU or the GPU, as it was; which GPU is the process's matter."""
-    return storage.cuda() if location.startswith("cuda") else storage
 
 
 class TrainingRun:
@@ -120,7 +104,7 @@ class TrainingRun:
             before_change=self._dense_cost.freeze,
             changed=self._model_changed,
         )
-        self.method = METHODS[config.method].attach(self.optimizer, config, facts)
+        self.method = attach(self.optimizer, config, facts)
         self.trains_at_first = tuple(p.requires_grad for p in self.model.parameters())
         """Whether each parameter trains at step 0, by number."""
         self.epoch_shapes: list[tuple[int, Batch]] | None = None
@@ -421,7 +405,7 @@ class TrainingRun:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state of `state_dict`; which configuration it came from is the caller's to check."""
         if state["method"]:
-            self.method.make_ready(state["method"]["carried"])
+            self.method.prepare_structure(state["method"]["training_state"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
@@ -435,7 +419,7 @@ class TrainingRun:
         self._wall_time_before_s = state["wall_time_s"]
         self._peak_before = int(state["peak_memory_bytes"])
         if state["method"]:
-            self.method.go_on(**state["method"])
+            self.method.resume(**state["method"])
         set_generators(state["generators"], self.device)
 
     def count_spent_from_here(self) -> None:

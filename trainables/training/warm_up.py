@@ -9,7 +9,7 @@ from collections.abc import Hashable
 import torch
 from torch import nn
 
-from trainables.training.generators import kept_generators
+from trainables.runtime.generators import kept_generators
 from trainables.workloads.base import Workload
 
 _WARM: set[Hashable] = set()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainables.workloads.options import what_is_trained
+from trainables.workload_options import what_is_trained
 
 #: A batch is a tuple of tensors; the first dimension of each is the sample.
 Batch = tuple[Tensor, ...]

@@ -1,30 +1,13 @@
 """A workload from a function of the user's: ``--workload package.module:function``.
 
-The function returns a dict, or any object with attributes, of the parts below; only ``model``, ``train`` and
-``validation`` have no default. It is called once a process, with the options as keyword arguments and with seeded
-generators, so that a random split is the same in every trial.
-
-    model        () -> nn.Module: a fresh model, on the CPU; called after the trial's seed was set
-    train        batches of an epoch: a DataLoader, or anything that can be iterated anew each epoch; or a function
-                 (epoch, seed) -> such. A batch is a tensor, or tuples, lists, dicts of tensors
-    validation   batches on which the search looks
-    test         batches that are read once, after the last epoch. None: reports show the validation accuracy alone
-    loss         (model, batch) -> Tensor: mean loss of a batch. By default cross entropy of ``model(inputs)`` and
-                 ``targets``, for batches (inputs, targets)
-    evaluate     (model, batches, device) -> float: higher is better, 1 at most. By default the share of targets that
-                 the model's largest output hits
-    optimizer    (named_parameters) -> Optimizer. By default SGD, lr 0.1, momentum 0.9, weight decay 5e-4
-    schedule     (optimizer, total_steps) -> LRScheduler, stepped after each step. By default cosine to 0
-    epochs       passes over the data, >= 1; by default 30
-    steps_per_epoch   where ``train`` has no length
-    fingerprint  text that changes when the data does. By default from the first batches and the numbers of batches
+`trainables.workloads.factory_parts` says what the function returns. It is called once a process, with the options as
+keyword arguments and with seeded generators, so that a random split is the same in every trial.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sized
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -35,55 +18,19 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from trainables.errors import UserError, unknown_name
-from trainables.training.isolation import isolated
+from trainables.errors import UserError
+from trainables.runtime.isolation import isolated
+from trainables.workload_options import call_with_options, read_options
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
-from trainables.workloads.options import call_with_options, read_options
+from trainables.workloads.factory_parts import Parts, check_labels, hits, read_parts
 from trainables.workloads.seeded_loader import seeded_epoch
+from trainables.workloads.smoke_test import rehearse
 from trainables.workloads.user_code import code_digest, import_attribute
 
 #: Batches of an evaluation that only asks whether it repeats.
 _FEW_BATCHES = 2
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a factory returned; the module's docstring says what each is."""
-
-    model: Callable[[], nn.Module]
-    """A fresh model."""
-    train: Any
-    """Batches of an epoch, or (epoch, seed) -> such."""
-    validation: Iterable[Any]
-    """Batches."""
-    test: Iterable[Any] | None = None
-    """Batches."""
-    loss: Callable[[nn.Module, Any], Tensor] | None = None
-    """(model, batch) -> mean loss."""
-    evaluate: Callable[[nn.Module, Iterable[Any], Any], float] | None = None
-    """(model, batches, device) -> accuracy."""
-    optimizer: Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer] | None = None
-    """(named_parameters) -> optimizer."""
-    schedule: Callable[[Optimizer, int], LRScheduler] | None = None
-    """(optimizer, total_steps) -> schedule."""
-    epochs: int = 30
-    """Passes over the data."""
-    steps_per_epoch: int | None = None
-    """Where ``train`` has no length."""
-    fingerprint: str | None = None
-    """Tells data apart."""
-
-
-#: Parts that are functions, and how they are called.
-_FUNCTIONS = {
-    "model": "() -> nn.Module",
-    "loss": "(model, batch) -> Tensor",
-    "evaluate": "(model, batches, device) -> float",
-    "optimizer": "(named_parameters) -> Optimizer",
-    "schedule": "(optimizer, total_steps) -> LRScheduler",
-}
 
 
 @lru_cache(maxsize=4)
@@ -117,72 +64,6 @@ def _call(name: str, options: tuple[str, ...]) -> Parts | Workload:
         except Exception as error:  # anything may go wrong in the user's function
             raise UserError(f"workload {name} raised {type(error).__name__}: {error}") from error
     return returned if isinstance(returned, Workload) else read_parts(returned, name)
-
-
-def read_parts(returned: Any, name: str) -> Parts:
-    """The parts of what a factory returned.
-
-    Raises:
-        UserError: it returned None, lacks a part, has one that is not known, or one of the wrong kind.
-    """
-    known = [field.name for field in fields(Parts)]
-    wanted = "a dict of model (a function), train, validation, ..."
-    if returned is None:
-        raise UserError(f"workload {name} returned None: return {wanted}")
-    if isinstance(returned, nn.Module):
-        raise UserError(f"workload {name} returned a model: return {wanted}")
-    if isinstance(returned, Mapping):
-        given = dict(returned)
-        for key in given:
-            if key not in known:
-                raise unknown_name(f"part of workload {name}", str(key), known)
-    else:
-        given = {key: getattr(returned, key) for key in known if hasattr(returned, key)}
-    given = {key: value for key, value in given.items() if value is not None}
-    for key in ("model", "train", "validation"):
-        if key not in given:
-            raise UserError(f"workload {name} must return {key}: there is no default for it")
-    for key, value in given.items():
-        of = f"{key} of workload {name}"
-        if key in _FUNCTIONS:
-            _check_function(value, of, _FUNCTIONS[key], may_be_module=key == "loss")
-        elif key in ("train", "validation", "test"):
-            _check_batches(value, of, may_be_function=key == "train")
-        elif key == "fingerprint":
-            if not isinstance(value, str):
-                raise UserError(f"{of} must be text, got {value!r}")
-        elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UserError(f"{of} must be an integer >= 1, got {value!r}")
-    return Parts(**given)
-
-
-def _check_function(value: Any, of: str, signature: str, *, may_be_module: bool) -> None:
-    if isinstance(value, nn.Module) and not may_be_module:
-        raise UserError(
-            f"{of} must be a function {signature} that makes a fresh one, got a model that is built already "
-            f"({type(value).__name__}): every trial would go on with the same weights"
-        )
-    if not callable(value):
-        raise UserError(f"{of} must be a function {signature}, got {type(value).__name__}")
-
-
-def _check_batches(value: Any, of: str, *, may_be_function: bool) -> None:
-    if not hasattr(value, "__iter__") and not (may_be_function and callable(value)):
-        raise UserError(f"{of} must be batches, such as a DataLoader, got {type(value).__name__}")
-    if iter_once(value):
-        raise UserError(
-            f"{of} can be iterated only once, and every epoch needs it: give a DataLoader or a list, not a generator"
-        )
-    if getattr(value, "persistent_workers", False):
-        raise UserError(
-            f"{of} must not keep its worker processes (persistent_workers=True): their random generators would go on "
-            "from epoch to epoch, so that no run could be continued"
-        )
-
-
-def iter_once(value: Any) -> bool:
-    """Whether it is an iterator, which ends for good."""
-    return hasattr(value, "__next__")
 
 
 class FactoryWorkload(Workload):
@@ -321,25 +202,11 @@ class FactoryWorkload(Workload):
         correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
         for batch in batches:
             inputs, targets = flatten(batch)
-            correct += self.hits(model, inputs.to(device), targets.to(device))
+            correct += hits(self.name, model, inputs.to(device), targets.to(device))
             count += targets.numel()
         if count == 0:
             raise UserError(f"{split} of workload {self.name} is empty")
         return int(correct) / count
-
-    def hits(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        """How many targets the model's largest output hits, a number on their device.
-
-        Raises:
-            UserError: there is not one class number for each of the model's choices.
-        """
-        chosen = model(inputs).argmax(1)
-        if chosen.shape != targets.shape:
-            raise UserError(
-                f"evaluate of workload {self.name} must be given, for its default takes a class number for each choice "
-                f"of the model, {tuple(chosen.shape)} here, and the targets are {tuple(targets.shape)}"
-            )
-        return (chosen == targets).sum()
 
     def fingerprint(self) -> str:
         if self._data is None:
@@ -363,19 +230,5 @@ class FactoryWorkload(Workload):
 
     def check(self, seed: int) -> None:
         """Try every part once: one batch through model, loss and evaluation."""
-        from trainables.workloads.rehearsal import rehearse
-
         with isolated(seed=seed, threads=torch.get_num_threads()):
             self._classes = rehearse(self, self._made, seed)
-
-
-def check_labels(targets: Tensor, classes: int, name: str) -> None:
-    """Raise UserError for a class number that the model has no output for."""
-    if targets.dtype == torch.int64 and targets.numel():
-        low, high = int(targets.min()), int(targets.max())
-        wrong = low if low < 0 and low != -100 else high  # -100 is what cross entropy leaves out
-        if wrong >= classes or wrong < -100 or -100 < wrong < 0:
-            raise UserError(
-                f"labels of workload {name} must be in 0..{classes - 1}, which is what its model has outputs for, got "
-                f"{wrong}"
-            )

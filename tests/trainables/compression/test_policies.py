@@ -24,10 +24,10 @@ from trainables.compression.policies import (
 from trainables.compression.pruners.levels import LevelPruner, constant_share
 from trainables.compression.pruners.thresholds import MagnitudePruner, SensitivityPruner
 from trainables.compression.regularizers import build_regularizer
-from trainables.compression.schedule import PrunerArgs
+from trainables.compression.schedule import PrunerPolicyConfig
+from trainables.compression.schedule.regularizer_configs import GroupLassoRegularizerConfig, L1RegularizerConfig
+from trainables.compression.schedule.timing import Moment, Timing
 from trainables.compression.scheduler import CompressionScheduler
-from trainables.compression.settings.regularizers import GroupLassoRegularizer, L1Regularizer
-from trainables.compression.timing import Moment, Timing
 from trainables.errors import UserError
 
 START = [0.9, -0.4, 0.3, 1.5, -0.15, 0.6]
@@ -81,7 +81,7 @@ def trained(scheduler: CompressionScheduler, optimizer: torch.optim.Optimizer, e
 class SlowLoop:
     """Pruning of one weight, element by element. Symbols: w what is trained, m the mask or None."""
 
-    def __init__(self, rule: str, args: PrunerArgs) -> None:
+    def __init__(self, rule: str, args: PrunerPolicyConfig) -> None:
         self.rule, self.args = rule, args
         self.w, self.speed = list(START), [0.0] * len(START)
         self.m: list[float] | None = None
@@ -148,7 +148,7 @@ def test_every_combination_of_pruning_arguments(rule: str, forward_only: bool, g
     outcomes = set()
     flags = itertools.product([False, True], [0, 1, 2, 4], [False, True], [False, True])
     for keep, every, discard, skip in flags:
-        args = PrunerArgs(
+        args = PrunerPolicyConfig(
             keep_mask=keep, mini_batch_pruning_frequency=every, mask_on_forward_only=forward_only,
             mask_gradients=gradients, use_double_copies=double, discard_masks_at_minibatch_end=discard,
             skip_first_minibatch=skip,
@@ -226,7 +226,7 @@ def test_folded_norms_decide_which_filters_go() -> None:
 def test_folding_without_an_example_says_what_to_give() -> None:
     model = norm_model()
     scheduler = CompressionScheduler(model)
-    scheduler.add_policy(PruningPolicy(MagnitudePruner({"0.weight": 1.0}), PrunerArgs(fold_batchnorm=True)))
+    scheduler.add_policy(PruningPolicy(MagnitudePruner({"0.weight": 1.0}), PrunerPolicyConfig(fold_batchnorm=True)))
     with pytest.raises(UserError, match="fold_batchnorm must see the model run: give the scheduler example="):
         scheduler.on_epoch_begin(0)
 
@@ -268,7 +268,7 @@ def test_a_regularizer_adds_its_term_and_zeroes_what_became_small(threshold: boo
     model = line()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     criterion = "Max" if threshold else None
-    settings = L1Regularizer(reg_regims={"weight": STRENGTH}, threshold_criteria=criterion)
+    settings = L1RegularizerConfig(reg_regims={"weight": STRENGTH}, threshold_criteria=criterion)
     policy = RegularizationPolicy(build_regularizer("r", settings, model), keep_mask=keep)
     scheduler = CompressionScheduler(model, optimizer)
     scheduler.add_policy(policy, **TIMING)
@@ -283,7 +283,7 @@ def test_several_policies_pass_the_loss_on_in_their_order() -> None:
     model = line()
     scheduler = CompressionScheduler(model)
     for strength in (0.5, 2.0):
-        settings = L1Regularizer(reg_regims={"weight": strength})
+        settings = L1RegularizerConfig(reg_regims={"weight": strength})
         scheduler.add_policy(RegularizationPolicy(build_regularizer("r", settings, model)), epochs=[0])
     scheduler.on_epoch_begin(0)
     loss = scheduler.before_backward_pass(0, 0, 1, torch.tensor(3.0, dtype=torch.float64))
@@ -300,7 +300,7 @@ def test_a_kept_threshold_leaves_what_a_pruner_has_pruned_pruned() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     scheduler = CompressionScheduler(model, optimizer)
     scheduler.add_policy(PruningPolicy(MagnitudePruner({"0.weight": 1.2})), epochs=[0])
-    settings = GroupLassoRegularizer(reg_regims={"0.weight": (0.5, "Filters")}, threshold_criteria="Max")
+    settings = GroupLassoRegularizerConfig(reg_regims={"0.weight": (0.5, "Filters")}, threshold_criteria="Max")
     scheduler.add_policy(RegularizationPolicy(build_regularizer("r", settings, model), keep_mask=True), epochs=[0])
     for epoch in range(3):
         scheduler.on_epoch_begin(epoch)
@@ -343,7 +343,7 @@ def test_inactive_epochs_are_not_told() -> None:
 
 def test_learned_clips_join_the_last_group_so_that_schedules_know_their_groups() -> None:
     from trainables.compression.quantizers import build_quantizer
-    from trainables.compression.settings.quantizers import PACTQuantizer
+    from trainables.compression.schedule.quantizer_configs import PACTQuantizerConfig
 
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     groups = [
@@ -352,7 +352,7 @@ def test_learned_clips_join_the_last_group_so_that_schedules_know_their_groups()
     ]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     plain = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
-    policy = QuantizationPolicy(build_quantizer("q", PACTQuantizer(bits_weights=4, bits_activations=4)))
+    policy = QuantizationPolicy(build_quantizer("q", PACTQuantizerConfig(bits_weights=4, bits_activations=4)))
     training = Training(model=model, masks=Masks(model), optimizer=optimizer)
     moment = Moment(epoch=0, timing=Timing())
     policy.epoch_begin(training, moment)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainables.compression.component import Regularizer
 from trainables.compression.regularizers import LEAST_VARIANCE, build_regularizer
-from trainables.compression.settings import REGULARIZERS
+from trainables.compression.schedule.configs import REGULARIZERS
 from trainables.errors import UserError
 
 
@@ -239,7 +239,7 @@ def test_an_exact_name_wins_over_a_pattern_and_module_is_ignored(model: nn.Modul
     [
         ("fc.weight", "3D", "group 3D needs a weight of 3 or 4 dimensions, but fc.weight has shape [4, 5]"),
         ("fc.weight", "Filters", "group Filters needs a weight of 3 or 4 dimensions, but fc.weight has shape [4, 5]"),
-        ("line.weight", "2D", "group 2D needs a weight of 4 dimensions, but line.weight has shape [4, 3, 5]"),
+        ("fc.weight", "2D", "group 2D needs a weight of 3 or 4 dimensions, but fc.weight has shape [4, 5]"),
         ("fc.bias", "4D", "group 4D needs a weight of 3 or 4 dimensions, but fc.bias has shape [4]"),
         ("conv.weight", "Rows", "group Rows needs a weight of 2 dimensions, but conv.weight has shape [4, 3, 2, 2]"),
         ("conv.weight", "Cols+Rows", "group Cols needs a weight of 2 dimensions, but conv.weight has shape "

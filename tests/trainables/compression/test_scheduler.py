@@ -19,11 +19,11 @@ from trainables.compression.distillation import DistillationLossWeights, Knowled
 from trainables.compression.policies import DistillationPolicy, Policy, PruningPolicy, Training
 from trainables.compression.pruners.levels import LevelPruner, constant_share
 from trainables.compression.schedule import Schedule
+from trainables.compression.schedule.timing import Moment
 from trainables.compression.scheduler import CompressionScheduler
-from trainables.compression.timing import Moment
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.isolation import isolated
+from trainables.runtime.isolation import isolated
 from trainables.training.run import TrainingRun
 
 
@@ -290,7 +290,7 @@ def test_a_loop_of_the_users_goes_on_from_any_step(cut: int) -> None:
     state = torch.load(file, weights_only=True)
     again, again_optimizer = small(1)
     other = CompressionScheduler.from_schedule(again, again_optimizer, EVERYTHING)
-    other.make_ready(state["scheduler"])
+    other.prepare_structure(state["scheduler"])
     again.load_state_dict(state["model"])
     again_optimizer.load_state_dict(state["optimizer"])
     other.load_state_dict(state["scheduler"])
@@ -355,7 +355,7 @@ def test_what_has_not_acted_has_no_state() -> None:
     assert set(state["components"]) == {"pruners.s"}
     assert set(state["policies"]) == {"0"}
     reader = CompressionScheduler.from_schedule(copy.deepcopy(model), optimizer, second)
-    reader.make_ready(state)
+    reader.prepare_structure(state)
     reader.load_state_dict(state)
     assert reader.has_acted
     assert torch.equal(reader.masks.get("0.weight"), writer.masks.get("0.weight"))  # type: ignore[arg-type]

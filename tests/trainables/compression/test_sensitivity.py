@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from tiny_workload import Tiny
 from torch import Tensor, nn
 
-from trainables.compression.names import block_of
+from trainables.compression.schedule.names import block_of
+from trainables.compression.schedule.pruner_configs import PRUNERS
 from trainables.compression.sensitivity import (
     LEVELS,
     Evaluation,
@@ -32,7 +33,6 @@ from trainables.compression.sensitivity import (
     sensitivity_at,
     to_csv,
 )
-from trainables.compression.settings.pruners import PRUNERS
 from trainables.errors import UserError
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from trainables.stage_tree import checkpoints as module
 from trainables.stage_tree.checkpoints import Checkpoints, Entry, StageWeight
-from trainables.stage_tree.thinning import to_drop
+from trainables.stage_tree.eviction import to_drop
 
 LARGE = 10**9
 
@@ -402,7 +402,7 @@ def test_several_processes_put_thin_and_read_at_once(tmp_path: Path) -> None:
 def test_the_store_needs_neither_torch_nor_ray() -> None:
     code = """
         import sys
-        import trainables.stage_tree.checkpoints, trainables.stage_tree.claims
+        import trainables.stage_tree.checkpoints, trainables.stage_tree.leases
         print(sorted({"torch", "ray", "numpy"} & set(sys.modules)))
     """
     assert run_python(code).stdout == "[]\n"

@@ -15,7 +15,7 @@ import ray
 
 from trainables.stage_tree import coordinator
 from trainables.stage_tree.coordinator import RayClaims, find_coordinator, start_coordinator
-from tune_cac.cluster import ray_session
+from tune_cac.ray_backend.session import ray_session
 
 pytestmark = pytest.mark.slow
 

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.stage_tree import keeping
-from trainables.stage_tree.claims import Claims
+from trainables.registry import WORKLOADS, Entry
+from trainables.runtime.checkpoint_file import where_it_was
+from trainables.stage_tree import checkpoint_policy as keeping
+from trainables.stage_tree.leases import Claims
 from trainables.stage_tree.shared_run import SharedRun, Sharing
-from trainables.training.run import TrainingRun, where_it_was
-from trainables.workloads import WORKLOADS, Entry
+from trainables.training.run import TrainingRun
 
 EPOCHS = 3
 TOTAL = EPOCHS * STEPS_PER_EPOCH
@@ -261,14 +262,14 @@ def test_a_checkpoint_that_does_not_load_leads_to_no_other_path(
 
 def test_method_and_record_that_disagree_are_told_before_anything_is_published(tmp_path: Path) -> None:
     with SharedRun(stops_at(AT_THE_END), Sharing(tree=tmp_path / "tree")) as trial:
-        advance = trial._follower.advance
+        advance = trial._replay.advance
 
         def late(recorded: Any, until: int) -> Any:
             found = advance(recorded, until)
-            trial._follower.machine.stopped_through = min(trial._follower.machine.stopped_through, 1)  # type: ignore[attr-defined]
+            trial._replay.machine.stopped_through = min(trial._replay.machine.stopped_through, 1)  # type: ignore[attr-defined]
             return found
 
-        trial._follower.advance = late  # type: ignore[method-assign]
+        trial._replay.advance = late  # type: ignore[method-assign]
         with pytest.raises(RuntimeError, match="internal error: at step 8"):
             finish(trial)
     assert over(tmp_path / "tree", dense()) == TOTAL

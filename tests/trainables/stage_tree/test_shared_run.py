@@ -18,13 +18,13 @@ from runs import facts, finish
 from tiny_workload import STEPS_PER_EPOCH, tiny  # noqa: F401 - a fixture
 
 import search_spaces
-import trainables.stage_tree.keeping as keeping_module
+import trainables.stage_tree.checkpoint_policy as keeping_module
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.gradskip.layers import unit_ends
 from trainables.metrics import ROW
-from trainables.stage_tree.claims import Claims
+from trainables.stage_tree.leases import Claims
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import roots
 from trainables.training.run import TrainingRun

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from trainables.config import TrialConfig
-from trainables.training.generators import generators_state, set_generators
-from trainables.training.run import CHECKPOINT_FILE, TrainingRun
-from trainables.training.stopwatch import Stopwatch
+from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
+from trainables.runtime.generators import generators_state, set_generators
+from trainables.runtime.stopwatch import Stopwatch
+from trainables.training.run import TrainingRun
 
 STOPS: dict[str, Any] = {"CAC_STOP_LAYER_NUM": (3, 9), "CAC_STOP_LAYER_ITR": (4, 13), "CAC_BRAKING_DISTANCE": 5}
 TIMES = ("train_time_s", "wall_time_s", "peak_memory_bytes")

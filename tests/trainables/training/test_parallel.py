@@ -14,8 +14,8 @@ import torch
 from plain_workload import Plain
 
 from trainables.config import TrialConfig
+from trainables.registry import WORKLOADS, Entry
 from trainables.training.run import TrainingRun
-from trainables.workloads import WORKLOADS, Entry
 
 #: Equal but for the order of sums.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.determinism import repetition
+from trainables.registry import is_factory
+from trainables.training.doctor.determinism import repetition
 from trainables.training.run import TrainingRun
-from trainables.workloads import build, default_epochs, factory, is_factory
+from trainables.workloads import build, default_epochs, factory
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
 from trainables.workloads.seeded_loader import seeded_epoch
 from trainables.workloads.user_code import code_digest

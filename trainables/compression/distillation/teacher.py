@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.copies import bare_copy
-from trainables.compression.names import without_parallel
-from trainables.compression.settings.distillers import KnowledgeDistillation
+from trainables.compression.model_copies import bare_copy
+from trainables.compression.schedule.distiller_configs import KnowledgeDistillationConfig
+from trainables.compression.schedule.names import without_parallel
 from trainables.errors import UserError, unknown_name
-from trainables.training.generators import kept_generators
+from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
+from trainables.runtime.generators import kept_generators
 from trainables.workloads.models import MODELS, build_model
 from trainables.workloads.user_code import import_attribute
 
@@ -30,7 +31,7 @@ _SEED = 0
 
 
 def build_teacher(
-    settings: KnowledgeDistillation, student: nn.Module, make_model: Callable[[], nn.Module] | None = None
+    settings: KnowledgeDistillationConfig, student: nn.Module, make_model: Callable[[], nn.Module] | None = None
 ) -> nn.Module:
     """The teacher, on the CPU, with its weights. The generators go on as if it had not been built.
 
@@ -60,7 +61,7 @@ def build_teacher(
 
 
 def _built(
-    settings: KnowledgeDistillation, student: nn.Module, make_model: Callable[[], nn.Module] | None
+    settings: KnowledgeDistillationConfig, student: nn.Module, make_model: Callable[[], nn.Module] | None
 ) -> nn.Module:
     name = settings.teacher or SAME
     if ":" in name:
@@ -156,8 +157,6 @@ def _read(path: Path) -> Mapping[str, Tensor]:
     """Tensors by name."""
     file = path
     if path.is_dir():
-        from trainables.training.run import CHECKPOINT_FILE  # a run may import schedules
-
         file = path / CHECKPOINT_FILE
     if not file.is_file():
         raise UserError(f"teacher checkpoint {path}: there is no such file")

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from trainables.compression.component import Pruner
-from trainables.compression.exact import element_count, kept_after
-from trainables.compression.settings.pruners import _Desired, _Gradual
-from trainables.compression.timing import Moment, gradual_share
+from trainables.compression.pruners.topk import element_count, kept_after
+from trainables.compression.schedule.pruner_configs import _DesiredConfig, _GradualConfig
+from trainables.compression.schedule.timing import Moment, gradual_share
 
 #: The share to prune at a moment.
 Share = Callable[[Moment], float]
@@ -23,9 +23,9 @@ def constant_share(share: float) -> Share:
     return lambda moment: share
 
 
-def share_of(settings: _Desired | _Gradual) -> Share:
+def share_of(settings: _DesiredConfig | _GradualConfig) -> Share:
     """The share that settings describe: one number, or a cubic over the policy's active epochs."""
-    if isinstance(settings, _Desired):
+    if isinstance(settings, _DesiredConfig):
         return constant_share(settings.desired_sparsity)
     initial, final = settings.initial_sparsity, settings.final_sparsity
     return lambda moment: gradual_share(initial, final, moment.progress)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainables.compression.exact import structure_count
 from trainables.compression.pruners.levels import Share
 from trainables.compression.pruners.ranked import StructuredWeights, StructuresPruner
+from trainables.compression.pruners.topk import structure_count
 
 
 class _ChancePruner(StructuresPruner):

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from trainables.compression.component import Pruner
-from trainables.compression.exact import kept_after, structure_count
 from trainables.compression.pruners.levels import Share
-from trainables.compression.pruners.structures import Structures
-from trainables.compression.timing import Moment
+from trainables.compression.pruners.topk import kept_after, structure_count
+from trainables.compression.schedule.timing import Moment
+from trainables.compression.structures import Structures
 from trainables.errors import UserError
 
 

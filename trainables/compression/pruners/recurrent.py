@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainables.compression.component import Pruner
 from trainables.compression.pruners.thresholds import threshold_mask
-from trainables.compression.timing import Moment, Timing
+from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError
 
 

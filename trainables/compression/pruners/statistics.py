@@ -13,11 +13,11 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainables.compression.exact import kept_after, structure_count
 from trainables.compression.masks import parameters_as_built
-from trainables.compression.pruners.activations import ActivationWatch
+from trainables.compression.pruners.activation_watch import ActivationWatch
 from trainables.compression.pruners.levels import Share
 from trainables.compression.pruners.ranked import StructuredWeights, StructuresPruner
+from trainables.compression.pruners.topk import kept_after, structure_count
 
 
 class _SeenPruner(StructuresPruner):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainables.compression.component import Pruner
 from trainables.compression.pruners.thresholds import deviation
-from trainables.compression.timing import Moment
+from trainables.compression.schedule.timing import Moment
 
 
 class SplicingPruner(Pruner):

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from trainables.compression.component import Pruner
-from trainables.compression.timing import Moment
+from trainables.compression.schedule.timing import Moment
 
 
 def threshold_mask(weight: Tensor, threshold: float) -> Tensor:

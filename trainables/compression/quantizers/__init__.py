@@ -1,6 +1,6 @@
 """Quantizers: models that compute with few bits while the optimizer trains their float weights.
 
-`build_quantizer` makes any of `trainables.compression.settings.QUANTIZERS`. Parameters stay the same objects; the
+`build_quantizer` makes any of `schedule.configs.QUANTIZERS`. Parameters stay the same objects; the
 layers compute with quantized ones (`torch.nn.utils.parametrize` on the instance), and an activation's child module
 ``quantized_output`` quantizes what it returns. 32 bits and null leave everything as it is, bit for bit.
 """
@@ -16,9 +16,9 @@ from trainables.compression.component import Quantizer
 from trainables.compression.quantizers.base import ModelQuantizer
 from trainables.compression.quantizers.clipped import DorefaQuantizer, PactQuantizer, WrpnQuantizer
 from trainables.compression.quantizers.linear import LinearTrainingQuantizer
-from trainables.compression.quantizers.module import is_quantized
 from trainables.compression.quantizers.post_training import PostTrainingQuantizer
-from trainables.compression.settings import Settings
+from trainables.compression.quantizers.quantized_module import is_quantized
+from trainables.compression.schedule.configs import ComponentConfig
 from trainables.errors import unknown_name
 
 __all__ = ["build_quantizer", "is_quantized"]
@@ -32,12 +32,12 @@ _BUILDERS: dict[str, Callable[[str, Any], ModelQuantizer]] = {
 }
 
 
-def build_quantizer(name: str, settings: Settings, model: nn.Module | None = None) -> Quantizer:
+def build_quantizer(name: str, settings: ComponentConfig, model: nn.Module | None = None) -> Quantizer:
     """The quantizer that a schedule describes; no model is changed before its `prepare`.
 
     Args:
         name: of the instance in the schedule, for messages.
-        settings: one of `trainables.compression.settings.QUANTIZERS`.
+        settings: one of `trainables.compression.schedule.configs.QUANTIZERS`.
         model: as built; where it is given, overrides and bits are checked against it now.
 
     Raises:

@@ -22,7 +22,7 @@ from trainables.compression.quantizers.functions import (
     unit_activation,
     wide,
 )
-from trainables.compression.quantizers.module import Quantization
+from trainables.compression.quantizers.quantized_module import Quantization
 
 Clip = Literal["NONE", "AVG", "N_STD"]
 

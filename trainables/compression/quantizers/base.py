@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainables.compression.component import Quantizer
-from trainables.compression.quantizers.module import (
+from trainables.compression.quantizers.plan import WEIGHT_LAYERS, Bits, plan_bits
+from trainables.compression.quantizers.quantized_module import (
     Quantization,
     can_be_quantized,
     is_quantized,
@@ -20,8 +21,7 @@ from trainables.compression.quantizers.module import (
     quantize_output,
     quantize_parameter,
 )
-from trainables.compression.quantizers.plan import WEIGHT_LAYERS, Bits, plan_bits
-from trainables.compression.settings.quantizers import Overrides
+from trainables.compression.schedule.quantizer_configs import OverridesConfig
 from trainables.errors import UserError
 
 
@@ -37,7 +37,7 @@ class ModelQuantizer(Quantizer):
     activation_kinds: ClassVar[tuple[type[nn.Module], ...]]
     """Modules whose output is quantized."""
 
-    def __init__(self, name: str, default: Bits, overrides: Mapping[str, Overrides]) -> None:
+    def __init__(self, name: str, default: Bits, overrides: Mapping[str, OverridesConfig]) -> None:
         self.name = name
         self.default = default
         self.overrides = dict(overrides)

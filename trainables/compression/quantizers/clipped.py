@@ -9,10 +9,10 @@ from torch import nn
 
 from trainables.compression.quantizers.activations import LearnedClipActivation, UnitActivation
 from trainables.compression.quantizers.base import ModelQuantizer
-from trainables.compression.quantizers.module import Quantization
 from trainables.compression.quantizers.plan import RECTIFIERS, make_bits
+from trainables.compression.quantizers.quantized_module import Quantization
 from trainables.compression.quantizers.weights import DorefaWeight, WrpnWeight
-from trainables.compression.settings import quantizers as settings
+from trainables.compression.schedule import quantizer_configs as settings
 
 
 class DorefaQuantizer(ModelQuantizer):
@@ -21,7 +21,9 @@ class DorefaQuantizer(ModelQuantizer):
     activation_kinds = RECTIFIERS
 
     def __init__(
-        self, name: str, given: settings.DorefaQuantizer | settings.WRPNQuantizer | settings.PACTQuantizer
+        self,
+        name: str,
+        given: settings.DorefaQuantizerConfig | settings.WRPNQuantizerConfig | settings.PACTQuantizerConfig,
     ) -> None:
         default = make_bits(given.bits_weights, given.bits_bias, given.bits_activations)
         super().__init__(name, default, given.overrides)
@@ -49,7 +51,7 @@ class WrpnQuantizer(DorefaQuantizer):
 class PactQuantizer(DorefaQuantizer):
     """Weights as DoReFa-Net's, what rectifiers return by `pact_activation`, each with an alpha of its own."""
 
-    def __init__(self, name: str, given: settings.PACTQuantizer) -> None:
+    def __init__(self, name: str, given: settings.PACTQuantizerConfig) -> None:
         super().__init__(name, given)
         self.act_clip_init_val = given.act_clip_init_val
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.quantizers.module import Quantization
+from trainables.compression.quantizers.quantized_module import Quantization
 
 
 class Frozen(Quantization):

@@ -10,10 +10,10 @@ from torch import nn
 from trainables.compression.quantizers.activations import MovingRange
 from trainables.compression.quantizers.base import ModelQuantizer
 from trainables.compression.quantizers.functions import least_linear_bits
-from trainables.compression.quantizers.module import Quantization
 from trainables.compression.quantizers.plan import ACTIVATIONS, make_bits
+from trainables.compression.quantizers.quantized_module import Quantization
 from trainables.compression.quantizers.weights import LinearWeight, channel_axis
-from trainables.compression.settings import quantizers as settings
+from trainables.compression.schedule import quantizer_configs as settings
 
 
 class LinearTrainingQuantizer(ModelQuantizer):
@@ -24,7 +24,7 @@ class LinearTrainingQuantizer(ModelQuantizer):
 
     activation_kinds = ACTIVATIONS
 
-    def __init__(self, name: str, given: settings.QuantAwareTrainRangeLinearQuantizer) -> None:
+    def __init__(self, name: str, given: settings.QuantAwareTrainRangeLinearQuantizerConfig) -> None:
         default = make_bits(given.bits_weights, given.bits_bias, given.bits_activations)
         super().__init__(name, default, given.overrides)
         self.given = given

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from trainables.compression.schedule.matching import match_modules
-from trainables.compression.settings.quantizers import Overrides
+from trainables.compression.schedule.quantizer_configs import OverridesConfig
 from trainables.errors import UserError
 
 #: Layers whose weights and biases are quantized, subclasses included.
@@ -44,7 +44,7 @@ def make_bits(weights: int | None, bias: int | None, activations: int | None) ->
     return Bits(weights=found[0], bias=found[1], activations=found[2])
 
 
-def plan_bits(model: nn.Module, default: Bits, overrides: dict[str, Overrides]) -> dict[nn.Module, Bits]:
+def plan_bits(model: nn.Module, default: Bits, overrides: dict[str, OverridesConfig]) -> dict[nn.Module, Bits]:
     """Bits of each module of the model, in its order; a module with several names once.
 
     The first pattern that matches a module counts; a key that is absent in it inherits the default. What a pattern
@@ -85,7 +85,7 @@ def plan_bits(model: nn.Module, default: Bits, overrides: dict[str, Overrides]) 
     return {module: bits for module, (_, bits) in plan.items()}
 
 
-def _inherited(override: Overrides, default: Bits) -> Bits:
+def _inherited(override: OverridesConfig, default: Bits) -> Bits:
     own = make_bits(override.bits_weights, override.bits_bias, override.bits_activations)
     given = override.model_fields_set
     return Bits(

@@ -16,10 +16,10 @@ from trainables.compression.quantizers.activations import CalibratedRange
 from trainables.compression.quantizers.base import ModelQuantizer
 from trainables.compression.quantizers.frozen import Frozen
 from trainables.compression.quantizers.functions import least_linear_bits
-from trainables.compression.quantizers.module import INPUT, Quantization, quantize_input
 from trainables.compression.quantizers.plan import ACTIVATIONS, WEIGHT_LAYERS, Bits, make_bits
+from trainables.compression.quantizers.quantized_module import INPUT, Quantization, quantize_input
 from trainables.compression.quantizers.weights import FrozenBias, FrozenWeight, channel_axis
-from trainables.compression.settings import quantizers as settings
+from trainables.compression.schedule import quantizer_configs as settings
 from trainables.errors import UserError
 
 
@@ -35,7 +35,7 @@ class PostTrainingQuantizer(ModelQuantizer):
 
     activation_kinds = tuple(kind for kind in (*WEIGHT_LAYERS, *ACTIVATIONS) if kind is not nn.Embedding)
 
-    def __init__(self, name: str, given: settings.PostTrainLinearQuantizer) -> None:
+    def __init__(self, name: str, given: settings.PostTrainLinearQuantizerConfig) -> None:
         default = make_bits(given.bits_parameters, given.bits_accum, given.bits_activations)
         super().__init__(name, default, given.overrides)
         self.given = given

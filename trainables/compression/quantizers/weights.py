@@ -19,7 +19,7 @@ from trainables.compression.quantizers.functions import (
     wide,
     wrpn_weight,
 )
-from trainables.compression.quantizers.module import Quantization
+from trainables.compression.quantizers.quantized_module import Quantization
 
 
 class DorefaWeight(Quantization):

@@ -3,14 +3,30 @@
 from trainables.compression.schedule.epoch_table import Row, epoch_table, planned_share, table_cells
 from trainables.compression.schedule.matching import ModelFacts, Resolved, resolve
 from trainables.compression.schedule.parts import Component, Policy, Schedule
-from trainables.compression.schedule.policies import PrunerArgs, RegularizerArgs
+from trainables.compression.schedule.policy_configs import PrunerPolicyConfig, RegularizerPolicyConfig
 from trainables.compression.schedule.problems import ScheduleError
 from trainables.compression.schedule.reading import read_schedule
 from trainables.compression.schedule.search_marks import Mark, MarkedSchedule, read_marks
 from trainables.compression.schedule.writing import dump, to_mapping
 
 __all__ = [
-    "Component", "Mark", "MarkedSchedule", "ModelFacts", "Policy", "PrunerArgs", "RegularizerArgs", "Resolved", "Row",
-    "Schedule", "ScheduleError", "dump", "epoch_table", "planned_share", "read_marks", "read_schedule", "resolve",
-    "table_cells", "to_mapping",
-]  # fmt: skip
+    "Component",
+    "Mark",
+    "MarkedSchedule",
+    "ModelFacts",
+    "Policy",
+    "PrunerPolicyConfig",
+    "RegularizerPolicyConfig",
+    "Resolved",
+    "Row",
+    "Schedule",
+    "ScheduleError",
+    "dump",
+    "epoch_table",
+    "planned_share",
+    "read_marks",
+    "read_schedule",
+    "resolve",
+    "table_cells",
+    "to_mapping",
+]

@@ -11,20 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.parts import Component, Policy, Schedule
-from trainables.compression.schedule.policies import PrunerArgs
+from trainables.compression.schedule.policy_configs import PrunerPolicyConfig
 from trainables.compression.schedule.problems import Findings, Path, nearest
-from trainables.compression.settings import Settings
-from trainables.compression.settings.pruners import (
-    AutomatedGradualPruner,
-    BaiduRNNPruner,
-    SparsityLevelParameterPruner,
+from trainables.compression.schedule.pruner_configs import (
+    AutomatedGradualPrunerConfig,
+    BaiduRNNPrunerConfig,
+    SparsityLevelParameterPrunerConfig,
 )
 
 
-def is_gradual(settings: Settings | None) -> bool:
+def is_gradual(settings: ComponentConfig | None) -> bool:
     """Whether a pruner's share grows by the cubic of Zhu & Gupta from ``initial_sparsity`` to ``final_sparsity``."""
-    return isinstance(settings, AutomatedGradualPruner) or (
+    return isinstance(settings, AutomatedGradualPrunerConfig) or (
         settings is not None and settings.class_.endswith("_AGP")  # the names' common end
     )
 
@@ -61,7 +61,7 @@ def _check_use(policy: Policy, component: Component, findings: Findings) -> None
             f"{component.class_name} {component.name!r} rises over its active epochs, so it needs at least two, got "
             f"{policy.timing.starting_epoch}",
         )
-    if isinstance(settings, BaiduRNNPruner):
+    if isinstance(settings, BaiduRNNPrunerConfig):
         first, last = policy.timing.starting_epoch, policy.timing.last_epoch
         ramp_epoch = settings.ramp_from(first)
         if not first <= ramp_epoch <= last:
@@ -70,9 +70,9 @@ def _check_use(policy: Policy, component: Component, findings: Findings) -> None
                 (component.section, component.name, given),
                 f"must be in the epochs {first} to {last} of its policy, got {ramp_epoch}",
             )
-    levels = policy.args.levels if isinstance(policy.args, PrunerArgs) else None
-    if levels is not None and not isinstance(settings, SparsityLevelParameterPruner):
+    levels = policy.args.levels if isinstance(policy.args, PrunerPolicyConfig) else None
+    if levels is not None and not isinstance(settings, SparsityLevelParameterPrunerConfig):
         findings.lenient(
             (*path, "pruner", "args", "levels"),
-            f"has no effect on {component.class_name}: only {SparsityLevelParameterPruner.class_} has levels",
+            f"has no effect on {component.class_name}: only {SparsityLevelParameterPrunerConfig.class_} has levels",
         )

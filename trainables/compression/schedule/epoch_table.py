@@ -10,14 +10,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainables.compression.names import assigned
 from trainables.compression.schedule.compatibility import is_gradual
+from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.matching import Resolved
+from trainables.compression.schedule.names import assigned
 from trainables.compression.schedule.parts import Component, Policy, Schedule
-from trainables.compression.schedule.policies import PrunerArgs
-from trainables.compression.settings import Settings
-from trainables.compression.settings.pruners import AutomatedGradualPruner, SparsityLevelParameterPruner
-from trainables.compression.timing import gradual_share
+from trainables.compression.schedule.policy_configs import PrunerPolicyConfig
+from trainables.compression.schedule.pruner_configs import (
+    AutomatedGradualPrunerConfig,
+    SparsityLevelParameterPrunerConfig,
+)
+from trainables.compression.schedule.timing import gradual_share
 
 #: Least and greatest share of elements or structures that a pruner plans; None: the data decides.
 Share = tuple[float, float] | None
@@ -73,8 +76,8 @@ def planned_share(component: Component, policy: Policy, epoch: int) -> Share:
     Structure pruners plan a share of structures, element pruners one of elements.
     """
     settings, args = component.settings, policy.args
-    if isinstance(settings, SparsityLevelParameterPruner):
-        levels = args.levels if isinstance(args, PrunerArgs) and args.levels is not None else settings.levels
+    if isinstance(settings, SparsityLevelParameterPrunerConfig):
+        levels = args.levels if isinstance(args, PrunerPolicyConfig) and args.levels is not None else settings.levels
         values = list(levels.values()) if isinstance(levels, Mapping) else [float(levels)]
         return min(values), max(values)
     if is_gradual(settings):
@@ -142,17 +145,17 @@ class _Tally:
                 self._pruned[name] = int(shares[name] * self._sizes[name])
 
     def _shares(
-        self, settings: Settings | None, targets: Sequence[str], component: Component, policy: Policy, epoch: int
+        self, settings: ComponentConfig | None, targets: Sequence[str], component: Component, policy: Policy, epoch: int
     ) -> dict[str, float] | None:
         """Share of the elements by name; None where structures or the data decide, or masks live for a minibatch."""
-        args = policy.args if isinstance(policy.args, PrunerArgs) else PrunerArgs()
+        args = policy.args if isinstance(policy.args, PrunerPolicyConfig) else PrunerPolicyConfig()
         if args.discard_masks_at_minibatch_end:
             return None
-        if isinstance(settings, AutomatedGradualPruner):
+        if isinstance(settings, AutomatedGradualPrunerConfig):
             share = planned_share(component, policy, epoch)
             assert share is not None
             return dict.fromkeys(targets, share[0])
-        if not isinstance(settings, SparsityLevelParameterPruner):
+        if not isinstance(settings, SparsityLevelParameterPrunerConfig):
             return None
         if isinstance(args.levels, Mapping):
             return assigned(args.levels, list(self._resolved.facts.parameters), on_error=lambda *_: None)

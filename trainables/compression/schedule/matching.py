@@ -11,30 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainables.compression.names import match_names, plain_name
+from trainables.compression.schedule.configs import ComponentConfig
+from trainables.compression.schedule.names import match_names, plain_name
 from trainables.compression.schedule.parts import Component, Schedule
-from trainables.compression.schedule.policies import KINDS, PrunerArgs
+from trainables.compression.schedule.policy_configs import KINDS, PrunerPolicyConfig
 from trainables.compression.schedule.problems import Findings, Path
-from trainables.compression.settings import Settings
+from trainables.compression.structures import group_count, lacking_weight, ranked_group
 from trainables.errors import UserError
 
 #: Arguments that hold names of parameters, and the one that holds those of modules.
 PARAMETERS = ("weights", "sensitivities", "thresholds", "levels", "reg_regims")
 MODULES = "overrides"
-#: Dimensions that a weight must have for its structures, and what such a weight is.
-CONVOLUTION, MATRIX, IMAGE = (3, 4), (2,), (4,)
-DIMENSIONS: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("2D", "3D", "4D", "Filters", "Channels"), CONVOLUTION),
-    **dict.fromkeys(("Rows", "Cols"), MATRIX),
-    "Blocks": IMAGE,
-}
-_KINDS = {
-    CONVOLUTION: "a convolution's weight, 3 or 4 dimensions",
-    MATRIX: "a matrix, 2 dimensions",
-    IMAGE: "a 2D convolution's weight, 4 dimensions",
-}
-#: The dimension that a ranked structure is a part of; rows are those of the transposed weight, one an input feature.
-STRUCTURES = {"3D": 0, "Filters": 0, "Channels": 1, "Rows": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +88,7 @@ def match_schedule(schedule: Schedule, facts: ModelFacts, findings: Findings) ->
         sections[component.section][component.name] = component
     policies = [policy for policy in schedule.policies if policy.instance_name in sections[KINDS[policy.kind]]]
     for policy in policies:
-        levels = policy.args.levels if isinstance(policy.args, PrunerArgs) else None
+        levels = policy.args.levels if isinstance(policy.args, PrunerPolicyConfig) else None
         if isinstance(levels, Mapping):
             path: Path = ("policies", policy.position, "pruner", "args", "levels")
             for pattern in levels:
@@ -110,7 +97,7 @@ def match_schedule(schedule: Schedule, facts: ModelFacts, findings: Findings) ->
     return Resolved(schedule=kept, names=names, values=values, facts=facts)
 
 
-def names_argument(settings: Settings | None) -> str | None:
+def names_argument(settings: ComponentConfig | None) -> str | None:
     """The argument that names parameters or modules, if there is one."""
     fields = type(settings).model_fields if settings is not None else {}
     return next((name for name in (*PARAMETERS, MODULES) if name in fields), None)
@@ -154,7 +141,7 @@ class _Matched:
     """Whether patterns stand for something."""
 
 
-def _match(settings: Settings, argument: str, facts: ModelFacts, key: Path, findings: Findings) -> _Matched:
+def _match(settings: ComponentConfig, argument: str, facts: ModelFacts, key: Path, findings: Findings) -> _Matched:
     given = getattr(settings, argument)
     modules = argument == MODULES
     known, match = list(facts.modules if modules else facts.parameters), match_modules if modules else match_names
@@ -188,7 +175,7 @@ def _matches(
         return ()
 
 
-def _only(settings: Settings, argument: str, kept: Sequence[str]) -> Settings:
+def _only(settings: ComponentConfig, argument: str, kept: Sequence[str]) -> ComponentConfig:
     """The settings without patterns that match nothing."""
     given = getattr(settings, argument)
     if len(kept) == len(given):
@@ -198,7 +185,9 @@ def _only(settings: Settings, argument: str, kept: Sequence[str]) -> Settings:
     return settings.model_copy(update={argument: tuple(kept)})
 
 
-def _check_structures(settings: Settings, matched: _Matched, facts: ModelFacts, path: Path, findings: Findings) -> None:
+def _check_structures(
+    settings: ComponentConfig, matched: _Matched, facts: ModelFacts, path: Path, findings: Findings
+) -> None:
     """Whether every weight has the structures that are asked for."""
     common = getattr(settings, "group_type", None)
     counts: dict[str, int] = {}
@@ -207,9 +196,9 @@ def _check_structures(settings: Settings, matched: _Matched, facts: ModelFacts, 
         if groups is None:
             continue
         shape, place = facts.parameters[name], (*path, matched.patterns[name])
-        wanted = next((DIMENSIONS[group] for group in groups.split("+") if len(shape) not in DIMENSIONS[group]), None)
-        if wanted is not None:
-            findings.error(place, f"{groups} of {name} need {_KINDS[wanted]}, got shape {_shape(shape)}")
+        wanted = lacking_weight(groups, shape)
+        if wanted:
+            findings.error(place, f"{groups} of {name} need {wanted}, got shape {_shape(shape)}")
             continue
         if groups == "Blocks" and common:
             block = settings.kwargs.block_shape  # type: ignore[attr-defined]  # its settings ask for it
@@ -217,8 +206,8 @@ def _check_structures(settings: Settings, matched: _Matched, facts: ModelFacts, 
                 findings.error(
                     place, f"block_shape {_shape(block)} must divide the shape of {name}, got {_shape(shape)}"
                 )
-        if common in STRUCTURES:
-            counts[name] = shape[STRUCTURES[common]]
+        if common and common != "Blocks":
+            counts[name] = group_count(shape, ranked_group(common))
     if getattr(settings, "group_dependency", None) == "Leader" and len(set(counts.values())) > 1:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())
         findings.error(path, f"must have equally many structures with group_dependency Leader, got {said}")

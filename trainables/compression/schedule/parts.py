@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainables.compression.schedule.policies import KINDS, PrunerArgs, RegularizerArgs
+from trainables.compression.schedule.configs import ComponentConfig
+from trainables.compression.schedule.policy_configs import KINDS, PrunerPolicyConfig, RegularizerPolicyConfig
 from trainables.compression.schedule.problems import Path
-from trainables.compression.settings import Settings
-from trainables.compression.timing import Timing
+from trainables.compression.schedule.timing import Timing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Component:
     """Its name in the section."""
     class_name: str
     """As written."""
-    settings: Settings | None = None
+    settings: ComponentConfig | None = None
     """Checked arguments; None for learning-rate schedulers."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Plain arguments of a learning-rate scheduler; empty for the others."""
@@ -40,7 +40,7 @@ class Policy:
     """The component's name."""
     timing: Timing
     """Its epochs."""
-    args: PrunerArgs | RegularizerArgs | None = None
+    args: PrunerPolicyConfig | RegularizerPolicyConfig | None = None
     """Of pruners and regularizers, with defaults where none were given."""
     position: int = field(default=0, compare=False)
     """In the file's list of policies."""

@@ -13,18 +13,31 @@ from dataclasses import replace
 from typing import Any
 
 from trainables.compression.schedule.compatibility import check_uses, known_keys
+from trainables.compression.schedule.configs import (
+    DISTILLERS,
+    EXTENSIONS,
+    PRUNERS,
+    QUANTIZERS,
+    REGULARIZERS,
+    ComponentConfig,
+)
 from trainables.compression.schedule.document import Document, open_document
 from trainables.compression.schedule.parts import Component, Policy, Schedule
-from trainables.compression.schedule.policies import KINDS, RANGE, PrunerArgs, RegularizerArgs, read_timing
+from trainables.compression.schedule.policy_configs import (
+    KINDS,
+    RANGE,
+    PrunerPolicyConfig,
+    RegularizerPolicyConfig,
+    read_timing,
+)
 from trainables.compression.schedule.positions import SearchTag
 from trainables.compression.schedule.problems import Findings, Path, nearest, shown
 from trainables.compression.schedule.validation import validated
-from trainables.compression.settings import DISTILLERS, EXTENSIONS, PRUNERS, QUANTIZERS, REGULARIZERS, Settings
 from trainables.errors import UserError
 
 VERSION = 1
 #: Classes of each section; those of ``lr_schedulers`` are torch's, which whoever knows torch checks.
-CLASSES: Mapping[str, Mapping[str, type[Settings]]] = {
+CLASSES: Mapping[str, Mapping[str, type[ComponentConfig]]] = {
     "pruners": PRUNERS,
     "regularizers": REGULARIZERS,
     "quantizers": QUANTIZERS,
@@ -236,8 +249,13 @@ def _read_policy(
     )
 
 
-def _read_args(kind: str, given: Any, path: Path, findings: Findings) -> PrunerArgs | RegularizerArgs | None:
-    models: dict[str, type[PrunerArgs] | type[RegularizerArgs]] = {"pruner": PrunerArgs, "regularizer": RegularizerArgs}
+def _read_args(
+    kind: str, given: Any, path: Path, findings: Findings
+) -> PrunerPolicyConfig | RegularizerPolicyConfig | None:
+    models: dict[str, type[PrunerPolicyConfig] | type[RegularizerPolicyConfig]] = {
+        "pruner": PrunerPolicyConfig,
+        "regularizer": RegularizerPolicyConfig,
+    }
     model = models.get(kind)
     if given is not None and not isinstance(given, dict):
         findings.error(path, f"must be a map, got {shown(given)}")

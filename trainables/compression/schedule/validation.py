@@ -10,10 +10,10 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.problems import Findings, Path, nearest, shown
-from trainables.compression.settings import Settings
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=ComponentConfig)
 
 #: What pydantic's error types ask for; ``{x}`` is from the error's context.
 _RULES = {

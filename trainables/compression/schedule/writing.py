@@ -10,7 +10,7 @@ from yaml.nodes import SequenceNode
 
 from trainables.compression.schedule.document import plain
 from trainables.compression.schedule.parts import Component, Policy, Schedule
-from trainables.compression.schedule.policies import KINDS
+from trainables.compression.schedule.policy_configs import KINDS
 from trainables.compression.schedule.positions import FLOAT, FLOAT_BEGINS
 from trainables.compression.schedule.reading import SECTIONS, VERSION
 

@@ -18,7 +18,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from trainables.compression.copies import as_built
+from trainables.compression.model_copies import as_built
 from trainables.errors import UserError
 
 NORMS = (_BatchNorm, _InstanceNorm)

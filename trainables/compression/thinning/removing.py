@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
-from trainables.compression.copies import as_built, bare_copy, evaluating
+from trainables.compression.model_copies import as_built, bare_copy, evaluating
 from trainables.compression.thinning.coupled import Cuts, Found, Kind, Left, coupled_groups
 from trainables.compression.thinning.cutting import NORMS, Record, Removed, thin_again, width
 from trainables.errors import UserError

@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from trainables.errors import UserError
-from trainables.gradskip.forward_cache.row_file import row_checksums
-
-if TYPE_CHECKING:
-    from trainables.gradskip.forward_cache.cache import ForwardCache
+from trainables.gradskip.forward_cache.row_file import RowFile, row_checksums
 
 #: Rounding that rows computed in two batches may differ by, relative to the largest output.
 _TOLERANCE = 1e-3
@@ -39,10 +36,36 @@ class PassReport:
     """Rows that the prefix was really computed on: misses, a second row beside a single one, checks."""
 
 
+class Cache(Protocol):
+    """What a pass reads and writes of its `cache.ForwardCache`."""
+
+    chain: list[nn.Module]
+    names: list[str]
+    rows: RowFile
+    compiled: bool
+    input_kind: Any
+    stands_alone: bool
+    channels_last: bool
+    verify_every: int
+    hits: int
+    misses: int
+    hit_batches: int
+
+    @property
+    def cached_through(self) -> int:
+        """Position of the last cached module."""
+
+    def switch_off(self, reason: str) -> None:
+        """Cache no more."""
+
+    def say(self, what: str) -> None:
+        """Warn."""
+
+
 class PrefixPass:
     """Used once, by `ForwardCache.batch`."""
 
-    def __init__(self, cache: ForwardCache, indices: Tensor) -> None:
+    def __init__(self, cache: Cache, indices: Tensor) -> None:
         self._cache = cache
         self._indices = indices
         self._modules = cache.chain[: cache.cached_through + 1]

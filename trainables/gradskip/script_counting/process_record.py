@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from trainables.gradskip.script_counting.step_flops import StepFlops
 from trainables.gradskip.script_counting.step_record import StepRecord, StepTotals
-from trainables.training.memory import peak_bytes
-
-if TYPE_CHECKING:
-    from trainables.gradskip.controller import GradientSkip
+from trainables.gradskip.status import Status
+from trainables.runtime.memory import peak_bytes
 
 
 class ProcessRecord:
@@ -27,7 +25,7 @@ class ProcessRecord:
         self._changed = False
         self._stepping = False
 
-    def add(self, gradskip: GradientSkip) -> StepRecord:
+    def add(self, gradskip: Status) -> StepRecord:
         """Count an optimizer's steps until the process ends."""
         record = StepRecord(gradskip, self)
         self.records.append(record)
@@ -139,7 +137,7 @@ class ProcessRecord:
 _PROCESS = ProcessRecord()
 
 
-def start(gradskip: GradientSkip) -> StepRecord:
+def start(gradskip: Status) -> StepRecord:
     """Count an optimizer until its process ends, for `process_summary`."""
     return _PROCESS.add(gradskip)
 

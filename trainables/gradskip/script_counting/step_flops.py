@@ -1,6 +1,6 @@
 """Count the FLOPs of a user's training from inside its process, forward and backward apart.
 
-FLOPs are by the formulas of `trainables.flops`, told apart by whether autograd's backward pass is at work. What runs
+FLOPs are by the formulas of `runtime.flops`, told apart by whether autograd's backward pass is at work. What runs
 without gradients outside of it, such as an evaluation between two steps, is not counted.
 """
 
@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-from trainables.flops import formula_of
 from trainables.gradskip.execution_order import in_backward
+from trainables.runtime.flops import formula_of
 
 #: Parts of the names of operations that cost much and have no formula: fused recurrences and attention.
 _COSTLY = ("rnn_layer", "cudnn_rnn", "miopen_rnn", "lstm_mps", "dot_product", "flash_attention", "efficient_attention")

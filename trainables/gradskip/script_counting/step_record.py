@@ -12,19 +12,16 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median_low
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from trainables.gradskip.advice.never_fires import weight_decays
+from trainables.gradskip.layer_plan import Blueprint, StopEvent
 from trainables.gradskip.layers import watch_needed
+from trainables.gradskip.rules.state_machine import SkipMachine
+from trainables.gradskip.status import Status
 from trainables.gradskip.step import has_closure
-
-if TYPE_CHECKING:
-    from trainables.gradskip.controller import GradientSkip
-    from trainables.gradskip.layer_plan import Blueprint, StopEvent
-    from trainables.gradskip.rules.state_machine import SkipMachine
-    from trainables.gradskip.script_counting.process_record import ProcessRecord
 
 #: Steps that are looked at for each set of stopped layers: one of them may be an epoch's last, smaller one, or hold an
 #: evaluation that forgot `torch.no_grad()`.
@@ -60,6 +57,27 @@ class StepTotals:
     optimizer_bytes: int
 
 
+class Process(Protocol):
+    """The record of all steps of a process, as `process_record.ProcessRecord` keeps it."""
+
+    steps: int
+
+    def change(self) -> None:
+        """Note that other layers train from here on."""
+
+    def wait_for_fewer(self) -> None:
+        """Wait no more for steps of an optimizer that is gone."""
+
+    def begin_step(self) -> None:
+        """Begin an optimizer's step."""
+
+    def take(self) -> tuple[int, int] | None:
+        """End the step's training; forward and backward FLOPs, or None."""
+
+    def end_step(self, record: Any) -> None:
+        """End an optimizer's step."""
+
+
 class StepRecord:
     """The steps of an optimizer with Gradient-Skip, from now on.
 
@@ -68,7 +86,7 @@ class StepRecord:
         process: of whose steps these are a part.
     """
 
-    def __init__(self, gradskip: GradientSkip, process: ProcessRecord) -> None:
+    def __init__(self, gradskip: Status, process: Process) -> None:
         self._process = process
         self._ref = weakref.ref(gradskip)
         self._stretches: list[Stretch] = [Stretch()]
@@ -87,11 +105,11 @@ class StepRecord:
         finalizer.atexit = False
 
     @property
-    def gradskip(self) -> GradientSkip | None:
+    def gradskip(self) -> Status | None:
         """The control of the optimizer, while there is one."""
         return self._ref()
 
-    def _keep_facts(self, gradskip: GradientSkip) -> None:
+    def _keep_facts(self, gradskip: Status) -> None:
         # Plain numbers, which hold no tensor: they outlive the optimizer.
         self.machine: SkipMachine = gradskip.machine
         self.events: list[StopEvent] = gradskip.events

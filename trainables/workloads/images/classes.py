@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.errors import UserError
-from trainables.workloads.images.opening import ImageData
+from trainables.workloads.images.dataset import ImageData
 
 #: Seeds the choice of validation images: not a hyperparameter, so that every study sees the same split.
 SPLIT_SEED = 0

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainables.workloads.images.remembered import remembered
+from trainables.workloads.images.json_cache import remembered
 from trainables.workloads.images.source import Source
 
 #: Up to so many bytes in all, files are read as a whole.

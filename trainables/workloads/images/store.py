@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.workloads.images.decoding import CHUNK_IMAGES, Layout, decode_rows
-from trainables.workloads.images.moments import image_moments
+from trainables.workloads.images.pixel_stats import image_moments
 from trainables.workloads.images.progress import Progress
 from trainables.workloads.images.source import Encoded, ImageSplit
 

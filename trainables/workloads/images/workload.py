@@ -32,7 +32,7 @@ from trainables.workloads import models
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.images import augmentation
 from trainables.workloads.images.classes import count_classes, hold_out
-from trainables.workloads.images.opening import default_cache, open_images
+from trainables.workloads.images.dataset import default_cache, open_images
 from trainables.workloads.images.prefetch import prefetched
 from trainables.workloads.user_code import code_digest
 

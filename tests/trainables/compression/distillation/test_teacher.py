@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from trainables import workloads
 from trainables.compression.distillation import build_teacher
-from trainables.compression.settings.distillers import KnowledgeDistillation
+from trainables.compression.schedule.distiller_configs import KnowledgeDistillationConfig
 from trainables.errors import UserError
 from trainables.workloads.models import build_model
 
 
-def settings(**arguments: Any) -> KnowledgeDistillation:
-    return KnowledgeDistillation(**arguments)
+def settings(**arguments: Any) -> KnowledgeDistillationConfig:
+    return KnowledgeDistillationConfig(**arguments)
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:

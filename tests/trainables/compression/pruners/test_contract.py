@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from trainables.compression.component import Pruner
 from trainables.compression.pruners import build_pruner
-from trainables.compression.settings import PRUNERS, QUANTIZERS
-from trainables.compression.timing import Moment, Timing
+from trainables.compression.schedule.configs import PRUNERS, QUANTIZERS
+from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError
 
 TIMING = Timing(starting_epoch=1, ending_epoch=6)

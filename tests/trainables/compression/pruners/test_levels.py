@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from trainables.compression.pruners import build_pruner
 from trainables.compression.pruners.levels import level_mask
-from trainables.compression.settings import PRUNERS
-from trainables.compression.timing import Moment, Timing, gradual_share
+from trainables.compression.schedule.configs import PRUNERS
+from trainables.compression.schedule.timing import Moment, Timing, gradual_share
 
 
 def masks(class_: str, tensors: dict[str, Tensor], moment: Moment, **arguments: object) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from trainables.compression.component import Pruner
 from trainables.compression.pruners import build_pruner
-from trainables.compression.settings import PRUNERS
-from trainables.compression.timing import Moment, Timing
+from trainables.compression.schedule.configs import PRUNERS
+from trainables.compression.schedule.timing import Moment, Timing
 from trainables.errors import UserError
 
 NOW = Moment(epoch=0, timing=Timing())
@@ -65,8 +65,8 @@ def test_rows_are_the_columns_of_torchs_weight() -> None:
     assert pruner.masks({"w": weight}, {}, NOW)["w"].tolist() == [[1, 1, 0], [1, 1, 0]]
 
 
-@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (4, 3, 2, 2)])
-def test_channels_of_layers_of_any_kind(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(4, 3, 5), (4, 3, 2, 2)])
+def test_channels_of_convolutions_of_any_kind(shape: tuple[int, ...]) -> None:
     weight = random_weight(*shape)
     pruner = pruner_of("L1RankedStructureParameterPruner", {"w": weight}, group_type="Channels", desired_sparsity=0.4)
     norms = [float(weight[:, c].abs().sum()) for c in range(3)]

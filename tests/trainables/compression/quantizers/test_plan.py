@@ -10,7 +10,7 @@ from torch import nn
 
 from trainables.compression.quantizers.plan import Bits, make_bits, plan_bits
 from trainables.compression.schedule.matching import match_modules
-from trainables.compression.settings.quantizers import DorefaQuantizer
+from trainables.compression.schedule.quantizer_configs import DorefaQuantizerConfig
 from trainables.errors import UserError
 
 
@@ -36,7 +36,7 @@ def make_model() -> nn.Module:
 
 def planned(overrides: dict[str, Any], model: nn.Module | None = None) -> dict[str, Bits]:
     model = model or make_model()
-    settings = DorefaQuantizer.model_validate({"bits_activations": 8, "bits_weights": 3, "overrides": overrides})
+    settings = DorefaQuantizerConfig.model_validate({"bits_activations": 8, "bits_weights": 3, "overrides": overrides})
     default = make_bits(settings.bits_weights, settings.bits_bias, settings.bits_activations)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -110,7 +110,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_name() -> No
 
 def test_overrides_of_a_container_or_of_what_has_no_numbers_are_said_to_have_no_effect() -> None:
     default = make_bits(3, None, 8)
-    overrides = DorefaQuantizer.model_validate({"overrides": {"layer1": {}, "pool": {}}}).overrides
+    overrides = DorefaQuantizerConfig.model_validate({"overrides": {"layer1": {}, "pool": {}}}).overrides
     with pytest.warns(UserWarning, match=r"overrides of") as caught:
         plan_bits(make_model(), default, overrides)
     assert [str(w.message) for w in caught] == [

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from trainables.compression.component import Quantizer
 from trainables.compression.quantizers import build_quantizer
-from trainables.compression.settings.quantizers import PostTrainLinearQuantizer
+from trainables.compression.schedule.quantizer_configs import PostTrainLinearQuantizerConfig
 from trainables.errors import UserError
 
 
 def quantizer_of(**settings: Any) -> Quantizer:
-    return build_quantizer("q", PostTrainLinearQuantizer.model_validate(settings))
+    return build_quantizer("q", PostTrainLinearQuantizerConfig.model_validate(settings))
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -15,11 +15,11 @@ from torch.optim import SGD, AdamW
 
 from trainables.compression.component import Quantizer
 from trainables.compression.quantizers import build_quantizer, is_quantized
-from trainables.compression.settings import QUANTIZERS, Settings
+from trainables.compression.schedule.configs import QUANTIZERS, ComponentConfig
 from trainables.errors import UserError
 from trainables.gradskip import optimizers as gradskip
 from trainables.gradskip import settings as gradskip_settings
-from trainables.training.shapes import on_meta
+from trainables.workloads.batch_shapes import on_meta
 
 LOW_BITS: dict[str, dict[str, Any]] = {
     "DorefaQuantizer": {"bits_weights": 3, "bits_bias": 6, "bits_activations": 4},
@@ -62,7 +62,7 @@ def make_model(seed: int = 0) -> Net:
         return Net()
 
 
-def settings_of(name: str, **changes: Any) -> Settings:
+def settings_of(name: str, **changes: Any) -> ComponentConfig:
     return QUANTIZERS[name].model_validate({**LOW_BITS[name], **changes})
 
 
@@ -371,7 +371,7 @@ def test_one_bit_is_enough_where_no_bit_is_the_signs() -> None:
 
 
 def test_other_settings_are_no_quantizer() -> None:
-    class Unknown(Settings):
+    class Unknown(ComponentConfig):
         class_ = "DorefaQuantiser"
 
     with pytest.raises(UserError, match=r"unknown quantizer 'DorefaQuantiser': did you mean 'DorefaQuantizer'\?"):

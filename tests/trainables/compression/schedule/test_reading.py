@@ -14,10 +14,16 @@ from typing import Any
 
 import pytest
 
-from trainables.compression.schedule import PrunerArgs, RegularizerArgs, Schedule, ScheduleError, read_schedule
+from trainables.compression.schedule import (
+    PrunerPolicyConfig,
+    RegularizerPolicyConfig,
+    Schedule,
+    ScheduleError,
+    read_schedule,
+)
+from trainables.compression.schedule.configs import PRUNERS
 from trainables.compression.schedule.document import MOST_BYTES
-from trainables.compression.settings import PRUNERS
-from trainables.compression.timing import Timing
+from trainables.compression.schedule.timing import Timing
 from trainables.errors import UserError
 
 GOOD = """
@@ -81,7 +87,7 @@ def test_what_a_file_means() -> None:
         Timing(starting_epoch=0, ending_epoch=5, frequency=1),  # frequency may be left out
     ]
     assert [policy.args for policy in schedule.policies] == [
-        PrunerArgs(keep_mask=True, levels=0.25), RegularizerArgs(keep_mask=True), None,
+        PrunerPolicyConfig(keep_mask=True, levels=0.25), RegularizerPolicyConfig(keep_mask=True), None,
     ]  # fmt: skip
     assert [policy.line for policy in schedule.policies] == [17, 21, 28]
     assert schedule.component(schedule.policies[1]).name == "r"

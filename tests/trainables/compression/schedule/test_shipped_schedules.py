@@ -9,7 +9,7 @@ import pytest
 from trainables.compression.lr_schedulers import check_lr_scheduler
 from trainables.compression.schedule import dump, epoch_table, read_schedule, resolve, to_mapping
 from trainables.compression.schedule.reading import CLASSES
-from tune_cac.schedule_command import facts_of_workload
+from tune_cac.cli.schedule import facts_of_workload
 
 FOLDER = Path(__file__).parents[4] / "docs" / "schedules"
 FILES = sorted(FOLDER.glob("*.yaml"))

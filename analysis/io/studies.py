@@ -1,0 +1,282 @@
+"""Studies, Ray experiments, journals and Parquet files as one tidy DataFrame: one row a trial."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.io.columns import IDENTITY, described, side_by_side, trial_dtypes, typed
+from analysis.io.foreign import ForeignTrial, foreign_frame, is_our_config
+from analysis.io.journal import JournalStudy, JournalTrial, choose_study, read_studies
+from analysis.io.layout import STUDY_NAME, Layout
+from analysis.io.ray_results import RayTrial, read_experiment
+from analysis.io.sources import Source, distinct_names, sources
+from analysis.metrics.baseline import relative_to_baseline
+from analysis.metrics.controls import SHORTER
+from trainables.errors import UserError
+from trainables.metrics import RELATIVE
+
+#: What is known of a trial without a result: what it executed until it failed or was interrupted.
+_SO_FAR = ("search_flops", "dense_flops")
+#: Columns without which a Parquet file is none of ours.
+_NEEDED = ("trial", "status")
+
+
+def load(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
+    """Read the trials of a study, running or finished, or of several.
+
+    Args:
+        path: the folder that a search wrote; or the folder of a Ray experiment whose trials are
+            `trainables.trial.Trial`, a study's own (``ray/run-000``) or any other; or an Optuna journal; or a Parquet
+            file of trials; or several of these. Of a study, the Parquet file is read if nothing happened since. Ray
+            experiments and Optuna studies that have nothing to do with `tune_cac` are read, too.
+
+    Returns:
+        One row a trial, by number: ``trial``, ``role`` (baseline, published, search, control, candidate), ``status``
+        (completed, failed, running, interrupted, pruned), ``error``, ``control`` (which control it is) and
+        ``candidate`` (number of the trial that it confirms), both missing for others; the columns of
+        `trainables.metrics`; the fields of `TrialConfig`. All columns are always there, whatever the study's version.
+        Units, directions and meanings of the columns are in ``df.attrs["columns"]``.
+
+        Of several, all rows, with their study's name in a first column ``study``; with one path there is no such
+        column. Each trial is compared with its own study's baseline.
+
+        A Ray experiment of ours has no roles: a trial without a method is the baseline, and one that is shorter than
+        another such one of its workload a control. It is pruned where Ray ended it before its last epoch, and running
+        where Ray has not ended it.
+
+        Of an experiment or a journal that is not ours: state, metrics and parameters as they stand there, and nothing
+        made up. Metrics (Ray's: the last row; Optuna's: the objectives by their names, without names ``value`` or
+        ``values_0``, ...), parameters (Ray's nested ones joined by a slash) and Optuna's user attributes are columns
+        of their own names, behind ``metrics/``, ``parameters/`` or ``attributes/`` where another column has the name.
+        A metric named as a column of ours, such as ``accuracy``, is that column; the rest of ours is missing. Every
+        such trial is of role ``search``; one that Ray's scheduler ended early is completed, for Ray does not say so.
+
+    Raises:
+        UserError: nothing there that can be read.
+
+    Warns:
+        UserWarning: something is damaged; the rest is read.
+    """
+    found = sources(path)
+    if len(found) == 1:
+        return _load_one(found[0])
+    return side_by_side(distinct_names(found), [_load_one(source) for source in found])
+
+
+def _load_one(source: Source) -> pd.DataFrame:
+    if source.kind == "parquet":
+        return _read_parquet_or_journal(source.path, Layout(source.path.parent).journal)
+    if source.kind == "journal":
+        return _of_journal(source.path)
+    if source.kind == "ray":
+        trials = read_experiment(source.path)
+        if all(trial.ours for trial in trials):
+            return to_frame(_records_of_experiment(trials))
+        return foreign_trials([_foreign(trial) for trial in trials])
+    layout = Layout(source.path)
+    if layout.info.exists():
+        layout.read_info()  # refuses a study that this version cannot read
+    if _is_current(layout):
+        return _read_parquet_or_journal(layout.trials, layout.journal)
+    return _of_journal(layout.journal)
+
+
+def _of_journal(path: Path) -> pd.DataFrame:
+    study = _study_of(path)
+    if is_ours(study):
+        return to_frame(_records(study))
+    begun = [trial for trial in study.trials if trial.state != "WAITING"]
+    return foreign_trials([_foreign_of(trial, study.metric_names) for trial in begun])
+
+
+#: Our words for Optuna's states of another's trials.
+_FOREIGN_STATES = {"COMPLETE": "completed", "PRUNED": "pruned", "FAIL": "failed"}
+
+
+def is_ours(study: JournalStudy) -> bool:
+    """Return whether a search of ours wrote it: it has our name, or its trials our configuration."""
+    configs = [trial.user_attrs.get("config") for trial in study.trials if trial.values or trial.user_attrs]
+    return any(map(is_our_config, configs)) or (study.name == STUDY_NAME and None not in configs)
+
+
+def foreign_trials(trials: Sequence[ForeignTrial]) -> pd.DataFrame:
+    """The frame of trials that are not ours; what is relative to a baseline is missing, whatever their columns hold."""
+    frame = foreign_frame(trials)
+    try:
+        return described(_with_relative(frame))
+    except UserError:  # a metric of one of our names is no number
+        return described(pd.concat([frame, typed(frame, {metric.name: metric.dtype for metric in RELATIVE})], axis=1))
+
+
+def _foreign(trial: RayTrial) -> ForeignTrial:
+    return ForeignTrial(
+        number=trial.number,
+        status=trial.status,
+        error=trial.error if trial.status == "failed" else None,
+        metrics=trial.metrics,
+        parameters=trial.parameters,
+    )
+
+
+def _foreign_of(trial: JournalTrial, names: Sequence[str]) -> ForeignTrial:
+    values = trial.values or []
+    names = names or (["value"] if len(values) == 1 else [f"values_{place}" for place in range(len(values))])
+    return ForeignTrial(
+        number=trial.number,
+        status=_FOREIGN_STATES.get(trial.state, "running"),
+        metrics=dict(zip(names, values, strict=False)),
+        parameters=trial.params(),
+        attributes=trial.user_attrs,
+    )
+
+
+def _is_current(layout: Layout) -> bool:
+    """Whether the study's Parquet file says all that its journal does; it does where there is no journal any more."""
+    if not layout.trials.exists() or not layout.journal.exists():
+        return layout.trials.exists()
+    return layout.trials.stat().st_mtime_ns >= layout.journal.stat().st_mtime_ns
+
+
+def _read_parquet_or_journal(path: Path, journal: Path) -> pd.DataFrame:
+    """A Parquet file; the journal beside it, with a warning, where the file is damaged."""
+    try:
+        frame = pd.read_parquet(path)
+    except (OSError, ValueError) as error:  # pyarrow's errors are of these
+        reason = str(error).splitlines()[0]
+        if not journal.exists():
+            raise UserError(f"{path} cannot be read, and no journal is beside it: {reason}") from None
+        warnings.warn(f"{path} cannot be read, so the journal is: {reason}", stacklevel=2)
+        return _of_journal(journal)
+    missing = [name for name in _NEEDED if name not in frame.columns]
+    if missing:
+        raise UserError(f"a Parquet file of trials must have the columns {', '.join(_NEEDED)}, {path} lacks {missing}")
+    return _completed(frame)
+
+
+def _completed(frame: pd.DataFrame) -> pd.DataFrame:
+    """A frame of an earlier version with the columns that it lacks; of this version, the same."""
+    expected = [*trial_dtypes(), *(metric.name for metric in RELATIVE)]
+    if set(expected) <= set(frame.columns):
+        return described(frame)
+    dtypes = {name: dtype for name, dtype in trial_dtypes().items() if name not in frame.columns}
+    more = frame[[name for name in frame.columns if name not in expected]]
+    known = pd.concat([frame[[name for name in trial_dtypes() if name in frame.columns]], typed(frame, dtypes)], axis=1)
+    full = _with_relative(pd.concat([more, known[[*trial_dtypes()]]], axis=1))
+    return described(full)
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """One record a trial: trial, role, status, error, row (result columns), config, and control, candidate if any.
+
+    A trial that failed or was interrupted has no result; of its row only what it cost is filled in, where it is known.
+
+    Raises:
+        UserError: there is no such file, or no study in it.
+    """
+    return _records(_study_of(path))
+
+
+def _study_of(path: Path) -> JournalStudy:
+    if not path.is_file():
+        raise UserError(f"the study has no journal ({path}): its search never began; delete the folder and search anew")
+    return choose_study(read_studies(path), path)
+
+
+def _records(study: JournalStudy) -> list[dict[str, Any]]:
+    for trial in study.trials:  # one that had failed and was begun again by a later search
+        if "continues" in trial.user_attrs:
+            study.trials[trial.user_attrs["continues"]].user_attrs.setdefault("continued_by", trial.number)
+    return [_record(trial) for trial in study.trials if trial.state != "WAITING"]
+
+
+def _record(trial: JournalTrial) -> dict[str, Any]:
+    attrs = trial.user_attrs
+    return {
+        "trial": trial.number,
+        "role": attrs.get("role", "search"),
+        "status": _status(trial),
+        "error": attrs.get("error"),
+        "control": attrs.get("control"),
+        "candidate": attrs.get("candidate"),
+        "row": attrs.get("row") or _cost_so_far(attrs),
+        "config": attrs.get("config", {}),
+    }
+
+
+def _status(trial: JournalTrial) -> str:
+    if trial.state == "PRUNED":
+        return "pruned"
+    # Told or not: a search killed before its baseline ended leaves finished rows untold.
+    if "row" in trial.user_attrs or trial.state == "COMPLETE":
+        return "completed"
+    if trial.state == "FAIL":
+        return "interrupted" if "continued_by" in trial.user_attrs else "failed"
+    return "running"
+
+
+def _cost_so_far(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    row = attrs.get("row_so_far") or {}
+    return {name: row[name] for name in _SO_FAR if row.get(name) is not None}
+
+
+def _records_of_experiment(trials: list[RayTrial]) -> list[dict[str, Any]]:
+    """Records as of a journal."""
+    records = []
+    for trial, (role, control) in zip(trials, roles_by_method(trials), strict=True):
+        row = trial.rows[max(trial.rows)] if trial.rows else {}
+        if trial.status not in ("completed", "pruned"):
+            row = {name: row[name] for name in _SO_FAR if name in row}
+        records.append(
+            {
+                "trial": trial.number,
+                "role": role,
+                "status": trial.status,
+                "error": trial.error if trial.status == "failed" else None,
+                "control": control,
+                "row": row,
+                "config": trial.config,
+            }
+        )
+    return records
+
+
+def roles_by_method(trials: list[RayTrial]) -> list[tuple[str, str | None]]:
+    """Role and control of each trial of a Ray experiment, which Ray does not know, by method and length."""
+    dense = [trial.config for trial in trials if trial.config.get("method") == "none"]
+    longest: dict[str, int] = {}
+    for config in dense:
+        longest[config["workload"]] = max(longest.get(config["workload"], 0), config["epochs"])
+    roles: list[tuple[str, str | None]] = []
+    for trial in trials:
+        config = trial.config
+        if config not in dense:
+            roles.append(("search", None))
+        elif config["epochs"] == longest[config["workload"]]:
+            roles.append(("baseline", None))
+        else:
+            roles.append(("control", SHORTER))
+    return roles
+
+
+def to_frame(records: list[dict[str, Any]]) -> pd.DataFrame:
+    """Records of `read_journal` as the DataFrame that `load` gives."""
+    rows = []
+    for record in records:
+        config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in record["config"].items()}
+        rows.append({**{k: record.get(k) for k in IDENTITY}, **record["row"], **config})
+    return described(_with_relative(typed(pd.DataFrame(rows, dtype="object"), trial_dtypes())))
+
+
+def _with_relative(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with what is relative to the baseline, behind the compute saved."""
+    frame = relative_to_baseline(frame)
+    relative = [metric.name for metric in RELATIVE]
+    ordered = [name for name in frame.columns if name not in relative]
+    after = ordered.index("compute_saved") + 1
+    return frame[[*ordered[:after], *relative, *ordered[after:]]]

@@ -1,0 +1,1 @@
+"""Numbers about trials: baseline, Pareto front, ranking, confidence, importance, accounting."""

@@ -1,0 +1,122 @@
+"""Every trial against the baseline of its own seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.io.checked import is_value, keys_of, plain
+from analysis.metrics.saving import SAVED, saved_of
+
+#: Column added: column that it is the saved share of.
+_SAVED = {
+    "time_saved": "train_time_s",
+    "communication_saved": "gradient_bytes",
+    "optimizer_bytes_saved": "optimizer_bytes",
+    "peak_memory_saved": "peak_memory_bytes",
+}
+#: Column added: accuracy that it is the drop of.
+_DROPS = {"accuracy_drop": "accuracy", "test_accuracy_drop": "test_accuracy"}
+#: Columns of the baseline that others are compared with.
+_REFERENCE = ("epochs", "dense_flops", "backward_flops", *_DROPS.values(), *_SAVED.values())
+
+
+def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns of `trainables.metrics.RELATIVE`: drops in accuracy, shares of time, bytes and memory saved.
+
+    `saved` is what the study ranks by (`analysis.metrics.saving`); it needs no baseline.
+
+    A trial is compared with the completed trial of role ``baseline`` of the same study, workload and seed (as far as
+    there are such columns). With several, the mean of the longest counts. Where there is none, as among rows that
+    were picked from a study, drops and shares stay as they are, NaN where there are none yet.
+
+    A trial measures `compute_saved` and `backward_saved` against its own full budget. For one with another number of
+    epochs than its baseline, such as dense training cut short, or with other FLOPs of a full budget, such as a script
+    that only knows what it executed, they are restated here against the baseline's:
+    ``1 - executed_flops / the baseline's dense_flops``, and the same of the backward FLOPs. Both come from what was
+    counted, so doing this twice changes nothing.
+
+    Args:
+        trials: one row a trial, as `analysis.load` gives it.
+
+    Returns:
+        A copy with the columns added (or renewed), in which numbers are numbers (`analysis.io.checked`).
+
+    Raises:
+        UserError: a column of numbers holds text.
+
+    >>> trials = pd.DataFrame({
+    ...     "role": ["baseline", "search", "search"], "status": "completed", "seed": [0, 0, 1],
+    ...     "accuracy": [0.97, 0.96, 0.99], "train_time_s": [10.0, 8.0, 8.0],
+    ... })
+    >>> relative_to_baseline(trials)[["accuracy_drop", "time_saved"]].round(3).values.tolist()
+    [[0.0, 0.0], [0.01, 0.2], [nan, nan]]
+    """
+    attrs, trials = trials.attrs, plain(trials)
+    add_relative(trials)
+    trials.attrs = dict(attrs)
+    return trials
+
+
+def add_relative(trials: pd.DataFrame) -> None:
+    """The same in a frame of one's own; no value is changed in place, so that a shallow copy of another's will do."""
+    baseline, compared = _baseline_of_each(trials)
+    relative = {name: baseline[accuracy] - _numbers(trials, accuracy) for name, accuracy in _DROPS.items()}
+    relative |= {name: _saved(trials, spent, baseline[spent]) for name, spent in _SAVED.items()}
+    for name, values in relative.items():
+        trials[name] = values if compared.all() else values.where(compared, _numbers(trials, name))
+    epochs = _numbers(trials, "epochs")
+    other_length = epochs.notna() & baseline["epochs"].notna() & (epochs != baseline["epochs"])
+    # Several baselines have the mean of their budgets, which may differ from each by a rounding.
+    whole_flops = baseline["dense_flops"]
+    other_budget = (_numbers(trials, "dense_flops") - whole_flops).abs() > 1e-9 * whole_flops.where(whole_flops > 0)
+    for name, spent, whole in (
+        ("compute_saved", "executed_flops", "dense_flops"),
+        ("backward_saved", "backward_flops", "backward_flops"),
+    ):
+        restated = _saved(trials, spent, baseline[whole])
+        here = other_length | (other_budget & restated.notna())
+        if here.any():
+            trials[name] = _numbers(trials, name).where(~here, restated)
+    if "compute_saved" in trials.columns:
+        trials[SAVED] = saved_of(trials)
+
+
+def has_baseline(trials: pd.DataFrame) -> pd.Series[bool]:
+    """Return which trials have a completed baseline of their own study, workload and seed among these."""
+    return _baseline_of_each(trials)[1]
+
+
+def _baseline_of_each(trials: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[bool]]:
+    """For each trial what its baseline had, float64, NaN where there is none; and whether there is one."""
+    group = groups(trials)
+    done = (is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")).to_numpy()
+    numbers = pd.DataFrame({name: _numbers(trials, name).to_numpy() for name in _REFERENCE})
+    candidates, own = numbers[done], group[done]
+    most = candidates["epochs"].groupby(own).transform("max")
+    longest = ((candidates["epochs"] == most) | most.isna()).to_numpy()
+    reference = candidates[longest].groupby(own[longest]).mean()
+    found = reference.reindex(group).set_axis(trials.index)
+    return found, pd.Series(np.isin(group, own), index=trials.index)
+
+
+def groups(trials: pd.DataFrame) -> NDArray[np.int64]:
+    """(N,) a number for each study, workload and seed, for which one baseline is the yardstick."""
+    codes = np.zeros(len(trials), dtype="int64")
+    for name in keys_of(trials):
+        own, levels = pd.factorize(trials[name], use_na_sentinel=False)
+        if len(levels) > 1:
+            codes = pd.factorize(codes * len(levels) + own)[0].astype("int64")
+    return codes
+
+
+def _saved(trials: pd.DataFrame, name: str, whole: pd.Series[float]) -> pd.Series[float]:
+    return 1 - _numbers(trials, name) / whole.where(whole > 0)
+
+
+def _numbers(trials: pd.DataFrame, name: str) -> pd.Series[float]:
+    """A column as float64, NaN where there is none."""
+    if name not in trials.columns:
+        return pd.Series(float("nan"), index=trials.index, dtype="float64")
+    return trials[name].astype("Float64").astype("float64")

@@ -1,0 +1,205 @@
+"""What mattered: how much each parameter moves each objective."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.io.layout import STUDY_NAME, Layout
+from analysis.io.sources import recognise
+from analysis.metrics.noise import is_constant
+from analysis.metrics.saving import TRAINING, objectives_of
+from trainables.errors import UserError
+from trainables.metrics import OBJECTIVES
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+#: Fewest trials of which anything is said. In 20 draws of 20 random trials with seven parameters, two of which act with
+#: weights 2 and 1, fANOVA had the first right in all and the second in 16; with 40 trials, both in all; with 10, both
+#: in 6.
+LEAST_TRIALS = 20
+#: Seeds every draw and forest here, so that the same study gives the same numbers.
+SEED = 0
+#: Most trials that fANOVA takes, as its time grows faster than their number; a seeded draw beyond it.
+_MOST_FANOVA_TRIALS = 200
+_FANOVA_TREES = 32
+#: PED-ANOVA asks what the best trials have in common: this share of them, but at least five.
+_TOP_SHARE, _LEAST_TOP = 0.1, 5
+
+
+def importance(path: str | Path) -> pd.DataFrame:
+    """How much each parameter mattered for each objective, by Optuna's evaluators.
+
+    Where every trial was asked for the same parameters in the same ranges, this is fANOVA (Hutter, Hoos and
+    Leyton-Brown 2014, "An Efficient Approach for Assessing Hyperparameter Importance"): the share of the objective's
+    variance over the searched ranges that a parameter explains alone. fANOVA knows only parameters that all trials
+    have, so in a conditional space it is Optuna's default, PED-ANOVA (Watanabe, Bansal and Hutter 2023, and its
+    extension to conditional parameters): how much the best tenth of the trials, at least five, agree on a parameter.
+    Of the two, fANOVA ranks better from few trials. Seeded: the same study gives the same numbers.
+
+    Only completed trials of role ``search`` count: the baseline and the controls have no parameters, a published
+    starting point may lie outside the searched ranges, and trials that were known to stop nothing never ran.
+
+    Args:
+        path: a study's folder, or its Optuna journal.
+
+    Returns:
+        Columns ``objective``, ``parameter`` (as in the Optuna study, ``linear.CAC_RULE_DEPTH`` for one of a branch),
+        ``importance`` in [0, 1], greatest first, with the sum 1 for each objective. An objective of which nothing can
+        be said has no rows. ``df.attrs``: ``reason`` (why rows are missing, empty if none are), ``evaluator``,
+        ``trials`` (how many were looked at), and of fANOVA ``explained``: for each objective the share of the variance
+        that the parameters explain each alone, together, in [0, 1]. The rest is what they do in combination, and noise:
+        where little is explained, shares of it that add up to 1 say little.
+
+    Raises:
+        UserError: no study there.
+    """
+    trials = _search_trials(_journal_of(path))
+    attrs: dict[str, Any] = {"evaluator": "", "trials": len(trials), "explained": {}}
+    if len(trials) < LEAST_TRIALS:
+        return result_frame([], ["parameter", "importance"], [too_few(len(trials))], attrs)
+    conditional = any(trial.distributions != trials[0].distributions for trial in trials)
+    attrs["evaluator"] = "PED-ANOVA" if conditional else "fANOVA"
+    evaluate = _ped_anova if conditional else _fanova
+    rows: list[dict[str, Any]] = []
+    reasons = []
+    # What the search told Optuna is what it ranks by, under whatever name.
+    saving = trials[0].user_attrs.get("config", {}).get("saving") or TRAINING
+    for place, objective in enumerate(objectives_of(saving)):
+        if is_constant([trial.values[place] for trial in trials]):
+            reasons.append(f"{objective} is the same in all {len(trials)} trials")
+            continue
+        found = evaluate(trials, place)
+        total = sum(found.values())
+        if total <= 0:
+            reasons.append(f"no parameter explains {objective}")
+            continue
+        if not conditional:
+            attrs["explained"][objective] = total
+        shares = {name: value / total for name, value in found.items()}
+        ordered = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+        rows += [{"objective": objective, "parameter": name, "importance": share} for name, share in ordered]
+    return result_frame(rows, ["parameter", "importance"], reasons, attrs)
+
+
+def _journal_of(path: str | Path) -> Path:
+    path = Path(path)
+    kind = recognise(path)
+    if kind == "journal":
+        return path
+    journal = Layout(path).journal
+    if kind != "study" or not journal.is_file():
+        raise UserError(
+            f"importance needs a study with its Optuna journal, {path} has none: give the folder that a search wrote"
+        )
+    return journal
+
+
+def _search_trials(journal: Path) -> list[FrozenTrial]:
+    """The trials that count, in the order of their numbers."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import TrialState
+
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+        study = optuna.load_study(study_name=STUDY_NAME, storage=storage)
+        trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    except KeyError:
+        raise UserError(f"the journal {journal} holds no study of a search: importance needs one") from None
+    except (ValueError, AssertionError, IndexError, TypeError) as error:  # a damaged line stops Optuna's reader
+        raise UserError(f"Optuna cannot read the journal {journal}, so importance cannot be told: {error}") from None
+    finally:
+        optuna.logging.set_verbosity(level)
+    return [trial for trial in trials if _counts(trial)]
+
+
+def _counts(trial: FrozenTrial) -> bool:
+    attrs = trial.user_attrs
+    return (
+        attrs.get("role", "search") == "search"
+        and len(trial.params) > 0
+        and trial.values is not None
+        and len(trial.values) == len(OBJECTIVES)
+        and bool(np.isfinite(trial.values).all())
+        and _within_ranges(trial)
+    )
+
+
+def _within_ranges(trial: FrozenTrial) -> bool:
+    """Whether the values are of the ranges they were asked for in; those that a search begins with need not be."""
+    from optuna.trial import create_trial
+
+    try:
+        create_trial(params=trial.params, distributions=trial.distributions, values=trial.values)
+    except ValueError:
+        return False
+    return True
+
+
+def _fanova(trials: Sequence[FrozenTrial], place: int) -> dict[str, float]:
+    from optuna.importance import FanovaImportanceEvaluator
+
+    chosen = [trials[i] for i in drawn(len(trials), _MOST_FANOVA_TRIALS)]
+    evaluator = FanovaImportanceEvaluator(n_trees=_FANOVA_TREES, seed=SEED)
+    return _evaluated(chosen, evaluator, lambda trial: trial.values[place])
+
+
+def _ped_anova(trials: Sequence[FrozenTrial], place: int) -> dict[str, float]:
+    from optuna.importance import PedAnovaImportanceEvaluator
+
+    share = max(_TOP_SHARE, _LEAST_TOP / len(trials))
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=share)
+    # It asks what leads to low values, whatever the study's directions; both objectives are better high.
+    return _evaluated(trials, evaluator, lambda trial: -trial.values[place])
+
+
+def _evaluated(
+    trials: Sequence[FrozenTrial], evaluator: Any, target: Callable[[FrozenTrial], float]
+) -> dict[str, float]:
+    """An evaluator's values on these trials alone, not normalised: all zero stays visible."""
+    import optuna
+
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        study = optuna.create_study(directions=["maximize"] * len(OBJECTIVES))
+        study.add_trials(trials)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that normalize is experimental, and which way the target goes
+            found = optuna.importance.get_param_importances(study, evaluator=evaluator, target=target, normalize=False)
+    finally:
+        optuna.logging.set_verbosity(level)
+    return {name: float(value) for name, value in found.items()}
+
+
+def drawn(count: int, most: int) -> NDArray[np.int64]:
+    """Places of at most so many of `count`, ascending; a seeded draw where there are more."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(SEED).choice(count, most, replace=False))
+
+
+def too_few(count: int) -> str:
+    """Why nothing is said of so many trials."""
+    return f"{count} completed trials of the search with parameters are too few, {LEAST_TRIALS} are needed"
+
+
+def result_frame(
+    rows: list[dict[str, Any]], columns: list[str], reasons: Sequence[str], attrs: dict[str, Any]
+) -> pd.DataFrame:
+    """Rows as a frame: `objective`, `columns`, of which the last is a number; attributes, and why rows are missing."""
+    frame = pd.DataFrame(rows, columns=["objective", *columns])
+    number = columns[-1]
+    frame = frame.astype({name: "float64" if name == number else "string" for name in frame.columns})
+    frame.attrs.update(attrs, reason="; ".join(reasons))
+    return frame

@@ -1,0 +1,393 @@
+"""Ranking: compute saved against accuracy lost.
+
+Compute is the training's, that of inference or the mean of both, as the study says (`analysis.metrics.saving`).
+
+What counts as a result:
+
+| trial | ranking | front, hypervolume, knee |
+|---|---|---|
+| completed | by its values | by its values |
+| failed, pruned, interrupted, running | left out: no result (an interrupted one goes on as a later trial) | left out |
+| completed, an objective missing (NaN) | after the others of its kind | left out |
+| of several studies or seeds, its own without a baseline | after the others; a warning says so | left out; so it says |
+| tie in the order | the higher accuracy first, then the earlier trial | |
+| equal in all objectives | see tie | on the front together, counted once in the volume |
+| duplicate of an earlier one | stays, by its values; `duplicate_of` is the earlier trial's number | stays |
+| role ``control`` | left out unless `controls=True` | left out unless `controls=True` |
+| role ``baseline`` | ranked like any other: it saves nothing at no drop | like any other |
+
+What a *duplicate* is: `analysis.metrics.duplicates`.
+
+Among trials of one study, workload and seed, accuracy and drop order alike, and fronts are of accuracy. Among several,
+accuracies have different yardsticks: each trial counts by the drop against its own baseline, in fronts, too.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.formatting import ROUNDING
+from analysis.io.checked import check_told_apart, is_value, keys_of, plain
+from analysis.metrics.baseline import add_relative, groups, has_baseline
+from analysis.metrics.duplicates import duplicate_of
+from analysis.metrics.pareto import hypervolume, knee, non_dominated
+from analysis.metrics.saving import SAVED, objectives_of, saved_of, saving_of, savings_of
+from trainables.errors import UserError, unknown_name
+from trainables.metrics import METRICS
+
+#: One point of accuracy, which a price is for.
+POINT = 0.01
+#: What has another yardstick for each study and seed, and what is compared in its place.
+_DROP_OF = {"accuracy": "accuracy_drop", "test_accuracy": "test_accuracy_drop"}
+#: Decimals of a drop that count: differences of equal counts over equal splits are equal to about 1e-16.
+_DECIMALS = 12
+#: Accuracy that the default reference of the hypervolume gives away against the baseline.
+GIVEN_AWAY = 0.05
+
+
+def check_allowed_drop(allowed_drop: float) -> None:
+    """Raise UserError unless it is a fraction in [0, 1)."""
+    if not 0 <= allowed_drop < 1:
+        raise UserError(
+            f"the allowed drop must be a fraction in [0, 1), such as 0.005 for half a point, got {allowed_drop}"
+        )
+
+
+def check_price(price: float) -> None:
+    """Raise UserError unless it is a finite number > 0."""
+    if not (math.isfinite(price) and price > 0):
+        raise UserError(
+            "the price of a point of accuracy must be a fraction of the compute above 0, "
+            f"such as 0.1 for 10 %, got {price}"
+        )
+
+
+def rank(
+    trials: pd.DataFrame, *, allowed_drop: float = 0.005, price: float | None = None, controls: bool = False
+) -> pd.DataFrame:
+    """The completed trials, best first.
+
+    Without a price: first those within the allowed drop by `saved`, then the others by their drop (smallest first).
+    With a price: by `worth`, that is `saved` minus what the lost accuracy costs. Ties go to the higher accuracy, then
+    to the earlier trial.
+
+    Args:
+        trials: one row a trial.
+        allowed_drop: accuracy that may be lost against the baseline, a fraction in [0, 1).
+        price: fraction of the compute that a point (0.01) of accuracy is worth, > 0. With 0.1, a trial that saves 30 %
+            at one point of drop is worth 0.2. Accuracy won counts in the same way.
+        controls: whether trials of role ``control`` are ranked, too.
+
+    Returns:
+        The trials with `rank` (from 1), `within_drop` (of the allowed drop), `on_front` (accuracy, or the drop among
+        several studies or seeds, against `saved`, among the ranked) and `duplicate_of` (Int64: an earlier trial, see
+        `duplicates`) in front of the other columns; with a price also `worth`, a fraction of the compute that
+        the study ranks by.
+
+    Raises:
+        UserError: the allowed drop or the price is out of range; a column is missing (`trial`, `status`, `accuracy`,
+            `compute_saved`, and `role` unless there is an `accuracy_drop`) or holds text instead of numbers; a trial is
+            there twice.
+
+    Warns:
+        UserWarning: some of several studies, workloads or seeds have no completed baseline, or no trial is one.
+
+    >>> trials = pd.DataFrame({
+    ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "search", "search"], "status": "completed", "seed": 0,
+    ...     "accuracy": [0.975, 0.972, 0.95, 0.94], "compute_saved": [0.0, 0.3, 0.5, 0.4],
+    ... })
+    >>> rank(trials, allowed_drop=0.005)[["rank", "trial", "within_drop", "on_front"]].values.tolist()
+    [[1, 1, True, True], [2, 0, True, True], [3, 2, False, True], [4, 3, False, False]]
+
+    Where a point costs a tenth of the compute, half the compute saved at 2.5 points of drop is worth a quarter:
+
+    >>> rank(trials, price=0.1).set_index("trial")["worth"].round(3).to_dict()
+    {1: 0.27, 2: 0.25, 3: 0.05, 0: 0.0}
+    """
+    check_allowed_drop(allowed_drop)
+    if price is not None:
+        check_price(price)
+    attrs, trials = trials.attrs, plain(trials, needed=("trial", "status", "accuracy", "compute_saved"))
+    trials = trials.reset_index(drop=True)
+    check_told_apart(trials)
+    _add_drops(trials)
+    done = trials[_has_result(trials, controls=controls)].copy(deep=False)
+    if len(done) and done["accuracy"].isna().all():
+        raise UserError(
+            "no completed trial has a value in the column 'accuracy': give it a metric of your own, a fraction of "
+            'which more is better, as in trials["accuracy"] = trials["my_metric"]'
+        )
+    several = _several_yardsticks(done)
+    if several or not is_value(trials, "role", "baseline").any():
+        _warn_of_missing_baselines(done, trials)
+    done["within_drop"] = (done["accuracy_drop"] <= allowed_drop + ROUNDING).astype(bool)
+    done["on_front"] = _on_front(done, (_DROP_OF["accuracy"] if several else "accuracy", SAVED))
+    if "role" not in done.columns:
+        done["role"] = pd.Series(pd.NA, index=done.index, dtype="string")
+    done["duplicate_of"] = duplicate_of(done)
+    front = ["rank", "trial", "role", "within_drop", "on_front", "accuracy", "accuracy_drop", "compute_saved"]
+    keys = [done["trial"], -done["accuracy"]]  # the last key is the first to decide
+    if price is None:
+        keys += [
+            -done[SAVED].where(done["within_drop"], 0),
+            done["accuracy_drop"].where(~done["within_drop"], 0),
+            ~done["within_drop"],
+        ]
+    else:
+        done["worth"] = done[SAVED] - price * done["accuracy_drop"] / POINT
+        keys.append(-done["worth"])
+        front.append("worth")
+    done = done.iloc[np.lexsort(keys)]
+    done.insert(0, "rank", np.arange(1, len(done) + 1))
+    front.append("duplicate_of")
+    done = done[front + [c for c in done.columns if c not in front]].reset_index(drop=True)
+    done.attrs = dict(attrs)
+    return done
+
+
+def best(ranking: pd.DataFrame) -> pd.Series | None:
+    """The first of a ranking that is within the allowed drop, None if nothing is.
+
+    Without a price that is the first row or none. With a price it is the trial of the greatest worth among those
+    within the drop, which stays a limit.
+
+    >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "worth": [0.3, 0.2, 0.0], "within_drop": [False, True, True]})
+    >>> int(best(ranking)["trial"])
+    1
+    >>> best(ranking.head(1)) is None
+    True
+    """
+    within = ranking[ranking["within_drop"].astype(bool)]
+    return within.iloc[0] if len(within) else None
+
+
+def pareto_front(
+    trials: pd.DataFrame, objectives: Sequence[str] | None = None, *, controls: bool = False
+) -> pd.DataFrame:
+    """The trials that no other beats in all objectives; in n log n for two of them.
+
+    A trial is on the front unless another is at least as good in every objective and better in one; trials with equal
+    values are on it together. Only completed trials with a value in each objective count.
+
+    Args:
+        trials: one row a trial.
+        objectives: columns of `trainables.metrics.METRICS` that have a direction, at least one; by default accuracy
+            (of several studies or seeds the drop against the baseline of each) and what the study ranks by.
+        controls: whether trials of role ``control`` count, too.
+
+    Returns:
+        The front, best in the last objective first (by default: most saved), ties by the one before.
+
+    Raises:
+        UserError: an objective is unknown, has no direction or is no column of these trials; there is no column
+            `status`; a column of numbers holds text; drops are needed, and neither `accuracy_drop` nor `role` is there.
+
+    Warns:
+        UserWarning: some of several studies, workloads or seeds have no completed baseline; or accuracy itself was
+            asked for among several.
+
+    >>> trials = pd.DataFrame({
+    ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "search", "search"], "status": "completed", "seed": 0,
+    ...     "accuracy": [0.975, 0.972, 0.95, 0.94], "compute_saved": [0.0, 0.3, 0.5, 0.4],
+    ... })
+    >>> pareto_front(trials)["trial"].tolist()
+    [2, 1, 0]
+    >>> pareto_front(trials, ["compute_saved"])["trial"].tolist()
+    [2]
+    """
+    done, objectives = _counting(trials, objectives, controls=controls)
+    front = done[_on_front(done, objectives)]
+    return trials.iloc[front.index[np.lexsort(-_to_maximise(front, objectives).T)]]
+
+
+def front_hypervolume(
+    trials: pd.DataFrame,
+    objectives: Sequence[str] | None = None,
+    reference: Sequence[float] | None = None,
+    *,
+    controls: bool = False,
+) -> float:
+    """The volume of objectives that the trials dominate above a reference.
+
+    Args:
+        trials: one row a trial.
+        objectives: as for `pareto_front`.
+        reference: one number an objective, in its own units; trials that do not beat it in every objective add
+            nothing. By default `default_reference`. Volumes can be compared only with the same reference: studies
+            with the same workload, epochs and seed have the same baseline and so the same default; for others take
+            it from one and give it to each.
+        controls: as for `pareto_front`.
+
+    Returns:
+        The volume in the product of the objectives' units; by default at most a little above `GIVEN_AWAY`.
+
+    Raises:
+        UserError: as `pareto_front`; there is no baseline to take a reference from; the reference does not fit.
+
+    >>> trials = pd.DataFrame({
+    ...     "role": ["baseline", "search", "search"], "status": "completed",
+    ...     "accuracy": [0.97, 0.96, 0.94], "compute_saved": [0.0, 0.3, 0.5],
+    ... })
+    >>> round(front_hypervolume(trials), 6)  # above (0.92, 0): 0.3 at 0.04 and 0.2 more at 0.02
+    0.016
+    >>> round(front_hypervolume(trials, reference=(0.95, 0.1)), 6)
+    0.002
+    """
+    done, objectives = _counting(trials, objectives, controls=controls)
+    if reference is None:
+        reference = _reference(done, objectives)
+    if len(reference) != len(objectives):
+        raise UserError(f"the reference must hold one number for each of {', '.join(objectives)}, got {len(reference)}")
+    values = _to_maximise(done, objectives)
+    values = values[np.isfinite(values).all(axis=1)]
+    return hypervolume(values, np.asarray(reference, dtype=float) * _signs(objectives))
+
+
+def default_reference(trials: pd.DataFrame, objectives: Sequence[str] | None = None) -> tuple[float, ...]:
+    """The baseline, with five points of accuracy (`GIVEN_AWAY`) given away: a reference for `front_hypervolume`.
+
+    Returns:
+        One number an objective: the mean over the completed baselines; accuracies less, drops more by `GIVEN_AWAY`.
+
+    Raises:
+        UserError: an objective is wrong, or no completed baseline has a value in each.
+    """
+    return _reference(*_counting(trials, objectives, controls=False))
+
+
+def _reference(done: pd.DataFrame, objectives: Sequence[str]) -> tuple[float, ...]:
+    baselines = done[is_value(done, "role", "baseline")]
+    values = _to_maximise(baselines, objectives)
+    values = values[np.isfinite(values).all(axis=1)]
+    if len(values) == 0:
+        raise UserError(
+            "there is no completed baseline to take the hypervolume's reference from: give reference=, one number for "
+            f"each of {', '.join(objectives)}"
+        )
+    given_away = [GIVEN_AWAY if "accuracy" in name else 0.0 for name in objectives]
+    return tuple(float(v) for v in (values.mean(axis=0) - given_away) * _signs(objectives))
+
+
+def knee_trial(
+    trials: pd.DataFrame, objectives: Sequence[str] | None = None, *, controls: bool = False
+) -> pd.Series | None:
+    """The trial on the front that gives up least everywhere (`pareto.knee`), None if the front has no bulge.
+
+    Args and errors are those of `pareto_front`; of trials with equal values it is the earlier row.
+
+    >>> trials = pd.DataFrame({
+    ...     "trial": [0, 1, 2], "role": "search", "status": "completed",
+    ...     "accuracy": [0.97, 0.965, 0.90], "compute_saved": [0.0, 0.4, 0.5],
+    ... })
+    >>> int(knee_trial(trials)["trial"])
+    1
+    """
+    done, objectives = _counting(trials, objectives, controls=controls)
+    front = done[_on_front(done, objectives)]
+    place = knee(_to_maximise(front, objectives))
+    return None if place is None else trials.iloc[front.index[place]]
+
+
+def _counting(
+    trials: pd.DataFrame, objectives: Sequence[str] | None, *, controls: bool
+) -> tuple[pd.DataFrame, Sequence[str]]:
+    """The trials that count, plain, their index the places among all; and the objectives."""
+    table = plain(trials, needed=("status",)).reset_index(drop=True)
+    done = table[_has_result(table, controls=controls)]
+    several = _several_yardsticks(done)
+    if objectives is None:
+        accuracy, saved = objectives_of(saving_of(done)) if len(savings_of(done)) < 2 else ("accuracy", SAVED)
+        objectives = (_DROP_OF[accuracy] if several else accuracy, saved)
+    elif several and (raw := [name for name in objectives if name in _DROP_OF]):
+        warnings.warn(
+            f"{raw[0]} of several studies, workloads or seeds is compared as it is: {_DROP_OF[raw[0]]} compares each "
+            "trial with its own baseline",
+            stacklevel=3,
+        )
+    if several and set(objectives) & set(_DROP_OF.values()):
+        _add_drops(table)
+        done = table.loc[done.index]
+        _warn_of_missing_baselines(done, table)
+    return done, objectives
+
+
+def _add_drops(trials: pd.DataFrame) -> None:
+    """Add what is relative to the baseline to a frame of one's own."""
+    if "role" not in trials.columns and "accuracy_drop" not in trials.columns:
+        raise UserError(
+            "the trials have no column 'role', which says which of them is the baseline, and no column "
+            "'accuracy_drop': load them with analysis.load, or add one of the two"
+        )
+    add_relative(trials)
+
+
+def _several_yardsticks(done: pd.DataFrame) -> bool:
+    return len(np.unique(groups(done))) > 1
+
+
+def _warn_of_missing_baselines(done: pd.DataFrame, trials: pd.DataFrame) -> None:
+    """Warn of trials without a drop; both frames are indexed by the places of trials."""
+    without = done[done["accuracy_drop"].isna() & ~has_baseline(trials).loc[done.index]]
+    if without.empty:
+        return
+    keys = [name for name in keys_of(done) if done[name].nunique(dropna=False) > 1]
+    named = [
+        " ".join(f"{key} {value}" for key, value in zip(keys, values, strict=True))
+        for values in without[keys].drop_duplicates().itertuples(index=False)
+    ]
+    shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    of = f" of {shown}" if keys else ""
+    warnings.warn(
+        f"no completed baseline{of}: the drop in accuracy of {len(without)} of the {len(done)} trials is not known, so "
+        "they come last and are on no front"
+        if keys
+        else "no completed baseline: no drop in accuracy is known, and no trial is within the allowed one",
+        stacklevel=4,
+    )
+
+
+def _has_result(trials: pd.DataFrame, *, controls: bool) -> pd.Series[bool]:
+    done = is_value(trials, "status", "completed")
+    return done if controls else done & ~is_value(trials, "role", "control")
+
+
+def _signs(objectives: Sequence[str]) -> NDArray[np.float64]:
+    """1 for objectives to be maximised, -1 for the others."""
+    valid = [name for name, metric in METRICS.items() if metric.direction]
+    if len(objectives) == 0:
+        raise UserError(f"a front needs at least one objective, got none. Valid: {', '.join(sorted(valid))}")
+    for name in objectives:
+        if name not in valid:
+            raise unknown_name("objective", name, valid)
+    return np.array([1.0 if METRICS[name].direction == "max" else -1.0 for name in objectives])
+
+
+def _to_maximise(trials: pd.DataFrame, objectives: Sequence[str]) -> NDArray[np.float64]:
+    """(N, M) values of the objectives, every one to be maximised, NaN where there is none."""
+    signs = _signs(objectives)
+    needed = ["compute_saved" if name == SAVED else name for name in objectives]  # it follows from others
+    for name in needed:
+        if name not in trials.columns:
+            raise UserError(
+                f"the trials have no column {name!r}: load them with analysis.load or choose another objective"
+            )
+    columns = [saved_of(trials) if name == SAVED else trials[name] for name in objectives]
+    columns = [
+        column.round(_DECIMALS) if name in _DROP_OF.values() else column
+        for name, column in zip(objectives, columns, strict=True)
+    ]
+    return np.column_stack([column.to_numpy(dtype="float64", na_value=np.nan) for column in columns]) * signs
+
+
+def _on_front(trials: pd.DataFrame, objectives: Sequence[str]) -> NDArray[np.bool_]:
+    values = _to_maximise(trials, objectives)
+    known = np.flatnonzero(~np.isnan(values).any(axis=1))
+    mask = np.zeros(len(trials), dtype=bool)
+    mask[known[non_dominated(values[known])]] = True
+    return mask

@@ -1,0 +1,1 @@
+"""Everything that presents: text, figures, HTML, PNG, tree picture, comparison, export."""

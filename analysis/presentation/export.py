@@ -1,0 +1,216 @@
+"""A trial's settings and a study's ranking in other programs' formats. Pure: rows and frames in, text or bytes out."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import pandas as pd
+
+from analysis.formatting import fixed, percent, points
+from analysis.io.layout import StudyInfo
+from analysis.metrics.saving import BOTH, SAVED, TRAINING, saved_of_one, saved_words, saving_of
+from analysis.presentation.compression_text import WHOLE_FILES, schedule_summary
+from analysis.presentation.env_file import environment_lines
+from analysis.presentation.schedule_text import compresses, schedule_text
+from analysis.presentation.summary_text import config_of, settings_text
+from trainables.errors import UserError, unknown_name
+
+#: Formats of one trial's settings, and of a table of trials.
+TRIAL_FORMATS = ("env", "yaml", "json", "schedule")
+TABLE_FORMATS = ("csv", "parquet", "latex", "markdown")
+FORMATS = (*TRIAL_FORMATS, *TABLE_FORMATS)
+#: Columns that no choice may be made by; reports alone show them.
+_HIDDEN = ("test_accuracy", "test_accuracy_drop")
+#: Columns of a table for a paper: heading, column, factor, decimals. The settings come behind them.
+_Column = tuple[str, str, int, int]
+_OUTCOME: tuple[_Column, ...] = (
+    ("accuracy (%)", "accuracy", 100, 2),
+    ("drop (points)", "accuracy_drop", 100, 2),
+)
+_TRAINING_SAVED: _Column = ("compute saved (%)", "compute_saved", 100, 1)
+_BACKWARD_SAVED: _Column = ("backward saved (%)", "backward_saved", 100, 1)
+_INFERENCE_SAVED: _Column = ("inference saved (%)", "inference_saved", 100, 1)
+_SPARSITY: _Column = ("sparsity (%)", "sparsity", 100, 1)
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+}
+
+
+def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
+    """The settings of one completed trial.
+
+    Args:
+        row: a row of `analysis.load` or `analysis.rank`.
+        info: of its study.
+        format: ``env``: lines for a POSIX shell that leave exactly these settings set; of the trial's config they
+            hold what has a variable. ``yaml`` and ``json``: the whole config, for `TrialConfig.from_mapping`.
+            ``schedule``: its compression schedule as plain YAML, marked values filled in.
+
+    Raises:
+        UserError: an unknown format or one for tables, a trial that has no result, or the schedule of one that
+            compresses nothing.
+    """
+    if format not in TRIAL_FORMATS:
+        raise unknown_name("format of a trial", format, TRIAL_FORMATS)
+    if row["status"] != "completed":
+        error = "" if pd.isna(row.get("error")) else f" ({one_line(str(row['error']))})"
+        raise UserError(
+            f"only a completed trial can be exported, trial {row['trial']} is {row['status']}{error}: choose another"
+        )
+    config = config_of(row)
+    if format == "json":
+        return json.dumps(config.to_dict(), indent=2) + "\n"
+    about = [f"# {one_line(line)}" for line in _about(row, info)]
+    if format == "yaml":
+        import yaml
+
+        text: str = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+        return "\n".join(about) + "\n" + text
+    if format == "schedule":
+        if not compresses(config):
+            raise UserError(
+                f"a trial must compress something to have a schedule, trial {row['trial']} does not: choose another, "
+                "or the format env"
+            )
+        return schedule_text(config, about)
+    return "\n".join([*about, *environment_lines(config, schedule="its export with --format schedule")]) + "\n"
+
+
+def _about(row: pd.Series, info: StudyInfo) -> list[str]:
+    drop = "unknown, there is no baseline" if pd.isna(row["accuracy_drop"]) else points(float(row["accuracy_drop"]))
+    return [
+        f"tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {int(row['seed'])}",
+        f"trial {row['trial']}: {saved_words(saving_of(row))} {percent(saved_of_one(row))}, validation accuracy "
+        f"{row['accuracy']:.4f}, drop {drop}",
+        f"One seed. {'Epochs' if row['method'] == 'compression' else 'Iterations'} are those of a run of this length.",
+    ]
+
+
+def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) -> str | bytes:
+    """A ranking as a table.
+
+    Args:
+        ranking: from `analysis.rank`.
+        format: ``csv`` (text) and ``parquet`` (bytes): every column but those of the test split, fractions as they
+            are; in CSV a schedule is only counted in lines. ``latex`` and ``markdown``: what a paper shows, in per
+            cent and points: rank, accuracy, drop, compute and backward FLOPs saved, settings; where the study ranks
+            by inference compute, or both, what is saved of it and the sparsity.
+        top: so many of the best; None for all. The baseline is always among them.
+
+    Returns:
+        Text, or the bytes of a Parquet file.
+
+    Raises:
+        UserError: an unknown format or one for a trial, `top` below 1, or nothing to show.
+
+    >>> ranking = pd.DataFrame({
+    ...     "rank": [1, 2], "trial": [5, 0], "role": ["search", "baseline"], "method": ["gradskip", "none"],
+    ...     "accuracy": [0.968, 0.97], "accuracy_drop": [0.002, 0.0], "compute_saved": [0.3, 0.0],
+    ...     "CAC_VAR_START_THR": [0.97, None],
+    ... })
+    >>> print(export_table(ranking, "csv", top=1).splitlines()[1])
+    1,5,search,gradskip,0.968,0.002,0.3,0.97
+    """
+    if format not in TABLE_FORMATS:
+        raise unknown_name("format of a table", format, TABLE_FORMATS)
+    if top is not None and top < 1:
+        raise UserError(f"top must be an integer >= 1, got {top}")
+    if len(ranking) == 0:
+        raise UserError("no trial has completed, so there is no table to export: wait, or see what failed with report")
+    shown = ranking
+    if top is not None:
+        shown = ranking[(ranking["rank"] <= top) | (ranking["role"] == "baseline")]
+    shown = shown.drop(columns=[name for name in _HIDDEN if name in shown.columns])
+    if format == "csv":
+        for name in WHOLE_FILES:
+            if name in shown.columns:
+                shown = shown.assign(**{name: shown[name].map(schedule_summary, na_action="ignore")})
+        return shown.to_csv(index=False)
+    if format == "parquet":
+        written = io.BytesIO()
+        shown.to_parquet(written, index=False)
+        return written.getvalue()
+    cells = paper_cells(shown)
+    return _latex(cells) if format == "latex" else _markdown(cells)
+
+
+def paper_cells(ranking: pd.DataFrame) -> list[list[str]]:
+    """Rank, figures and settings as text cells, header first; ``-`` for what is not known."""
+    columns = _columns_of(saving_of(ranking))
+    table = [["rank", *(heading for heading, *_ in columns), "settings"]]
+    for _, row in ranking.iterrows():
+        figures = [_figure(row.get(column), factor, decimals) for _, column, factor, decimals in columns]
+        settings = "baseline" if row["role"] == "baseline" else settings_text(row)
+        table.append([str(row["rank"]), *figures, settings])
+    return table
+
+
+def _columns_of(saving: str) -> tuple[_Column, ...]:
+    """What a table for a paper has of a study that ranks by that."""
+    if saving == TRAINING:
+        return (*_OUTCOME, _TRAINING_SAVED, _BACKWARD_SAVED)
+    mean = ((f"{saved_words(BOTH)} (%)", SAVED, 100, 1), _TRAINING_SAVED) if saving == BOTH else ()
+    return (*_OUTCOME, *mean, _INFERENCE_SAVED, _SPARSITY)
+
+
+def _figure(value: object, factor: int, decimals: int) -> str:
+    if not isinstance(value, (int, float)) or math.isnan(value):  # a study of an earlier version may lack a column
+        return "-"
+    return fixed(factor * value, decimals)
+
+
+def latex_text(text: str) -> str:
+    r"""Text that LaTeX shows as it is.
+
+    >>> print(latex_text("50 % of a_b & {c}"))
+    50 \% of a\_b \& \{c\}
+    """
+    return "".join(_LATEX.get(character, character) for character in one_line(text))
+
+
+def _latex(cells: list[list[str]]) -> str:
+    columns = "r" * (len(cells[0]) - 1) + "l"
+    rows = [" & ".join(map(latex_text, row)) + r" \\" for row in cells]
+    lines = [
+        r"% Needs \usepackage{booktabs}.",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        rows[0],
+        r"\midrule",
+        *rows[1:],
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(cells: list[list[str]]) -> str:
+    rows = ["| " + " | ".join(map(_markdown_text, row)) + " |" for row in cells]
+    rule = "|" + "--:|" * (len(cells[0]) - 1) + ":--|"
+    return "\n".join([rows[0], rule, *rows[1:]]) + "\n"
+
+
+def _markdown_text(text: str) -> str:
+    escaped = one_line(text)
+    for character in "\\|*_`<>[]":
+        escaped = escaped.replace(character, "\\" + character)
+    return escaped
+
+
+def one_line(text: str) -> str:
+    """The text with every run of white space, line ends among it, as one blank: a comment cannot become a command."""
+    return " ".join(text.split())

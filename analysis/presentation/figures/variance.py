@@ -1,0 +1,155 @@
+"""Why layers stopped in one trial: weight variance over its peak, as the rule saw it. Pure: a trace in, frames out.
+
+The variance rule examines one layer at a time, at every n-th iteration, and takes the peak from the moment at which
+the layer became its target. So a layer has two lines: before that the ratio to its peak since the run's start, which
+nobody looks at, and then exactly the ratios that were compared with a threshold, the last of them below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.presentation.html.plain_columns import stop_events
+from analysis.presentation.summary_text import config_of
+from analysis.trace_replay.traces import RunTrace
+from trainables.gradskip.layer_plan import Unit
+from trainables.gradskip.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarianceFrames:
+    """The picture's frames, named as in `ReportData`."""
+
+    variance: pd.DataFrame
+    """Columns iteration, layer (name), ratio in [0, 1], examined (bool)."""
+    stops: pd.DataFrame
+    """Columns iteration, layer, ratio."""
+    thresholds: pd.DataFrame
+    """Columns name, value."""
+
+
+def variance_frames(trace: RunTrace, row: pd.Series) -> VarianceFrames | None:
+    """The picture of one trial.
+
+    Args:
+        trace: what its study recorded (`analysis.load_trace`).
+        row: its row of `analysis.load` or of a ranking.
+
+    Returns:
+        The frames; None if the trial's own training is not in the trace, or no variances are, or if it only compresses.
+
+    Raises:
+        UserError: no trial of the study had the trial's plan of layers.
+    """
+    config = config_of(row)
+    path = _path(trace, row)
+    if path is None or (config.compresses and not config.skips_gradients):
+        return None  # what pruning did to a weight says nothing of a rule
+    settings = config.gradskip_settings()
+    blueprint = trace.blueprint(config)
+    events = stop_events(row.get("stop_events"))
+    automatic = config.method != "none" and settings.mode == "auto"
+    names = blueprint.names or trace.layer_names
+    found: list[pd.DataFrame] = []
+    stops: list[dict[str, Any]] = []
+    anchor: int | None = 0 if automatic else None  # since when the current target is examined
+    for unit in blueprint.plan.units[: blueprint.stoppable]:
+        values = _values(trace, path, unit)
+        if np.isnan(values).all():
+            continue
+        name = names[unit.number]
+        stop = _stop_of(unit, events, blueprint.plan.order)
+        lines = list(_lines(values, settings, anchor, stop, first=not found))
+        found += [
+            pd.DataFrame({"iteration": when, "layer": name, "ratio": ratio, "examined": examined})
+            for when, ratio, examined in lines
+        ]
+        if stop is not None:
+            stops.append({"iteration": stop, "layer": name, "ratio": float(lines[-1][1][-1]) if lines else np.nan})
+        if anchor is not None:
+            anchor = stop  # the next is examined from here on; nothing is after a layer that does not stop
+    if not found:
+        return None
+    return VarianceFrames(
+        variance=pd.concat(found, ignore_index=True),
+        stops=pd.DataFrame(stops, columns=["iteration", "layer", "ratio"]),
+        thresholds=_thresholds(settings if automatic else None, len(events)),
+    )
+
+
+def _path(trace: RunTrace, row: pd.Series) -> list[int] | None:
+    """Places of the trial's stages, the dense run first; None if its training is not in the trace."""
+    ids = {stage.id: place for place, stage in enumerate(trace.stages)}
+    stage = row.get("stage")
+    place: int | None = ids.get(str(stage)) if stage is not None and not pd.isna(stage) else None
+    if place is None:
+        return None
+    path = []
+    while place is not None:
+        path.append(place)
+        place = trace.stages[place].parent
+    return path[::-1]
+
+
+def _values(trace: RunTrace, path: list[int], unit: Unit) -> NDArray[np.float64]:
+    """(T,) the layer's weight variance along the path; NaN where it was not recorded.
+
+    A stage's signals win over those of the stages that it left. After the layer has stopped nothing of it is recorded.
+    """
+    values = np.full(trace.total_steps, np.nan)
+    name = "variance:" + "+".join(map(str, unit.watched))
+    for place in path:
+        stage = trace.stages[place]
+        values[stage.start :] = np.nan
+        recorded, there = stage.signal(name)
+        count = min(len(recorded), trace.total_steps - stage.start)
+        span = slice(stage.start, stage.start + count)
+        values[span] = np.where(there[:count], recorded[:count], np.nan)
+    return values
+
+
+def _stop_of(unit: Unit, events: list[dict[str, Any]], order: tuple[int, ...]) -> int | None:
+    """The iteration of the first stop that takes this layer along."""
+    for event in events:
+        if order.index(int(event["layer"])) >= max(order.index(number) for number in unit.watched):
+            return int(event["iteration"])
+    return None
+
+
+def _lines(
+    values: NDArray[np.float64], settings: Settings, anchor: int | None, stop: int | None, *, first: bool
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], bool]]:
+    """(iterations, ratios, examined) of a layer: what nobody looks at, then what the rule sees."""
+    end = len(values) if stop is None else min(stop + 1, len(values))
+    looks: NDArray[np.int64] = np.zeros(0, np.int64)
+    if anchor is not None:
+        interval = settings.sampling_interval
+        braking = 0 if first else max(settings.braking_distance, 1)  # of the stop before, when nothing is decided
+        begin = max(anchor + braking, settings.start_itr)
+        looks = np.arange(-(-begin // interval) * interval, end, interval)
+        if not first and anchor < end:  # its first peak is set where the layer before it stopped
+            looks = np.unique(np.concatenate([[anchor], looks]))
+    before = np.arange(end if len(looks) == 0 else looks[0] + 1)
+    for when, examined in ((before, False), (looks, True)):
+        kept = when[~np.isnan(values[when])]
+        seen = values[kept]
+        if len(kept):
+            peak = np.maximum.accumulate(seen)
+            ratio = np.divide(seen, peak, out=np.ones_like(seen), where=seen < peak)
+            yield kept, ratio, examined
+
+
+def _thresholds(settings: Settings | None, stopped: int) -> pd.DataFrame:
+    """Those that some layer was compared with."""
+    rows: list[tuple[str, float]] = []
+    if settings is not None:
+        rows.append(("CAC_VAR_START_THR", settings.start_thr))
+        if stopped:
+            rows += [("CAC_VAR_MT_THR", settings.mt_thr), ("CAC_VAR_SLOPE_THR", settings.slope_thr)]
+    return pd.DataFrame(rows, columns=["name", "value"])

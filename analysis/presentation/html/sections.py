@@ -1,0 +1,355 @@
+"""The sections of the page as HTML. Everything that comes from a study goes through `escape`."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.formatting import ROUNDING, percent, plural, points, points_number
+from analysis.metrics.accounting import search_cost
+from analysis.metrics.confirmation import compared, of_trial
+from analysis.metrics.confirmation import saved_again as candidate_saved
+from analysis.metrics.saving import BOTH, TRAINING, saved_of_one
+from analysis.presentation.compression_text import without_files
+from analysis.presentation.html.plain_columns import is_one_of, number, numbers, saved_again, stop_events, texts
+from analysis.presentation.html.plotly_parts import PlotlyFigure
+from analysis.presentation.html.report_data import ReportData
+from analysis.presentation.schedule_text import compresses
+from analysis.presentation.sparsity_text import is_compressed, layers, sums
+from analysis.presentation.summary_text import compression_of, config_of, is_answer
+
+#: Failed trials that are listed.
+_MOST_FAILURES = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One part of the page."""
+
+    name: str
+    """Its anchor."""
+    title: str
+    """Its heading, as plain text."""
+    body: str
+    """Its HTML."""
+
+
+def sections(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> list[Section]:
+    """All that there is something to say in, in the order of the page."""
+    made = [
+        ("settings", "Settings to use", _settings(data)),
+        ("trade-off", f"{data.saved_words.capitalize()} against accuracy",
+         _pictures(figures, "pareto") + _controls_note(data)),
+        ("confirmation", "Confirmation on fresh seeds", _confirmation(data, figures)),
+        ("sparsity", "What is zero", _sparsity(data)),
+        ("stops", "When layers stopped", _stops(data, figures)),
+        ("why", "Weight variances" if data.stops is None or len(data.stops) == 0 else "Why they stopped",
+         _pictures(figures, "variance")),
+        ("training", "Training", _pictures(figures, "learning")),
+        ("parameters", "What mattered", _mattered(data, figures)),
+        ("search", "The search", _search(data, figures)),
+        ("tree", "Stage tree", _tree(data)),
+        ("trials", "All trials", _table(data)),
+        ("failed", "Failed trials", _failed(data.trials)),
+        ("environment", "Environment", _environment(data)),
+    ]  # fmt: skip
+    return [Section(name=name, title=title, body=body) for name, title, body in made if body]
+
+
+def _none(why: str) -> str:
+    return f'<p class="none">{escape(why)}</p>'
+
+
+def _pictures(figures: Mapping[str, PlotlyFigure], *names: str) -> str:
+    return "".join(_picture(figures[name]) for name in names if name in figures)
+
+
+def _picture(figure: PlotlyFigure) -> str:
+    notes = " ".join(escape(note) for note in figure.notes)
+    caption = f"<figcaption>{notes}</figcaption>" if notes else ""
+    return (
+        f'<figure><div class="plot" id="plot-{figure.name}" data-figure="{figure.name}" role="img" '
+        f'aria-label="{escape(figure.alt)}" style="height:{figure.height}px"></div>{caption}</figure>'
+    )
+
+
+def header(data: ReportData) -> str:
+    """The answer: one sentence, and the numbers behind it."""
+    info = data.info
+    counts = data.trials["status"].value_counts()
+    told = ", ".join(f"{n} {escape(str(status))}" for status, n in counts.items()) or "none"
+    running = ""
+    if data.status == "running":
+        count = int(counts.get("running", 0))
+        what = f"{plural(count, 'trial')} {'is' if count == 1 else 'are'} training" if count else "more is to come"
+        running = (
+            f'<p class="running">The search is running ({what}): this is what it had found when the report was '
+            "made.</p>"
+        )
+    answer, caveats = first_sentence(data.headline)
+    more = f'<p class="caveats">{escape(caveats)}</p>' if caveats else ""
+    return (
+        f'<p class="study">{escape(info.space)} on {escape(info.workload)}</p><h1>{escape(answer)}</h1>{more}{running}'
+        f'<p class="cost">{escape(data.cost_line)}</p>{_tiles(data)}'
+        f'<p class="faint">{info.length_text}, seed {info.seed}; allowed drop {points(data.allowed_drop)}; '
+        f"trials: {told}.</p>"
+    )
+
+
+def first_sentence(text: str) -> tuple[str, str]:
+    """A text's first sentence, and the others.
+
+    >>> first_sentence("You can skip 3.1 % (allowed: 0.50 points). One seed, not confirmed. So be it.")
+    ('You can skip 3.1 % (allowed: 0.50 points).', 'One seed, not confirmed. So be it.')
+    >>> first_sentence("No trial has completed.")
+    ('No trial has completed.', '')
+    """
+    first, *others = re.split(r"(?<=\.)\s+(?=[A-Z])", text, maxsplit=1)
+    return first, "".join(others)
+
+
+def _tiles(data: ReportData) -> str:
+    tiles: list[tuple[str, str, str]] = []
+    best = data.best
+    if best is not None and saved_of_one(best) > 0:
+        again = of_trial(data.confirmation, best)
+        if again is not None and again["confirmed"]:
+            over = f"over {plural(int(again['seeds']), 'fresh seed')}"
+            tiles.append((data.saved_words, percent(candidate_saved(again)), over))
+            beside = f"{compared(again).removesuffix(' accuracy')}, {over}; allowed {points(data.allowed_drop)}"
+            tiles.append(("drop in accuracy", _drop(again["accuracy_drop"]), beside))
+        else:
+            tiles.append((data.saved_words, percent(saved_of_one(best)), _beside_saved(best, data.saving)))
+            drop = number(best, "accuracy_drop")
+            tiles.append(("drop in accuracy", _drop(drop), f"validation; allowed {points(data.allowed_drop)}"))
+        baseline = data.ranking[is_one_of(data.ranking, "role", "baseline")]
+        test = number(best, "test_accuracy")
+        if np.isfinite(test) and len(baseline):
+            base = number(baseline.iloc[0], "test_accuracy")
+            beside = "" if np.isnan(base) else f"baseline {100 * base:.2f} %"
+            tiles.append(("test accuracy", f"{100 * test:.2f} %", beside))
+    total = search_cost(data.trials)
+    if total.dense_equivalents > 0:
+        tiles.append(("search cost", f"{total.dense_equivalents:.1f} trainings", plural(total.trials, "trial")))
+    cells = "".join(
+        f'<div><dt>{escape(name)}</dt><dd><strong>{escape(value)}</strong>'
+        f"{f'<span>{escape(beside)}</span>' if beside else ''}</dd></div>"
+        for name, value, beside in tiles
+    )  # fmt: skip
+    return f'<dl class="tiles">{cells}</dl>' if cells else ""
+
+
+def _beside_saved(best: pd.Series, saving: str) -> str:
+    """What belongs to a saving: the backward pass, the sparsity, or the two of which it is the mean."""
+    if saving == BOTH:
+        training, inference = number(best, "compute_saved"), number(best, "inference_saved")
+        return f"training {percent(training)}, inference {percent(inference)}"
+    name, said = ("backward_saved", "{} of the backward pass") if saving == TRAINING else ("sparsity", "sparsity {}")
+    value = number(best, name)
+    return "" if np.isnan(value) else said.format(percent(value))
+
+
+def _drop(drop: float) -> str:
+    """A drop in words; a gain says so.
+
+    >>> _drop(0.001), _drop(0.0), _drop(-0.002)
+    ('0.10 points', 'none', '0.20 points better')
+    """
+    if np.isnan(drop):
+        return "unknown"
+    if abs(drop) <= ROUNDING:
+        return "none"
+    return points(drop) if drop > 0 else f"{points(-drop)} better"
+
+
+def _settings(data: ReportData) -> str:
+    best, how = data.best, ""
+    if best is not None and is_answer(best) and is_compressed(best) and compresses(config_of(best)):
+        how = (
+            f"<p>Trial {escape(str(best['trial']))} compresses: {escape(compression_of(best))}. The whole schedule, to "
+            "train with, is in <code>best.yaml</code>; <code>python -m tune_cac export STUDY --format schedule</code> "
+            "prints it.</p>"
+        )
+    if not is_answer(best) and data.info.method == "compression":
+        how = "<p>No schedule tried is worth training with.</p>"
+    elif not how or "gradskip" in str(best["method"] if best is not None else ""):
+        how += "<p>Paste these lines into a shell before training, or source <code>best.env</code>, which has them.</p>"
+    return (
+        f'{how}<div class="copy"><button type="button" id="copy" aria-describedby="copied">Copy settings</button>'
+        '<span id="copied" role="status"></span></div>'
+        f'<pre id="settings-text" tabindex="0" aria-label="settings">{escape(data.best_env.rstrip())}</pre>'
+    )
+
+
+def _sparsity(data: ReportData) -> str:
+    """What the best trial's model is in all, and layer by layer; nothing where nothing compressed it."""
+    best = data.best
+    if best is None or not is_compressed(best):
+        return ""
+    cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in sums(best))
+    facts = f'<dl class="facts">{cells}</dl>' if cells else ""
+    rows = layers(best)
+    if not rows:
+        return facts
+    caption = f"Sparsity by layer of the chosen trial {best['trial']}"
+    return facts + _small_table(caption, ("layer", "sparsity"), rows, numeric=(1,))
+
+
+def _stops(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
+    if set(texts(data.ranking, "method")) <= {"none", "compression"} and is_one_of(data.ranking, "method",
+                                                                                   "compression").any():  # fmt: skip
+        return ""  # a study in which nothing could stop
+    drawn = _pictures(figures, "timeline") or _none("No ranked trial stopped a layer.")
+    events = [] if data.best is None else stop_events(data.best.get("stop_events"))
+    if not events:
+        return drawn
+    assert data.best is not None
+    rows = [
+        [str(e["iteration"]), str(e["layer"]), str(e.get("name") or ""), str(e.get("rule") or ""),
+         f"{e['ratio']:.4f}" if isinstance(e.get("ratio"), (int, float)) else ""]
+        for e in events
+    ]  # fmt: skip
+    heads = ("iteration", "layer", "name", "rule", "variance / peak")
+    return drawn + _small_table(f"Stops of the chosen trial {data.best['trial']}", heads, rows, numeric=(0, 1, 4))
+
+
+def _small_table(
+    caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Sequence[int] = ()
+) -> str:
+    """A table of text cells that scrolls in a box of its own."""
+    number_class = [' class="number"' if i in numeric else "" for i in range(len(heads))]
+    head = "".join(f'<th scope="col"{c}>{escape(h)}</th>' for h, c in zip(heads, number_class, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{c}>{escape(v)}</td>" for v, c in zip(row, number_class, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(caption)}"><table>'
+        f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _controls_note(data: ReportData) -> str:
+    if data.controls is None and data.saving == TRAINING:
+        return _none("No controls were trained, so nothing says what simply training shorter would have given.")
+    return ""
+
+
+def _confirmation(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
+    frame = data.confirmation
+    if frame is None or len(frame) == 0:
+        return _none(
+            "Nothing is confirmed: the winner among many on one seed is partly luck. Retrain the best on fresh seeds "
+            "with python -m tune_cac confirm STUDY."
+        )
+    share = saved_again(frame)
+    values = {name: numbers(frame, name) for name in ("accuracy_drop", "drop_low", "drop_high")}
+    confidence, confirmed = numbers(frame, "confidence"), numbers(frame, "confirmed") == 1
+
+    def shown(name: str, place: int) -> str:
+        return points_number(values[name][place], allowed=data.allowed_drop)
+
+    rows = [
+        [
+            candidate, seeds, percent(share[i]), shown("accuracy_drop", i),
+            f"{shown('drop_low', i)} to {shown('drop_high', i)}",
+            "" if np.isnan(confidence[i]) else f"{100 * confidence[i]:.0f} %",
+            "yes" if confirmed[i] else "no",
+        ]
+        for i, (candidate, seeds) in enumerate(zip(texts(frame, "candidate"), texts(frame, "seeds"), strict=True))
+    ]  # fmt: skip
+    heads = ("trial", "seeds", data.saved_words, "drop (points)", "interval (points)", "confidence", "confirmed")
+    table = _small_table("Candidates retrained on fresh seeds", heads, rows, numeric=(0, 1, 2, 3, 4, 5))
+    return _pictures(figures, "confirmation") + table
+
+
+def _mattered(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
+    drawn = _pictures(figures, "importance", "interactions")
+    if not drawn and data.importance is not None:
+        reason = data.importance.attrs.get("reason")
+        return _none(f"Importance of parameters is unknown: {reason or 'no trial says anything of it'}.")
+    explained = {} if data.importance is None else data.importance.attrs.get("explained", {})
+    if not drawn or not explained:
+        return drawn
+    said = " and ".join(f"{percent(share)} of the variance of {escape(name.replace('_', ' '))}"
+                        for name, share in explained.items())  # fmt: skip
+    return (
+        f"<p>Each alone, the parameters explain together {said}. Importance is the share of that; the rest is what "
+        f"they do in combination, and noise.</p>{drawn}"
+    )
+
+
+def _search(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
+    parts = [
+        f"<h3>{title}</h3>{body}"
+        for title, body in (
+            ("Best found so far", _pictures(figures, "convergence")),
+            ("Hypervolume", _pictures(figures, "hypervolume")),
+            ("Cost", _pictures(figures, "cost")),
+        )
+        if body
+    ]
+    return "".join(parts)
+
+
+def _tree(data: ReportData) -> str:
+    """The picture as an image: nothing in an image runs, and its names and styles stay its own."""
+    if not data.tree_svg:
+        return ""
+    svg = base64.b64encode(data.tree_svg.encode()).decode()
+    size = re.match(r"<svg[^>]*?\bwidth=\"(\d+)[^>]*?\bheight=\"(\d+)", data.tree_svg)
+    measures = f' width="{size[1]}" height="{size[2]}"' if size else ""
+    return (
+        "<p>Every bar is a stretch of training that begins where its trials did something that the others did not; "
+        "what trials have in common was trained once and is drawn once.</p>"
+        '<div class="scroll paper" tabindex="0" role="group" aria-label="stage tree">'
+        f'<img alt="Stage tree of the search: training shared between trials"{measures} '
+        f'src="data:image/svg+xml;base64,{svg}"></div>'
+    )
+
+
+def _table(data: ReportData) -> str:
+    if len(data.trials) == 0:
+        return _none("The study has no trials yet.")
+    chosen = "" if data.best is None else f' data-chosen="{escape(str(data.best["trial"]))}"'
+    return (
+        '<div class="controls"><label for="filter">Filter</label><input id="filter" type="search" autocomplete="off" '
+        'spellcheck="false" aria-describedby="filter-help"><span id="filter-help" class="faint">words that a row must '
+        'have, such as <kbd>completed</kbd> or <kbd>saved&gt;30</kbd></span></div>'
+        '<div class="scroll" tabindex="0" role="group" aria-label="all trials">'
+        f'<table id="trials-table"{chosen}><caption>'
+        "All trials; a heading sorts by its column.</caption><thead></thead><tbody></tbody></table></div>"
+        '<div class="pages"><button type="button" id="previous">Previous</button>'
+        '<span id="page-status" role="status"></span><button type="button" id="next">Next</button></div>'
+        "<noscript><p>The table and the plots need JavaScript; ranking.csv, which the search wrote, has the same.</p>"
+        "</noscript>"
+    )  # fmt: skip
+
+
+def _failed(trials: pd.DataFrame) -> str:
+    failed = trials[is_one_of(trials, "status", "failed")]
+    errors = texts(failed, "error")
+    rows = "".join(
+        f"<li>trial {escape(str(trial))}: <code>{escape(error or 'no reason known')}</code></li>"
+        for trial, error in list(zip(failed["trial"], errors, strict=True))[:_MOST_FAILURES]
+    )
+    more = len(failed) - _MOST_FAILURES
+    return f"<ul>{rows}</ul>" + (_none(f"and {more} more") if more > 0 else "") if rows else ""
+
+
+def _environment(data: ReportData) -> str:
+    entries: dict[str, Any] = dict(data.environment)
+    for name, version in data.info.versions.items():
+        entries.setdefault(name, version)
+    if data.info.hold:
+        held = without_files(data.info.hold)
+        entries["held in every trial but the baseline"] = " ".join(f"{k}={v}" for k, v in held.items())
+    cells = "".join(f"<div><dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd></div>" for k, v in entries.items())
+    return f'<dl class="facts">{cells}</dl>' if cells else _none("Nothing is known of where this ran.")

@@ -1,0 +1,115 @@
+"""The table of all trials, as the page takes it: columns with their kinds, rows of plain values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.metrics.accounting import search_fraction
+from analysis.metrics.controls import beats_shorter, control_line
+from analysis.metrics.saving import TRAINING
+from analysis.presentation.compression_text import WHOLE_FILES, field_text
+from analysis.presentation.figures.outcomes import short_name
+from analysis.presentation.html.plain_columns import numbers, percent_values, plain, saved, texts
+from analysis.presentation.html.report_data import ReportData
+from trainables.config import field_kinds
+
+#: Result columns: name in the frame, heading, what it is, digits behind the point. Fractions are shown times 100.
+_ACCURACY = (
+    ("accuracy", "accuracy %", "validation accuracy, percent", 2),
+    ("accuracy_drop", "drop", "baseline's validation accuracy minus the trial's, in points", 2),
+)
+_COMPUTE = ("compute_saved", "saved %", "compute saved, percent of the full budget's FLOPs", 1)
+#: The same, and more, where the study ranks by other compute than the training's.
+_INFERENCE = (
+    ("inference_saved", "inference %", "multiply-adds saved at inference, percent of the model's as it was built", 1),
+    ("sparsity", "sparsity %", "zeros among the weights of convolutions and linear layers, percent", 1),
+    ("structured_sparsity", "structured %", "of these weights in whole filters, rows or channels of zeros, percent", 1),
+    ("compute_saved", "training %", "training compute saved, percent of the full budget's FLOPs", 1),
+)
+_OTHERS = (
+    ("backward_saved", "backward %", "backward FLOPs saved, percent", 1),
+    ("communication_saved", "commun. %", "gradient bytes saved, percent", 1),
+    ("time_saved", "time %", "training time saved, percent; one measurement beside other trials", 1),
+    ("peak_memory_saved", "memory %", "peak memory saved, percent", 1),
+    ("test_accuracy", "test %", "test accuracy, percent; no choice was made by it", 2),
+)
+#: Hyperparameters that are said elsewhere, or say nothing of a setting.
+_ELSEWHERE = ("workload", *WHOLE_FILES)
+#: Letters of an error in the table; the section of failed trials has all of it.
+_MOST_LETTERS = 120
+
+
+def trial_table(data: ReportData) -> dict[str, Any]:
+    """Columns and rows of the table.
+
+    Returns:
+        ``columns``: dicts of key, label, title, kind (``number`` or ``text``) and digits (None: as it is); ``rows``:
+        lists of values in that order, None where there is none.
+    """
+    trials = data.trials
+    columns: list[dict[str, Any]] = []
+    values: list[list[Any]] = []
+
+    def add(
+        key: str, label: str, title: str, found: list[Any], kind: str = "number", digits: int | None = None
+    ) -> None:
+        columns.append({"key": key, "label": label, "title": title, "kind": kind, "digits": digits})
+        values.append(found)
+
+    rank_of = dict(zip(data.ranking.get("trial", ()), data.ranking.get("rank", ()), strict=True))
+    add("trial", "trial", "number of the trial", [int(t) for t in trials["trial"]])
+    add("rank", "rank", "place in the ranking", [rank_of.get(trial) for trial in trials["trial"]])
+    add("role", "role", "baseline, published defaults, search or control", _roles(trials), "text")
+    add("status", "status", "how it ended", texts(trials, "status"), "text")
+
+    def add_results(results: Iterable[tuple[str, str, str, int]]) -> None:
+        for name, label, title, digits in results:
+            found = numbers(trials, name)
+            if np.isfinite(found).any():
+                add(name, label, title, percent_values(found), digits=digits)
+
+    add_results(_ACCURACY)
+    if data.saving == TRAINING:
+        add_results((_COMPUTE,))
+    else:
+        add("saved", "saved %", f"{data.saved_words}, percent", percent_values(saved(trials)), digits=1)
+        add_results(_INFERENCE)
+    add_results(_OTHERS)
+    latency = numbers(trials, "latency_s")
+    if np.isfinite(latency).any() and data.saving != TRAINING:
+        title = "median time of a batch through the model from which structures were removed, milliseconds"
+        add("latency_s", "latency ms", title, [round(1000 * float(v), 6) for v in latency], digits=2)
+    cost = np.asarray(search_fraction(trials), dtype=np.float64)
+    if np.isfinite(cost).any():
+        title = "compute that the search executed for it, in trainings without the method"
+        add("search_cost", "search cost", title, [round(float(v), 6) for v in cost], digits=2)
+    beats = [None if pd.isna(b) else str(b) for b in beats_shorter(trials, control_line(trials))]
+    if any(beats):
+        title = "whether it is more accurate than simply training shorter for the same compute"
+        add("beats_shorter", "beats shorter", title, beats, "text")
+    for name, kind in field_kinds().items():
+        if name not in _ELSEWHERE and name in trials.columns and trials[name].dropna().nunique() > 1:
+            add(name, short_name(name), name, *_setting(trials, name, kind))
+    errors = [error if len(error) <= _MOST_LETTERS else f"{error[:_MOST_LETTERS]}…" for error in texts(trials, "error")]
+    if any(errors):
+        add("error", "error", "what went wrong", errors, "text")
+    return {"columns": columns, "rows": plain([list(row) for row in zip(*values, strict=True)])}
+
+
+def _roles(trials: pd.DataFrame) -> list[str]:
+    controls = texts(trials, "control")
+    return [
+        f"{role}: {control}" if control else role for role, control in zip(texts(trials, "role"), controls, strict=True)
+    ]
+
+
+def _setting(trials: pd.DataFrame, name: str, kind: type) -> tuple[list[Any], str]:
+    """A hyperparameter's values and their kind."""
+    if kind in (int, float):
+        found = numbers(trials, name)
+        return [None if np.isnan(v) else int(v) if kind is int else float(f"{v:.6g}") for v in found], "number"
+    return [field_text(name, text) for text in texts(trials, name)], "text"

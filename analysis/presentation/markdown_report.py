@@ -1,0 +1,163 @@
+"""A study's report as Markdown. Pure: frames in, text out."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+
+from analysis.formatting import percent, plural, points_number
+from analysis.io.layout import StudyInfo
+from analysis.metrics.accounting import search_cost
+from analysis.metrics.confirmation import compared, saved_again
+from analysis.metrics.controls import RANDOM_STOPS, beats_shorter, control_line
+from analysis.metrics.saving import TRAINING, saved_of_one, saved_words, saving_of
+from analysis.presentation.compression_text import without_files
+from analysis.presentation.ranked_table import ranked_table
+from analysis.presentation.schedule_text import compresses
+from analysis.presentation.sparsity_text import is_compressed, layers, sums
+from analysis.presentation.summary_text import (
+    best_env,
+    compression_of,
+    config_of,
+    headline,
+    search_cost_line,
+    settings_text,
+    short,
+)
+
+
+def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
+                    allowed_drop: float, *, top: int = 20, picture: str | None = None,
+                    confirmation: pd.DataFrame | None = None) -> str:  # fmt: skip
+    """The report: headline, the best trial on the test split, settings, ranked table, failures, versions.
+
+    Args:
+        info: what was searched.
+        trials: from `analysis.load`.
+        ranking: from `analysis.rank`.
+        best: from `analysis.best`.
+        allowed_drop: accuracy that may be lost, a fraction.
+        top: rows of the ranked table.
+        picture: file name of the stage tree's picture, beside the report; None without one.
+        confirmation: from `analysis.confirm_table`; None where none was begun.
+    """
+    line = control_line(trials)
+    said = headline(ranking, best, allowed_drop, confirmation=confirmation, line=line, why_little=info.why_little)
+    lines = [f"# {info.space} on {info.workload}", "", said, ""]
+    lines += [search_cost_line(search_cost(trials)), ""]
+    counts = trials["status"].value_counts()
+    lines.append(
+        f"{info.length_text}, seed {info.seed}; trials: " + ", ".join(f"{n} {s}" for s, n in counts.items()) + "."
+    )
+    if info.hold:
+        held = " ".join(f"{name}={short(value)}" for name, value in without_files(info.hold).items())
+        lines.append(f"Held in every trial but the baseline: {held}.")
+    saving = saving_of(trials)
+    if best is not None and saved_of_one(best) > 0:
+        lines += [
+            "",
+            "## Best settings",
+            "",
+            "```sh",
+            best_env(info, best, allowed_drop, confirmation=confirmation, line=line).rstrip(),
+            "```",
+        ]
+        baseline = ranking[ranking["role"] == "baseline"].iloc[0]
+        lines += [
+            "",
+            "There is no test split, so all accuracies are those of the validation split."
+            if pd.isna(best["test_accuracy"])
+            else f"On the test split{'' if confirmation is not None else ', which no choice was made by'}, "
+            f"seed {int(best['seed'])}: {best['test_accuracy']:.4f}, "
+            f"baseline {baseline['test_accuracy']:.4f}.",
+            ("" if pd.isna(best["backward_saved"]) else f"Backward FLOPs saved: {percent(best['backward_saved'])}. ")
+            + f"Training time saved in this run: {percent(best['time_saved'])} (one measurement, beside other trials).",
+        ]
+        if saving != TRAINING and not pd.isna(best["compute_saved"]):
+            lines[-1] = f"Training compute saved: {percent(best['compute_saved'])}. {lines[-1]}"
+        events = json.loads(best["stop_events"])
+        if events:
+            lines += ["", "| iteration | layer | name | rule | variance / peak |", "|--:|--:|:--|:--|--:|"]
+            for event in events:
+                ratio = "" if event["ratio"] is None else f"{event['ratio']:.4f}"
+                lines.append(
+                    f"| {event['iteration']} | {event['layer']} | {event['name']} | {event['rule']} | {ratio} |"
+                )
+        lines += sparsity_lines(best)
+    lines += confirmation_lines(confirmation, saved_words(saving), allowed_drop) + control_lines(trials, line)
+    table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line), allowed_drop=allowed_drop)
+    lines += ["", "## Ranking", "", "| " + " | ".join(table[0]) + " |", "|" + "--|" * len(table[0])]
+    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table[1:]]
+    if picture is not None:
+        lines += [
+            "",
+            "## Stage tree",
+            "",
+            "Every bar is a stretch of training that begins where its trials did something that the others did not; "
+            "what trials have in common was trained once and is drawn once.",
+            "",
+            f"![stage tree]({picture})",
+        ]
+    failed = trials[trials["status"] == "failed"]
+    if len(failed):
+        lines += ["", "## Failed trials", ""]
+        lines += [f"- trial {row['trial']}: {row['error']}" for _, row in failed.iterrows()]
+    lines += ["", "Versions: " + ", ".join(f"{k} {v}" for k, v in info.versions.items()) + ".", ""]
+    return "\n".join(lines)
+
+
+def sparsity_lines(best: pd.Series) -> list[str]:
+    """The section on what is zero in the best trial, in Markdown; nothing where nothing compressed it."""
+    if not is_compressed(best):
+        return []
+    lines = ["", "## Sparsity", ""]
+    if compresses(config_of(best)):
+        whole = "The whole schedule is in `best.yaml`."
+        lines += [f"Trial {best['trial']} compresses: {compression_of(best)}. {whole}", ""]
+    lines += [f"- {name}: {value}" for name, value in sums(best)]
+    found = layers(best)
+    if found:
+        lines += ["", "| layer | sparsity |", "|:--|--:|"]
+        lines += [f"| {_cell(name)} | {value} |" for name, value in found]
+    return lines
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def confirmation_lines(confirmation: pd.DataFrame | None, saved: str, allowed_drop: float) -> list[str]:
+    """The section on fresh seeds in Markdown, with what the study ranks by in words; nothing where none was begun."""
+    if confirmation is None:
+        return []
+    lines = [
+        "", "## Confirmation", "",
+        "Retrained with the baseline on seeds that the search never saw; drops are in "
+        f"{compared(confirmation.iloc[0])}, in points, with intervals that hold together.", "",
+        f"| trial | seeds | {saved} | drop | from | to | confirmed |", "|--:|--:|--:|--:|--:|--:|:--|",
+    ]  # fmt: skip
+    for _, row in confirmation.iterrows():
+        drops = " | ".join(
+            points_number(row[name], allowed=allowed_drop, sign="+")
+            for name in ("accuracy_drop", "drop_low", "drop_high")
+        )
+        lines.append(
+            f"| {row['candidate']} | {row['seeds']} | {percent(saved_again(row))} | {drops} | "
+            f"{'yes' if row['confirmed'] else 'no'} |"
+        )
+    return lines
+
+
+def control_lines(trials: pd.DataFrame, line: pd.DataFrame) -> list[str]:
+    """The section on controls in Markdown; nothing where there are none."""
+    stops = trials[(trials["status"] == "completed") & (trials["role"] == "control")]
+    stops = stops[stops["control"] == RANDOM_STOPS] if len(stops) else stops
+    if len(line) == 0 and len(stops) == 0:
+        return []
+    lines = ["", "## Controls", "", "| trained | compute saved | accuracy |", "|:--|--:|--:|"]
+    for _, row in line.iterrows():
+        lines.append(f"| {plural(row['epochs'], 'epoch')} | {percent(row['compute_saved'])} | {row['accuracy']:.4f} |")
+    for _, row in stops.iterrows():
+        lines.append(f"| {settings_text(row)} | {percent(row['compute_saved'])} | {row['accuracy']:.4f} |")
+    return lines

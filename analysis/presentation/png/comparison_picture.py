@@ -1,0 +1,87 @@
+"""Front against front as a picture, with matplotlib's objects and no global state."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from analysis.metrics.saving import SAVED, saved_words
+from analysis.presentation.study_comparison import Comparison
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Okabe and Ito's colours, which the colour-blind tell apart, darkest first; markers and lines differ, too.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_LINES = ("-", "--", "-.", ":")
+_SIZE_INCHES = (7.0, 4.6)
+_DOTS_PER_INCH = 200
+
+
+def comparison_figure(comparison: Comparison) -> Figure:
+    """Change in accuracy against what the studies rank by: every study's trials, and its front as steps.
+
+    Trials that lose as much as the reference or more lie outside the picture.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    drop = comparison.candidates["accuracy_drop"]
+    shown = comparison.candidates[drop < comparison.reference_drop]
+    gains = [0.0, -100 * comparison.allowed_drop, *(-100 * shown["accuracy_drop"])]
+    margin = 0.08 * (max(gains) - min(gains)) or 1.0
+    bottom = min(gains) - margin
+    for place, name in enumerate(comparison.studies["study"]):
+        _draw(axes, shown[shown["study"] == name], place, bottom)
+    axes.plot(0, 0, marker="*", markersize=13, color="black", linestyle="none", label="baseline", clip_on=False)
+    axes.axhline(-100 * comparison.allowed_drop, color="0.35", linewidth=1, linestyle=(0, (1, 2)), label="allowed drop")
+    axes.set_ylim(bottom, max(gains) + margin)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"{saved_words(comparison.saving)} (%)")
+    axes.set_ylabel("change in validation accuracy (points)")
+    axes.set_title(f"{comparison.workload}, {comparison.length}: front against front", fontsize="medium")
+    axes.grid(color="0.92")
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    legend = figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
+    for text, name in zip(legend.get_texts(), comparison.studies["study"], strict=False):
+        # As a label, a name with an underscore in front would be left out.
+        text.set(text=str(name), parse_math=False)
+    return figure
+
+
+def _draw(axes: Axes, own: pd.DataFrame, place: int, bottom: float) -> None:
+    colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
+    axes.plot(
+        100 * own[SAVED], -100 * own["accuracy_drop"], linestyle="none", marker=marker, color=colour,
+        markersize=3.5, alpha=0.35,
+    )  # fmt: skip
+    front = own[own["on_own_front"]].sort_values(SAVED, kind="stable")
+    saved, gain = list(100 * front[SAVED]), list(-100 * front["accuracy_drop"])
+    if saved:  # at each saving the accuracy of the best trial that saves at least as much
+        saved, gain = [0.0, *saved, saved[-1]], [gain[0], *gain, bottom]
+    axes.step(
+        saved, gain, where="pre", color=colour, linewidth=1.8, linestyle=_LINES[place % len(_LINES)], marker=marker,
+        markersize=5, markevery=slice(1, len(saved) - 1) if saved else None, label=f"study {place}",
+    )  # fmt: skip
+
+
+def comparison_picture(comparison: Comparison, format: str) -> bytes:
+    """The same as the bytes of a ``svg`` or ``png`` file; equal comparisons give equal bytes."""
+    import matplotlib
+
+    figure = comparison_figure(comparison)
+    written = io.BytesIO()
+    # Text stays text; the salt takes the chance out of the names of the picture's parts.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tune_cac"}):
+        metadata = {"Date": None} if format == "svg" else None
+        figure.savefig(written, format=format, dpi=_DOTS_PER_INCH, metadata=metadata)
+    return written.getvalue()

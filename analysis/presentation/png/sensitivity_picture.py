@@ -1,0 +1,87 @@
+"""A sensitivity analysis as a picture, a line a layer, with matplotlib's objects and no global state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from analysis.presentation.figures.palette import LIGHT, depth_colour
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Neighbouring layers have neighbouring colours; lines and markers tell them apart.
+_LINES = ("-", "--", "-.", ":")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_SIZE_INCHES = (8.4, 4.8)
+_DOTS_PER_INCH = 200
+#: Names in one column of the legend.
+_ROWS = 22
+#: Characters of a name that are shown; of a longer one its end.
+_MOST_CHARACTERS = 34
+
+
+def sensitivity_figure(
+    curves: Mapping[str, Sequence[tuple[float, float]]], *, allowed_drop: float, title: str, pruned: str = "elements"
+) -> Figure:
+    """Accuracy over the share that is pruned of one layer alone.
+
+    Args:
+        curves: by layer, in the model's order: (level, accuracy), fractions, level 0 first.
+        allowed_drop: a fraction; drawn below the accuracy at level 0 of the first layer.
+        title: what was analysed.
+        pruned: what is pruned, for the axis: elements, filters or channels.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = max(1, -(-len(curves) // _ROWS))
+    figure = Figure(figsize=(_SIZE_INCHES[0] + 2.2 * (columns - 1), _SIZE_INCHES[1]), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for place, (name, points) in enumerate(curves.items()):
+        _draw(axes, name, points, place, len(curves))
+    first = next(iter(curves.values()), ())
+    if first:
+        axes.axhline(
+            100 * (first[0][1] - allowed_drop), color=LIGHT["limit"], linewidth=1, linestyle=(0, (1, 2)),
+            label=f"allowed drop ({100 * allowed_drop:g} points)",
+        )  # fmt: skip
+    axes.set_xlabel(f"{pruned} pruned of one layer (%)")
+    axes.set_ylabel("accuracy (%)")
+    axes.set_title(title, fontsize="medium", parse_math=False)
+    axes.set_xlim(0, None)
+    axes.grid(color=LIGHT["rest"])
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    legend = figure.legend(loc="outside right upper", ncols=columns, frameon=False, fontsize="small", handlelength=3)
+    for text, name in zip(legend.get_texts(), curves, strict=False):
+        # As a label, a name with an underscore in front would be left out.
+        text.set(text=_shown(name), parse_math=False)
+    return figure
+
+
+def _draw(axes: Axes, name: str, points: Sequence[tuple[float, float]], place: int, layers: int) -> None:
+    axes.plot(
+        [100 * level for level, _ in points], [100 * accuracy for _, accuracy in points],
+        color=depth_colour(place / max(1, layers - 1)), linestyle=_LINES[place % len(_LINES)],
+        marker=_MARKERS[place % len(_MARKERS)], markersize=3.5, linewidth=1.3, label=f"layer {place}", gid=name,
+    )  # fmt: skip
+
+
+def _shown(name: str) -> str:
+    short = name.removesuffix(".weight")
+    return short if len(short) <= _MOST_CHARACTERS else "..." + short[3 - _MOST_CHARACTERS :]
+
+
+def sensitivity_picture(
+    curves: Mapping[str, Sequence[tuple[float, float]]], *, allowed_drop: float, title: str, pruned: str = "elements"
+) -> bytes:
+    """The same as the bytes of a PNG file; equal curves give equal bytes. See `sensitivity_figure`."""
+    written = io.BytesIO()
+    figure = sensitivity_figure(curves, allowed_drop=allowed_drop, title=title, pruned=pruned)
+    figure.savefig(written, format="png", dpi=_DOTS_PER_INCH)
+    return written.getvalue()

@@ -1,0 +1,286 @@
+"""The stage tree of a study as one tidy DataFrame, a row a stage, and as text for a terminal.
+
+Symbols: i iteration, from 0. A stage's bar runs from ``begin``, the iteration of the intervention that it was entered
+by, to ``known_until``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.formatting import percent, plural
+from analysis.io.layout import Layout
+from analysis.io.studies import load
+from analysis.metrics.saving import saved_of, saving_of
+from analysis.presentation.intervention_text import action_words
+from trainables.interventions import Intervention
+from trainables.stage_tree.checkpoints import Checkpoints
+from trainables.stage_tree.store import Stage, StageStore, roots
+
+#: The columns of `stage_frame` and their pandas dtypes.
+_COLUMNS = {
+    "root": "string", "stage": "string", "parent": "string", "depth": "int64", "begin": "Int64", "start": "int64",
+    "known_until": "int64", "action": "string", "trials": "object", "ends": "object", "accuracy": "float64",
+    "compute_saved": "float64", "inference_saved": "float64", "saved": "float64", "steps_shared": "int64",
+    "checkpoints": "int64", "checkpoint_bytes": "int64", "checkpoint_steps": "object",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """What the store says of one stage."""
+
+    root: str
+    """Its root's id."""
+    link: tuple[str, Intervention] | None
+    """Parent's id and intervention, None for the root stage."""
+    start: int
+    """Its first own iteration."""
+    known_until: int
+    """The iteration after the last that was recorded."""
+    result: Mapping[str, Any]
+    """The row at the run's end; empty if it was not trained so far."""
+
+    @property
+    def begin(self) -> int:
+        return 0 if self.link is None else self.link[1].iteration
+
+
+def stage_frame(path: str | Path) -> pd.DataFrame:
+    """The stages of a study, in the order of the tree: each before those that leave it, these by iteration.
+
+    Args:
+        path: the folder that a search wrote; the search may be running.
+
+    Returns:
+        One row a stage; none if the study has no tree. ``df.attrs["total_steps"]`` has the steps of a whole run,
+        ``df.attrs["saving"]`` which compute the study ranks by.
+
+        - ``root``, ``stage``, ``parent``: ids; ``parent`` is missing for a root stage.
+        - ``depth``: interventions before it.
+        - ``begin``: iteration of the intervention that it was entered by, missing for a root stage; ``start``: its
+          first own iteration; ``known_until``: the iteration after the last that was recorded.
+        - ``action``: the intervention in words.
+        - ``trials``: numbers of the trials whose training goes through it; ``ends``: of those whose last stage it is.
+        - ``accuracy`` (fraction, validation), ``compute_saved``, ``inference_saved``, ``saved`` (fractions, the last
+          what the study ranks by): of the run that ends in it; NaN where none was trained to the end.
+        - ``steps_shared``: steps that its trials would have trained alone beyond those that they trained here once.
+        - ``checkpoints``: their number; ``checkpoint_bytes``: bytes of their contents (what two stages have in common
+          counts for both); ``checkpoint_steps``: their iterations, ascending.
+
+        A stage whose way to the root was lost (a file that was corrupt) is left out until a trial writes it anew.
+
+    Raises:
+        UserError: no study there.
+    """
+    tree = Layout(Path(path)).tree
+    trials = load(path)
+    last, saving = _last_stages(trials), saving_of(trials)
+    checkpoints = Checkpoints(tree, budget_bytes=0)  # reads alone
+    rows: list[dict[str, Any]] = []
+    total_steps = 0
+    for root in roots(tree):
+        store = StageStore(tree, root)
+        facts = store.read("root.json")
+        if facts is None:
+            continue
+        total_steps = max(total_steps, int(facts["total_steps"]))
+        rows += _root_rows(_read(store, int(facts["total_steps"])), facts, last, checkpoints)
+    frame = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
+    frame["saved"] = saved_of(frame.assign(saving=saving))
+    frame.attrs |= {"total_steps": total_steps, "saving": saving}
+    return frame
+
+
+def _last_stages(trials: pd.DataFrame) -> dict[int, str]:
+    """The last stage of every trial that has a result and went through the tree, by trial."""
+    if "stage" not in trials.columns:  # a study of an earlier version
+        return {}
+    done = trials[(trials["status"] == "completed") & trials["stage"].notna() & (trials["stage"] != "")]
+    return {int(number): str(stage) for number, stage in zip(done["trial"], done["stage"], strict=True)}
+
+
+def _read(store: StageStore, total_steps: int) -> dict[str, _Read]:
+    """Every stage of a root by its id. One at a time: the traces of a long run together may not fit into memory."""
+    found = {}
+    for name, link in store.links().items():
+        stage = Stage(store.folder / "stages" / name, name, 0 if link is None else link[1].iteration + 1)
+        stage.refresh()
+        found[name] = _Read(
+            root=store.root,
+            link=link,
+            start=stage.start,
+            known_until=stage.known_until,
+            result=stage.rows.get(total_steps, {}),
+        )
+    return found
+
+
+def _root_rows(
+    stages: Mapping[str, _Read], facts: Mapping[str, Any], last: Mapping[int, str], checkpoints: Checkpoints
+) -> list[dict[str, Any]]:
+    """The rows of one root's stages, in the order of the tree."""
+    ends = _ends(stages, last)
+    through: dict[str, list[int]] = {name: [] for name in stages}
+    spans: dict[str, list[int]] = {name: [] for name in stages}
+    for name, trials in ends.items():
+        until = stages[name].known_until
+        for passed in _way_back(stages, name):
+            through[passed] += trials
+            spans[passed] += [until - stages[passed].begin] * len(trials)
+            until = stages[passed].begin
+    rows = []
+    for name, depth in _in_order(stages):
+        stage = stages[name]
+        kept = checkpoints.entries(name)
+        rows.append(
+            {
+                "root": stage.root,
+                "stage": name,
+                "parent": None if stage.link is None else stage.link[0],
+                "depth": depth,
+                "begin": None if stage.link is None else stage.begin,
+                "start": stage.start,
+                "known_until": stage.known_until,
+                "action": _words(stages, stage, facts.get("layer_names", ())),
+                "trials": tuple(sorted(through[name])),
+                "ends": tuple(ends.get(name, ())),
+                "accuracy": stage.result.get("accuracy"),
+                "compute_saved": stage.result.get("compute_saved"),
+                "inference_saved": stage.result.get("inference_saved"),
+                "steps_shared": sum(spans[name]) - max(spans[name], default=0),
+                "checkpoints": len(kept),
+                "checkpoint_bytes": sum({entry.sha256: entry.bytes for entry in kept}.values()),
+                "checkpoint_steps": tuple(sorted({entry.step for entry in kept})),
+            }
+        )
+    return rows
+
+
+def _ends(stages: Mapping[str, _Read], last: Mapping[int, str]) -> dict[str, list[int]]:
+    """Trials, ascending, by the stage that they end in."""
+    ends: dict[str, list[int]] = {}
+    for trial, name in sorted(last.items()):
+        if name in stages:
+            ends.setdefault(name, []).append(trial)
+    return ends
+
+
+def _way_back(stages: Mapping[str, _Read], name: str) -> Iterator[str]:
+    """A stage and those before it, as far back as they are known."""
+    link = stages[name].link
+    yield name
+    while link is not None and link[0] in stages:
+        yield link[0]
+        link = stages[link[0]].link
+
+
+def _words(stages: Mapping[str, _Read], stage: _Read, layer_names: Iterable[str]) -> str:
+    if stage.link is None:
+        return "dense run"
+    before = stages[stage.link[0]].link
+    return action_words(stage.link[1].action, tuple(layer_names), before=None if before is None else before[1].action)
+
+
+def _in_order(stages: Mapping[str, _Read]) -> list[tuple[str, int]]:
+    """Stages that the root leads to, with their depth: each before those that leave it, these by iteration."""
+    children: dict[str, list[str]] = {}
+    waiting: list[tuple[str, int]] = []
+    for name, stage in stages.items():
+        if stage.link is None:
+            waiting.append((name, 0))
+        else:
+            children.setdefault(stage.link[0], []).append(name)
+    found = []
+    while waiting:
+        name, depth = waiting.pop()
+        found.append((name, depth))
+        leaving = sorted(children.get(name, ()), key=lambda child: (stages[child].begin, child), reverse=True)
+        waiting += [(child, depth + 1) for child in leaving]
+    return found
+
+
+def most_visited(frame: pd.DataFrame, count: int) -> set[str]:
+    """Ids of the ``count`` stages that most trials go through; with a stage, those before it are among them.
+
+    Equally visited stages count in the frame's order, so that ways are shown to their ends, early stops first.
+    """
+    visits = frame["trials"].map(len).sort_values(ascending=False, kind="stable")
+    return set(frame.loc[visits.index[:count], "stage"])
+
+
+def tree_text(frame: pd.DataFrame, *, depth: int | None = None, top: int | None = None) -> str:
+    """The tree as indented lines, every stage once; empty for a frame without rows.
+
+    Args:
+        frame: from `stage_frame`, in its order.
+        depth: interventions to go down to, >= 0; None for all.
+        top: stages to show, >= 1, those that most trials go through; None for all. What is left out is counted in
+            the place where it would stand.
+    """
+    shown = most_visited(frame, len(frame) if top is None else top)
+    if depth is not None:
+        shown &= set(frame.loc[frame["depth"] <= depth, "stage"])
+    tree = _Tree(frame)
+    return "\n".join(line for name in tree.roots if name in shown for line in _lines(tree, name, shown, "", ""))
+
+
+class _Tree:
+    """The rows of a frame by stage, and which stages leave which."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self.rows: dict[str, dict[Any, Any]] = {row["stage"]: row for row in frame.to_dict("records")}
+        self.roots = [name for name, row in self.rows.items() if row["depth"] == 0]
+        self.children: dict[str, list[str]] = {name: [] for name in self.rows}
+        for name, row in self.rows.items():
+            if row["depth"] > 0:
+                self.children[row["parent"]].append(name)
+
+    def below(self, names: Iterable[str]) -> Iterator[str]:
+        """These stages and all that they lead to."""
+        for name in names:
+            yield name
+            yield from self.below(self.children[name])
+
+
+def _lines(tree: _Tree, name: str, shown: Collection[str], front: str, under: str) -> Iterator[str]:
+    """A stage's line and those below it; ``front`` is what stands before its own, ``under`` before theirs."""
+    yield front + _stage_line(tree.rows[name], several=len(tree.roots) > 1)
+    below = [child for child in tree.children[name] if child in shown]
+    hidden = [child for child in tree.children[name] if child not in shown]
+    for place, child in enumerate(below):
+        last = place == len(below) - 1 and not hidden
+        yield from _lines(tree, child, shown, under + ("└─ " if last else "├─ "), under + ("   " if last else "│  "))
+    if hidden:
+        stages = list(tree.below(hidden))
+        trials = {trial for stage in hidden for trial in tree.rows[stage]["trials"]}
+        yield f"{under}└─ ... {plural(len(stages), 'more stage')}, {plural(len(trials), 'trial')}"
+
+
+def _stage_line(row: Mapping[str, Any], *, several: bool) -> str:
+    if row["depth"] == 0:
+        root = f" {row['root'][:8]}" if several else ""
+        parts = [f"{row['action']}{root}, 0..{row['known_until']}"]
+    else:
+        parts = [f"{row['begin']}: {row['action']}, ..{row['known_until']}"]
+    parts.append(plural(len(row["trials"]), "trial"))
+    if not pd.isna(row["accuracy"]):
+        parts.append(f"accuracy {row['accuracy']:.4f}")
+    if row["depth"] > 0 and not pd.isna(row["saved"]):
+        parts.append(f"saved {percent(row['saved'])}")
+    return ", ".join(parts) + (f" ({_numbers(row['ends'])})" if row["ends"] else "")
+
+
+def _numbers(trials: Sequence[int], most: int = 6) -> str:
+    """Trials by their numbers.
+
+    >>> _numbers((0, 7))
+    'trials 0, 7'
+    """
+    more = f" and {len(trials) - most} more" if len(trials) > most else ""
+    return f"trial{'' if len(trials) == 1 else 's'} {', '.join(map(str, trials[:most]))}{more}"

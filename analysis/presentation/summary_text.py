@@ -1,0 +1,294 @@
+"""The answer in words and as settings to paste. Pure: frames in, text out."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pandas as pd
+
+from analysis.formatting import ROUNDING, percent, plural, points
+from analysis.io.layout import StudyInfo
+from analysis.metrics.accounting import SearchCost
+from analysis.metrics.confirmation import compared, of_trial, saved_again
+from analysis.metrics.controls import BEATS, EQUAL, accuracy_when_shorter, beats_shorter, difference_that_says_nothing
+from analysis.metrics.duplicates import outcomes
+from analysis.metrics.saving import SAVED, TRAINING, saved_of_one, saved_words, saving_of, share_words
+from analysis.presentation.compression_text import compression_text
+from analysis.presentation.env_file import environment_lines
+from analysis.presentation.schedule_text import compresses, schedule_text
+from trainables.config import TrialConfig, field_kinds
+from trainables.gradskip.settings import BY_NAME
+
+
+def trials_for_trainings(trials: int, trainings: float) -> str:
+    """So many trials for the compute of so many dense trainings.
+
+    >>> trials_for_trainings(100, 11.83)
+    '100 trials for 11.8 trainings'
+    """
+    said = f"{trainings:.1f}"
+    return f"{plural(trials, 'trial')} for {said} training{'' if said == '1.0' else 's'}"
+
+
+def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
+    """One sentence: what was executed, and what the trials would have executed alone where that is more."""
+    line = f"{of}: {trials_for_trainings(cost.trials, cost.dense_equivalents)}"
+    alone, executed = f"{cost.own_equivalents:.1f}", f"{cost.dense_equivalents:.1f}"
+    if cost.own_equivalents > cost.dense_equivalents and alone != executed:
+        line += f"; alone, each from its start, they would have been {alone}"
+    return line + "."
+
+
+def config_of(row: pd.Series) -> TrialConfig:
+    """The configuration of a row of `analysis.load`."""
+    return TrialConfig(**_hyperparameters(row))
+
+
+def _hyperparameters(row: pd.Series) -> dict[str, Any]:
+    """The fields that are set in a row, each in its own type."""
+    values = {}
+    for name, kind in field_kinds().items():
+        value = row.get(name)  # a study of an earlier version may lack a column
+        if value is None or pd.isna(value):
+            continue
+        # By the field's type, not the column's: pandas holds integers beside missing values as floats.
+        values[name] = tuple(json.loads(value)) if kind is tuple else kind(value)
+    return values
+
+
+def headline(
+    ranking: pd.DataFrame,
+    best: pd.Series | None,
+    allowed_drop: float,
+    *,
+    confirmation: pd.DataFrame | None = None,
+    line: pd.DataFrame | None = None,
+    why_little: str = "",
+) -> str:
+    """What can be skipped at what drop, or that nothing can; how sure that is; whether training shorter does it, too.
+
+    Args:
+        ranking: from `analysis.rank`.
+        best: the recommended trial.
+        allowed_drop: accuracy that may be lost, a fraction.
+        confirmation: from `analysis.confirm_table`; None where none was begun.
+        line: from `analysis.control_line`; None where nothing is compared with shorter training.
+        why_little: why settings of the space do nothing or little on this run (`StudyInfo.why_little`).
+    """
+    if len(ranking) == 0:
+        return "No trial has completed, so there is nothing to rank."
+    if not (ranking["role"] == "baseline").any():
+        return "The baseline did not complete, so no drop in accuracy can be stated and nothing is recommended."
+    if best is None or saved_of_one(best) <= 0:
+        said = _nothing(ranking, allowed_drop, confirmation)
+        return f"{said} {why_little[0].upper()}{why_little[1:]}." if why_little else said
+    again = of_trial(confirmation, best)
+    share = _share(best)
+    if again is None:
+        text = (
+            f"You can skip {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'], allowed_drop)} in "
+            f"validation accuracy (allowed: {points(allowed_drop)}). One seed, not confirmed."
+        )
+    elif again["confirmed"]:
+        text = (
+            f"You can skip {percent(saved_again(again))} of {share} {_at(again['accuracy_drop'], allowed_drop)} in "
+            f"{compared(again)} (allowed: {points(allowed_drop)}); confirmed over {plural(again['seeds'], 'seed')}: "
+            f"{_at_most(again['drop_high'], allowed_drop)} with {again['confidence']:.0%} confidence."
+        )
+    else:
+        text = (
+            f"No setting was confirmed to stay within the allowed drop of {points(allowed_drop)}. The best on one "
+            f"seed skips {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'], allowed_drop)} in "
+            f"validation accuracy; {_again(again, allowed_drop)}."
+        )
+    confirmed = again is not None and bool(again["confirmed"])
+    parts = [text, _not_retrained(ranking, best, confirmation), _shorter_does_it(best, line, confirmed=confirmed)]
+    return " ".join(part for part in parts if part)
+
+
+def _share(row: pd.Series) -> str:
+    """What a share is of, in the middle of a sentence."""
+    words = share_words(saving_of(row))
+    return f"{words}," if "," in words else words
+
+
+def _nothing(ranking: pd.DataFrame, allowed_drop: float, confirmation: pd.DataFrame | None) -> str:
+    if "worth" in ranking.columns and bool((ranking["within_drop"] & (ranking[SAVED] > 0)).any()):
+        return "No setting tried is worth more at this price of a point of accuracy than training in full."
+    text = f"No setting tried saves compute within the allowed drop of {points(allowed_drop)}."
+    refuted = 0 if confirmation is None else int(confirmation["refuted"].sum())
+    return f"{text} {plural(refuted, 'setting')} did on one seed and not on fresh ones." if refuted else text
+
+
+def _at(drop: float, allowed_drop: float) -> str:
+    if drop > ROUNDING:
+        return f"at a drop of {points(drop, allowed=allowed_drop)}"
+    return "at no drop" if drop >= -ROUNDING else f"at no drop ({points(-drop)} better)"
+
+
+def _at_most(high: float, allowed_drop: float) -> str:
+    return f"the drop is at most {points(high, allowed=allowed_drop)}" if high > 0 else "nothing is lost"
+
+
+def _again(again: pd.Series, allowed_drop: float) -> str:
+    """What fresh seeds said of a setting that they did not confirm."""
+    failed = f"it failed on {plural(again['failed'], 'fresh seed')}" if again["failed"] else ""
+    if again["seeds"] == 0:
+        return failed or "it was not retrained to the end"
+    seeds = plural(again["seeds"], "fresh seed")
+    drop = f"{_at(again['accuracy_drop'], allowed_drop)} in {compared(again)}"
+    found = f"over {seeds} it skips {percent(saved_again(again))} {drop}"
+    if again["seeds"] >= 2:
+        found += f", and {_at_most(again['drop_high'], allowed_drop)}"
+    return f"{found}; {failed}" if failed else found
+
+
+def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.DataFrame | None) -> str:
+    """A sentence where another trial saves more than what was confirmed, and was not retrained."""
+    if confirmation is None:
+        return ""
+    others = ranking[ranking["within_drop"] & ~outcomes(ranking).isin(confirmation["candidate"])]
+    others = others[others[SAVED] > saved_of_one(best) + ROUNDING]
+    if others.empty:
+        return ""
+    first = others.iloc[0]
+    return f"Trial {first['trial']} saves {percent(first[SAVED])} on one seed and was not retrained."
+
+
+def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None, *, confirmed: bool) -> str:
+    """A sentence where the best setting does not beat training shorter for the same compute, or cannot be compared.
+
+    One that was confirmed is confirmed against the baseline, so that the sentence is there then whatever it says.
+    """
+    if line is None or len(line) == 0 or saving_of(best) != TRAINING:
+        return ""
+    reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
+    if math.isnan(reached):
+        return f"Training so much shorter was not tried: the shortest saves {percent(line['compute_saved'].max())}."
+    word = beats_shorter(best.to_frame().T, line).iloc[0]
+    if pd.isna(word) or (word == BEATS and not confirmed):
+        return ""
+    verb = {BEATS: "It beats", EQUAL: "It is about equal to"}.get(word, "It does not beat")
+    said = (
+        f"{verb} simply training shorter, which reaches {reached:.4f} for the same compute on that seed, "
+        f"this setting {best['accuracy']:.4f}"
+    )
+    if word == EQUAL:
+        nothing = float(difference_that_says_nothing(line, (best["accuracy"] + reached) / 2))
+        said += f" (another seed alone makes about {nothing:.4f})"
+    return f"{said}; fresh seeds did not train shorter." if confirmed else f"{said}."
+
+
+def _shorter_line(best: pd.Series, line: pd.DataFrame | None) -> list[str]:
+    """The comment that says what training shorter reaches; none where that is not known."""
+    word = pd.NA if line is None or len(line) == 0 else beats_shorter(best.to_frame().T, line).iloc[0]
+    if line is None or pd.isna(word):
+        return []
+    reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
+    return [f"# Training shorter for the same compute: validation accuracy {reached:.4f} on that seed; beaten: {word}."]
+
+
+def is_answer(best: pd.Series | None) -> bool:
+    """Whether a study recommends anything: a trial with a method that saves something."""
+    return best is not None and best["method"] != "none" and saved_of_one(best) > 0
+
+
+def best_env(
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None,
+    line: pd.DataFrame | None = None,
+) -> str:  # fmt: skip
+    """The best settings as lines that a POSIX shell can source; comments say what was confirmed, and on what."""
+    lines = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line)
+    config = TrialConfig(method="none")
+    if not is_answer(best) and info.method == "compression":
+        return "\n".join([*lines, "# Compression alone was searched, which no variable sets: no schedule."]) + "\n"
+    if best is not None and is_answer(best):
+        config = config_of(best)
+        if config.skips_gradients:
+            lines.append("# Iterations are those of a run of this length.")
+    return "\n".join(lines + environment_lines(config, schedule="best.yaml")) + "\n"
+
+
+def best_schedule(
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None,
+    line: pd.DataFrame | None = None,
+) -> str | None:  # fmt: skip
+    """The best trial's compression schedule as plain YAML, under the comments of `best_env`; None without one."""
+    if best is None or not is_answer(best) or not compresses(config := config_of(best)):
+        return None
+    about = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line)
+    return schedule_text(config, [*about, "# Epochs are those of a run of this length."])
+
+
+def about_answer(
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None,
+    line: pd.DataFrame | None = None,
+) -> list[str]:  # fmt: skip
+    """Return the comments that a file with the best settings begins with: their origin, what was confirmed and how.
+
+    Args:
+        info: what was searched.
+        best: the recommended trial.
+        allowed_drop: accuracy that may be lost, a fraction.
+        confirmation: from `analysis.confirm_table`; None where none was begun.
+        line: from `analysis.control_line`: what training shorter reaches is said, too.
+    """
+    study = f"# tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {info.seed}"
+    if best is None or not is_answer(best):
+        return [study, f"# Nothing tried saves compute within the allowed drop of {points(allowed_drop)}: off."]
+    words = saved_words(saving_of(best))
+    lines = [
+        study,
+        f"# trial {best['trial']}: {words} {percent(saved_of_one(best))}, validation accuracy "
+        f"{best['accuracy']:.4f}, drop {points(best['accuracy_drop'])} (allowed {points(allowed_drop)})",
+        *_shorter_line(best, line),
+    ]
+    again = of_trial(confirmation, best)
+    if again is None:
+        return [*lines, "# One seed, not confirmed."]
+    if not again["confirmed"]:
+        return [*lines, f"# Not confirmed: {_again(again, allowed_drop)}."]
+    return [
+        *lines,
+        f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{_and_split(best)}: {words} "
+        f"{percent(saved_again(again))},",
+        f"#   drop {points(again['accuracy_drop'])}; {_at_most(again['drop_high'], allowed_drop)} with "
+        f"{again['confidence']:.0%} confidence.",
+    ]
+
+
+def _and_split(best: pd.Series) -> str:
+    return "" if pd.isna(best.get("test_accuracy")) else " and the test split"
+
+
+def settings_text(row: pd.Series) -> str:
+    """The method's settings of a row in short: ``START_THR=0.97 SAMPLES=5; s: conv1 0.5``; ``-`` for the baseline.
+
+    The prefix common to all variables is left out. Lists and flags are written as the variables take them.
+    """
+    method = row["method"]
+    if method == "none":
+        return "-"
+    values = _hyperparameters(row)
+    variables = " ".join(
+        f"{name.removeprefix('CAC_').removeprefix('VAR_')}={short(value)}"
+        for name, value in values.items()
+        if name in BY_NAME and method != "compression"
+    )
+    return "; ".join(part for part in (variables, compression_of(row)) if part)
+
+
+def compression_of(row: pd.Series) -> str:
+    """The part of `settings_text` that no variable says; empty for a trial that does not compress."""
+    return compression_text(_hyperparameters(row)) if "compression" in str(row["method"]) else ""
+
+
+def short(value: Any) -> str:
+    """A value as its variable takes it, numbers to four digits."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Replay of settings on recorded training: step by step, and many at once."""

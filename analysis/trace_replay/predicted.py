@@ -1,0 +1,107 @@
+"""What replay finds out about each of n settings, and what their stops save.
+
+A stop decided at iteration t with braking distance d takes effect after the update of step t + max(d, 1) - 1, so the
+steps from t + max(d, 1) on cost less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.trace_replay.traces import RunTrace
+from trainables.gradskip.layer_plan import Blueprint
+
+
+@dataclass(kw_only=True)
+class Predicted:
+    """Outcomes of n settings, filled while they are replayed."""
+
+    stops: NDArray[np.int64]
+    """(n,) stops decided."""
+    stopped_through: NDArray[np.int64]
+    """(n,) position of the last parameter stopped at the end, -1 for none."""
+    first_stop: NDArray[np.int64]
+    """(n,) iteration of the first decision, -1 for none."""
+    events: list[str]
+    """JSON of the stops, without the brackets around them."""
+    spared: NDArray[Any]
+    """(n,) FLOPs not executed."""
+    spared_backward: NDArray[Any]
+    """(n,) of those, backward."""
+    certain_until: NDArray[np.int64]
+    """(n,) iteration of the first look at a number that is not of the setting's own run; the run's length for none."""
+    stage: NDArray[np.int64]
+    """(n,) place of the deepest recorded stage on the setting's path."""
+    own: NDArray[np.bool_]
+    """(n,) whether the path ends in that stage."""
+    unknown: NDArray[np.bool_]
+    """(n,) whether a number was needed that is recorded nowhere; the rest of the run is then not predicted."""
+
+    @classmethod
+    def nothing(cls, count: int, trace: RunTrace) -> Predicted:
+        """Settings that have not acted yet."""
+        dtype = np.result_type(dense_costs(trace)[2])
+        return cls(
+            stops=np.zeros(count, np.int64),
+            stopped_through=np.full(count, -1, np.int64),
+            first_stop=np.full(count, -1, np.int64),
+            events=[""] * count,
+            spared=np.zeros(count, dtype),
+            spared_backward=np.zeros(count, dtype),
+            certain_until=np.full(count, trace.total_steps, np.int64),
+            stage=np.zeros(count, np.int64),
+            own=np.ones(count, bool),
+            unknown=np.zeros(count, bool),
+        )
+
+    @classmethod
+    def unpredicted(cls, trace: RunTrace) -> Predicted:
+        """A setting of which nothing is known."""
+        found = cls.nothing(1, trace)
+        found.certain_until[:], found.own[:], found.unknown[:] = 0, False, True
+        return found
+
+
+def dense_costs(trace: RunTrace) -> tuple[int, int, Any]:
+    """FLOPs of the run with nothing stopped, those of its backward passes, and the dtype of counts."""
+    costs = trace.costs_of(trace.trains)
+    total, backward = costs.before(trace.total_steps)
+    return int(total), int(backward), costs.forward.dtype
+
+
+def trains_after(trace: RunTrace, blueprint: Blueprint, through: int) -> str:
+    """The parameters that train when everything up to a position has stopped, in the form of `RunTrace.trains`.
+
+    Where nothing would be left, the last one is kept in the graph for the loss to have a gradient, and its gradient
+    is thrown away. With ``CAC_PREFIX_AUTOGRAD=0`` parameters left before stopped ones stop too; which these are only
+    the model says, and they are not taken out here.
+    """
+    stopped = blueprint.stopped_numbers(through)
+    flags = list(trace.trains)
+    for number in stopped:
+        flags[number] = "0"
+    trained = [number for number in blueprint.plan.order[: through + 1] if trace.trains[number] == "1"]
+    if "1" not in flags and trained:
+        flags[trained[-1]] = "1"
+    return "".join(flags)
+
+
+def spared(trace: RunTrace, before: str, after: str, effective: NDArray[np.int64]) -> tuple[Any, Any]:
+    """FLOPs (all, backward) that going over from one set of parameters to another saves, from a step to the end.
+
+    Args:
+        trace: has the costs of both.
+        before: the parameters that train, in the form of `RunTrace.trains`.
+        after: those that train from the step on.
+        effective: (m,) first step that costs less, at most the run's length.
+    """
+    rest = []
+    for trains in (before, after):
+        costs = trace.costs_of(trains)
+        whole, first = costs.before(trace.total_steps), costs.before(effective)
+        rest.append((whole[0] - first[0], whole[1] - first[1]))
+    return rest[0][0] - rest[1][0], rest[0][1] - rest[1][1]

@@ -1,0 +1,159 @@
+"""What settings would stop and save, from recorded training, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.trace_replay.batch import replay_auto
+from analysis.trace_replay.predicted import Predicted, dense_costs, trains_after
+from analysis.trace_replay.settings import Batch, batches
+from analysis.trace_replay.step_by_step import replay_one
+from analysis.trace_replay.traces import RunTrace, facts_key
+from trainables.config import TrialConfig
+from trainables.gradskip.layer_plan import Blueprint
+
+#: Columns of `replay`, with what they are.
+COLUMNS = {
+    "stops": "stops decided",
+    "stopped_through": "position of the last parameter stopped at the end, -1 for none, as in a trial's row",
+    "first_stop": "iteration of the first decision, -1 for none",
+    "stop_events": "JSON list of the stops: iteration, layer, name, ratio, rule, as in a trial's row",
+    "compute_saved": "1 - executed / dense FLOPs, as in a trial's row; NaN where it cannot be predicted",
+    "backward_saved": "the same, of the backward FLOPs alone",
+    "exact": "whether the whole run was trained before, so that all of this is what training again would give",
+    "accuracy": "that run's accuracy on the validation split; NaN unless exact",
+    "exact_until": "stops before this iteration are certain, and that there are no others; the run's length for all",
+    "stage": "id of the deepest recorded stage that the run goes through; its last one where exact",
+}
+
+_DTYPES = {
+    "stops": np.int64, "stopped_through": np.int64, "first_stop": np.int64, "stop_events": object,
+    "compute_saved": np.float64, "backward_saved": np.float64, "exact": np.bool_, "accuracy": np.float64,
+    "exact_until": np.int64, "stage": object,
+}  # fmt: skip
+
+
+def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
+    """Predict what settings stop and save on a recorded run.
+
+    A setting's rule is followed over the recorded signals, stage by stage, as long as a trial was trained that
+    acted as it does: exact. From where its path was never trained on, signals are taken from the deepest recorded
+    stage of its path that goes that far, in the end from the run without a method: an estimate, for layers that go on
+    training there stand still in it. The first stop is always exact.
+
+    Not predicted are savings of a forward cache (``forward_cache_mb``) and of what ``CAC_PREFIX_AUTOGRAD=0`` stops
+    beside the stopped layers, except where the run is recorded. Rules whose signal is recorded only while they run
+    (gradient_norm, plasticity) have NaN savings, and ``exact`` False, from where nobody ran them with these timings.
+
+    Args:
+        trace: of `load_trace`.
+        settings: a `Settings`, a `TrialConfig` or a mapping of its fields; a sequence of them; a mapping from labels
+            to them; or a DataFrame with such fields as columns (missing and NaN: published default; other columns
+            are not read). Where and how long it trains is the trace's. A hundred thousand settings of the variance
+            rule take seconds as a DataFrame. Rows of a DataFrame that compress, too, have NaN savings and nothing else.
+
+    Returns:
+        One row a setting, on the index of the settings, with the columns of `COLUMNS`.
+
+    Raises:
+        UserError: an unknown variable, a value that is not valid, a setting beside a DataFrame that compresses, or the
+            study knows no plan of layers or no costs for a setting (`missing_facts`, `missing_costs`).
+    """
+    index, found = batches(settings)
+    columns: dict[str, Any] = {name: np.zeros(len(index), dtype) for name, dtype in _DTYPES.items()}
+    for batch in found:
+        for name, values in _outcomes(trace, batch).items():
+            columns[name][batch.rows] = values
+    return pd.DataFrame(columns, index=index, copy=False)
+
+
+def _outcomes(trace: RunTrace, batch: Batch) -> dict[str, Any]:
+    """The columns of one batch."""
+    if batch.never_acts:
+        return _columns(trace, batch, Predicted.nothing(1, trace))
+    if batch.foreign:
+        return _columns(trace, batch, Predicted.unpredicted(trace))
+    if batch.auto is None:
+        return _columns(trace, batch, replay_one(trace, batch.config))
+    return _columns(trace, batch, replay_auto(trace, batch.config, batch.auto))
+
+
+def _columns(trace: RunTrace, batch: Batch, found: Predicted) -> dict[str, Any]:
+    dense, dense_backward, _ = dense_costs(trace)
+    results = [stage.result(trace.total_steps) for stage in trace.stages]
+    ends = np.array([result is not None for result in results])
+    exact = found.own & ~found.unknown & ends[found.stage]
+    saved = np.asarray(found.spared / dense if dense else 0.0 * found.spared, dtype=np.float64)
+    backward = np.asarray(
+        found.spared_backward / dense_backward if dense_backward else 0.0 * found.spared_backward, dtype=np.float64
+    )
+    accuracy = np.full(len(exact), np.nan)
+    rows = np.array([np.nan if result is None else result["accuracy"] for result in results])
+    accuracy[exact] = rows[found.stage[exact]]
+    if _saves_more(batch.config):
+        for name, values in (("compute_saved", saved), ("backward_saved", backward)):
+            recorded = np.array([np.nan if result is None else result.get(name, np.nan) for result in results])
+            values[exact] = recorded[found.stage[exact]]
+    saved[found.unknown] = backward[found.unknown] = np.nan
+    events = np.empty(len(exact), object)
+    events[:] = [f"[{text}]" for text in found.events]
+    stages = np.array([stage.id for stage in trace.stages], object)
+    return {
+        "stops": found.stops,
+        "stopped_through": found.stopped_through,
+        "first_stop": found.first_stop,
+        "stop_events": events,
+        "compute_saved": saved,
+        "backward_saved": backward,
+        "exact": exact,
+        "accuracy": accuracy,
+        "exact_until": found.certain_until,
+        "stage": stages[found.stage],
+    }
+
+
+def _saves_more(config: TrialConfig) -> bool:
+    """Whether a run saves more than the layers that it stops."""
+    return config.forward_cache_mb > 0 or config.CAC_PREFIX_AUTOGRAD is False
+
+
+# --- what is missing ------------------------------------------------------------------------------------------------
+
+
+def missing_facts(trace: RunTrace, settings: Any) -> list[TrialConfig]:
+    """One configuration for each plan of layers that `replay` of these settings needs and the study does not know."""
+    configs = [batch.config for batch in batches(settings)[1] if _is_followed(batch)]
+    wanted = {facts_key(config): config for config in configs}
+    return [config for key, config in wanted.items() if key not in trace.facts]
+
+
+def missing_costs(trace: RunTrace, settings: Any) -> list[str]:
+    """Sets of training parameters (`RunTrace.trains`) whose costs `replay` of these settings may need and lacks.
+
+    Raises:
+        UserError: the study knows no plan of layers for a setting (`missing_facts`).
+    """
+    wanted = {trace.trains: None}
+    for batch in batches(settings)[1]:
+        if _is_followed(batch):
+            blueprint = trace.blueprint(batch.config)
+            for through in _ends(blueprint, batch.config):
+                wanted[trains_after(trace, blueprint, through)] = None
+    return [trains for trains in wanted if trains not in trace.costs]
+
+
+def _is_followed(batch: Batch) -> bool:
+    return not (batch.never_acts or batch.foreign)
+
+
+def _ends(blueprint: Blueprint, config: TrialConfig) -> Iterable[int]:
+    """Positions that stops may reach."""
+    numbers = config.gradskip_settings().stop_layer_num
+    if numbers is not None:
+        config.gradskip_settings().check_layers(len(blueprint.plan.order))
+        return [blueprint.plan.position_of_stop(number) for number in numbers]
+    return [unit.end for unit in blueprint.plan.units[: blueprint.stoppable]]

@@ -1,0 +1,116 @@
+"""One configuration after the other, by the machine itself: any rule, over whatever was recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.trace_replay.predicted import Predicted, spared, trains_after
+from analysis.trace_replay.traces import RunTrace
+from trainables.config import TrialConfig
+from trainables.gradskip.layer_plan import Blueprint, StopEvent
+from trainables.gradskip.replay import GradskipReplay
+from trainables.gradskip.rules.schedule_rules import FreezeOutRule
+from trainables.interventions import MissingSignal
+
+
+class RecordedPath:
+    """A run's recorded signals from a stage on; where it has none, those of the deepest ancestor that has them."""
+
+    def __init__(self, trace: RunTrace) -> None:
+        self._trace = trace
+        self.stage = 0
+        """Place of the deepest recorded stage on the path."""
+        self.own = True
+        """Whether the run is this stage's, and not one that has left it and was never trained."""
+        self.certain_until = trace.total_steps
+        """Iteration of the first look at a number that is not of the run's own."""
+        self._entered = 0
+
+    def at(self, name: str, iteration: int) -> float:
+        """The signal; MissingSignal if no stage on the path has it."""
+        foreign = not self.own and iteration >= self._entered
+        place: int | None = self.stage
+        while place is not None:
+            stage = self._trace.stages[place]
+            if stage.start <= iteration:
+                if iteration < stage.known_until and stage.recorded.has(name, iteration):
+                    break
+                foreign = True
+            place = stage.parent
+        if place is None or foreign:
+            self.own = False
+            self.certain_until = min(self.certain_until, iteration)
+        if place is None:
+            raise MissingSignal(name)
+        return self._trace.stages[place].recorded.at(name, iteration)
+
+    def enter(self, iteration: int, action: str) -> None:
+        """Go on behind an intervention."""
+        self._entered = iteration + 1
+        if self.own:
+            child = self._trace.stages[self.stage].children.get(iteration, {}).get(action)
+            self.own = child is not None
+            self.stage = self.stage if child is None else child
+
+
+def replay_one(trace: RunTrace, config: TrialConfig) -> Predicted:
+    """Replay one configuration of any rule.
+
+    Raises:
+        UserError: the study knows no plan of layers or no costs for it, or a layer number past the last parameter.
+    """
+    blueprint = trace.blueprint(config)
+    replay = GradskipReplay(config, blueprint)
+    path = RecordedPath(trace)
+    found = Predicted.nothing(1, trace)
+    try:
+        if isinstance(replay.machine.rule, FreezeOutRule):
+            _follow_schedule(replay, replay.machine.rule, path, trace.total_steps)
+        while (intervention := replay.advance(path, trace.total_steps)) is not None:
+            path.enter(intervention.iteration, intervention.action)
+    except MissingSignal:
+        found.unknown[0] = True
+    columns = replay.columns()
+    found.stops[0] = len(replay.events)
+    found.stopped_through[0] = columns["stopped_through"]
+    found.first_stop[0] = replay.events[0].iteration if replay.events else -1
+    found.events[0] = columns["stop_events"][1:-1]
+    found.certain_until[0], found.stage[0], found.own[0] = path.certain_until, path.stage, path.own
+    _count(trace, blueprint, replay.events, replay.machine.distance, found)
+    return found
+
+
+def _follow_schedule(replay: GradskipReplay, rule: FreezeOutRule, path: RecordedPath, total_steps: int) -> None:
+    """Follow freezeout, whose every step scales learning rates, from one stop to the next alone."""
+    intervention = replay.advance(path, 1)  # all of it is one, at the first step
+    assert intervention is not None
+    path.enter(intervention.iteration, intervention.action)
+    while rule.position < rule.stoppable and (due := math.ceil(rule.ends[rule.position])) < total_steps:
+        replay.machine.iteration = max(due, replay.machine.iteration)
+        replay.advance(path, replay.machine.iteration + 1)
+    replay.machine.iteration = total_steps
+
+
+def _count(trace: RunTrace, blueprint: Blueprint, events: Sequence[StopEvent], distance: int, found: Predicted) -> None:
+    """What the stops save."""
+    through, before = -1, trace.trains
+    for event in events:
+        reached = max(through, _position(blueprint, event))
+        after = trains_after(trace, blueprint, reached)
+        first_spared: NDArray[np.int64] = np.array([min(event.iteration + max(distance, 1), trace.total_steps)])
+        if first_spared[0] < trace.total_steps:
+            all_flops, backward = spared(trace, before, after, first_spared)
+            found.spared += all_flops
+            found.spared_backward += backward
+        through, before = reached, after
+
+
+def _position(blueprint: Blueprint, event: StopEvent) -> int:
+    """Where a stop ends."""
+    if event.rule == "manual":
+        return blueprint.plan.position_of_stop(event.layer)
+    return next(unit.end for unit in blueprint.plan.units if unit.number == event.layer)

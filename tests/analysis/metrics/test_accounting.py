@@ -1,0 +1,143 @@
+"""What a search executed: counted from journals written by hand, beside what the trials count for alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from studies import DENSE_FLOPS, result_row, write_study
+
+import analysis
+from analysis.io.layout import Layout
+from analysis.io.studies import read_journal, to_frame
+from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
+from analysis.presentation.markdown_report import report_markdown
+from analysis.presentation.ranked_table import ranked_table
+from analysis.presentation.summary_text import search_cost_line, trials_for_trainings
+from trainables.metrics import METRICS
+
+flops = st.one_of(st.none(), st.integers(0, 10**15))
+
+
+def so_far(search_flops: int, **more: Any) -> dict[str, Any]:
+    return {"search_flops": search_flops, "dense_flops": DENSE_FLOPS, "accuracy": 0.5, "epoch": 3, **more}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Layout:
+    """Five that ended well or badly, one that goes on as another."""
+    return write_study(
+        tmp_path / "s",
+        [
+            {"row": result_row()},
+            {"row": result_row(saved=0.2, search_flops=100)},
+            {"error": "ValueError: no", "row_so_far": so_far(300)},
+            {"error": "interrupted", "continued_by": "a later trial", "row_so_far": so_far(20)},
+            {"row": result_row(saved=0.5, search_flops=0)},
+            {"error": "at once", "row_so_far": {}},
+        ],
+    )
+
+
+def test_everything_executed_counts_whoever_has_a_result(study: Layout) -> None:
+    trials = analysis.load(study.root)
+    assert trials["trial"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert trials["status"].tolist() == ["completed", "completed", "failed", "interrupted", "completed", "failed"]
+    cost = analysis.search_cost(trials)
+    assert cost == SearchCost(
+        trials=5,
+        search_flops=1000 + 100 + 300 + 20,
+        dense_equivalents=pytest.approx(1.42),
+        own_equivalents=pytest.approx(1 + 0.8 + 0.5),
+    )
+    assert search_cost_line(cost) == (
+        "Search cost: 5 trials for 1.4 trainings; alone, each from its start, they would have been 2.3."
+    )
+
+
+def test_of_a_trial_without_a_result_only_its_cost_is_known(study: Layout) -> None:
+    failed = analysis.load(study.root).set_index("trial").loc[2]
+    assert (failed["search_flops"], failed["dense_flops"]) == (300, DENSE_FLOPS)
+    known = set(METRICS) & set(failed.dropna().index)
+    assert known == {"search_flops", "dense_flops"}
+    assert read_journal(study.journal)[2]["row"] == {"search_flops": 300, "dense_flops": DENSE_FLOPS}
+
+
+def test_each_trial_in_units_of_its_own_dense_run() -> None:
+    trials = pd.DataFrame(
+        {
+            "status": "completed", "dense_flops": [1000, 2000], "search_flops": [500, 500],
+            "executed_flops": [900, 1000],
+        }
+    )  # fmt: skip
+    assert search_fraction(trials).tolist() == [0.5, 0.25]
+    cost = search_cost(trials)
+    assert (cost.dense_equivalents, cost.own_equivalents) == pytest.approx((0.75, 1.4))
+
+
+def test_a_study_of_an_earlier_version_trained_every_trial_alone() -> None:
+    rows = [result_row(), result_row(saved=0.5)]
+    for row in rows:
+        del row["search_flops"]
+    records = [
+        {"trial": n, "role": "search", "status": "completed", "error": None, "row": row, "config": {}}
+        for n, row in enumerate(rows)
+    ]
+    frame = to_frame(records)
+    for trials in (frame, frame.drop(columns="search_flops")):
+        cost = search_cost(trials)
+        assert cost.search_flops == 1500
+        assert cost.dense_equivalents == cost.own_equivalents == 1.5
+    assert search_cost_line(search_cost(frame)) == "Search cost: 2 trials for 1.5 trainings."
+
+
+@given(st.lists(st.tuples(flops, flops, flops, st.sampled_from(["completed", "failed", "interrupted", "running"]))))
+def test_the_sums_are_those_of_plain_arithmetic(
+    rows: list[tuple[int | None, int | None, int | None, str]],
+) -> None:
+    trials = pd.DataFrame(rows, columns=["search_flops", "executed_flops", "dense_flops", "status"])
+    trials = trials.astype(dict.fromkeys(("search_flops", "executed_flops", "dense_flops"), "Int64"))
+    searched = [executed if search is None else search for search, executed, _, _ in rows]
+    cost = search_cost(trials)
+    assert cost.search_flops == sum(value for value in searched if value is not None)
+    wanted = sum(value / row[2] for value, row in zip(searched, rows, strict=True) if value is not None and row[2])
+    assert cost.dense_equivalents == pytest.approx(wanted)
+    assert cost.own_equivalents == pytest.approx(sum(row[1] / row[2] for row in rows if row[1] is not None and row[2]))
+    assert cost.trials == sum(row[3] in ("completed", "failed") for row in rows)
+
+
+def test_one_is_singular() -> None:
+    assert trials_for_trainings(1, 1.0) == "1 trial for 1.0 training"
+    assert trials_for_trainings(100, 11.83) == "100 trials for 11.8 trainings"
+    assert trials_for_trainings(0, 0.0) == "0 trials for 0.0 trainings"
+    assert trials_for_trainings(2, 1.04) == "2 trials for 1.0 training"
+
+
+def test_the_table_has_both_numbers(study: Layout) -> None:
+    table = ranked_table(analysis.rank(analysis.load(study.root)))
+    columns = {name: [row[place] for row in table[1:]] for place, name in enumerate(table[0])}
+    assert table[0].index("search cost") == table[0].index("GFLOPs") + 1
+    assert columns["trial"] == ["4", "1", "0 (baseline)"]
+    assert columns["search cost"] == ["0.00", "0.10", "1.00"]
+    assert columns["saved"] == ["50.0 %", "20.0 %", "0.0 %"]
+
+
+def test_the_report_says_the_cost_and_shows_the_tree_where_there_is_one(study: Layout) -> None:
+    trials = analysis.load(study.root)
+    ranking = analysis.rank(trials)
+    arguments = (study.read_info(), trials, ranking, analysis.best(ranking), 0.005)
+    plain, drawn = report_markdown(*arguments), report_markdown(*arguments, picture="tree.svg")
+    assert "Search cost: 5 trials for" in plain.split("## ")[0]
+    assert "tree" not in plain
+    assert "\n## Stage tree\n" in drawn
+    assert drawn.count("![stage tree](tree.svg)") == 1
+
+
+def test_the_columns_say_what_they_are(study: Layout) -> None:
+    columns = analysis.load(study.root).attrs["columns"]
+    assert "alone" in columns["executed_flops"]["meaning"]
+    assert "search" in columns["search_flops"]["meaning"]

@@ -1,0 +1,132 @@
+"""Savings and drops against plain arithmetic, trial by trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import analysis
+from analysis.io.studies import to_frame
+from trainables.config import TrialConfig
+from trainables.metrics import RELATIVE
+
+SAVED = {
+    "time_saved": "train_time_s",
+    "communication_saved": "gradient_bytes",
+    "optimizer_bytes_saved": "optimizer_bytes",
+    "peak_memory_saved": "peak_memory_bytes",
+}
+ADDED = [metric.name for metric in RELATIVE]
+
+counts = st.one_of(st.none(), st.integers(0, 10**12))
+trial = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["baseline", "search", "control"]),
+        "status": st.sampled_from(["completed", "completed", "completed", "failed", "running", "pruned"]),
+        "seed": st.integers(0, 1),
+        "workload": st.sampled_from(["digits", "theirs"]),
+        "study": st.sampled_from(["a", "b"]),
+        "epochs": st.sampled_from([10, 20]),
+        "accuracy": st.one_of(st.none(), st.floats(0, 1)),
+        "compute_saved": st.floats(-1, 1),
+        "backward_saved": st.floats(-1, 1),
+        "executed_flops": counts, "backward_flops": counts, "dense_flops": counts,
+        "train_time_s": counts, "gradient_bytes": counts, "optimizer_bytes": counts, "peak_memory_bytes": counts,
+    }
+)  # fmt: skip
+
+
+def mean(values: list[Any]) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else np.nan
+
+
+def number(value: Any) -> float:
+    return np.nan if value is None else value
+
+
+def share(spent: Any, whole: float) -> float:
+    return 1 - number(spent) / whole if whole > 0 else np.nan
+
+
+@settings(max_examples=40)
+@given(st.lists(trial, min_size=1, max_size=12))
+def test_against_the_baseline_of_its_own_study_workload_and_seed(trials: list[dict[str, Any]]) -> None:
+    relative = analysis.relative_to_baseline(pd.DataFrame(trials))
+    for position, one in enumerate(trials):
+        same = [
+            t
+            for t in trials
+            if (t["role"], t["status"]) == ("baseline", "completed")
+            and all(t[key] == one[key] for key in ("study", "workload", "seed"))
+        ]
+        same = [t for t in same if t["epochs"] == max(t["epochs"] for t in same)]
+        got = relative.iloc[position]
+        expected = {"accuracy_drop": mean([t["accuracy"] for t in same]) - number(one["accuracy"])}
+        for name, spent in SAVED.items():
+            expected[name] = share(one[spent], mean([t[spent] for t in same]))
+        other_length = bool(same) and one["epochs"] != same[0]["epochs"]
+        budget = mean([t["dense_flops"] for t in same])
+        other_budget = budget > 0 and abs(number(one["dense_flops"]) - budget) > 1e-9 * budget
+        for name, spent, whole in (
+            ("compute_saved", "executed_flops", "dense_flops"),
+            ("backward_saved", "backward_flops", "backward_flops"),
+        ):
+            restated = share(one[spent], mean([t[whole] for t in same]))
+            here = other_length or (other_budget and not np.isnan(restated))
+            expected[name] = restated if here else one[name]
+        for name, value in expected.items():
+            assert got[name] == pytest.approx(value, rel=1e-9, abs=1e-12, nan_ok=True), name
+    pd.testing.assert_frame_equal(analysis.relative_to_baseline(relative), relative)
+
+
+def record(number: int, role: str, epochs: int, **row: Any) -> dict[str, Any]:
+    config = TrialConfig(method="none", epochs=epochs).to_dict()
+    return {"trial": number, "role": role, "status": "completed", "error": None, "row": row, "config": config}
+
+
+def test_dense_training_cut_short_saves_what_it_does_not_train() -> None:
+    whole = {"dense_flops": 1000, "executed_flops": 1000, "backward_flops": 600}
+    short = {"dense_flops": 800, "executed_flops": 800, "backward_flops": 480}
+    saved = {"compute_saved": 0.0, "backward_saved": 0.0}  # each of its own budget
+    frame = to_frame([record(0, "baseline", 30, **whole, **saved), record(1, "control", 24, **short, **saved)])
+    assert frame["compute_saved"].tolist() == pytest.approx([0, 0.2])
+    assert frame["backward_saved"].tolist() == pytest.approx([0, 0.2])
+    again = analysis.relative_to_baseline(frame)
+    pd.testing.assert_frame_equal(again, frame)
+    alone = to_frame([record(1, "control", 24, **short, **saved)])
+    assert alone["compute_saved"].tolist() == [0.0]  # nothing to compare with
+
+
+def test_of_several_baselines_the_mean_of_the_longest_counts() -> None:
+    frame = to_frame(
+        [
+            record(0, "baseline", 30, accuracy=0.6),
+            record(1, "baseline", 30, accuracy=0.8),
+            record(2, "baseline", 10, accuracy=0.1),
+            record(3, "search", 30, accuracy=0.5),
+        ]
+    )
+    assert frame["accuracy_drop"].tolist() == pytest.approx([0.1, -0.1, 0.6, 0.2])
+
+
+def test_what_is_given_stays_as_it_was() -> None:
+    frame = to_frame([record(0, "baseline", 30, accuracy=0.5), record(1, "search", 30, accuracy=0.4)])
+    bare = frame.drop(columns=[*ADDED, "gradient_bytes", "control"])  # of an earlier version
+    before = bare.copy()
+    relative = analysis.relative_to_baseline(bare)
+    pd.testing.assert_frame_equal(bare, before)
+    assert relative["communication_saved"].isna().all()
+    assert relative["accuracy_drop"].tolist() == pytest.approx([0, 0.1])
+
+
+def test_an_index_of_ones_own_is_kept() -> None:
+    frame = to_frame([record(0, "baseline", 30, accuracy=0.5), record(1, "search", 30, accuracy=0.4)])
+    relative = analysis.relative_to_baseline(frame.set_index(pd.Index([7, 7])).iloc[::-1])
+    assert relative.index.tolist() == [7, 7]
+    assert relative["accuracy_drop"].tolist() == pytest.approx([0.1, 0])

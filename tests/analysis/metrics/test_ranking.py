@@ -1,0 +1,296 @@
+"""Ranking and Pareto front against brute force on random data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from studies import result_row
+
+import analysis
+from analysis.io.studies import to_frame
+from analysis.metrics.ranking import default_reference, front_hypervolume, knee_trial, pareto_front
+from trainables.errors import UserError
+
+#: Few distinct values, so that ties of every kind occur.
+grid = st.integers(0, 6).map(lambda v: v / 8)
+outcomes = st.lists(st.tuples(grid, grid, st.sampled_from(["completed"] * 4 + ["failed", "running"])), max_size=25)
+
+
+def frame(rows: list[tuple[float, float, str]], baseline: float | None = 0.5) -> pd.DataFrame:
+    """Trials with accuracy, compute saved and status; the first is the baseline."""
+    records = [] if baseline is None else [(baseline, 0.0, "completed")]
+    records += rows
+    return pd.DataFrame(
+        {
+            "trial": np.arange(len(records), dtype="int64"),
+            "role": ["baseline" if i == 0 and baseline is not None else "search" for i in range(len(records))],
+            "status": [r[2] for r in records],
+            "seed": 0,
+            "accuracy": [r[0] if r[2] == "completed" else np.nan for r in records],
+            "test_accuracy": [r[0] for r in records],
+            "compute_saved": [r[1] if r[2] == "completed" else np.nan for r in records],
+            "train_time_s": 1.0,
+        }
+    )
+
+
+@given(outcomes)
+def test_the_front_is_what_no_other_trial_dominates(rows: list[tuple[float, float, str]]) -> None:
+    trials = frame(rows)
+    done = [(r.trial, r.accuracy, r.compute_saved) for r in trials.itertuples() if r.status == "completed"]
+    expected = {
+        t for t, a, s in done if not any((b >= a and u >= s and (b > a or u > s)) for _, b, u in done)
+    }  # fmt: skip
+    assert set(analysis.pareto_front(trials)["trial"]) == expected
+
+
+@settings(max_examples=60)
+@given(outcomes, st.integers(0, 4).map(lambda v: v / 8))
+def test_ranking_is_the_documented_order(rows: list[tuple[float, float, str]], allowed: float) -> None:
+    trials = frame(rows)
+    ranking = analysis.rank(trials, allowed_drop=allowed)
+
+    def key(row: tuple[int, float, float]) -> tuple[object, ...]:
+        number, accuracy, saved = row
+        drop = 0.5 - accuracy
+        return (0, -saved, -accuracy, number) if drop <= allowed else (1, drop, -accuracy, number)
+
+    done = [(r.trial, r.accuracy, r.compute_saved) for r in trials.itertuples() if r.status == "completed"]
+    assert list(ranking["trial"]) == [row[0] for row in sorted(done, key=key)]
+    assert list(ranking["rank"]) == list(range(1, len(done) + 1))
+    assert list(ranking["within_drop"]) == [0.5 - a <= allowed for a in ranking["accuracy"]]
+    assert set(ranking.loc[ranking["on_front"], "trial"]) == set(analysis.pareto_front(trials)["trial"])
+    best = analysis.best(ranking)
+    feasible = [row for row in done if 0.5 - row[1] <= allowed]
+    assert best is not None  # the baseline itself is always within
+    assert best["compute_saved"] == max(row[2] for row in feasible)
+
+
+@settings(max_examples=50)
+@given(outcomes, st.integers(1, 8).map(lambda v: v / 64), st.integers(0, 4).map(lambda v: v / 8))
+def test_with_a_price_the_order_is_by_worth(rows: list[tuple[float, float, str]], price: float, allowed: float) -> None:
+    ranking = analysis.rank(frame(rows), allowed_drop=allowed, price=price)
+    worth = {
+        r.trial: r.compute_saved - price * ((0.5 - r.accuracy) / 0.01)
+        for r in frame(rows).itertuples()
+        if r.status == "completed"
+    }
+    accuracy = ranking.set_index("trial")["accuracy"]
+    assert dict(zip(ranking["trial"], ranking["worth"], strict=True)) == pytest.approx(worth)
+    # Eighths and sixty-fourths: what is equal on paper differs by rounding at most, so ties are told by rounded worth.
+    expected = sorted(worth, key=lambda number: (-round(worth[number], 9), -accuracy[number], number))
+    assert list(ranking["trial"]) == expected
+    within = [number for number in expected if 0.5 - accuracy[number] <= allowed]
+    assert analysis.best(ranking)["trial"] == within[0]  # the allowed drop stays a limit
+
+
+@pytest.mark.parametrize("price", [0, -0.1, float("inf"), float("nan")])
+def test_the_price_is_a_positive_fraction(price: float) -> None:
+    message = r"^the price of a point of accuracy must be a fraction .* above 0, such as 0.1 for 10 %, got "
+    with pytest.raises(UserError, match=message):
+        analysis.rank(frame([]), price=price)
+
+
+def test_exactly_the_allowed_drop_is_within() -> None:
+    # 583/599 - 580/599 is not 3/599 in binary.
+    trials = frame([(580 / 599, 0.5, "completed")], baseline=583 / 599)
+    assert analysis.rank(trials, allowed_drop=3 / 599)["within_drop"].all()
+
+
+def test_without_a_baseline_nothing_is_within() -> None:
+    ranking = analysis.rank(frame([(0.9, 0.5, "completed")], baseline=None))
+    assert ranking["accuracy_drop"].isna().all()
+    assert not ranking["within_drop"].any()
+    assert analysis.best(ranking) is None
+
+
+def test_each_trial_is_compared_with_the_baseline_of_its_own_seed() -> None:
+    trials = frame([(0.4, 0.1, "completed"), (0.9, 0.0, "completed"), (0.8, 0.2, "completed")])
+    trials["seed"] = [0, 0, 1, 1]
+    trials.loc[2, "role"] = "baseline"
+    trials["train_time_s"] = [2.0, 1.0, 4.0, 3.0]
+    relative = analysis.relative_to_baseline(trials)
+    assert relative["accuracy_drop"].tolist() == pytest.approx([0, 0.1, 0, 0.1])
+    assert relative["time_saved"].tolist() == pytest.approx([0, 0.5, 0, 0.25])
+
+
+@pytest.mark.parametrize("drop", [-0.1, 1.0, float("nan")])
+def test_the_allowed_drop_is_a_fraction(drop: float) -> None:
+    with pytest.raises(UserError, match=r"the allowed drop must be a fraction in \[0, 1\), such as 0.005"):
+        analysis.rank(frame([]), allowed_drop=drop)
+
+
+def test_an_empty_frame_ranks_to_an_empty_frame() -> None:
+    empty = frame([], baseline=None)
+    assert len(analysis.rank(empty)) == len(analysis.pareto_front(empty)) == 0
+
+
+@settings(max_examples=5)
+@given(st.integers(0, 2**31))
+def test_a_hundred_thousand_trials_agree_with_a_simple_sweep(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    rows = [(a, s, "completed") for a, s in generator.random((100_000, 2)).round(3)]
+    trials = frame(rows)
+    front = analysis.pareto_front(trials)
+    best_saved: dict[float, float] = {}
+    for accuracy, saved in zip(trials["accuracy"], trials["compute_saved"], strict=True):
+        best_saved[accuracy] = max(saved, best_saved.get(accuracy, -1.0))
+    points, highest = set(), -1.0
+    for accuracy in sorted(best_saved, reverse=True):
+        if best_saved[accuracy] > highest:
+            highest = best_saved[accuracy]
+            points.add((accuracy, highest))
+    assert set(zip(front["accuracy"], front["compute_saved"], strict=True)) == points
+
+
+OBJECTIVES = ("accuracy", "train_time_s", "backward_saved")
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(grid, grid, st.one_of(grid, st.just(float("nan"))), st.booleans()), max_size=20),
+    st.lists(st.sampled_from(OBJECTIVES), min_size=1, max_size=3, unique=True),
+    st.booleans(),
+)
+def test_a_front_in_any_objectives(
+    rows: list[tuple[float, float, float, bool]], objectives: list[str], controls: bool
+) -> None:
+    trials = frame([(r[0], 0.0, "completed") for r in rows])
+    trials["train_time_s"] = [1.0] + [r[1] for r in rows]
+    trials["backward_saved"] = [0.0] + [r[2] for r in rows]
+    trials["role"] = ["baseline"] + ["control" if r[3] else "search" for r in rows]
+
+    def values(row: tuple[object, ...]) -> list[float]:
+        return [-getattr(row, name) if name == "train_time_s" else getattr(row, name) for name in objectives]
+
+    counting = {
+        r.trial: np.array(values(r))
+        for r in trials.itertuples()
+        if (controls or r.role != "control") and not np.isnan(values(r)).any()
+    }
+    expected = {
+        number
+        for number, own in counting.items()
+        if not any((other >= own).all() and (other > own).any() for other in counting.values())
+    }
+    front = pareto_front(trials, objectives, controls=controls)
+    assert set(front["trial"]) == expected
+    last = front[objectives[-1]].tolist()
+    assert last == sorted(last, reverse=objectives[-1] != "train_time_s")  # the best of the last objective first
+
+
+@pytest.mark.parametrize("function", [pareto_front, front_hypervolume, knee_trial, default_reference])
+def test_an_objective_is_a_column_with_a_direction(function: object) -> None:
+    trials = frame([])
+    with pytest.raises(UserError, match=r"^unknown objective 'acuracy': did you mean 'accuracy'\? Valid: accuracy, "):
+        function(trials, ("acuracy", "compute_saved"))  # type: ignore[operator]
+    with pytest.raises(UserError, match=r"^unknown objective 'epoch': .*Valid: accuracy, ") as raised:
+        function(trials, ("epoch",))  # type: ignore[operator]
+    assert "dense_flops" not in str(raised.value)  # it has no direction either
+    with pytest.raises(UserError, match=r"^a front needs at least one objective, got none. Valid: accuracy, "):
+        function(trials, ())  # type: ignore[operator]
+    with pytest.raises(UserError, match=r"^the trials have no column 'gradient_bytes': load them with analysis.load"):
+        function(trials, ("accuracy", "gradient_bytes"))  # type: ignore[operator]
+
+
+def test_what_has_no_result_is_neither_ranked_nor_on_a_front() -> None:
+    trials = frame([(0.9, 0.9, "completed")] * 5)
+    trials["status"] = ["completed", "failed", "pruned", "interrupted", "running", "completed"]
+    assert analysis.rank(trials)["trial"].tolist() == [5, 0]
+    assert pareto_front(trials)["trial"].tolist() == [5]
+    assert front_hypervolume(trials) == pytest.approx((0.9 - 0.45) * 0.9)
+
+
+def test_controls_are_left_out_unless_asked_for() -> None:
+    trials = frame([(0.5, 0.3, "completed"), (0.5, 0.4, "completed")])
+    trials["role"] = ["baseline", "search", "control"]
+    assert analysis.rank(trials)["trial"].tolist() == [1, 0]
+    assert analysis.rank(trials)["on_front"].tolist() == [True, False]
+    assert analysis.rank(trials, controls=True)["trial"].tolist() == [2, 1, 0]
+    assert pareto_front(trials)["trial"].tolist() == [1]
+    assert pareto_front(trials, controls=True)["trial"].tolist() == [2]
+    assert front_hypervolume(trials) == pytest.approx(0.05 * 0.3)
+    assert front_hypervolume(trials, controls=True) == pytest.approx(0.05 * 0.4)
+
+
+def test_the_hypervolume_is_the_area_above_the_reference() -> None:
+    trials = frame([(0.52, 0.2, "completed"), (0.48, 0.5, "completed"), (0.44, 0.9, "completed")])
+    # By default above the baseline less five points: the last trial lost more than that.
+    assert default_reference(trials) == pytest.approx((0.45, 0.0))
+    assert front_hypervolume(trials) == pytest.approx(0.07 * 0.2 + 0.03 * 0.3)
+    assert front_hypervolume(trials, reference=(0.4, 0.1)) == pytest.approx(0.12 * 0.1 + 0.08 * 0.3 + 0.04 * 0.4)
+    # A reference is in an objective's own units, also where less is better.
+    trials["train_time_s"] = [10.0, 9.0, 6.0, 5.0]
+    both = ("accuracy", "train_time_s")
+    assert default_reference(trials, both) == pytest.approx((0.45, 10.0))
+    assert front_hypervolume(trials, both) == pytest.approx(0.07 * 1 + 0.03 * 3)
+    assert front_hypervolume(trials, both, (0.4, 8.0)) == pytest.approx(0.08 * 2 + 0.04 * 1)
+    with pytest.raises(UserError, match="one number for each of accuracy, train_time_s, got 3"):
+        front_hypervolume(trials, both, (0.4, 8.0, 1.0))
+
+
+def test_a_drop_is_given_away_upwards() -> None:
+    trials = analysis.relative_to_baseline(frame([(0.48, 0.5, "completed")]))
+    assert default_reference(trials, ("accuracy_drop", "compute_saved")) == pytest.approx((0.05, 0.0))
+    assert front_hypervolume(trials, ("accuracy_drop", "compute_saved")) == pytest.approx(0.03 * 0.5)
+
+
+def test_without_a_baseline_a_reference_must_be_given() -> None:
+    trials = frame([(0.9, 0.5, "completed")], baseline=None)
+    with pytest.raises(UserError, match=r"no completed baseline .*one number for each of accuracy, compute_saved$"):
+        front_hypervolume(trials)
+    assert front_hypervolume(trials, reference=(0.8, 0)) == pytest.approx(0.05)
+
+
+def test_the_knee_is_a_trial_of_the_front() -> None:
+    rows = [(0.99, 0.1, "completed"), (0.97, 0.45, "completed"), (0.9, 0.5, "completed"), (0.95, 0.4, "completed")]
+    trials = frame(rows)
+    found = knee_trial(trials)
+    assert found is not None
+    assert found["trial"] == 2
+    assert knee_trial(trials.head(3)) is None
+    trials.loc[2, "role"] = "control"
+    assert knee_trial(trials)["trial"] == 4  # type: ignore[index]
+    assert knee_trial(trials, controls=True)["trial"] == 2  # type: ignore[index]
+
+
+def record(number: int, *, stage: str = "", status: str = "completed", **config: object) -> dict[str, object]:
+    """A trial as the journal gives it."""
+    row = result_row(0.97, 0.1, stage=stage, train_loss=0.1 + number) if status == "completed" else {}
+    role = "search" if number else "baseline"
+    return {"trial": number, "role": role, "status": status, "error": None, "row": row, "config": config}
+
+
+def test_a_duplicate_names_the_earliest_trial_that_trained_the_same() -> None:
+    same = {"method": "gradskip", "seed": 0, "CAC_VAR_START_THR": 0.97}
+    trials = to_frame(
+        [
+            record(0, stage="a", method="none", seed=0),
+            record(1, status="failed", **same),
+            record(2, **same),
+            record(3, stage="b", **(same | {"CAC_VAR_START_THR": 0.96})),
+            record(4, **same),
+            record(5, **(same | {"seed": 1})),
+            record(6, stage="b", **(same | {"CAC_VAR_START_THR": 0.95})),
+            record(7, stage="a", **(same | {"CAC_VAR_START_THR": 0.5})),
+            record(8, **(same | {"CAC_VAR_START_ITR": 5})),
+            record(9, **(same | {"CAC_VAR_START_THR": 0.95})),  # settings of 6, which trained what 3 did
+        ]
+    ).sample(frac=1, random_state=0)
+    found = analysis.rank(trials).set_index("trial")["duplicate_of"]
+    assert found.dtype == "Int64"
+    assert found.dropna().to_dict() == {4: 2, 6: 3, 7: 0, 9: 3}
+
+
+def test_duplicates_are_told_within_a_study_alone_and_not_by_a_seed() -> None:
+    one = to_frame([record(0, stage="a", method="none", seed=0), record(1, method="gradskip", seed=0)])
+    two = one.assign(study="two")
+    both = analysis.rank(pd.concat([one.assign(study="one"), two, two.assign(trial=[2, 3])]))
+    assert both.dropna(subset="duplicate_of").set_index(["study", "trial"])["duplicate_of"].to_dict() == {
+        ("two", 2): 0,
+        ("two", 3): 1,
+    }
+    assert analysis.rank(frame([(0.5, 0.1, "completed")] * 3))["duplicate_of"].isna().all()

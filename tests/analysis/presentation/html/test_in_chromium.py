@@ -1,0 +1,286 @@
+"""The page in a browser: what it does, without a network, without complaints of the console."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import required_chromium
+from playwright.sync_api import Browser, Page
+from report_data import LAYERS, report_data
+
+from analysis.presentation.html import ReportData, report_html
+
+Open = Callable[..., Page]
+
+
+#: Plots in which ticks, axis titles or the legend lie on each other or stand out of the plot.
+OVERLAPPING = """() => {
+    const over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+    const boxes = (plot, names) => [...plot.querySelectorAll(names)].map((text) => text.getBoundingClientRect())
+        .filter((box) => box.width > 0);
+    return [...document.querySelectorAll('.plot')].filter((plot) => {
+        const ticks = boxes(plot, '.xtick text, .ytick text'), titles = boxes(plot, '.xtitle, .ytitle, .legend');
+        const own = plot.getBoundingClientRect();
+        return titles.some((title) => ticks.some((tick) => over(title, tick)))
+            || ticks.some((tick, i) => ticks.some((other, j) => i < j && over(tick, other)))
+            || [...ticks, ...titles].some((box) => box.left < own.left - 1 || box.right > own.right + 1);
+    }).map((plot) => plot.id);
+}"""
+
+
+@cache
+def usual() -> tuple[ReportData, str]:
+    """A study and its page, made once."""
+    tree = '<svg xmlns="http://www.w3.org/2000/svg" width="2000" height="50"></svg>'
+    data = report_data(60, tree_svg=tree)
+    return data, report_html(data)
+
+
+@pytest.fixture
+def open_page(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
+    """Opens a report (the usual one by default); at the end none may have asked for anything or complained."""
+    complaints: list[str] = []
+    contexts = []
+
+    def opened(data: ReportData | None = None, *, script: str = "", **options: Any) -> Page:
+        file = tmp_path / f"report-{len(contexts)}.html"
+        file.write_text(usual()[1] if data is None else report_html(data), encoding="utf-8")
+        context = chromium.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
+        contexts.append(context)
+        if script:
+            context.add_init_script(script)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(f"console {message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+        page.on("request", lambda request: complaints.append(f"asked for {request.url}")
+                if not request.url.startswith((file.as_uri(), "data:", "blob:")) else None)  # fmt: skip
+        page.goto(file.as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def test_without_chromium_the_tests_fail_and_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHROMIUM", "/nowhere")
+    with pytest.raises(pytest.fail.Exception, match=r"install it \(apt-get install chromium\) or set CHROMIUM"):
+        required_chromium()
+
+
+def draw_all(page: Page) -> None:
+    """Come to every plot, as a reader who scrolls."""
+    for plot in page.locator(".plot").all():
+        plot.scroll_into_view_if_needed()
+    page.wait_for_function("() => document.querySelectorAll('.plot:not([data-drawn])').length === 0")
+
+
+def column(page: Page, heading: str) -> list[str]:
+    """The cells under a heading on the table's present page."""
+    headings = page.locator("#trials-table thead button").all_inner_texts()
+    place = [text.strip() for text in headings].index(heading)
+    return page.locator(f"#trials-table tbody td:nth-child({place + 1})").all_inner_texts()
+
+
+def test_every_plot_is_drawn_when_it_comes_into_view_and_not_before(open_page: Open) -> None:
+    page = open_page()
+    page.wait_for_selector("#trials-table tbody tr")
+    assert page.locator("#plot-cost[data-drawn]").count() == 0
+    draw_all(page)
+    assert page.locator(".plot .main-svg").count() >= 10
+    empty = page.evaluate(
+        "[...document.querySelectorAll('.plot')].filter(p => !p.querySelector('.trace, .bars, .point')).map(p => p.id)"
+    )
+    assert empty == []
+
+
+def test_axis_titles_do_not_lie_on_tick_labels(open_page: Open) -> None:
+    page = open_page()
+    draw_all(page)
+    for width in (1200, 360):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_function(
+            "w => [...document.querySelectorAll('.main-svg')].every((e) => e.getBoundingClientRect().width < w)",
+            arg=width,
+        )
+        overlapping = page.evaluate(OVERLAPPING)
+        assert overlapping == [], width
+
+
+def test_the_table_sorts_by_a_heading_both_ways(open_page: Open) -> None:
+    page = open_page()
+    saved = page.get_by_role("button", name="saved %", exact=True)
+    saved.click()
+    numbers = [float(text) for text in column(page, "saved %") if text]
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[0] > numbers[-1]
+    assert page.locator("th[aria-sort=descending]").inner_text().strip() == "saved %"
+    saved.click()
+    numbers = [float(text) for text in column(page, "saved %") if text]
+    assert numbers == sorted(numbers)
+    assert page.locator("th[aria-sort=ascending]").inner_text().strip() == "saved %"
+    assert page.locator("th[aria-sort=none]").count() == page.locator("#trials-table th").count() - 1
+    page.locator("#next").click()
+    assert column(page, "saved %")[-1] == ""  # failed trials come last either way
+    page.locator("#previous").click()
+    page.get_by_role("button", name="status", exact=True).click()
+    assert column(page, "status") == sorted(column(page, "status"))
+
+
+def test_the_table_filters_by_words_and_by_numbers(open_page: Open) -> None:
+    data = usual()[0]
+    page = open_page()
+    page.get_by_label("Filter").fill("FAILED")
+    assert set(column(page, "status")) == {"failed"}
+    assert len(column(page, "status")) == (data.trials["status"] == "failed").sum()
+    assert page.locator("#page-status").inner_text() == "1 to 5 of 5 of 60 trials"
+    page.get_by_label("Filter").fill("saved>20 completed start_thr<=0.95")
+    wanted = data.ranking[(data.ranking["compute_saved"] > 0.2) & (data.ranking["CAC_VAR_START_THR"] <= 0.95)]
+    assert sorted(column(page, "trial")) == sorted(str(trial) for trial in wanted["trial"])
+    assert len(wanted) > 0
+    page.get_by_label("Filter").fill("no such words")
+    assert page.locator("#page-status").inner_text() == "no trial matches"
+    page.get_by_label("Filter").fill("")
+    assert page.locator("#page-status").inner_text() == "1 to 50 of 60 trials"
+
+
+def test_a_thousand_trials_are_twenty_pages(open_page: Open) -> None:
+    page = open_page(report_data(1000))
+    seen = []
+    for _ in range(19):
+        seen += column(page, "trial")
+        page.locator("#next").press("Enter")
+    assert page.locator("#next").is_disabled()
+    seen += column(page, "trial")
+    assert len(seen) == len(set(seen)) == 1000
+    assert page.locator("#page-status").inner_text() == "951 to 1000 of 1000 trials"
+    page.locator("#previous").click()
+    assert page.locator("#trials-table tbody tr").count() == 50
+    page.locator("#plot-pareto").scroll_into_view_if_needed()
+    page.wait_for_selector("#plot-pareto[data-drawn]")
+
+
+def test_all_by_keyboard(open_page: Open) -> None:
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    page.wait_for_selector("#plot-pareto[data-drawn], #trials-table tbody tr")
+    focused = "document.activeElement.id || document.activeElement.textContent.trim()"
+    page.keyboard.press("Tab")
+    assert page.evaluate(focused) == "Skip to the report"
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate(focused) == "copy":
+            break
+    assert page.evaluate(focused) == "copy"
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.getElementById('copied').textContent === 'Copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == usual()[0].best_env
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate(focused) == "accuracy %":
+            break
+    page.keyboard.press("Enter")
+    assert page.locator("th[aria-sort=descending]").inner_text().strip() == "accuracy %"
+    assert page.evaluate(focused) == "accuracy %"  # and stays where it was
+
+
+def test_settings_are_copied_where_there_is_no_clipboard_interface(open_page: Open) -> None:
+    page = open_page(
+        script="Object.defineProperty(navigator, 'clipboard', { value: undefined })",
+        permissions=["clipboard-read", "clipboard-write"],
+    )  # fmt: skip
+    page.locator("#copy").click()
+    page.wait_for_function("() => document.getElementById('copied').textContent === 'Copied'")
+    page.evaluate("document.body.append(document.createElement('textarea'))")
+    area = page.locator("body > textarea")
+    area.focus()
+    page.keyboard.press("Control+V")
+    assert area.input_value() == usual()[0].best_env
+
+
+def test_a_phone_never_scrolls_sideways(open_page: Open) -> None:
+    page = open_page(viewport={"width": 360, "height": 740}, color_scheme="dark", has_touch=True, is_mobile=True)
+    draw_all(page)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    wide = page.evaluate(
+        "[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll, pre, svg, .skip'))"
+        ".filter(e => e.getBoundingClientRect().right > 361).map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert wide == []
+    box = page.locator(".scroll:has(#trials-table)")
+    assert box.evaluate("e => e.scrollWidth > e.clientWidth")  # the table scrolls in its own box
+
+
+def colour_of(page: Page, selector: str, name: str) -> str:
+    return str(page.locator(selector).first.evaluate(f"e => getComputedStyle(e).{name}"))
+
+
+def test_the_scheme_of_the_reader_and_its_change_reach_page_and_plots(open_page: Open) -> None:
+    page = open_page(color_scheme="light")
+    draw_all(page)
+    light = (colour_of(page, "body", "backgroundColor"), colour_of(page, "#plot-pareto .xtick text", "fill"))
+    assert light[0] == "rgb(255, 255, 255)"
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_selector("#plot-pareto[data-drawn=dark]")
+    dark = (colour_of(page, "body", "backgroundColor"), colour_of(page, "#plot-pareto .xtick text", "fill"))
+    assert dark[0] == "rgb(19, 23, 28)"
+    assert light[1] != dark[1]
+
+
+def test_no_text_of_a_study_runs(open_page: Open) -> None:
+    probes = (
+        "</script><script>window.ran=1</script>", "<img src=x onerror=window.ran=1>", "<svg onload=window.ran=1>",
+        '"><b onmouseover=window.ran=1>', '<a href="javascript:window.ran=1">click</a>', "@text $x$",
+    )  # fmt: skip
+    probe = " ".join(probes)
+    data = report_data(30)
+    assert data.variance is not None
+    assert data.stops is not None
+    assert data.controls is not None
+    assert data.importance is not None
+    trials, ranking = data.trials.copy(), data.ranking.copy()
+    trials.loc[trials["status"] == "failed", "error"] = probe
+    trials["CAC_WATCH"] = probe
+    trials.loc[3, "CAC_WATCH"] = "another"
+    for frame in (trials, ranking):
+        frame["stop_events"] = frame["stop_events"].str.replace(LAYERS[0], probe.replace('"', r"\""))
+    page = open_page(
+        replace(
+            data, trials=trials, ranking=ranking, best=ranking.iloc[0], headline=probe, best_env=probe,
+            info=replace(data.info, space=probe, versions={probe: probe}), environment={"machine": probe},
+            variance=data.variance.assign(layer=data.variance["layer"].replace(LAYERS[0], probe)),
+            stops=data.stops.assign(layer=probe),
+            controls=data.controls.assign(control="shorter " + probe),
+            importance=data.importance.assign(parameter=probe + data.importance["parameter"]),
+            tree_svg='<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><script>window.ran=1</script></svg>',
+        )
+    )  # fmt: skip
+    draw_all(page)
+    assert page.locator("h1").inner_text().split() == probe.split()
+    for plot in ("pareto", "timeline", "variance", "importance"):
+        page.locator(f"#plot-{plot}").scroll_into_view_if_needed()
+        traces = page.evaluate(f"document.getElementById('plot-{plot}').data.length")
+        for trace in range(traces):
+            page.evaluate(f"Plotly.Fx.hover('plot-{plot}', [{{ curveNumber: {trace}, pointNumber: 0 }}])")
+    page.wait_for_timeout(100)
+    assert "<img src=x" in page.locator("#plot-importance").inner_text()
+    assert page.evaluate("window.ran") is None
+    assert page.locator("main a, main img[src=x], .plot a, b").count() == 0
+
+
+def test_the_policy_stops_markup_that_got_in(chromium: Browser, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text(report_html(report_data(3)), encoding="utf-8")
+    context = chromium.new_context()
+    page = context.new_page()
+    with page.expect_console_message(lambda message: "Content Security Policy" in message.text):
+        page.goto((tmp_path / "report.html").as_uri())
+        page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=\"data:,\" onerror=\"window.ran=1\">')")
+    assert page.evaluate("window.ran") is None
+    context.close()

@@ -1,0 +1,41 @@
+"""Contrasts that text and marks need (WCAG 2.2, 1.4.3 and 1.4.11), and the formula against published values."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis.presentation.figures.palette import DARK, DEPTH_DARK, DEPTH_LIGHT, LIGHT, contrast, depth_colour
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ratio"),
+    [
+        ("#ffffff", "#000000", 21.0),
+        ("#777777", "#ffffff", 4.48),
+        ("#767676", "#ffffff", 4.54),
+        ("#ff0000", "#ffffff", 4.0),
+    ],
+)
+def test_contrast_is_that_of_known_pairs(first: str, second: str, ratio: float) -> None:
+    assert contrast(first, second) == pytest.approx(ratio, abs=0.01)
+    assert contrast(second, first) == pytest.approx(ratio, abs=0.01)
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_text_and_marks_stand_out(colours: dict[str, str]) -> None:
+    for ground in ("ground", "panel"):
+        for text in ("text", "faint", "link"):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    for mark in ("trial", "front", "chosen", "control", "published", "limit", "focus"):
+        assert contrast(colours[mark], colours["ground"]) >= 3, mark
+
+
+@pytest.mark.parametrize(("stops", "ground"), [(DEPTH_LIGHT, LIGHT["ground"]), (DEPTH_DARK, DARK["ground"])])
+def test_the_scale_of_layers_is_ordered_in_grey_too(stops: tuple[str, ...], ground: str) -> None:
+    against_black = [contrast(depth_colour(n / 20, stops), "#000000") for n in range(21)]
+    assert against_black == sorted(against_black)
+    assert min(contrast(depth_colour(n / 20, stops), ground) for n in range(21)) >= 2.5
+
+
+def test_both_schemes_have_the_same_names() -> None:
+    assert LIGHT.keys() == DARK.keys()

@@ -1,0 +1,90 @@
+"""PNG of the plots: files that hold pictures, and a process left as it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from report_data import report_data
+
+from analysis.presentation.html import write_pngs
+from analysis.presentation.png import matplotlib_figures
+from trainables.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def _coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matplotlib_figures, "DPI", 60)
+
+
+def test_every_plot_of_the_page_is_a_picture(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    from analysis.presentation.html.plotly_figures import plotly_figures
+
+    data = report_data(30)
+    files = write_pngs(data, tmp_path / "new" / "folder")
+    assert [file.stem for file in files] == list(plotly_figures(data))
+    for file in files:
+        pixels = np.asarray(imread(file))[:, :, :3]
+        height, width = pixels.shape[:2]
+        assert width == round(6.4 * 60)
+        assert height > 60
+        inked = (pixels < 0.9).any(axis=2)
+        assert 0.01 < inked.mean() < 0.9, file.name
+        assert not inked[:, 0].any()  # nothing is cut off at the edges
+        assert not inked[:, -1].any()
+        assert not inked[0].any()
+        assert not inked[-1].any()
+
+
+def test_only_what_there_is(tmp_path: Path) -> None:
+    data = report_data(8)
+    bare = replace(data, history=None, importance=None, interactions=None, confirmation=None, variance=None)
+    names = [file.stem for file in write_pngs(bare, tmp_path)]
+    assert names == ["pareto", "timeline", "convergence", "hypervolume", "cost"]
+
+
+def test_a_name_with_dollar_signs_is_no_mathematics(tmp_path: Path) -> None:
+    data = report_data(8)
+    assert data.variance is not None
+    odd = data.variance.assign(layer=r"$\undefined{$")
+    bare = replace(data, variance=odd, history=None, importance=None, interactions=None, confirmation=None)
+    assert (tmp_path / "variance.png") in write_pngs(bare, tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"the plots cannot be written to .*file: .*; give another folder"):
+        write_pngs(report_data(3), tmp_path / "file")
+
+
+def test_no_matplotlib_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UserError, match=r"needs matplotlib, which is not installed: pip install"):
+        write_pngs(report_data(3), tmp_path)
+
+
+def test_no_global_state_is_touched(tmp_path: Path) -> None:
+    """Neither pyplot nor a backend: whoever draws in the same process draws on as before."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(matplotlib_figures.__file__).parents[2] / "tests" / "support")!r})
+import matplotlib
+def settings():  # asking for the backend chooses one
+    return {{name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != "backend"}}
+before = settings()
+from pathlib import Path
+from dataclasses import replace
+from report_data import report_data
+from analysis.presentation.html import write_pngs
+data = report_data(5)
+write_pngs(replace(data, history=None, importance=None, interactions=None, confirmation=None), Path({str(tmp_path)!r}))
+assert "matplotlib.pyplot" not in sys.modules
+assert settings() == before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,258 @@
+"""Studies side by side, against brute force and areas worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from compressed import pruned, write_compressed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from studies import result_row, write_study
+
+from analysis.io.layout import Layout
+from analysis.presentation.png.comparison_picture import comparison_figure, comparison_picture
+from analysis.presentation.study_comparison import compare, comparison_line, comparison_table, joint_front_table
+from trainables.errors import UserError
+
+#: Accuracy of every baseline here, a fraction that is not exact in binary.
+BASELINE = 580 / 599
+#: Outcomes: drop in 1/599 of accuracy, compute saved.
+Outcomes = Sequence[tuple[int, float]]
+
+
+def study(folder: Path, outcomes: Outcomes, *, more: Sequence[dict[str, Any]] = (), **info: Any) -> Path:
+    """A study whose baseline has `BASELINE` and whose trials dropped by so many of 599 and saved so much."""
+    rows = [{"row": result_row((580 - drop) / 599, saved)} for drop, saved in outcomes]
+    layout = write_study(folder, [{"row": result_row(BASELINE)}, *rows, *more])
+    layout.write_info(replace(layout.read_info(), **info))
+    return folder
+
+
+def test_two_studies_by_hand(tmp_path: Path) -> None:
+    one = study(tmp_path / "one", [(0, 0.2), (3, 0.4), (3, 0.3), (6, 0.5)], more=[{"error": "it broke"}])
+    other = study(tmp_path / "other", [(0, 0.3), (3, 0.4), (1, 0.1)], space="manual_layers")
+    found = compare([one, other], allowed_drop=3 / 599)
+    first, second = found.studies.to_dict("records")
+    assert (first["study"], first["space"]) == ("one", "auto_thresholds")
+    assert (second["study"], second["space"]) == ("other", "manual_layers")
+    assert (first["trials"], first["failed"], second["trials"], second["failed"]) == (6, 1, 4, 0)
+    assert (first["front_size"], second["front_size"]) == (3, 2)
+    # Steps of the attainable saving over the drop, from no drop to five points.
+    step = 3 / 599
+    assert first["hypervolume"] == pytest.approx(0.2 * 0.05 + 0.2 * (0.05 - step) + 0.1 * (0.05 - 2 * step))
+    assert second["hypervolume"] == pytest.approx(0.3 * 0.05 + 0.1 * (0.05 - step))
+    assert (first["best_trial"], first["compute_saved"]) == (2, 0.4)  # exactly the allowed drop
+    assert first["accuracy_drop"] == pytest.approx(step)
+    # Joint: (0, .3) of the other, (3, .4) of both, (6, .5) of the one.
+    assert first["share_of_joint_front"] == pytest.approx(2 / 3)
+    assert second["share_of_joint_front"] == pytest.approx(2 / 3)
+    joint = found.joint_front
+    assert list(zip(joint["study"], joint["trial"], strict=True)) == [
+        ("one", 4), ("one", 2), ("other", 2), ("other", 1)
+    ]  # fmt: skip
+    assert list(joint["compute_saved"]) == [0.5, 0.4, 0.4, 0.3]
+    assert found.notes == ()
+
+
+def test_the_cost_is_that_of_the_search(tmp_path: Path) -> None:
+    known = {"row": result_row(BASELINE, 0.5, search_flops=0)}
+    found = compare([study(tmp_path / "a", [(0, 0.25)], more=[known]), study(tmp_path / "b", [])])
+    assert list(found.studies["search_trainings"]) == [1.75, 1.0]
+
+
+def test_what_is_no_find_is_on_no_front(tmp_path: Path) -> None:
+    control = {"role": "control", "row": result_row(BASELINE, 0.9)}
+    useless = [(0, 0.0), (0, -0.2), (-5, -0.1), (30, 0.6)]  # nothing saved, or as much lost as the reference
+    found = compare([study(tmp_path / "a", useless, more=[control]), study(tmp_path / "b", [(1, 0.1)])])
+    first, second = found.studies.to_dict("records")
+    assert (first["front_size"], first["hypervolume"], first["share_of_joint_front"]) == (0, 0.0, 0.0)
+    assert found.studies["best_trial"].isna().tolist() == [True, False]
+    assert np.isnan(first["compute_saved"])
+    assert second["share_of_joint_front"] == 1.0
+    assert len(found.candidates) == 5
+
+
+def test_equal_outcomes_of_two_seeds_are_equal(tmp_path: Path) -> None:
+    """583/599 - 580/599 is not 580/599 - 577/599 in binary."""
+    one = study(tmp_path / "one", [(3, 0.4)])
+    rows = [{"row": result_row(583 / 599)}, {"row": result_row(580 / 599, 0.4)}]
+    for row in rows:
+        row["config"] = {"workload": "digits", "epochs": 30, "seed": 1, "method": "none"}
+    other = write_study(tmp_path / "other", rows)
+    other.write_info(replace(other.read_info(), seed=1))
+    found = compare([one, other.root])
+    assert list(found.studies["share_of_joint_front"]) == [1.0, 1.0]
+    assert found.studies["hypervolume"].nunique() == 1
+    assert found.notes == ("Seeds differ (one: 0, other: 1): each drop is from the baseline of its own seed.",)
+
+
+outcome_lists = st.lists(st.tuples(st.integers(-4, 40), st.integers(-1, 8).map(lambda v: v / 10)), max_size=7)
+
+
+@settings(max_examples=10)
+@given(studies=st.lists(outcome_lists, min_size=2, max_size=3), allowed=st.integers(0, 12))
+def test_fronts_and_shares_agree_with_brute_force(
+    studies: list[Outcomes], allowed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("studies")
+    paths = [study(folder / f"s{number}", outcomes) for number, outcomes in enumerate(studies)]
+    found = compare(paths, allowed_drop=allowed / 599)
+
+    def useful(outcomes: Outcomes) -> set[tuple[int, float]]:
+        return {(drop, saved) for drop, saved in outcomes if saved > 0 and drop / 599 < 0.05}
+
+    def front(outcomes: set[tuple[int, float]]) -> set[tuple[int, float]]:
+        return {
+            (d, s) for d, s in outcomes if not any((a <= d and b >= s and (a, b) != (d, s)) for a, b in outcomes)
+        }  # fmt: skip
+
+    joint = front(set().union(*map(useful, studies)))
+    for outcomes, row in zip(studies, found.studies.to_dict("records"), strict=True):
+        own = front(useful(outcomes))
+        assert row["front_size"] == len(own)
+        if joint:
+            assert row["share_of_joint_front"] == pytest.approx(len(own & joint) / len(joint))
+        else:
+            assert np.isnan(row["share_of_joint_front"])
+        within = [s for d, s in outcomes if d <= allowed and s > 0]
+        if within:
+            assert row["compute_saved"] == max(within)
+        else:
+            assert np.isnan(row["compute_saved"])
+        # The area under the best saving at each drop, cell by cell.
+        cells = [max([s for d, s in own if d <= place], default=0.0) for place in range(-4, 29)]
+        area = sum(cells) / 599 + max([s for _, s in own], default=0.0) * (0.05 - 29 / 599)
+        assert row["hypervolume"] == pytest.approx(area)
+
+
+def test_the_allowed_drop_is_the_least_of_the_studies(tmp_path: Path) -> None:
+    paths = [study(tmp_path / "a", [], allowed_drop=0.02), study(tmp_path / "b", [], allowed_drop=0.01)]
+    assert compare(paths).allowed_drop == 0.01
+    assert compare(paths, allowed_drop=0.03).allowed_drop == 0.03
+    assert compare(paths).reference_drop == 0.05
+    assert compare(paths, allowed_drop=0.1).reference_drop == 0.2  # what is allowed lies above the reference
+
+
+def test_what_makes_studies_less_comparable_is_noted(tmp_path: Path) -> None:
+    plain = study(tmp_path / "plain", [(0, 0.2)], versions={"torch": "2.12", "ray": "2"})
+    held = study(tmp_path / "held", [(0, 0.1)], versions={"torch": "2.13", "ray": "2"}, hold={"CAC_VAR_SAMPLES": 5})
+    better = write_study(tmp_path / "better", [{"row": result_row(0.99)}])
+    failed = write_study(tmp_path / "failed", [{"error": "it broke"}, {"row": result_row(0.9, 0.5)}])
+    assert compare([plain, held]).notes == (
+        "Held settings differ (plain: none, held: CAC_VAR_SAMPLES=5).",
+        "Versions of torch differ (plain: 2.12, held: 2.13).",
+    )
+    found = compare([study(tmp_path / "s", [(0, 0.2)]), better.root, failed.root])
+    assert found.notes == (
+        "better has no completed trial beside the baseline.",
+        "failed has no completed baseline, so no drop can be stated and none of its trials is compared.",
+        "Baselines of the same seed differ in accuracy (s: 0.9683, better: 0.9900): they were not trained alike.",
+    )
+    assert list(found.studies["share_of_joint_front"]) == [1.0, 0.0, 0.0]
+
+
+def test_studies_without_anything_give_empty_tables(tmp_path: Path) -> None:
+    found = compare([write_study(tmp_path / name, []).root for name in ("a", "b")])
+    assert len(found.joint_front) == len(found.candidates) == 0
+    assert found.studies["share_of_joint_front"].isna().all()
+    assert comparison_table(found)[1] == ["a", "auto_thresholds", "0", "0", "0", "0.00000", "-", "-", "-", "0.0", "-"]
+    assert joint_front_table(found) == [["study", "trial", "saved", "drop", "accuracy", "configuration"]]
+    assert comparison_line(found) == "No study has a setting that saves compute within the allowed drop of 0.50 points."
+    assert comparison_picture(found, "png")[:4] == b"\x89PNG"
+
+
+def test_the_sentence(tmp_path: Path) -> None:
+    one, two = study(tmp_path / "one", [(0, 0.2)]), study(tmp_path / "two", [(1, 0.4)])
+    three = study(tmp_path / "three", [(2, 0.4)])
+    within = "within the allowed drop of 0.50 points"
+    assert comparison_line(compare([one, two])) == (
+        f"two saves most {within}: 40.0 % of the training compute; 20.0 % (one)."
+    )
+    assert (
+        comparison_line(compare([two, three])) == f"two and three save most {within}: 40.0 % of the training compute."
+    )
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    one, two = study(tmp_path / "one", [(0, 0.2)]), study(tmp_path / "two", [(0, 0.2)])
+    with pytest.raises(UserError, match="a comparison needs two or more studies, got 1: name another"):
+        compare([one])
+    with pytest.raises(UserError, match=r"each study must be given once, got .*one twice"):
+        compare([one, two, one])
+    with pytest.raises(UserError, match=r"the allowed drop must be a fraction in \[0, 1\)"):
+        compare([one, two], allowed_drop=2)
+    with pytest.raises(UserError, match=r"no study in .*nothing"):
+        compare([one, tmp_path / "nothing"])
+    with pytest.raises(UserError, match=r"a comparison needs folders of studies, .*optuna.journal is none"):
+        compare([one, Layout(two).journal])
+    long = study(tmp_path / "long", [], epochs=60)
+    with pytest.raises(
+        UserError, match=r"if their epochs is the same, got 30 \(one\), 60 \(long\): leave out what diff"
+    ):
+        compare([one, long])
+    other = study(tmp_path / "other", [], workload="tiny")
+    with pytest.raises(UserError, match=r"if their workload is the same, got digits \(one\), tiny \(other\): leave"):
+        compare([one, other])
+
+
+def test_the_picture_has_every_front_as_steps(tmp_path: Path) -> None:
+    one, other = study(tmp_path / "one", [(0, 0.2), (6, 0.5), (9, 0.1)]), study(tmp_path / "other", [(-3, 0.3)])
+    found = compare([one, other])
+    axes = comparison_figure(found).axes[0]
+    lines = {line.get_label(): line for line in axes.lines}
+    bottom = axes.get_ylim()[0]
+    assert np.asarray(lines["study 0"].get_xydata()) == pytest.approx(
+        np.array([(0, 0), (20, 0), (50, -600 / 599), (50, bottom)])
+    )
+    assert lines["study 0"].get_drawstyle() == "steps-pre"
+    assert np.asarray(lines["study 1"].get_xydata())[1] == pytest.approx([30, 300 / 599])
+    assert lines["allowed drop"].get_ydata() == pytest.approx([-0.5, -0.5])
+    drawn = np.concatenate([np.asarray(line.get_xydata()) for line in axes.lines if line.get_label().startswith("_")])
+    assert len(drawn) == 4
+    assert (drawn[:, 1] > bottom).all()
+    assert lines["study 0"].get_color() != lines["study 1"].get_color()
+    assert lines["study 0"].get_marker() != lines["study 1"].get_marker()
+
+
+def test_pictures_are_files_of_their_kind_and_repeat(tmp_path: Path) -> None:
+    names = [study(tmp_path / "a<b&c$d$", [(0, 0.2)]), study(tmp_path / "_d", [(1, 0.3)])]
+    found = compare(names)
+    svg = comparison_picture(found, "svg")
+    texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
+    assert {"a<b&c$d$", "_d", "baseline", "allowed drop", "compute saved (%)"} <= set(texts)
+    assert svg == comparison_picture(found, "svg")
+    assert comparison_picture(found, "png").startswith(b"\x89PNG\r\n")
+
+
+def test_studies_of_inference_compute_are_compared_by_it(tmp_path: Path) -> None:
+    one = write_compressed(tmp_path / "one", [pruned(0.968, 0.5, 0.1), pruned(0.97, 0.2, 0.9)])
+    other = write_compressed(tmp_path / "other", [pruned(0.968, 0.4, 0.8)])
+    found = compare([one.root, other.root])
+    assert found.saving == "inference"
+    assert found.studies["saved"].tolist() == [0.5, 0.4]
+    assert found.studies["compute_saved"].tolist() == [0.1, 0.8]
+    assert found.joint_front["trial"].tolist() == [1, 2]
+    assert comparison_line(found).endswith(": 50.0 % of the inference compute; 40.0 % (other).")
+    assert [row[7] for row in comparison_table(found)] == ["saved", "50.0 %", "40.0 %"]
+    assert [row[2] for row in joint_front_table(found)] == ["saved", "50.0 %", "20.0 %"]
+    axes = comparison_figure(found).axes[0]
+    assert axes.get_xlabel() == "inference compute saved (%)"
+
+
+def test_studies_that_rank_by_other_compute_are_not_compared(tmp_path: Path) -> None:
+    inference = write_compressed(tmp_path / "one", [pruned(0.968, 0.5)])
+    both = write_compressed(tmp_path / "other", [pruned(0.968, 0.5, saving="both")], saving="both")
+    with pytest.raises(UserError, match=r"if their saving is the same, got inference \(one\), both \(other\): leave"):
+        compare([inference.root, both.root])
+
+
+def test_a_held_schedule_is_counted_in_lines(tmp_path: Path) -> None:
+    plain = study(tmp_path / "plain", [(0, 0.2)])
+    held = study(tmp_path / "held", [(0, 0.1)], hold={"schedule": "version: 1\npolicies: []\n"})
+    assert compare([plain, held]).notes == ("Held settings differ (plain: none, held: schedule=YAML of 2 lines).",)

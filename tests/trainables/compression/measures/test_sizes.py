@@ -1,0 +1,191 @@
+"""Sizes against loops over single elements, and MACs against torch's own count of FLOPs."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from trainables.compression.measures.sizes import Sizes, layer_macs, model_sizes, sparsity_now, weight_layers
+from trainables.runtime.flops import flop_counter
+from trainables.workloads.base import Batch
+from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE, Digits
+from trainables.workloads.models import build_model
+
+
+def call(model: nn.Module, batch: Batch) -> object:
+    return model(*batch)
+
+
+def by_loop(weight: Tensor) -> tuple[int, int]:
+    """(nonzero elements, elements in no zero filter or channel) of a weight, element by element."""
+    nonzero = outside = 0
+    for index in product(*map(range, weight.shape)):
+        nonzero += weight[index].item() != 0
+        filter_lives = any(v != 0 for v in weight[index[0]].flatten().tolist())
+        channel_lives = any(v != 0 for v in weight[:, index[1]].flatten().tolist())
+        outside += filter_lives and channel_lives
+    return nonzero, outside
+
+
+def some_zero(weight: Tensor) -> None:
+    """Scattered zeros, zero filters and zero channels."""
+    with torch.no_grad():
+        weight[torch.rand(weight.shape, generator=torch.Generator().manual_seed(1)) < 0.4] = 0
+        weight[0] = 0
+        weight[:, -1] = 0
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (nn.Conv1d(4, 6, 3, stride=2), torch.randn(5, 4, 11)),
+        (nn.Conv2d(4, 6, (3, 2), padding=1, groups=2), torch.randn(5, 4, 7, 8)),
+        (nn.Conv3d(2, 3, 2), torch.randn(2, 2, 4, 5, 6)),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), torch.randn(5, 4, 7, 7)),
+        (nn.Linear(7, 3), torch.randn(5, 7)),
+        (nn.Linear(7, 3, bias=False), torch.randn(5, 9, 7)),
+    ],
+)
+def test_a_layer(layer: nn.Module, x: Tensor) -> None:
+    assert isinstance(layer.weight, Tensor)
+    some_zero(layer.weight)
+    model = nn.Sequential(layer)
+    sizes = model_sizes(model, call, (x,))
+    (found,) = sizes.layers
+    nonzero, outside = by_loop(layer.weight)
+    with flop_counter() as counter:
+        model(x)
+    macs = counter.get_total_flops() / 2 / len(x)
+    elements = layer.weight.numel()
+    assert found.name == "0.weight"
+    assert (found.elements, found.nonzero, found.outside_zero_structures) == (elements, nonzero, outside)
+    assert found.dense_macs == sizes.dense_macs == macs
+    assert found.effective_macs == sizes.effective_macs == pytest.approx(macs * nonzero / elements)
+    assert found.structured_macs == sizes.structured_macs == pytest.approx(macs * outside / elements)
+    assert sizes.sparsity == pytest.approx(1 - nonzero / elements)
+    assert sizes.structured_sparsity == pytest.approx(1 - outside / elements)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet18"])
+def test_macs_of_whole_models_are_half_the_flops_that_torch_counts(name: str) -> None:
+    model = build_model(name, classes=10, image_size=32)
+    x = torch.randn(2, 3, 32, 32)
+    with flop_counter() as counter:
+        model.eval()(x)
+    assert sum(layer_macs(model, call, (x,)).values()) == counter.get_total_flops() / 2 / len(x)
+
+
+def test_the_digits_in_closed_form() -> None:
+    workload = Digits()
+    model = workload.make_model()
+    batch = next(iter(workload.train_batches(0, 0)))
+    macs = layer_macs(model, workload.loss, batch)
+    channels, size = 1, IMAGE_SIZE
+    expected = []
+    for width, stride in CONVOLUTIONS:
+        size //= stride
+        expected.append(9 * channels * width * size * size)
+        channels = width
+    assert list(macs.values()) == [*expected, 32 * 10]
+    assert list(macs) == [*(f"conv{i}.weight" for i in range(1, 7)), "classifier.weight"]
+
+
+def test_totals_and_columns() -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2), nn.Linear(2, 3, bias=False))
+    with torch.no_grad():
+        model[0].weight.fill_(1).view(-1)[:6] = 0
+        model[0].bias.zero_()
+        model[2].weight.fill_(1)
+    macs = layer_macs(model, call, (torch.zeros(2, 4),))
+    sizes = sparsity_now(model, macs, reference_macs=28)
+    # 8 and 6 elements, 6 of them zero; 2 biases (zero), gamma of ones, beta of zeros.
+    assert sizes.parameters == 8 + 2 + 2 + 2 + 6
+    assert sizes.nonzero_parameters == 2 + 0 + 2 + 0 + 6
+    assert sizes.to_columns() == {
+        "sparsity": pytest.approx(6 / 14),
+        "structured_sparsity": pytest.approx(6 / 14),  # one row of four, and two of the other row's columns
+        "dense_macs": 14,
+        "effective_macs": 8,
+        "inference_saved": pytest.approx(1 - 8 / 28),
+        "parameters": 20,
+        "layer_sparsity": '{"0.weight": 0.75, "2.weight": 0.0}',
+    }
+    json.dumps(sizes.to_columns())
+
+
+def test_a_model_without_weight_layers() -> None:
+    sizes = model_sizes(nn.Sequential(nn.BatchNorm1d(3)), call, (torch.zeros(2, 3),))
+    assert (sizes.sparsity, sizes.structured_sparsity, sizes.inference_saved, sizes.dense_macs) == (0, 0, 0, 0)
+    assert (sizes.parameters, sizes.nonzero_parameters) == (6, 3)
+    empty = sparsity_now(nn.ReLU(), {})
+    assert empty == Sizes(layers=(), parameters=0, nonzero_parameters=0, reference_macs=0)
+
+
+def test_shared_weights_count_once_with_the_macs_of_all_uses() -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5))
+    model[2].weight = model[0].weight
+    sizes = model_sizes(nn.Sequential(model, model[0]), call, (torch.zeros(2, 5),))
+    assert [(layer.name, layer.elements, layer.dense_macs) for layer in sizes.layers] == [("0.0.weight", 25, 75)]
+
+
+class Tenfold(nn.Module):
+    """Hides zeros."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return 10 * weight + 1
+
+
+def test_quantized_weights_count_as_the_float_weights_behind_them() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False))
+    with torch.no_grad():
+        model[0].weight.fill_(1)[0] = 0
+    before = model_sizes(model, call, (torch.zeros(2, 4),))
+    parametrize.register_parametrization(model[0], "weight", Tenfold())
+    assert model_sizes(model, call, (torch.zeros(2, 4),)) == before
+    assert before.sparsity == 0.25
+
+
+def test_names_are_those_inside_a_parallel_wrapper() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    assert list(weight_layers(Wrapper(nn.Sequential(nn.Linear(2, 2))))) == ["0.weight"]
+
+
+class Looks(nn.Module):
+    """Cannot run on the meta device: it makes a decision on a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y if y.sum() > 1e9 else y + torch.ones(2)
+
+
+def test_a_model_that_needs_numbers() -> None:
+    assert layer_macs(Looks(), call, (torch.zeros(4, 3),)) == {"layer.weight": 6}
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(3, 2), nn.Dropout(), nn.BatchNorm1d(2)), Looks()])
+def test_counting_leaves_the_model_and_the_generators_alone(model: nn.Module) -> None:
+    model.train()
+    seen: list[int] = []
+    for module in model.modules():
+        module.register_forward_hook(lambda *_: seen.append(1))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    model_sizes(model, call, (torch.zeros(4, 3),))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert seen == []
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())

@@ -1,0 +1,108 @@
+"""Copies share nothing with their model; a model's inputs are seen without computing it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from trainables.compression.model_copies import (
+    as_built,
+    bare_copy,
+    evaluating,
+    float_tensor,
+    hookless_copy,
+    model_inputs,
+)
+from trainables.workloads.base import Batch
+
+
+class Double(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def parametrized() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    parametrize.register_parametrization(model[0], "weight", Double())
+    parametrize.register_parametrization(model[0], "bias", Double())
+    return model
+
+
+def test_names_as_built_are_those_before_parametrizing() -> None:
+    before = [name for name, _ in nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).named_parameters()]
+    assert sorted(as_built(name) for name, _ in parametrized().named_parameters()) == sorted(before)
+    assert as_built("module.original") == "original"
+
+
+def test_a_bare_copy_has_the_float_weights_and_leaves_the_model_its_class() -> None:
+    model, x = parametrized(), torch.rand(4, 3)
+    before = model(x).detach()
+    bare = bare_copy(model)
+    assert type(bare[0]) is nn.Linear
+    assert [name for name, _ in bare.named_parameters()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    original = float_tensor(model[0], "weight")
+    assert original is not None
+    assert torch.equal(bare[0].weight, original)
+    with torch.no_grad():
+        bare[0].weight.zero_()
+    assert torch.equal(model(x), before)
+    assert torch.equal(model[0].weight, 2 * original)
+
+
+def test_what_is_made_of_several_tensors_stays_so() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)))
+    assert float_tensor(model[0], "weight") is None
+    assert torch.equal(bare_copy(model)[0].weight, model[0].weight)
+
+
+@pytest.mark.parametrize("meta", [False, True])
+def test_copies_have_no_hooks_and_shared_parameters_stay_shared(meta: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    seen: list[int] = []
+    model[0].register_forward_hook(lambda *_: seen.append(1))
+    model[1].register_forward_pre_hook(lambda *_: seen.append(2))
+    found = hookless_copy(model, meta=meta)
+    found(torch.zeros(2, 3, device="meta" if meta else "cpu"))
+    assert seen == []
+    assert found[0].weight is found[1].weight
+    assert found[0].weight is not model[0].weight
+    model(torch.zeros(2, 3))
+    assert seen == [1, 2]
+
+
+def test_inputs_are_seen_and_nothing_is_computed() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    called: list[int] = []
+    model[0].register_forward_hook(lambda *_: called.append(1))
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        result: Tensor = model(batch[1] + 1).sum()
+        return result
+
+    (x,) = model_inputs(model, loss, (torch.zeros(4), torch.ones(4, 3)))
+    assert torch.equal(x, torch.full((4, 3), 2.0))
+    assert called == []
+    assert model.training
+    assert len(model._forward_pre_hooks) == 0
+
+
+def test_inputs_that_cannot_be_seen() -> None:
+    with pytest.raises(ValueError, match=r"^the model is not called$"):
+        model_inputs(nn.Linear(3, 2), lambda *_: None, ())
+    with pytest.raises(ValueError, match=r"^the model is called with keyword arguments: input$"):
+        model_inputs(nn.Linear(3, 2), lambda model, batch: model(input=batch[0]), (torch.zeros(1, 3),))
+
+
+def test_evaluating_puts_each_mode_back() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(), nn.BatchNorm1d(2))
+    model[2].eval()
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+        assert not torch.is_grad_enabled()
+    assert [module.training for module in model.modules()] == [True, True, True, False]
+    assert torch.is_grad_enabled()

@@ -1,0 +1,596 @@
+"""Thinning: the function stays, the structure is what a loop over zero filters says, optimizer and record follow."""
+
+from __future__ import annotations
+
+import copy
+import io
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.optim import SGD, AdamW
+
+from trainables.compression.measures.sizes import layer_macs
+from trainables.compression.thinning import Kind, Left, Thinned, crop, thin, thin_again
+from trainables.errors import UserError
+from trainables.workloads.models import build_model
+
+GENERATOR = torch.Generator()
+
+
+def filled(model: nn.Module) -> nn.Module:
+    """Weights, norms and running statistics of all kinds, in double precision and eval mode."""
+    GENERATOR.manual_seed(3)
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if tensor.is_floating_point():
+                tensor.copy_(0.2 + torch.rand(tensor.shape, generator=GENERATOR))
+                if tensor.dim() > 1:
+                    tensor.sub_(0.7)
+    return model.double().eval()
+
+
+def zero_filters(layers: Iterable[nn.Module], filters: list[int]) -> None:
+    """Zero them in each layer, and what norms make of them."""
+    with torch.no_grad():
+        for layer in layers:
+            for tensor in (layer.weight, layer.bias):
+                if tensor is not None:
+                    tensor[filters] = 0
+
+
+def images(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def thinned_alike(model: nn.Module, x: Tensor, **how: Any) -> Thinned:
+    """Thin, and check that the outputs stay, that nothing else of the model changes, and the record."""
+    fresh, before = copy.deepcopy(model), model(x).detach()
+    found = thin(model, x, **how)
+    assert torch.allclose(model(x), before, rtol=0, atol=1e-5)
+    assert found.exact
+    assert found.difference < 1e-9 * max(1.0, float(before.abs().max()))
+    removed = thin_again(fresh, found.record)
+    assert removed == found.removed
+    assert torch.equal(fresh(x), model(x))
+    return found
+
+
+def widths(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """(outputs, inputs, groups) of convolutions, (outputs, inputs) of linear layers, (channels,) of norms."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            found[name] = (module.out_channels, module.in_channels, module.groups)
+            assert module.weight.shape[:2] == (module.out_channels, module.in_channels // module.groups)
+        elif isinstance(module, nn.Linear):
+            found[name] = (module.out_features, module.in_features)
+            assert module.weight.shape == found[name]
+        elif isinstance(module, nn.BatchNorm2d):
+            found[name] = (module.num_features,)
+            assert len(module.weight) == len(module.running_mean) == module.num_features
+    return found
+
+
+def stack() -> nn.Sequential:
+    """Images (N, 3, 8, 8) to scores (N, 5): convolutions, a flattening, a linear layer."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 16, 5)
+    )
+    filled(model)
+    return model
+
+
+def with_norms() -> nn.Sequential:
+    """The same with batch norms, and no biases before them."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5),
+    )  # fmt: skip
+    filled(model)
+    return model
+
+
+def test_a_stack_loses_its_zero_filters_and_the_columns_behind_them() -> None:
+    model, x = stack(), images(4, 3, 8, 8)
+    zero_filters([model[0]], [1, 3, 4])
+    zero_filters([model[2]], [0, 5])
+    zero_filters([model[5]], [2])  # an output of the model
+    kept = model[5].weight.detach().view(5, 6, 16)[:, [1, 2, 3, 4]].flatten(1)
+    found = thinned_alike(model, x, kind="filters")
+    assert widths(model) == {"0": (5, 3, 1), "2": (4, 5, 1), "5": (5, 4 * 16)}
+    assert torch.equal(model[5].weight, kept)
+    macs = layer_macs(model, lambda m, batch: m(*batch), (x,))
+    assert macs == {"0.weight": 5 * 3 * 9 * 36, "2.weight": 4 * 5 * 9 * 16, "5.weight": 5 * 64}
+    columns = [*range(16), *range(80, 96)]
+    assert found.removed == {
+        "0.weight": {0: [1, 3, 4]}, "0.bias": {0: [1, 3, 4]},
+        "2.weight": {0: [0, 5], 1: [1, 3, 4]}, "2.bias": {0: [0, 5]},
+        "5.weight": {1: columns},
+    }  # fmt: skip
+    assert [(entry.module, entry.channels) for entry in found.left] == [("5", 1)]
+
+
+def test_zero_channels_go_with_the_filters_that_made_them() -> None:
+    model, x = with_norms(), images(4, 3, 8, 8)
+    with torch.no_grad():
+        model[3].weight[:, [2, 7]] = 0
+        model[8].weight[:, 1] = 0
+        model[0].weight[:, 0] = 0  # an input of the model
+        model[0].weight[4] = 0  # a filter, which is none of these
+    found = thinned_alike(model, x, kind="channels")
+    assert widths(model) == {"0": (6, 3, 1), "1": (6,), "3": (5, 6, 1), "4": (5,), "8": (5, 5)}
+    assert found.removed["1.bias"] == {0: [2, 7]}
+
+
+def test_structures_are_both() -> None:
+    model, x = with_norms(), images(4, 3, 8, 8)
+    zero_filters([model[0], model[1]], [4])
+    with torch.no_grad():
+        model[3].weight[:, 2] = 0
+    assert thinned_alike(model, x, kind="structures").removed["0.weight"] == {0: [2, 4]}
+
+
+def test_a_filter_that_read_only_what_goes_goes_too() -> None:
+    model, x = stack(), images(4, 3, 8, 8)
+    zero_filters([model[0]], [1, 3])
+    with torch.no_grad():
+        model[2].weight[4, [0, 2, 4, 5, 6, 7]] = 0
+        model[2].bias[4] = 0
+    found = thinned_alike(model, x, kind="filters")
+    assert found.removed["2.weight"] == {0: [4], 1: [1, 3]}
+
+
+def test_a_zero_filter_before_a_norm_changes_the_function_by_the_norms_constant() -> None:
+    """beta - gamma mean / std stays behind a zero filter; without it the next layer reads as much less."""
+    model, x = with_norms(), images(4, 3, 8, 8)
+    with torch.no_grad():
+        model[3].weight[2] = 0
+        model[4].bias[2] = 3
+    norm, linear = model[4], model[8]
+    constant = norm.bias[2] - norm.weight[2] * norm.running_mean[2] / (norm.running_var[2] + norm.eps) ** 0.5
+    constant = constant.clamp(min=0)
+    assert constant > 0.01  # the case is one
+    expected = float((constant * linear.weight[:, 2]).abs().max().detach())
+    before = model(x).detach()
+    found = thin(model, x, kind="filters")
+    assert widths(model)["3"] == (5, 8, 1)
+    assert not found.exact
+    assert found.difference == pytest.approx(expected, rel=1e-6)
+    assert float((model(x) - before).abs().max().detach()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_an_activation_that_makes_something_of_zero_keeps_its_channels() -> None:
+    model = filled(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid(), nn.Conv2d(8, 6, 3)))
+    zero_filters([model[0]], [1])
+    found = thinned_alike(model, images(2, 3, 8, 8), kind="filters")
+    assert found.record == []
+    (left,) = found.left
+    assert (left.module, left.channels) == ("0", 1)
+    assert left.reason == "without it the model fails or computes something else"
+
+
+def test_a_layer_keeps_one() -> None:
+    model = stack()
+    zero_filters([model[2]], list(range(6)))
+    found = thinned_alike(model, images(2, 3, 8, 8))
+    assert widths(model)["2"][0] == 1
+    assert found.left[0].reason.startswith("a layer keeps one")
+
+
+@pytest.mark.parametrize(("round_to", "width"), [(1, 3), (2, 4), (4, 4), (8, 8)])
+def test_widths_stay_multiples(round_to: int, width: int) -> None:
+    model = with_norms()
+    zero_filters([model[0], model[1]], [0, 2, 3, 5, 7])
+    found = thinned_alike(model, images(2, 3, 8, 8), round_to=round_to)
+    assert widths(model)["0"] == (width, 3, 1)
+    assert sum(entry.channels for entry in found.left) == width - 3
+
+
+def resnet() -> tuple[nn.Module, list[nn.Module], list[nn.Module]]:
+    """ResNet-20, and its convolutions and norms that a shortcut adds to."""
+    model = filled(build_model("resnet20", classes=10))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(0.2)  # outputs of a size at which 1e-5 means something
+    modules = dict(model.named_modules())
+    convolutions = [m for n, m in modules.items() if n == "conv1" or n.endswith("conv2")]
+    norms = [m for n, m in modules.items() if n == "bn1" or n.endswith("bn2")]
+    return model, convolutions, norms
+
+
+def test_inside_the_blocks_of_a_residual_network() -> None:
+    model, _, _ = resnet()
+    modules = dict(model.named_modules())
+    zero_filters([modules["layer1.0.conv1"], modules["layer1.0.bn1"]], [0, 1, 9])
+    zero_filters([modules["layer3.2.conv1"], modules["layer3.2.bn1"]], list(range(20, 52)))
+    thinned_alike(model, images(2, 3, 32, 32), kind="filters")
+    found = widths(model)
+    assert (found["layer1.0.conv1"], found["layer1.0.bn1"], found["layer1.0.conv2"]) == (
+        (13, 16, 1), (13,), (16, 13, 1)
+    )  # fmt: skip
+    assert (found["layer3.2.conv1"], found["layer3.2.conv2"]) == ((32, 64, 1), (64, 32, 1))
+    assert found["layer2.0.conv1"] == (32, 16, 1)
+
+
+def test_what_a_shortcut_adds_to_goes_where_all_of_it_is_zero() -> None:
+    """Channel 5 of all three stages, which the shortcuts between them hand on in its place."""
+    model, convolutions, norms = resnet()
+    zero_filters([*convolutions, *norms], [5])
+    thinned_alike(model, images(2, 3, 32, 32), kind="filters")
+    found = widths(model)
+    assert [found[name][0] for name in ("conv1", "layer1.2.conv2", "layer2.1.conv2", "layer3.0.bn2")] == [
+        15,
+        15,
+        31,
+        63,
+    ]
+    assert (found["layer2.0.conv1"], found["fc"]) == ((32, 15, 1), (10, 63))
+
+
+def test_what_a_shortcut_adds_to_stays_where_one_is_not_zero() -> None:
+    model, convolutions, norms = resnet()
+    zero_filters([*convolutions[:3], *norms[:3]], [5])
+    before = widths(model)
+    found = thinned_alike(model, images(2, 3, 32, 32), kind="filters")
+    assert widths(model) == before
+    assert [entry.channels for entry in found.left] == [1]
+    assert "also reads what is not zero there" in found.left[0].reason
+
+
+def test_channels_that_only_a_padding_shortcut_makes_stay() -> None:
+    model, convolutions, norms = resnet()
+    zero_filters([*convolutions[-3:], *norms[-3:]], [40])
+    found = thinned_alike(model, images(2, 3, 32, 32), kind="filters")
+    assert found.record == []
+    assert "has no channel for it" in found.left[0].reason
+
+
+def mobile() -> nn.Sequential:
+    """A depthwise convolution between two of 1x1."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8), nn.ReLU6(),
+        nn.Conv2d(8, 4, 1, bias=False), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    )  # fmt: skip
+    filled(model)
+    return model
+
+
+@pytest.mark.parametrize("where", [0, 3])
+def test_depthwise(where: int) -> None:
+    """A zero filter before it, with the norms up to the next reader, or its own."""
+    model = mobile()
+    zero_filters([model[where], *([model[1]] if where == 0 else []), model[4]], [2, 6])
+    thinned_alike(model, images(2, 3, 8, 8), kind="filters")
+    assert widths(model) == {
+        "0": (6, 3, 1),
+        "1": (6,),
+        "3": (6, 6, 6),
+        "4": (6,),
+        "6": (4, 6, 1),
+        "7": (4,),
+        "10": (3, 4),
+    }
+
+
+def grouped() -> nn.Sequential:
+    """A convolution with two groups of four input and three output channels between two others."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3, groups=2), nn.ReLU(), nn.Conv2d(6, 4, 3))
+    filled(model)
+    return model
+
+
+def test_grouped_inputs_go_from_all_groups_or_stay() -> None:
+    model = grouped()
+    zero_filters([model[0]], [1, 2, 5])  # 1 and 5 are the same place of both groups, 2 has no zero counterpart
+    found = thinned_alike(model, images(2, 3, 8, 8), kind="filters")
+    assert widths(model) == {"0": (6, 3, 1), "2": (6, 6, 2), "4": (4, 6, 1)}
+    assert found.removed["2.weight"] == {1: [1]}
+    assert [entry.channels for entry in found.left] == [1]
+    assert "groups of a grouped convolution stay alike" in found.left[0].reason
+
+
+def test_grouped_outputs_go_in_equal_numbers() -> None:
+    model = grouped()
+    zero_filters([model[2]], [0, 1, 5])
+    found = thinned_alike(model, images(2, 3, 8, 8), kind="filters")
+    assert widths(model) == {"0": (8, 3, 1), "2": (4, 8, 2), "4": (4, 4, 1)}
+    assert found.removed["4.weight"] == {1: [0, 5]}
+
+
+class Concatenating(nn.Module):
+    """Two convolutions side by side, and one that reads both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 5, 3)
+        self.last = nn.Conv2d(9, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(torch.cat([self.left(x), self.right(x)], 1).relu())
+        return result
+
+
+def test_concatenated_channels() -> None:
+    model = Concatenating()
+    filled(model)
+    zero_filters([model.left], [1])
+    zero_filters([model.right], [0, 4])
+    found = thinned_alike(model, images(2, 3, 8, 8), kind="filters")
+    assert found.removed["last.weight"] == {1: [1, 4, 8]}
+
+
+def test_transposed_convolutions() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ConvTranspose2d(4, 6, 3), nn.ReLU(), nn.Conv2d(6, 2, 3))
+    filled(model)
+    zero_filters([model[0]], [2])
+    with torch.no_grad():
+        model[2].weight[:, 3] = 0
+        model[2].bias[3] = 0
+    found = thinned_alike(model, images(2, 3, 8, 8), kind="filters")
+    assert found.removed["2.weight"] == {0: [2], 1: [3]}
+    assert model[2].weight.shape == (3, 5, 3, 3)
+
+
+class Twice(nn.Module):
+    """One convolution called twice, and a forward that knows its width."""
+
+    def __init__(self, *, knows: bool) -> None:
+        super().__init__()
+        self.first, self.again, self.last = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Linear(4 * 4, 2)
+        self.knows = knows
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.again(self.first(x)) if self.knows else self.again(self.again(self.first(x)))
+        result: Tensor = self.last(y.view(-1, 16) if self.knows else y.flatten(1))
+        return result
+
+
+@pytest.mark.parametrize(("knows", "reason"), [(False, "is used more than once"), (True, "the model fails")])
+def test_what_cannot_be_cut_stays(knows: bool, reason: str) -> None:
+    model = Twice(knows=knows)
+    filled(model)
+    zero_filters([model.first, model.again], [1])
+    with torch.no_grad():
+        model.again.weight[:, 1] = 0
+    before = widths(model)
+    found = thinned_alike(model, images(2, 3, 2, 2))
+    if knows:
+        assert widths(model) == before | {"first": (3, 3, 1), "again": (4, 3, 1)}
+    else:
+        assert widths(model) == before
+    assert any(reason in entry.reason for entry in found.left)
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        ([nn.ReLU()], "it is an output of the model"),
+        ([], "no layer reads it"),
+        (
+            [nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 1)],
+            "it goes through 1, which does not treat channels one by one",
+        ),
+        ([nn.Conv2d(8, 4, 3, groups=4), nn.Conv2d(4, 2, 1)], "1 has several input channels for each filter"),
+        ([nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 2, 1))], "1 has a weight that is computed"),
+    ],
+)
+def test_channels_that_have_to_stay_and_why(layers: list[nn.Module], reason: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), *layers)
+    filled(model)
+    zero_filters([model[0]], [1])
+    found = thinned_alike(model, images(2, 3, 8, 8))
+    assert found.record == []
+    assert Left("0", 1, reason) in found.left
+
+
+class OfOneDtype(nn.Module):
+    """Makes a tensor of its own, which is not of double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers(x @ torch.eye(3))
+        return result
+
+
+def test_a_model_of_one_dtype() -> None:
+    model, x = OfOneDtype(), images(5, 3).float()
+    zero_filters([model.layers[0]], [2, 4])
+    before = model(x).detach()
+    found = thin(model, x)
+    assert found.exact
+    assert found.removed["layers.2.weight"] == {1: [2, 4]}
+    assert torch.allclose(model(x), before, atol=1e-6)
+
+
+def test_shared_parameters_stay() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    model[2].weight = model[0].weight
+    filled(model)
+    zero_filters([model[0], model[2]], [1])
+    found = thinned_alike(model, images(5, 4))
+    assert found.record == []
+    assert any(entry.reason.endswith("shares a parameter") for entry in found.left)
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_the_optimizer_goes_on_as_if_the_model_had_always_been_thin(kind: str) -> None:
+    """Channels that are zero on both sides get no gradient, so training with them goes the same way."""
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        named = list(model.named_parameters())
+        groups = [{"params": named[:3], "lr": 1e-4}, {"params": named[3:], "lr": 2e-4}]
+        return SGD(groups, momentum=0.9) if kind == "sgd" else AdamW(groups, weight_decay=0.1)
+
+    model, x = stack(), images(4, 3, 8, 8)
+    zero_filters([model[0]], [1, 3])
+    with torch.no_grad():
+        model[2].weight[:, [1, 3]] = 0
+    optimizer = make(model)
+    trained(model, optimizer, x, 3)
+    thin_model = copy.deepcopy(model)
+    thin_optimizer = make(thin_model)
+    thin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    names = [group["param_names"] for group in thin_optimizer.param_groups]
+    found = thin(thin_model, x, thin_optimizer, kind="structures")
+    assert widths(thin_model)["0"] == (6, 3, 1)
+    assert [group["param_names"] for group in thin_optimizer.param_groups] == names
+    in_groups = [p for group in thin_optimizer.param_groups for p in group["params"]]
+    assert [id(p) for p in in_groups] == [id(p) for p in thin_model.parameters()]
+    assert set(thin_optimizer.state) == set(in_groups)
+    trained(model, optimizer, x, 3)
+    trained(thin_model, thin_optimizer, x, 3)
+    for (name, ours), theirs in zip(thin_model.named_parameters(), model.parameters(), strict=True):
+        assert torch.allclose(ours, crop(theirs.detach(), found.removed.get(name, {})), rtol=1e-9, atol=1e-12), name
+
+
+def test_a_run_goes_on_bit_for_bit_from_record_and_state() -> None:
+    """Twice thinned; rebuilt from both records one after the other, in plain types."""
+    model, x = stack(), images(4, 3, 8, 8)
+    optimizer = SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    trained(model, optimizer, x, 1)
+    record: list[Any] = []
+    for filters in ([1, 3], [0]):
+        zero_filters([model[0]], filters)
+        record += thin(model, x, optimizer, kind="filters").record
+    file = io.BytesIO()
+    torch.save({"record": record, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    other = stack()
+    other_optimizer = SGD(other.parameters(), lr=1e-4, momentum=0.9)
+    removed = thin_again(other, state["record"], other_optimizer)
+    assert removed["0.weight"] == {0: [0, 1, 3]}
+    other.load_state_dict(state["model"])
+    other_optimizer.load_state_dict(state["optimizer"])
+    trained(model, optimizer, x, 3)
+    trained(other, other_optimizer, x, 3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+class Scaled(nn.Module):
+    """Quantizes with a scale for each filter."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", weight.detach().abs().amax((1, 2, 3), keepdim=True) + 1e-3)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return (weight / self.scale * 7).round() / 7 * self.scale
+
+
+def test_quantized_weights() -> None:
+    model, x = stack(), images(4, 3, 8, 8)
+    zero_filters([model[0]], [1, 3])
+    parametrize.register_parametrization(model[0], "weight", Scaled(model[0].weight))
+    original, before = copy.deepcopy(model), model(x).detach()
+    found = thin(model, x, kind="filters")
+    assert found.removed["0.weight"] == {0: [1, 3]}
+    assert torch.allclose(model(x), before, atol=1e-9)
+    assert model[0].parametrizations.weight[0].scale.shape == (6, 1, 1, 1)
+    assert torch.equal(original(x), before)  # the class that both share is as it was
+
+
+def test_the_model_keeps_mode_hooks_gradients_and_generators() -> None:
+    model, x = with_norms(), images(4, 3, 8, 8)
+    zero_filters([model[0], model[1]], [4])
+    model.train()
+    seen: list[int] = []
+    model[0].register_forward_hook(lambda *_: seen.append(1))
+    model[8].weight.requires_grad_(False)
+    model[3].weight.grad = torch.ones_like(model[3].weight)
+    statistics, drawn = model[4].running_mean.clone(), torch.get_rng_state()
+    thin(model, x)
+    assert seen == []
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(module.training for module in model.modules())
+    assert torch.equal(model[4].running_mean, statistics)
+    assert [p.requires_grad for p in model.parameters()] == [True] * 6 + [False, True]
+    assert model[3].weight.grad.shape == (6, 7, 3, 3)
+    assert model[8].weight.grad is None
+    model(x)
+    assert seen == [1]
+
+
+def test_nothing_to_remove() -> None:
+    model = with_norms()
+    parameters = list(model.parameters())
+    found = thinned_alike(model, images(2, 3, 8, 8))
+    assert (found.record, found.removed, found.left) == ([], {}, ())
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+
+
+def test_wrong_arguments() -> None:
+    kind: Any = "rows"
+    with pytest.raises(
+        UserError, match=r"^kind of a thinning must be one of filters, channels, structures, got 'rows'$"
+    ):
+        thin(stack(), images(1, 3, 8, 8), kind=kind)
+    good: Kind = "filters"
+    with pytest.raises(UserError, match=r"^round_to must be >= 1, got 0$"):
+        thin(stack(), images(1, 3, 8, 8), kind=good, round_to=0)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ([["9", 0, [1]]], "it cuts '9', which is nothing here"),
+        ([["1", 0, [1]]], "it cuts '1', which is a ReLU here"),
+        ([["0", 0, [8]]], "of 8 output channels of '0' here it cuts 8"),
+        ([["2", 1, [1]], ["2", 1, [7]]], "of 7 input channels of '2' here it cuts 7"),
+        ([["0", 0, list(range(8))]], "of 8 output channels of '0' here it cuts 0, 1, 2, 3, 4, 5, 6, 7"),
+    ],
+)
+def test_a_record_of_another_model(record: list[Any], message: str) -> None:
+    model = stack()
+    before = widths(model)
+    with pytest.raises(UserError, match=f"^the record of a thinning is of another model: {message}$"):
+        thin_again(model, record)
+    assert widths(model) == before
+
+
+def test_without_torch_pruning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_pruning", None)
+    with pytest.raises(UserError, match=r"pip install 'tune-cac\[thin\]'$"):
+        thin(stack(), images(1, 3, 8, 8))
+
+
+class Wrapped(nn.Linear):
+    """A layer that returns its output in a dictionary."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"scores": super().forward(x)}
+
+
+def test_a_model_that_cannot_be_followed() -> None:
+    with pytest.raises(UserError, match=r"^the model cannot be thinned, for torch_pruning cannot follow it: "):
+        thin(nn.Sequential(nn.Linear(3, 3), Wrapped(3, 2)), images(1, 3))
+
+
+def test_outputs_in_a_dictionary() -> None:
+    class Model(nn.Sequential):
+        def forward(self, x: Tensor) -> Any:
+            return {"scores": [super().forward(x)], "rows": len(x)}
+
+    model = Model(*stack())
+    zero_filters([model[0]], [1, 3])
+    found = thin(model, images(1, 3, 8, 8))
+    assert found.exact
+    assert widths(model)["2"] == (6, 6, 1)

@@ -1,0 +1,258 @@
+"""The schedule that a configuration's fields mean, and what they cannot mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from compression_schedules import SCHEDULES, text
+
+from trainables.compression.schedule import read_schedule
+from trainables.compression.trial.from_config import filled_schedule, pruning_epochs, schedule_of
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+
+MARKED = """
+version: 1
+pruners:
+  p: {class: SparsityLevelParameterPruner, levels: {conv1.weight: !search {low: 0.1, high: 0.9, name: level}}}
+lr_schedulers:
+  l: {class: StepLR, step_size: !search {low: 2, high: 8}, gamma: !search {choices: [0.1, 1.0, 0.25]}}
+policies:
+- {pruner: {instance_name: p}, epochs: [!search {low: 0, high: 6, step: 2}]}
+- {lr_scheduler: {instance_name: l}, starting_epoch: 0, ending_epoch: 9}
+"""
+
+
+def config(epochs: int = 10, **values: Any) -> TrialConfig:
+    return TrialConfig(epochs=epochs, method="compression", **values)
+
+
+def test_nothing_compresses_nothing() -> None:
+    assert schedule_of(config()) == {"version": 1, "policies": []}
+    assert schedule_of(config(pruning_sensitivities=("conv1.weight=0", "conv2.weight=0.0")))["policies"] == []
+    assert schedule_of(config(distill_weight=0.0))["policies"] == []
+    assert schedule_of(config(distill_teacher="resnet20", distill_start_epoch=10))["policies"] == []
+
+
+def test_sensitivities() -> None:
+    found = schedule_of(config(pruning_sensitivities=("conv1.weight=0.5", "a=b.weight=1", "conv2.weight=0")))
+    assert found == {
+        "version": 1,
+        "pruners": {
+            "sensitivity_pruner": {
+                "class": "SensitivityPruner",
+                "sensitivities": {"conv1.weight": 0.5, "a=b.weight": 1.0},  # of names with an = the last one counts
+            }
+        },
+        "policies": [
+            {"pruner": {"instance_name": "sensitivity_pruner"}, "starting_epoch": 2, "ending_epoch": 6, "frequency": 1}
+        ],
+    }
+
+
+def test_gradual_pruning() -> None:
+    found = schedule_of(
+        config(
+            agp_weights=("conv1.weight", "classifier.weight"), agp_initial_sparsity=0.05, agp_final_sparsity=0.8,
+            pruning_start_epoch=1, pruning_end_epoch=9, pruning_frequency=3,
+        )
+    )  # fmt: skip
+    assert found == {
+        "version": 1,
+        "pruners": {
+            "gradual_pruner": {
+                "class": "AutomatedGradualPruner", "initial_sparsity": 0.05, "final_sparsity": 0.8,
+                "weights": ["conv1.weight", "classifier.weight"],
+            }
+        },
+        "policies": [
+            {"pruner": {"instance_name": "gradual_pruner"}, "starting_epoch": 1, "ending_epoch": 9, "frequency": 3}
+        ],
+    }  # fmt: skip
+    # An initial share that is none below the final one: nothing rises.
+    assert schedule_of(config(agp_weights=("a",), agp_initial_sparsity=0.9, agp_final_sparsity=0.5))["policies"] == []
+
+
+def test_distillation() -> None:
+    found = schedule_of(
+        config(
+            distill_teacher="resnet56", distill_checkpoint="t.pt", distill_temperature=4.0, distill_weight=0.3,
+            distill_start_epoch=2,
+        )
+    )  # fmt: skip
+    assert found == {
+        "version": 1,
+        "distillers": {
+            "distiller": {
+                "class": "KnowledgeDistillation", "temperature": 4.0, "distill_weight": 0.3, "student_weight": 0.7,
+                "teacher": "resnet56", "checkpoint": "t.pt",
+            }
+        },
+        "policies": [
+            {"distiller": {"instance_name": "distiller"}, "starting_epoch": 2, "ending_epoch": 10, "frequency": 1}
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [{"distill_teacher": "resnet20"}, {"distill_checkpoint": "t.pt"}])
+def test_a_teacher_alone_teaches_with_the_defaults(given: dict[str, str]) -> None:
+    (distiller,) = schedule_of(config(**given))["distillers"].values()
+    assert distiller["temperature"] == 1.0
+    assert (distiller["distill_weight"], distiller["student_weight"]) == (0.5, 0.5)
+
+
+def test_all_of_them_add_up_behind_a_schedule() -> None:
+    found = schedule_of(
+        config(
+            schedule=text(SCHEDULES["agp"]), pruning_sensitivities=("conv1.weight=0.5",), agp_weights=("conv2.weight",),
+            agp_final_sparsity=0.5, distill_teacher="resnet20",
+        )
+    )  # fmt: skip
+    assert [next(iter(policy.values()))["instance_name"] for policy in found["policies"]] == [
+        "p", "sensitivity_pruner", "gradual_pruner", "distiller",
+    ]  # fmt: skip
+    assert set(found["pruners"]) == {"p", "sensitivity_pruner", "gradual_pruner"}
+    assert len(read_schedule(found).policies) == 4
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 5, 7, 30, 90])
+def test_pruning_takes_place_from_a_fifth_to_three_fifths_of_the_run(epochs: int) -> None:
+    start, end = pruning_epochs(config(epochs))
+    assert 0 <= start < end <= max(epochs, 1)
+    assert abs(start - 0.2 * epochs) < 1
+    assert abs(end - 0.6 * epochs) <= 1
+    assert pruning_epochs(config(epochs, pruning_sensitivities=("a=1",), pruning_end_epoch=1)) == (0, 1)
+    assert pruning_epochs(config(epochs, pruning_sensitivities=("a=1",), pruning_start_epoch=40))[0] == 40
+
+
+# --- marks ----------------------------------------------------------------------------------------------------------
+
+
+def test_marks_take_values_and_what_has_none_its_middle() -> None:
+    found = filled_schedule(MARKED, ("level=0.7", "lr_schedulers.l.gamma=1.0"))
+    assert found["pruners"]["p"]["levels"] == {"conv1.weight": 0.7}
+    assert found["lr_schedulers"]["l"] == {"class": "StepLR", "step_size": 5, "gamma": 1.0}
+    assert found["policies"][0]["epochs"] == [2]
+    assert isinstance(found["lr_schedulers"]["l"]["step_size"], int)
+    found = filled_schedule(MARKED, ("lr_schedulers.l.step_size=8", "policies.0.epochs.0=6"))
+    assert (found["lr_schedulers"]["l"]["step_size"], found["policies"][0]["epochs"]) == (8, [6])
+    # A schedule without marks is itself.
+    plain = SCHEDULES["learning rates"]
+    assert filled_schedule(text(plain), ()) == yaml.safe_load(text(plain))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (("levle=0.7",), "schedule_values has 'levle', which is no marked value of the schedule: level, "),
+        (("level=much",), "level must be a number, got 'much'"),
+        (("lr_schedulers.l.step_size=2.5",), r"step_size must be a (whole )?number, got"),
+        (("lr_schedulers.l.gamma=0.3",), "gamma must be one of 0.1, 1.0, 0.25, got '0.3'"),
+        (("0.7",), "schedule_values has ''"),
+    ],
+)
+def test_values_that_no_mark_takes(values: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        filled_schedule(MARKED, values)
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "texts", [("conv1.weight",), ("conv1.weight=much",), ("conv1.weight=-0.1",), ("a=nan",), ("=",)]
+)
+def test_sensitivities_that_are_none(texts: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match="pruning_sensitivities must be texts NAME=NUMBER with numbers >= 0, got"):
+        schedule_of(config(pruning_sensitivities=texts))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"agp_final_sparsity": 0.8}, "agp_final_sparsity needs agp_weights, the parameters to prune, got none"),
+        (
+            {"agp_weights": ("a",), "agp_final_sparsity": 0.8, "pruning_start_epoch": 2, "pruning_end_epoch": 4,
+             "pruning_frequency": 2},
+            "needs two active epochs: .* got 2 to 4 with frequency 2",
+        ),
+        (
+            {"pruning_sensitivities": ("a=1",), "pruning_start_epoch": 4, "pruning_end_epoch": 4},
+            r"pruning_end_epoch must be above pruning_start_epoch 4 \(the end is exclusive\), got 4",
+        ),
+        (
+            {"pruning_sensitivities": ("b=1", "a=1"), "agp_weights": ("a",), "agp_final_sparsity": 0.5},
+            "a is pruned by pruning_sensitivities and by agp_weights in the same epochs",
+        ),
+        ({"schedule_values": ("a=1",)}, "schedule_values has no effect without schedule"),
+        ({"pruning_frequency": 2}, "frequency has no effect without pruning_sensitivities or agp_final_sparsity"),
+        ({"agp_weights": ("a",)}, "agp_weights has no effect without agp_final_sparsity: leave it out, or give that"),
+        (
+            {"distill_temperature": 2.0},
+            "distill_temperature has no effect without distill_teacher or distill_checkpoint or distill_weight",
+        ),
+    ],
+)  # fmt: skip
+def test_fields_that_mean_nothing_together(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        schedule_of(config(**values))
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "values"),
+    [
+        ("sensitivity_pruner", "pruners", {"pruning_sensitivities": ("a=1",)}),
+        ("gradual_pruner", "pruners", {"agp_weights": ("a",), "agp_final_sparsity": 0.5}),
+        ("distiller", "distillers", {"distill_teacher": "resnet20"}),
+    ],
+)
+def test_a_schedule_may_not_have_the_names_that_the_fields_get(name: str, own: str, values: dict[str, Any]) -> None:
+    schedule = {**SCHEDULES["agp"], own: {name: {"class": "X"}}}
+    with pytest.raises(UserError, match=rf"the schedule has {own}\.{name} already: rename it"):
+        schedule_of(config(schedule=text(schedule), **values))
+
+
+def test_a_weight_without_a_teacher_is_told_where_the_schedule_is_read() -> None:
+    with pytest.raises(UserError, match="distillation needs a teacher: name one, or give the checkpoint"):
+        read_schedule(schedule_of(config(distill_weight=0.5)))
+
+
+@pytest.mark.parametrize("given", ["pruners: [", "a", "- 1", "version: 1\npruners: {a: !search {low: 3}}"])
+def test_text_that_is_no_schedule(given: str) -> None:
+    with pytest.raises(UserError):
+        schedule_of(config(schedule=given))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"saving": "inferense"}, "inference"),
+        ({"pruning_start_epoch": -1}, "pruning_start_epoch must be an integer >= 0, got -1"),
+        ({"pruning_end_epoch": 0}, "pruning_end_epoch must be an integer >= 1, got 0"),
+        ({"pruning_frequency": 0}, "pruning_frequency must be an integer >= 1, got 0"),
+        ({"distill_start_epoch": True}, "distill_start_epoch must be an integer >= 0, got True"),
+        ({"agp_initial_sparsity": 1.1}, r"agp_initial_sparsity must be a number in \[0, 1\], got 1.1"),
+        ({"agp_final_sparsity": "0.5"}, r"agp_final_sparsity must be a number in \[0, 1\], got '0.5'"),
+        ({"distill_weight": float("nan")}, r"distill_weight must be a number in \[0, 1\], got nan"),
+        ({"distill_temperature": 0}, "distill_temperature must be a number > 0, got 0"),
+        ({"workers": 2}, "method compression trains in one process, got workers=2"),
+    ],
+)
+def test_values_out_of_range(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        config(**values)
+
+
+def test_a_configuration_comes_back_from_plain_types() -> None:
+    given = config(
+        schedule=MARKED, schedule_values=("level=0.5",), pruning_sensitivities=("conv1.weight=0.5",),
+        agp_weights=("conv2.weight",), agp_final_sparsity=0.5, distill_checkpoint="t.pt", saving="both",
+    )  # fmt: skip
+    plain = given.to_dict()
+    assert plain["agp_weights"] == ["conv2.weight"]
+    assert TrialConfig.from_mapping(plain) == given
+    assert given.compresses
+    assert not given.skips_gradients
+    assert TrialConfig(method="gradskip+compression").skips_gradients

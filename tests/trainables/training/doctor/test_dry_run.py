@@ -1,0 +1,239 @@
+"""A dry run's numbers against whole runs, closed forms and a clock that moves as the test says."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_workload
+import torch
+from tiny_workload import tiny  # noqa: F401 - a fixture
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.training import cost
+from trainables.training.doctor import dry_run as module
+from trainables.training.doctor.dry_run import DryRun, TimeFacts, dry_run, timed_steps
+from trainables.training.run import TrainingRun
+from trainables.workloads.base import Batch
+from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE
+
+
+@pytest.fixture(scope="module")
+def digits() -> DryRun:
+    return dry_run(TrialConfig(epochs=2), steps=2)
+
+
+def test_length_and_shapes(digits: DryRun) -> None:
+    assert (digits.steps_per_epoch, digits.train_samples, digits.epochs, digits.total_steps) == (10, 599, 2, 20)
+    assert digits.batch_shapes == (((64, 1, 16, 16), "float32"), ((64,), "int64"))
+
+
+def test_flops_of_a_run_are_those_of_the_run(digits: DryRun) -> None:
+    """The last batch of digits is smaller, and a run counts it as it is."""
+    with TrainingRun(TrialConfig(method="none", epochs=2)) as run:
+        run.train_epoch()
+        row = run.train_epoch()
+    assert digits.run_flops == row["dense_flops"]
+
+
+def test_rows_are_the_models_parameters_and_their_modules_flops(digits: DryRun) -> None:
+    rows = digits.parameters
+    assert [row.name for row in rows[:4]] == ["conv1.weight", "norm1.weight", "norm1.bias", "conv2.weight"]
+    assert [row.number for row in rows] == list(range(20))
+    assert rows[3].shape == (8, 8, 3, 3)
+    assert rows[3].elements == 8 * 8 * 9
+    assert [row.number for row in rows if row.watched] == [0, 3, 6, 9, 12, 15]
+    assert [row.number for row in rows if row.unit_end] == [2, 5, 8, 11, 14, 17]
+    assert (rows[1].forward_flops, rows[2].forward_flops) == (0, None)  # a norm: its first parameter has the row
+    assert sum(row.forward_flops or 0 for row in rows) == digits.step_cost.forward_flops
+    assert sum(row.backward_flops or 0 for row in rows) == digits.step_cost.backward_flops
+    assert digits.outside_forward_flops == digits.outside_backward_flops == 0
+
+
+def test_what_stopping_through_a_unit_saves_is_the_closed_form(digits: DryRun) -> None:
+    """Weight gradients of the units 1..k and input gradients of the convolutions 2..k+1."""
+    forward, channels, size = [], 1, IMAGE_SIZE
+    for width, stride in CONVOLUTIONS:
+        size //= stride
+        forward.append(2 * 9 * channels * width * size * size)
+        channels = width
+    linear = 2 * 32 * 10
+    dense = 3 * sum(forward) - forward[0] + 3 * linear
+    expected = {
+        3 * k - 1: (sum(forward[:k]) + sum(forward[1 : k + 1]) + (linear if k == 6 else 0)) / dense for k in range(1, 7)
+    }
+    assert {row.number: row.saved for row in digits.parameters if row.saved is not None} == pytest.approx(
+        expected, rel=1e-12
+    )
+
+
+@pytest.mark.usefixtures("tiny")
+def test_savings_are_counted_for_as_many_units_as_asked() -> None:
+    found = dry_run(TrialConfig(workload="tiny", epochs=1), steps=1, most_units=2)
+    assert [row.number for row in found.parameters if row.unit_end] == [2, 5, 8, 11]
+    assert [row.number for row in found.parameters if row.saved is not None] == [5, 11]
+
+
+def test_memory_is_that_of_float32_with_momentum(digits: DryRun) -> None:
+    elements = sum(row.elements for row in digits.parameters)
+    memory = digits.memory
+    assert memory.parameter_bytes == memory.gradient_bytes == memory.optimizer_bytes == 4 * elements
+    assert memory.peak_bytes > 50_000_000  # a process with torch in it
+
+
+@pytest.mark.usefixtures("tiny")
+def test_adam_keeps_two_moments_and_a_count() -> None:
+    found = dry_run(TrialConfig(workload="tiny_adam", epochs=1), steps=1)
+    assert found.memory.optimizer_bytes == 2 * found.memory.parameter_bytes + 4 * len(found.parameters)
+
+
+class Clock:
+    """Stands for the module time; moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, tiny: str) -> Clock:  # noqa: F811 - the fixture
+    """Batches take 1 s, the first of an epoch 3 s; a loss 4 s; an evaluation 10 s."""
+    clock = Clock()
+    batches, loss, evaluate = (getattr(tiny_workload.Tiny, n) for n in ("train_batches", "loss", "evaluate"))
+
+    def slow_batches(self: tiny_workload.Tiny, epoch: int, seed: int) -> Iterator[Batch]:
+        for number, batch in enumerate(batches(self, epoch, seed)):
+            clock.now_s += 1.0 if number else 3.0
+            yield batch
+
+    def slow_loss(self: tiny_workload.Tiny, model: nn.Module, batch: Batch) -> Tensor:
+        clock.now_s += 0.0 if batch[0].is_meta else 4.0
+        found: Tensor = loss(self, model, batch)
+        return found
+
+    def slow_evaluate(self: tiny_workload.Tiny, model: nn.Module, split: str, device: Any) -> float:
+        clock.now_s += 10.0
+        return float(evaluate(self, model, split, device))
+
+    for name, slow in (("train_batches", slow_batches), ("loss", slow_loss), ("evaluate", slow_evaluate)):
+        monkeypatch.setattr(tiny_workload.Tiny, name, slow)
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(cost, "time", clock)  # what counting takes is taken off
+    return clock
+
+
+def test_times_after_a_warm_up(clock: Clock) -> None:
+    times = dry_run(TrialConfig(workload="tiny", epochs=1), steps=2).times
+    assert times.step_times_s == (5.0, 5.0)
+    assert times.loader_times_s == (1.0, 1.0)
+    assert times.loader_share == 0.2
+    assert times.evaluation_time_s == 10.0
+
+
+def test_slow_steps_are_fewer(clock: Clock) -> None:
+    """The first took 7 s, and 20 s are there."""
+    times = dry_run(TrialConfig(workload="tiny", epochs=1), steps=7).times
+    assert times.step_times_s == (5.0, 5.0)
+
+
+def test_steps_go_on_in_the_next_epoch_and_end_with_the_run(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """Two steps an epoch, and a schedule that refuses to go on past the run's end."""
+    batches = tiny_workload.Tiny.train_batches
+    monkeypatch.setattr(tiny_workload.Tiny, "steps_per_epoch", 2)
+    monkeypatch.setattr(tiny_workload.Tiny, "train_batches", lambda *a: islice(batches(*a), 2))
+
+    def schedule(self: object, optimizer: Optimizer, total_steps: int) -> LRScheduler:
+        return OneCycleLR(optimizer, max_lr=0.1, total_steps=total_steps)
+
+    monkeypatch.setattr(tiny_workload.Tiny, "make_scheduler", schedule)
+    monkeypatch.setattr(module, "STEPS_BUDGET_S", 1000.0)
+    times = dry_run(TrialConfig(workload="tiny", epochs=2), steps=5).times
+    assert times.step_times_s == (5.0, 7.0, 5.0)
+    assert times.loader_times_s == (1.0, 3.0, 1.0)
+
+
+def test_a_run_of_one_step_has_that_one(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    monkeypatch.setattr(tiny_workload.Tiny, "steps_per_epoch", 1)
+    times = dry_run(TrialConfig(workload="tiny", epochs=1)).times
+    assert times.step_times_s == (7.0,)
+    assert times.loader_times_s == (3.0,)
+
+
+@pytest.mark.parametrize(
+    ("first_s", "wanted", "steps"),
+    [(0.001, 5, 5), (4.1, 5, 4), (10.1, 5, 2), (999.0, 5, 2), (999.0, 1, 1)],
+)
+def test_how_many_steps(first_s: float, wanted: int, steps: int) -> None:
+    assert timed_steps(first_s, wanted) == steps
+
+
+def test_a_search_is_so_many_runs_in_rounds(digits: DryRun) -> None:
+    times = TimeFacts(step_times_s=(1.0, 3.0, 2.0), loader_times_s=(0.0, 1.5, 1.5), evaluation_time_s=5.0)
+    found = DryRun(**{**vars(digits), "times": times})
+    assert times.step_time_s == 2.0
+    assert times.loader_share == 0.5
+    assert found.run_time_s == 2 * (10 * 2.0 + 5.0)
+    assert found.search_time_s(trials=24, trials_at_a_time=1) == 24 * 50
+    assert found.search_time_s(trials=24, trials_at_a_time=5) == 5 * 50  # the last round has four
+
+
+def process_state() -> dict[str, object]:
+    return {
+        "environment": dict(os.environ),
+        "python": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "torch": torch.get_rng_state().tolist(),
+        "threads": torch.get_num_threads(),
+        "gradients": torch.is_grad_enabled(),
+    }
+
+
+@pytest.mark.usefixtures("tiny")
+def test_leaves_the_process_as_it_was_and_no_method_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAC_VAR_START_THR", "0.5")
+    before = process_state()
+    stopping = TrialConfig(workload="tiny", epochs=1, CAC_STOP_LAYER_NUM=(8,), CAC_STOP_LAYER_ITR=(0,))
+    found = dry_run(stopping, steps=2)
+    assert process_state() == before
+    assert found.memory.gradient_bytes == found.memory.parameter_bytes
+
+
+@pytest.mark.usefixtures("tiny")
+def test_weights_that_never_train_cost_no_gradient_and_come_back_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[nn.Module] = []
+    make = tiny_workload.Tiny.make_model
+
+    def frozen_front(self: tiny_workload.Tiny) -> nn.Module:
+        model = make(self)
+        next(model.parameters()).requires_grad_(False)
+        models.append(model)
+        return model
+
+    class Other(tiny_workload.Tiny):
+        name = "tiny with a frozen front"
+
+        make_model = frozen_front
+
+        def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+            return super().make_optimizer((n, p) for n, p in named_parameters if p.requires_grad)
+
+    monkeypatch.setattr("trainables.training.run.build", lambda *_: Other())
+    found = dry_run(TrialConfig(workload="tiny", epochs=1), steps=1)
+    assert found.parameters[0].backward_flops == 0
+    assert [p.requires_grad for p in models[0].parameters()] == [False] + [True] * (len(found.parameters) - 1)
+
+
+def test_no_steps_are_refused() -> None:
+    with pytest.raises(UserError, match=r"^steps must be an integer >= 1, got 0$"):
+        dry_run(TrialConfig(), steps=0)

@@ -1,0 +1,353 @@
+"""Decoded images are Pillow's, kept once, and never half."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_files import encoded, noise, write_folder, write_parquet
+from PIL import Image
+
+from trainables.errors import UserError
+from trainables.workloads.images import dataset as opening
+from trainables.workloads.images import digest as digest_module
+from trainables.workloads.images import progress
+from trainables.workloads.images.dataset import ImageData, open_images
+from trainables.workloads.images.detect import find_source
+from trainables.workloads.images.pixel_stats import image_moments, mean_and_deviation, statistics_indices
+from trainables.workloads.images.store import locked, read_store, write_store
+
+ROOT = Path(__file__).parents[3]
+OPEN = """
+import sys
+from pathlib import Path
+from trainables.workloads.images.dataset import open_images
+data = open_images(sys.argv[1], cache=Path(sys.argv[2]), cache_limit_bytes=1e9, image_size=None)
+assert "torch" not in sys.modules
+print(data.memory.name, Path(data.memory, "train.npy").stat().st_ino, int(data.pixels["train"].take(range(40)).sum()))
+"""
+
+
+def opened(data: Path, cache: Path, image_size: int | None = None, limit_bytes: float = 1e9) -> ImageData:
+    return open_images(str(data), cache=cache, cache_limit_bytes=limit_bytes, image_size=image_size)
+
+
+def all_pixels(data: ImageData, split: str = "train") -> np.ndarray:
+    return data.pixels[split].take(np.arange(len(data.labels[split])))
+
+
+def process(data: Path, cache: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", OPEN, str(data), str(cache)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """130 images of 10x10, as JPEG, in two files."""
+    pixels = noise(130, 10)
+    for number, part in enumerate((pixels[:90], pixels[90:])):
+        images = [encoded(content, "JPEG") for content in part]
+        write_parquet(tmp_path / "data" / f"train-{number}.parquet", images, [i % 3 for i in range(len(part))])
+    return tmp_path / "data"
+
+
+def test_small_equal_images_are_kept_as_they_are(small: Path, tmp_path: Path) -> None:
+    data = opened(small, tmp_path / "cache")
+    assert (data.layout.image_size, data.layout.stored_size, data.layout.as_they_are) == (10, 10, True)
+    kept = all_pixels(data)
+    for number, content in enumerate(noise(130, 10)):
+        path = tmp_path / "one.jpg"
+        path.write_bytes(encoded(content, "JPEG"))
+        assert np.array_equal(kept[number].transpose(1, 2, 0), np.asarray(Image.open(path)))
+    assert data.labels["train"].tolist() == [i % 3 for i in range(90)] + [i % 3 for i in range(40)]
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "I;16"])
+def test_all_kinds_of_channels_become_three(tmp_path: Path, mode: str) -> None:
+    if mode == "I;16":
+        image = Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8))
+    else:
+        image = Image.fromarray(noise(1, 8)[0]).convert(mode)
+    suffix = "tif" if mode == "CMYK" else "png"
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        image.save(tmp_path / "data" / name / f"x.{suffix}")
+    kept = all_pixels(opened(tmp_path / "data", tmp_path / "cache"))
+    assert np.array_equal(kept[0].transpose(1, 2, 0), np.asarray(image.convert("RGB")))
+
+
+@pytest.mark.parametrize(("height", "width"), [(70, 90), (120, 66), (65, 65), (20, 31)])
+def test_other_images_are_resized_and_cropped(tmp_path: Path, height: int, width: int) -> None:
+    pixels = noise(4, height, width)
+    write_folder(tmp_path / "data", pixels, ["a", "b", "a", "b"])
+    data = opened(tmp_path / "data", tmp_path / "cache", image_size=28)
+    assert (data.layout.as_they_are, data.layout.stored_size) == (False, 32)
+    short = min(height, width)
+    size = (32, round(height * 32 / short)) if width == short else (round(width * 32 / short), 32)
+    kept = all_pixels(data)
+    for number, file in enumerate([0, 2, 1, 3]):
+        resized = np.asarray(Image.fromarray(pixels[file]).resize(size, Image.Resampling.BILINEAR))
+        top, left = (resized.shape[0] - 32) // 2, (resized.shape[1] - 32) // 2
+        assert np.array_equal(kept[number].transpose(1, 2, 0), resized[top : top + 32, left : left + 32])
+
+
+def test_the_size_without_an_option(tmp_path: Path) -> None:
+    few = r"^1 of 4 images are not 20x20 as the others \(.*b.0003\.png is 21x21\): their shorter side is brought to 20"
+    enlarged = r"^the images are at most 30 pixels long, .* enlarged to 224x224: image_size=20 keeps them small$"
+    for name, pixels, expected, warning in (
+        ("equal", [*noise(4, 64)], (64, True), None),
+        ("unequal", [*noise(3, 20), noise(1, 21)[0]], (20, True), few),
+        ("oblong", [*noise(4, 20, 30)], (224, False), enlarged),
+        ("large", [*noise(4, 65)], (224, False), None),
+        ("icons among photos", [noise(1, 20)[0], *noise(3, 80, 90)], (224, False), None),
+    ):
+        write_folder(tmp_path / name, pixels, ["a", "b", "a", "b"])
+        for _ in range(2):  # decoded, and read again
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                layout = opened(tmp_path / name, tmp_path / "cache").layout
+            assert (layout.image_size, layout.as_they_are) == expected, name
+            assert layout.stored_size == (expected[0] if expected[1] else 256)
+            assert len(caught) == (warning is not None), name
+            assert warning is None or re.search(warning, str(caught[0].message)), str(caught[0].message)
+
+
+def test_a_few_small_images_of_another_size_are_brought_to_that_of_the_others(tmp_path: Path) -> None:
+    """32x32 with a few of 40x28, of which the whole set became 224x224."""
+    pixels = [*noise(6, 32), *noise(2, 28, 40)]
+    write_folder(tmp_path / "data", pixels, list("aaabbbab"))
+    with pytest.warns(UserWarning, match=r"^2 of 8 images are not 32x32 as the others .* is 40x28\)"):
+        data = opened(tmp_path / "data", tmp_path / "cache")
+    assert (data.layout.image_size, data.layout.as_they_are) == (32, True)
+    kept = all_pixels(data)
+    order = [0, 1, 2, 6, 3, 4, 5, 7]
+    for number, file in enumerate(order):
+        expected = pixels[file]
+        if file >= 6:
+            resized = np.asarray(Image.fromarray(expected).resize((46, 32), Image.Resampling.BILINEAR))
+            expected = resized[:, 7:39]
+        assert np.array_equal(kept[number].transpose(1, 2, 0), expected), file
+
+
+def test_a_later_use_reads_no_image(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = opened(small, tmp_path / "cache")
+    monkeypatch.setattr(opening, "write_store", None)
+    monkeypatch.setattr(opening, "choose_layout", None)
+    monkeypatch.setattr(digest_module, "_whole", None)
+    again = opened(small, tmp_path / "cache")
+    assert again.digest == first.digest
+    assert np.array_equal(all_pixels(again), all_pixels(first))
+    assert again.statistics(np.arange(130)) == first.statistics(np.arange(130))
+
+
+def test_the_digest_tells_contents_and_not_places(small: Path, tmp_path: Path) -> None:
+    def of(folder: Path) -> str:
+        return digest_module.content_digest(find_source(str(folder)), tmp_path / "cache")
+
+    before = of(small)
+    shutil.copytree(small, tmp_path / "copy", copy_function=shutil.copy)
+    assert of(tmp_path / "copy") == before
+    content = bytearray((small / "train-1.parquet").read_bytes())
+    content[100] ^= 1
+    (small / "train-1.parquet").write_bytes(content)
+    os.utime(small / "train-1.parquet")
+    assert of(small) != before
+    (tmp_path / "copy" / "train-1.parquet").rename(tmp_path / "copy" / "train-2.parquet")
+    assert of(tmp_path / "copy") != before
+
+
+def test_of_large_files_the_ends_and_the_time_tell(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digest_module, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(digest_module, "END_BYTES", 50)
+
+    def digests() -> list[str]:
+        found = []
+        for at, time_s in ((0, 1), (-1, 1), (200, 1), (200, 2)):
+            content = bytearray(path.read_bytes())
+            content[at] ^= 1
+            (tmp_path / "other" / "train.parquet").write_bytes(content)
+            os.utime(tmp_path / "other" / "train.parquet", (time_s, time_s))
+            # A cache of its own: what is known of these times of writing is not asked.
+            found.append(digest_module.content_digest(parquet_source(), tmp_path / f"cache{at}-{time_s}"))
+        return found
+
+    def parquet_source() -> digest_module.Source:
+        return find_source(str(tmp_path / "other"))
+
+    path = small / "train-0.parquet"
+    (tmp_path / "other").mkdir()
+    start, end, middle, later = digests()
+    assert len({start, end, middle, later}) == 4
+    os.utime(tmp_path / "other" / "train.parquet", (1, 1))
+    (tmp_path / "other" / "train.parquet").write_bytes(path.read_bytes())
+    os.utime(tmp_path / "other" / "train.parquet", (1, 1))
+    assert digest_module.content_digest(parquet_source(), tmp_path / "cache-last") == middle  # only the middle differs
+
+
+def test_what_is_half_written_is_written_anew(small: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    data = opened(small, cache)
+    folder, expected = data.memory, all_pixels(data)
+
+    def cut() -> None:
+        content = (folder / "train.npy").read_bytes()
+        (folder / "train.npy").write_bytes(content[:-1])
+
+    def other_shape() -> None:
+        np.save(folder / "train-labels.npy", np.zeros(3, dtype=np.int64))
+
+    for spoil in (cut, other_shape, (folder / "meta.json").unlink, lambda: (folder / "meta.json").write_text("{")):
+        spoil()
+        partial = cache / f"{folder.name}.partial"
+        partial.mkdir()
+        (partial / "train.npy").write_bytes(b"half")
+        assert read_store(folder) is None
+        again = opened(small, cache)
+        assert np.array_equal(all_pixels(again), expected)
+        assert isinstance(again.pixels["train"], opening.StoredPixels)
+        assert not partial.exists()
+
+
+def test_several_processes_that_begin_at_once_share_one_store(small: Path, tmp_path: Path) -> None:
+    processes = [process(small, tmp_path / "cache") for _ in range(2)]
+    said = []
+    for one in processes:
+        out, error = one.communicate(timeout=120)
+        assert one.returncode == 0, error
+        said.append(out)
+    assert len(set(said)) == 1  # the same file, with the same pixels
+    assert sorted(p.suffix for p in (tmp_path / "cache").iterdir() if p.name != "digests") == ["", ".json", ".lock"]
+
+
+def test_the_second_process_waits_and_uses_what_the_first_wrote(small: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    folder = opened(small, cache).memory
+    shutil.rmtree(folder)
+    source = find_source(str(small))
+    splits = source.open()
+    with locked(cache / f"{folder.name}.lock"):
+        other = process(small, cache)
+        assert other.stderr is not None
+        assert "waiting for another process" in other.stderr.readline()
+        write_store(folder, splits, opening.Layout(image_size=10, as_they_are=True), None)
+        written = (folder / "train.npy").stat().st_ino
+    out, error = other.communicate(timeout=120)
+    assert other.returncode == 0, error
+    assert int(out.split()[1]) == written
+
+
+def test_a_corrupt_image_is_named_and_leaves_nothing(small: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    before = set(threading.enumerate())  # other tests of this process may have left some
+    good = [encoded(content, "JPEG") for content in noise(100, 10)]
+    for bad, why in ((good[70][:-20], "truncated"), (b"GIF, honestly", "no image format"), (b"", "no image format")):
+        path = write_parquet(small / "train-1.parquet", [*good[:70], bad, *good[71:]], [0, 1] * 50)
+        with pytest.raises(UserError) as error:
+            opened(small, cache)
+        assert f"{path}, row 70 (from 0): the image cannot be decoded (" in str(error.value)
+        assert why in str(error.value)
+        assert "\n" not in str(error.value)
+        assert not [p for p in cache.iterdir() if p.is_dir() and p.name != "digests"]
+    assert not [thread for thread in set(threading.enumerate()) - before if "ThreadPool" in thread.name]
+    write_folder(tmp_path / "photos", noise(4, 20), ["a", "b", "a", "b"])
+    broken = tmp_path / "photos" / "a" / "0002.png"
+    broken.write_bytes(broken.read_bytes()[:100])
+    with pytest.raises(UserError) as error:
+        opened(tmp_path / "photos", cache)
+    assert str(error.value).startswith(f"{broken}: the image cannot be decoded")
+
+
+@contextmanager
+def files_up_to(limit_bytes: int) -> Iterator[None]:
+    """This process cannot write files beyond a size, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_cache_that_cannot_be_written(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"image cache must be a folder that can be written: .*file"):
+        opened(small, tmp_path / "file")
+    with files_up_to(10_000), pytest.raises(UserError, match=r"image cache must .*File too large"):
+        opened(small, tmp_path / "cache")
+    assert not [p for p in (tmp_path / "cache").iterdir() if p.is_dir() and p.name != "digests"]
+    assert len(all_pixels(opened(small, tmp_path / "cache"))) == 130
+
+
+@pytest.mark.parametrize("image_size", [None, 28])
+def test_without_room_the_same_pixels_are_decoded_for_each_batch(
+    small: Path, tmp_path: Path, image_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = opened(small, tmp_path / "cache", image_size)
+    with pytest.warns(UserWarning, match=r"decoded anew for each batch.*limit is 1e-06 GB \(cache_limit_gb\)"):
+        streamed = opened(small, tmp_path / "other", image_size, limit_bytes=1000)
+    indices = np.random.default_rng(0).permutation(130)[:50]
+    assert np.array_equal(streamed.pixels["train"].take(indices), stored.pixels["train"].take(indices))
+    assert np.array_equal(streamed.labels["train"], stored.labels["train"])
+    assert streamed.statistics(indices) == stored.statistics(indices)
+    assert streamed.digest == stored.digest
+    assert not list((tmp_path / "other").rglob("*.npy"))
+    monkeypatch.setattr(opening, "SPARE_BYTES", 10**18)
+    with pytest.warns(UserWarning, match=r"decoded anew.*the disk of .* GB free"):
+        opened(small, tmp_path / "third", image_size)
+    # What is dear is known from the first time on.
+    monkeypatch.setattr(opening, "image_moments", None)
+    monkeypatch.setattr(opening, "choose_layout", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = opened(small, tmp_path / "other", image_size, limit_bytes=1000)
+    assert again.statistics(indices) == stored.statistics(indices)
+
+
+def test_the_warning_is_shown_once(small: Path, tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            opened(small, tmp_path / "cache", limit_bytes=0)
+    assert len(shown) == 1
+
+
+def test_statistics_are_those_of_the_pixels() -> None:
+    pixels = noise(30, 6).transpose(0, 3, 1, 2)
+    pixels[:, 2] = 255
+    moments = image_moments(pixels)
+    indices = np.array([3, 4, 20])
+    mean, deviation = mean_and_deviation(moments[indices], 36)
+    assert mean == pytest.approx(pixels[indices].mean(axis=(0, 2, 3)), rel=1e-12)
+    assert deviation[:2] == pytest.approx(pixels[indices].astype(float).std(axis=(0, 2, 3))[:2], rel=1e-12)
+    assert deviation[2] == 1.0  # nothing is divided by zero
+    assert statistics_indices(np.arange(7), limit=7).tolist() == list(range(7))
+    assert statistics_indices(np.arange(10), limit=4).tolist() == [0, 2, 5, 7]
+
+
+def test_progress_is_shown_for_what_takes_long(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened(small, tmp_path / "quick")
+    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    opened(small, tmp_path / "slow")
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.splitlines() == ["decoding images: 64 of 130", "decoding images: 130 of 130"]

@@ -1,0 +1,97 @@
+"""The command ``compare`` on studies written by hand."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from studies import result_row, write_study
+
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from tune_cac.cli.compare import compare
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Two studies of one training, ``a`` and ``b``, and an empty one."""
+    config = TrialConfig(CAC_VAR_START_THR=0.97, CAC_VAR_SAMPLES=5).to_dict()
+    write_study(
+        tmp_path / "a",
+        [{"row": result_row()}, {"row": result_row(saved=0.25), "config": config}, {"row": result_row(0.968, 0.4)}],
+    )
+    other = write_study(tmp_path / "b", [{"row": result_row()}, {"row": result_row(0.96, 0.5)}])
+    other.write_info(replace(other.read_info(), space="manual_layers"))
+    write_study(tmp_path / "empty", [])
+    return tmp_path
+
+
+def run(results: Path, *studies: str, **given: Any) -> int:
+    options = {"allowed_drop": None, "svg": None, "png": None, "top": 10, "results": str(results), **given}
+    return compare(argparse.Namespace(studies=list(studies), **options))
+
+
+def rows_of(lines: list[str]) -> list[list[str]]:
+    """The rows of the tables, split into words."""
+    return [line.split() for line in lines if line.startswith(("a ", "b ")) and "saves" not in line]
+
+
+def test_it_prints_the_studies_and_their_joint_front(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(results, "a", "b") == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = rows_of(lines)
+    assert lines[0] == "digits, 30 epochs"
+    assert table[:2] == [
+        ["a", "auto_thresholds", "3", "0", "2", "0.01970", "2", "40.0", "%", "+0.0020", "2.4", "67", "%"],
+        ["b", "manual_layers", "2", "0", "1", "0.02000", "-", "-", "-", "1.5", "33", "%"],
+    ]
+    assert "Joint front, 3 trials:" in lines
+    assert [row[:4] for row in table[2:]] == [
+        ["b", "1", "50.0", "%"], ["a", "2", "40.0", "%"], ["a", "1", "25.0", "%"]
+    ]  # fmt: skip
+    assert table[-1][6:] == ["START_THR=0.97", "SAMPLES=5"]
+    assert "a saves most within the allowed drop of 0.50 points: 40.0 % of the training compute." in lines
+    assert lines[-1].startswith("Hypervolume: above nothing saved at a drop of 5 points. One seed a trial: ")
+
+
+def test_the_front_can_be_cut_and_the_drop_changed(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(results, "a", str(results / "b"), top=1, allowed_drop=0.02) == 0
+    out = capsys.readouterr().out
+    assert "Joint front, 3 trials, 1 of them:" in out
+    assert len(rows_of(out.splitlines())) == 3
+    assert "b saves most within the allowed drop of 2.00 points: 50.0 % of the training compute; 40.0 % (a).\n" in out
+
+
+def test_it_writes_pictures(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    svg, png = results / "c.svg", results / "c.png"
+    assert run(results, "a", "b", svg=str(svg), png=str(png)) == 0
+    assert svg.read_bytes().startswith(b"<?xml")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.splitlines()[-2:] == [f"Picture: {svg}", f"Picture: {png}"]
+
+
+def test_nothing_to_compare(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_study(results / "nothing", [])
+    assert run(results, "empty", "nothing") == 1
+    out = capsys.readouterr().out
+    assert "Joint front" not in out
+    assert "Note: empty has no completed baseline, so no drop can be stated and none of its trials is compared." in out
+
+
+@pytest.mark.parametrize(
+    ("studies", "given", "message"),
+    [
+        (["a"], {}, "a comparison needs two or more studies, got 1"),
+        (["a", "c"], {}, "no study 'c' in .*: studies there: a, b, empty"),
+        (["a", "b"], {"top": 0}, "--top must be an integer >= 1, got 0"),
+        (["a", "b"], {"allowed_drop": 2.0}, "the allowed drop must be a fraction in .*, got 2.0"),
+        (["a", "b"], {"svg": "/no/c.svg"}, "cannot write --svg /no/c.svg: No such file or directory; choose another"),
+        (["a", "b"], {"png": "/"}, "cannot write --png /: Is a directory; choose another file"),
+    ],
+)
+def test_what_is_wrong_is_said(studies: list[str], given: dict[str, Any], message: str, results: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        run(results, *studies, **given)

@@ -1,0 +1,74 @@
+"""optuna-dashboard on a study's journal: what it serves, to whom, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from studies import result_row, write_study
+
+from tune_cac.cli.main import main
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    return write_study(tmp_path / "s", [{"row": result_row()}, {"row": result_row(0.96, 0.3)}]).root
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def port(study: Path) -> Iterator[int]:
+    number = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tune_cac", "dashboard", str(study), "--port", str(number), "--no-browser"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{study}: http://127.0.0.1:{number}/ (Ctrl-C ends it)\n"
+        yield number
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_it_serves_the_journal_to_this_machine_alone(port: int) -> None:
+    address = f"http://127.0.0.1:{port}/api/studies"
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                studies = json.load(answer)
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    assert "tune_cac" in json.dumps(studies)
+    listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if " 0A " in line]
+    assert [place for place in listening if int(place.split(":")[1], 16) == port] == [f"0100007F:{port:04X}"]
+
+
+def test_refusals(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboard", str(study), "--port", "0", "--no-browser"]) == 2
+    assert "--port must be an integer from 1 to 65535, got 0" in capsys.readouterr().err
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        assert main(["dashboard", str(study), "--port", str(number), "--no-browser"]) == 2
+    assert f"port {number} of 127.0.0.1 cannot be used: " in capsys.readouterr().err
+    (study / "optuna.journal").unlink()
+    assert main(["dashboard", str(study), "--no-browser"]) == 2
+    assert "has no journal yet: its search has not begun" in capsys.readouterr().err

@@ -1,0 +1,204 @@
+"""The command doctor: what it prints, line by line."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+import tiny_workload
+from tiny_workload import tiny  # noqa: F401 - a fixture
+from torch import nn
+
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.registry import WORKLOADS, Entry
+from trainables.training.doctor import dry_run
+from tune_cac.cli.doctor import doctor, trials_at_a_time
+from tune_cac.cli.main import doctor as doctor_command
+from tune_cac.cli.main import main
+
+
+class DeepLinear(tiny_workload.Tiny):
+    """Ten linear layers and no convolution."""
+
+    name = "deep_linear"
+
+    def make_model(self) -> nn.Module:
+        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(36, 4)]
+        for _ in range(8):
+            layers += [nn.Linear(4, 4), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(4, 3))
+
+
+@pytest.fixture
+def deep_linear(monkeypatch: pytest.MonkeyPatch) -> str:
+    entry = Entry(home=f"{__name__}:DeepLinear", default_epochs=4, description="a test's")
+    monkeypatch.setitem(WORKLOADS, DeepLinear.name, entry)
+    monkeypatch.setattr(doctor_command, "MOST_ROWS", 15)
+    monkeypatch.setattr(dry_run, "MOST_UNITS", 3)
+    return DeepLinear.name
+
+
+def run_doctor(capsys: pytest.CaptureFixture[str], workload: str, **more: Any) -> list[str]:
+    """The printed lines."""
+    assert doctor(argparse.Namespace(workload=workload, device="cpu", threads=1, **more)) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_says_that_training_repeats(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--workload", "tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "training tiny repeats bit for bit: a trial that is forked from another equals the trial alone" in out
+    assert "torch 2" in out
+    assert "device: cpu" in out
+
+
+@pytest.mark.usefixtures("tiny")
+def test_says_that_it_does_not(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def counting(self: tiny_workload.Tiny, model: object, batch: object) -> object:
+        seen.append(None)
+        return real(self, model, batch) * (1.0 + len(seen))  # type: ignore[arg-type]
+
+    real = tiny_workload.Tiny.loss
+    monkeypatch.setattr(tiny_workload.Tiny, "loss", counting)
+    assert main(["doctor", "--workload", "tiny"]) == 0
+    assert "training tiny does not repeat bit for bit here: 0.weight and " in capsys.readouterr().out
+
+
+def rows_of(lines: list[str]) -> list[list[str]]:
+    """The cells of the table of layers that are not empty, without its header; columns are two spaces apart."""
+    begin = next(number for number, line in enumerate(lines) if line.startswith("number "))
+    rows = []
+    for line in lines[begin + 1 :]:
+        if not line[:1].isdigit():
+            return rows
+        rows.append([cell.strip() for cell in line.split("  ") if cell.strip()])
+    return rows
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_a_run_is(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_doctor(capsys, "tiny", epochs=3)
+    assert "run: 8 steps an epoch, 3 epochs, 24 steps in all; a batch is (8, 1, 6, 6) float32, (8,) int64" in lines
+    assert "layers: 14 parameters in the model's order, 781 elements" in lines
+    rows = rows_of(lines)
+    assert len(rows) == 14
+    flops = 2 * 8 * 4 * 9 * 36
+    assert rows[0] == [
+        "0",
+        "0.weight",
+        "4x1x3x3",
+        "36",
+        "yes",
+        f"{flops / 1000:.4g} kFLOP",
+        f"{flops / 1000:.4g} kFLOP",
+    ]
+    assert rows[1] == ["1", "1.weight", "4", "4", "0 FLOP", "0 FLOP"]
+    assert rows[2][:4] == ["2", "1.bias", "4", "4"]
+    assert rows[2][-1].endswith(" %")  # the end of the first unit
+    assert not any(line.startswith(("outside layers", "one row a unit", "the rule watches nothing")) for line in lines)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_epochs_are_the_workloads_unless_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert any(", 4 epochs, 32 steps in all" in line for line in run_doctor(capsys, "tiny"))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_a_run_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_doctor(capsys, "tiny", trials=7)
+    pixels = 8 * 36 * 9
+    convolutions = [2 * pixels * a * b for a, b in ((1, 4), (4, 4), (4, 6), (6, 6))]
+    linear = 2 * 8 * 6 * 3
+    forward, backward = sum(convolutions) + linear, 2 * (sum(convolutions) + linear) - convolutions[0]
+    compute = next(line for line in lines if line.startswith("compute: "))
+    assert compute == (
+        f"compute: a step {forward / 1000:.4g} kFLOP forward, {backward / 1000:.4g} kFLOP backward; "
+        f"a run at most {32 * (forward + backward) / 10**6:.4g} MFLOP"
+    )
+    memory = next(line for line in lines if line.startswith("memory: "))
+    assert memory.startswith(
+        "memory: parameters 3.124 kB, gradients 3.124 kB, optimizer 3.124 kB; peak of the process "
+    )
+    time = next(line for line in lines if line.startswith("time: "))
+    assert "(median of 5, " in time
+    assert " waiting for the batch; an evaluation " in time
+    assert any(line.startswith("search: 7 trials, ") and "each trained alone" in line for line in lines)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_search_has_24_trials_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert any(line.startswith("search: 24 trials, ") for line in run_doctor(capsys, "tiny"))
+
+
+def test_a_large_model_is_shown_by_units(capsys: pytest.CaptureFixture[str], deep_linear: str) -> None:
+    lines = run_doctor(capsys, deep_linear)
+    rows = rows_of(lines)
+    assert [row[0] for row in rows] == [str(end) for end in range(1, 20, 2)]
+    assert rows[0][:4] == ["1", "1.weight", "2", str(36 * 4 + 4)]
+    assert rows[0][4] == f"{2 * 8 * 36 * 4 / 1000:.4g} kFLOP"  # the column before it, watched, is empty
+    assert [row[0] for row in rows if row[-1].endswith(" %")] == ["5", "11", "17"]  # a third of the nine units
+    assert rows[-1][1] == "18.weight"
+    assert "saved is not counted for 6 of the 9 units: --all-layers counts each" in lines
+    assert "one row a unit, for the model has more than 15 parameters: --all-layers shows each" in lines
+    assert any("set CAC_WATCH=linear" in line for line in lines)
+
+
+def test_all_of_its_layers_are_shown_when_asked(capsys: pytest.CaptureFixture[str], deep_linear: str) -> None:
+    lines = run_doctor(capsys, deep_linear, all_layers=True)
+    rows = rows_of(lines)
+    assert [row[0] for row in rows] == [str(number) for number in range(20)]
+    assert [row[0] for row in rows if row[-1].endswith(" %")] == [str(end) for end in range(1, 18, 2)]
+    assert not any("--all-layers" in line for line in lines)
+
+
+class Attends(tiny_workload.Tiny):
+    """Computes between its layers."""
+
+    name = "attends"
+
+    def loss(self, model: nn.Module, batch: tuple[Any, ...]) -> Any:
+        images, labels = batch
+        return super().loss(model, (images @ images, labels))
+
+
+def test_what_no_layer_computes_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = Entry(home=f"{__name__}:Attends", default_epochs=1, description="a test's")
+    monkeypatch.setitem(WORKLOADS, Attends.name, entry)
+    assert f"outside layers: {2 * 8 * 6**3 / 1000:.4g} kFLOP forward, 0 FLOP backward" in run_doctor(capsys, "attends")
+
+
+def test_a_machine_trains_as_many_trials_as_its_processors_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 12)
+    assert [trials_at_a_time(TrialConfig(threads=threads)) for threads in (1, 5, 24)] == [12, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workload", "digit"], "unknown workload 'digit'"),
+        (["--device", "tpu"], "device must be cpu or cuda, got 'tpu'"),
+        (["--threads", "0"], "threads must be an integer >= 1, got 0"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"trials": 0}, "^--trials must be an integer >= 1, got 0$"),
+        ({"epochs": 0}, "^epochs must be an integer >= 1, got 0$"),
+        ({"option": ["depth"]}, "^a workload option must be NAME=VALUE"),
+        ({"option": ["depth=3"]}, "^workload digits takes no options, got depth=3"),
+    ],
+)
+def test_wrong_values(more: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=message):
+        run_doctor(capsys, "digits", **more)

@@ -1,0 +1,478 @@
+"""Every message of the command line: one line with the rule, the value and the way out, exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands_run import Run
+
+from analysis.io.layout import Layout, StudyInfo
+from search_spaces import SPACES
+from trainables.gradskip.settings import BY_NAME
+from tune_cac.cli.main import main
+
+VALID_VARIABLES = "Valid: " + ", ".join(sorted(BY_NAME))
+VALID_SPACES = f"Valid: {', '.join(sorted(SPACES))}"
+LIST = "must be a comma list of integers >= 0 in strictly ascending order, such as 10,20, got"
+
+
+def a_study(root: Path, **changes: object) -> Layout:
+    layout = Layout(root)
+    root.mkdir(parents=True)
+    values = {
+        "space": "auto_thresholds", "workload": "digits", "epochs": 30, "seed": 0, "trials": 2,
+        "allowed_drop": 0.005, "versions": {},
+    }  # fmt: skip
+    layout.write_info(StudyInfo(**(values | changes)))  # type: ignore[arg-type]
+    return layout
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "search --space auto_treshold",
+            f"unknown space 'auto_treshold': did you mean 'auto_thresholds'? {VALID_SPACES}",
+        ),
+        (
+            "search --workload digit",
+            "unknown workload 'digit': did you mean 'digits'? Valid: digits, images, package.module:function, text",
+        ),
+        ("search --trials 0", "--trials must be an integer >= 1, got 0"),
+        ("search --epochs 0", "--epochs must be an integer >= 1, got 0"),
+        ("search --seed -1", "--seed must be an integer in [0, 4294967295], got -1"),
+        ("search --concurrency 0", "--concurrency must be an integer >= 1, got 0"),
+        ("search --cpus-per-trial 0", "--cpus-per-trial must be an integer >= 1, got 0"),
+        ("search --gpus-per-trial -1", "--gpus-per-trial must be a number >= 0, got -1.0"),
+        ("search --checkpoint-every nan", "--checkpoint-every must be a number >= 0, got nan"),
+        (
+            "search --allowed-drop 1.5",
+            "the allowed drop must be a fraction in [0, 1), such as 0.005 for half a point, got 1.5",
+        ),
+        (
+            "search --name a/b",
+            "--name must be letters, digits, '.', '_' and '-', beginning with a letter or digit, got 'a/b'",
+        ),
+        ("search --resume nothing", "no study 'nothing' in results: there is no study there yet"),
+        (
+            "search --resume x --trials 3 --space y",
+            "--resume finishes a study as it was begun, so it takes no --space, --trials: leave that out, "
+            "or use --name without --resume to add trials",
+        ),
+        (
+            "search --resume x --set CAC_VAR_START_THR=0.9",
+            "--resume finishes a study as it was begun, so it takes no --set: leave that out, "
+            "or use --name without --resume to add trials",
+        ),
+        (
+            "search --set CAC_VAR_START_THR",
+            "--set takes VARIABLE=VALUE, such as CAC_VAR_START_THR=0.97, got 'CAC_VAR_START_THR'",
+        ),
+        (
+            "search --space braking_distance --set CAC_VAR_STRT_THR=0.9",
+            f"unknown variable 'CAC_VAR_STRT_THR': did you mean 'CAC_VAR_START_THR'? {VALID_VARIABLES}",
+        ),
+        (
+            "search --set forward_cache=1",
+            f"unknown setting 'forward_cache': did you mean 'forward_cache_mb'? {VALID_VARIABLES}, "
+            "agp_final_sparsity, agp_initial_sparsity, distill_checkpoint, distill_start_epoch, distill_teacher, "
+            "distill_temperature, distill_weight, forward_cache_mb, pruning_end_epoch, pruning_frequency, "
+            "pruning_start_epoch",
+        ),
+        ("search --set forward_cache_mb=lots", "forward_cache_mb must be an integer >= 0, got 'lots'"),
+        ("search --set CAC_WHOLE_UNITS=maybe", "CAC_WHOLE_UNITS must be 0 or 1, got 'maybe'"),
+        (
+            "search --space braking_distance --set CAC_BRAKING_DISTANCE=3",
+            "CAC_BRAKING_DISTANCE is searched by space braking_distance, so it can't be held, got "
+            "CAC_BRAKING_DISTANCE=3: leave it out, or take another space",
+        ),
+        (
+            "search --space manual_layers --set CAC_STOP_LAYER_NUM=3,9",
+            "CAC_STOP_LAYER_NUM is searched by space manual_layers, so it can't be held, got CAC_STOP_LAYER_NUM=3,9: "
+            "leave it out, or take another space",
+        ),
+        (
+            "search --space stop_rules --set CAC_RULE_DEPTH=0.3",
+            "CAC_RULE_DEPTH is searched by space stop_rules, so it can't be held, got CAC_RULE_DEPTH=0.3: leave it "
+            "out, or take another space",
+        ),
+        (
+            "search --seed 99999999999999999999",
+            "--seed must be an integer in [0, 4294967295], got 99999999999999999999",
+        ),
+        (
+            "trial --seed 4294967296",
+            "seed must be an integer in [0, 4294967295], got 4294967296",
+        ),
+        (
+            "search --cpus-per-trial 9999",
+            f"--cpus-per-trial must be at most {os.cpu_count()}, which is all that this machine has, got 9999; set "
+            "RAY_ADDRESS to search on a cluster",
+        ),
+        ("search --retries -1", "--retries must be an integer >= 0, got -1"),
+        (
+            "search --script train.sh --epochs 3",
+            "--epochs must be left out where the command has no {epochs} to take it, got 3",
+        ),
+        ("search --set epochs=3", "epochs has an option of its own, so it can't be set by name: use --epochs"),
+        (
+            "search --set method=none",
+            "method has an option of its own, so it can't be set by name: use --method of a trial; in a search the "
+            "space says it",
+        ),
+        (
+            "search --set CAC_STOP_LAYER_ITR=3",
+            "CAC_STOP_LAYER_ITR=3 can't be held in space auto_thresholds: CAC_STOP_LAYER_NUM and CAC_STOP_LAYER_ITR "
+            "must have one entry for each stop, got 0 layers ('') and 1 iterations ('3')",
+        ),
+        (
+            "search --space stop_rules --epochs 10 --set CAC_RULE_END_ITR=40",
+            "CAC_RULE_END_ITR=40 can't be held in space stop_rules: CAC_RULE_END_ITR must be after CAC_RULE_START_ITR "
+            "(50), got 40",
+        ),
+        (
+            "trial --set seed=3",
+            "seed has an option of its own, so it can't be set by name: use --seed",
+        ),
+        (
+            "trial --set CAC_VAR_STRT_THR=1",
+            f"unknown variable 'CAC_VAR_STRT_THR': did you mean 'CAC_VAR_START_THR'? {VALID_VARIABLES}",
+        ),
+        ("trial --set CAC_VAR_START_THR=abc", "CAC_VAR_START_THR must be in (0, 1] or -1 (off), got 'abc'"),
+        ("trial --set CAC_VAR_START_THR=1.2", "CAC_VAR_START_THR must be in (0, 1] or -1 (off), got 1.2"),
+        (
+            "trial --set CAC_VAR_START_THR",
+            "--set takes VARIABLE=VALUE, such as CAC_VAR_START_THR=0.97, got 'CAC_VAR_START_THR'",
+        ),
+        (
+            "trial --set CAC_STOP_LAYER_NUM=1,2 --set CAC_STOP_LAYER_ITR=5",
+            "CAC_STOP_LAYER_NUM and CAC_STOP_LAYER_ITR must have one entry for each stop, got 2 layers ('1,2') and "
+            "1 iterations ('5')",
+        ),
+        (
+            "trial --set CAC_STOP_LAYER_NUM=2,1 --set CAC_STOP_LAYER_ITR=5,6",
+            f"CAC_STOP_LAYER_NUM {LIST} '2,1'",
+        ),
+        (
+            "trial --set CAC_STOP_LAYER_NUM=20 --set CAC_STOP_LAYER_ITR=5",
+            "CAC_STOP_LAYER_NUM must be at most 19 (this model has 20 parameters, numbered from 0), got 20",
+        ),
+        (
+            "trial --method none --set CAC_VAR_SAMPLES=2",
+            "--set and --schedule need a method that heeds them, got --method none",
+        ),
+        ("trial --epochs 0", "epochs must be an integer >= 1, got 0"),
+        ("trial --workload x", "unknown workload 'x': Valid: digits, images, package.module:function, text"),
+        ("spaces zzz", f"unknown space 'zzz': {VALID_SPACES}"),
+        ("spaces auto_thresholds --epochs 0", "--epochs must be an integer >= 1, got 0"),
+        ("rank nothing", "no study 'nothing' in results: there is no study there yet"),
+        ("report nothing --results elsewhere", "no study 'nothing' in elsewhere: there is no study there yet"),
+        ("rank nothing --top 0", "--top must be an integer >= 1, got 0"),
+    ],
+)
+def test_wrong_arguments(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert err == f"tune_cac: error: {message}\n"
+    assert out == ""
+
+
+def test_a_study_of_another_space_under_the_same_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a_study(tmp_path / "results" / "mine", space="other_space")
+    assert main(["search", "--name", "mine"]) == 2
+    assert capsys.readouterr().err == (
+        "tune_cac: error: results/mine holds a study with space 'other_space', not 'auto_thresholds': choose another "
+        "--name, or the same settings to add trials to it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "given", "message"),
+    [
+        ({}, ["--set", "CAC_WATCH=linear"], "nothing held, not CAC_WATCH=linear"),
+        ({"CAC_WATCH": ["linear"]}, [], "CAC_WATCH=linear held, not nothing"),
+        (
+            {"CAC_WATCH": ["linear"], "CAC_WHOLE_UNITS": True},
+            ["--set", "CAC_WATCH=conv,linear"],
+            "CAC_WATCH=linear CAC_WHOLE_UNITS=1 held, not CAC_WATCH=conv,linear",
+        ),
+    ],
+)
+def test_a_study_that_holds_other_values(
+    held: dict[str, Any], given: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_study(tmp_path / "results" / "mine", hold=held)
+    assert main(["search", "--name", "mine", *given]) == 2
+    assert capsys.readouterr().err == (
+        f"tune_cac: error: results/mine holds a study with {message}: choose another --name, or the same --set to add "
+        "trials to it\n"
+    )
+
+
+@pytest.mark.parametrize("field", [{"epochs": 3}, {"seed": 4}])
+def test_a_study_of_another_run_under_the_same_name(
+    field: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_study(tmp_path / "results" / "mine", **field)
+    assert main(["search", "--name", "mine"]) == 2
+    assert f"holds a study with {next(iter(field))} {next(iter(field.values()))}, not" in capsys.readouterr().err
+
+
+def test_a_folder_of_something_else_under_the_same_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results" / "mine").mkdir(parents=True)
+    (tmp_path / "results" / "mine" / "thesis.tex").touch()
+    assert main(["search", "--name", "mine"]) == 2
+    assert capsys.readouterr().err == (
+        "tune_cac: error: results/mine is not empty and holds no study: choose another --name\n"
+    )
+
+
+def test_a_results_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["search", "--results", "file", "--name", "s"]) == 2
+    assert capsys.readouterr().err == (
+        "tune_cac: error: cannot write results to file/s: Not a directory; choose another --results\n"
+    )
+
+
+def test_an_unknown_study_lists_those_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a_study(tmp_path / "results" / "one")
+    a_study(tmp_path / "results" / "two")
+    assert main(["rank", "three"]) == 2
+    assert capsys.readouterr().err == "tune_cac: error: no study 'three' in results: studies there: one, two\n"
+
+
+def test_a_study_whose_search_never_began(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a_study(tmp_path / "results" / "one")
+    assert main(["rank", "one"]) == 2
+    assert "its search never began; delete the folder and search anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "study.json cannot be read: "), (json.dumps({"format": 99}), "has format 99, this version reads 1")],
+)
+def test_a_broken_study_file(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = a_study(tmp_path / "results" / "one")
+    layout.info.write_text(text)
+    assert main(["rank", "one"]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(ValueError, match="--trials must be"):
+        main(["search", "--trials", "0", "--debug"])
+
+
+def test_wrong_arguments_end_before_torch_or_ray_is_loaded(tune_cac_command: Run) -> None:
+    done = tune_cac_command("search", "--trials", "0", PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 2
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "tune_cac.study.options" in loaded
+    assert loaded & {"torch", "ray", "optuna"} == set()
+
+
+def test_no_command_prints_help_and_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "Start with: python -m tune_cac search" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "tune_cac 0.1.0\n"
+
+
+def test_spaces_lists_and_shows_ranges_and_meanings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["spaces"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed[: len(SPACES)]] == list(SPACES)
+    assert listed[0].endswith(SPACES["auto_thresholds"])
+    assert main(["spaces", "auto_thresholds", "--epochs", "10"]) == 0
+    out = capsys.readouterr().out
+    assert "10 epochs, 100 steps" in out
+    line = next(line for line in out.splitlines() if line.startswith("CAC_VAR_START_ITR"))
+    assert "0 .. 50" in line
+    assert "first iteration of an examination" in line
+
+
+def test_spaces_shows_conditions_and_meanings_of_branches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["spaces", "stop_rules"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert "CAC_RULE=linear" in lines["linear.CAC_RULE_DEPTH"]
+    assert "0.1 .. 1.0" in lines["linear.CAC_RULE_DEPTH"]
+    assert "the share of the layers that is stopped at the schedule's end" in lines["linear.CAC_RULE_DEPTH"]
+    assert " 0.5 " in lines["linear.CAC_RULE_DEPTH"]  # the default
+    assert "always" in lines["CAC_RULE"]
+    assert list(lines).index("freezeout.CAC_RULE_CUBIC") < list(lines).index("plasticity.CAC_RULE_WINDOW")
+
+
+def test_spaces_names_the_layers_of_the_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["spaces", "manual_layers"]) == 0
+    out = capsys.readouterr().out
+    assert "  0: norm1.bias (CAC_STOP_LAYER_NUM=2)\n  1: norm2.bias (CAC_STOP_LAYER_NUM=5)\n" in out
+    assert "stops=2 or 3" in out
+    assert "depth of the layer that the stop reaches through" in out
+
+
+def test_spaces_says_what_braking_distance_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["spaces", "braking_distance"]) == 0
+    out = capsys.readouterr().out
+    assert "held, unless search --set holds other values: CAC_VAR_START_ITR=3 CAC_VAR_START_THR=0.95" in out
+    assert "when" not in out.splitlines()[5].split()
+
+
+def test_workloads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["workloads"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("digits ")
+    assert "real handwritten digits" in out
+    for name in ("images", "text", "module:function", "--script 'COMMAND'"):
+        assert f"\n{name} " in out
+
+
+def test_trial_trains_here_without_ray(tune_cac_command: Run) -> None:
+    done = tune_cac_command(
+        "trial", "--epochs", "2", "--set", "CAC_STOP_LAYER_NUM=5", CAC_STOP_LAYER_ITR="9", CAC_BRAKING_DISTANCE="3",
+        PYTHONPROFILEIMPORTTIME="1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "CAC_STOP_LAYER_NUM=5  CAC_STOP_LAYER_ITR=9  CAC_BRAKING_DISTANCE=3" in done.stdout
+    assert "iteration 9: stopped through 5 (norm2.bias), manual" in done.stdout
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "torch" in loaded
+    assert "ray" not in loaded
+
+
+def test_trial_warns_of_a_start_past_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trial", "--epochs", "1"]) == 0
+    captured = capsys.readouterr()
+    reason = (
+        "the first stop can come at iteration 5200 at the earliest (CAC_VAR_START_ITR=5000, decided every 200), the "
+        "run has 10 steps: set both lower, such as CAC_VAR_START_ITR=2 and CAC_VAR_SAMPLES=1"
+    )
+    assert f"warning: nothing will stop: {reason}\n" in captured.err
+    assert f"nothing stopped: {reason}\n" in captured.out
+
+
+def test_a_trial_that_diverges_exits_with_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainables.workloads.digits import Digits
+
+    real = Digits.loss
+    monkeypatch.setattr(Digits, "loss", lambda self, model, batch: real(self, model, batch) * float("nan"))
+    assert main(["trial", "--epochs", "1", "--method", "none"]) == 1
+    assert capsys.readouterr().err == "tune_cac: the trial failed: the training loss is nan in epoch 1\n"
+
+
+def test_the_console_script_is_the_module() -> None:
+    for arguments, code in ((["--version"], 0), (["search", "--space", "no"], 2)):
+        script, module = (
+            subprocess.run([*start, *arguments], capture_output=True, text=True)
+            for start in ([str(Path(sys.executable).parent / "tune-cac")], [sys.executable, "-m", "tune_cac"])
+        )
+        assert (script.returncode, script.stdout, script.stderr) == (code, module.stdout, module.stderr)
+        assert module.returncode == code
+
+
+SCHEDULE = """version: 1
+pruners:
+  fine: {class: SensitivityPruner, sensitivities: {"conv*.weight": 0.5}}
+policies:
+- {pruner: {instance_name: fine}, starting_epoch: 4, ending_epoch: 6}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "trial --schedule s.yaml --epochs 3",
+            "policies[0] of the schedule never acts: the last epoch of the run is 2; begin earlier, or give more "
+            "--epochs",
+        ),
+        (
+            "trial --method gradskip --schedule s.yaml",
+            "--schedule needs --method compression or gradskip+compression, got --method gradskip",
+        ),
+        ("trial --method compression", "method compression has nothing to compress with: give --schedule FILE"),
+        (
+            "search --space schedule --schedule s.yaml",
+            "space schedule searches marked values, and the schedule has none: mark some, such as "
+            "!search {low: 0.1, high: 0.9}, or search another space",
+        ),
+    ],
+)
+def test_schedules_that_would_do_nothing(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.yaml").write_text(SCHEDULE)
+    assert main(arguments.split()) == 2
+    assert capsys.readouterr().err == f"tune_cac: error: {message}\n"
+
+
+def test_a_name_that_matches_nothing_is_told_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.yaml").write_text(SCHEDULE.replace("conv*", "cov*"))
+    assert main(["trial", "--schedule", "s.yaml", "--epochs", "6"]) == 2
+    assert "s.yaml:3: pruners.fine.sensitivities.cov*.weight: 'cov*.weight' matches no" in capsys.readouterr().err
+
+
+PUBLISHED = (
+    "lr_scheduler: none\npruners:\n  fine:\n    class: AutomatedGradualPruner\n    initial_sparsity: 0.05\n"
+    "    final_sparsity: 0.5\n    weights: [conv2.weight, module.fc.weight]\n  spare: {class: SensitivityPruner, "
+    "sensitivities: {conv1.weight: 0.1}}\npolicies:\n"
+    "  - {pruner: {instance_name: fine}, starting_epoch: 0, ending_epoch: 2, frequency: 1}\n"
+)
+
+
+def test_a_trial_takes_what_distiller_took_where_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
+    """A section and a pruner that nobody uses, a name that matches nothing, no version."""
+    Path("s.yaml").write_text(PUBLISHED)
+    assert main(["trial", "--schedule", "s.yaml", "--epochs", "2"]) == 2
+    assert "s.yaml:1: lr_scheduler: unknown section, did you mean 'lr_schedulers'?" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="s.yaml") as said:
+        assert main(["trial", "--schedule", "s.yaml", "--epochs", "2", "--compatible"]) == 0
+    texts = [str(warning.message) for warning in said]
+    for part in ("version is missing", "unknown section", "is used by no policy", "module.fc.weight"):
+        assert any(part in text for text in texts), part
+    assert "sparsity" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["trial", "search"])
+def test_compatible_is_about_a_schedule(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--compatible"]) == 2
+    assert capsys.readouterr().err == "tune_cac: error: --compatible is about a schedule: give --schedule FILE, too\n"
+
+
+def test_a_trial_says_where_marked_values_stand(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.yaml").write_text(
+        SCHEDULE.replace("0.5", "!search {low: 0.2, high: 0.6}").replace("_epoch: 4", "_epoch: 0")
+    )
+    assert main(["trial", "--schedule", "s.yaml", "--epochs", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("marked values take the middle of their ranges: pruners.fine.sensitivities.conv*.weight 0.4")
+    assert "sparsity" in out
+
+
+def test_files_of_teachers_are_named_from_the_root(tmp_path: Path) -> None:
+    from tune_cac.tuning.fixed_params import check_hold, with_schedule
+
+    Path("teacher.pt").touch()
+    Path("s.yaml").write_text(
+        "version: 1\ndistillers:\n  t: {class: KnowledgeDistillation, checkpoint: teacher.pt}  # mine\n"
+        "policies:\n- {distiller: {instance_name: t}, starting_epoch: 0, ending_epoch: 2}\n"
+    )
+    assert f'checkpoint: "{tmp_path / "teacher.pt"}"}}  # mine' in with_schedule({}, "s.yaml")["schedule"]
+    held = check_hold("distillation", {"distill_checkpoint": "teacher.pt"})
+    assert held["distill_checkpoint"] == str(tmp_path / "teacher.pt")

@@ -1,0 +1,92 @@
+"""The command report: words on standard output, a page in the study, pictures on request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compressed import pruned, write_compressed
+from studies import result_row, write_study
+
+from trainables.config import TrialConfig
+from tune_cac.cli.main import main
+
+
+def trial(number: int, saved: float, **attrs: Any) -> dict[str, Any]:
+    config = TrialConfig(CAC_VAR_START_THR=0.9 + number / 1000).to_dict()
+    return {"row": result_row(0.97, saved), "config": config, **attrs}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    return write_study(tmp_path / "s", [{"row": result_row()}, *(trial(n, n / 10) for n in range(1, 4))]).root
+
+
+def test_words_page_and_pictures(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path.name for path in study.iterdir())
+    assert main(["report", str(study), "--png", str(tmp_path / "pictures")]) == 0
+    said = capsys.readouterr()
+    assert "You can skip 30.0 % of the training compute at no drop" in said.out
+    assert said.err.splitlines()[-1] == f"Page: {study / 'report.html'}"
+    assert sorted(path.name for path in study.iterdir()) == sorted([*before, "report.html"])
+    page = (study / "report.html").read_text()
+    assert page.count("You can skip 30.0 % of the training compute") >= 1
+    assert "export CAC_VAR_START_THR=0.903" in page
+    pictures = sorted((tmp_path / "pictures").glob("*.png"))
+    assert pictures
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+
+
+def test_a_price_makes_another_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"row": result_row()}, {"row": result_row(0.968, 0.3)}, {"row": result_row(0.97, 0.2)}]
+    folder = write_study(tmp_path / "s", rows).root
+    firsts = []
+    for flags in ([], ["--price", "0.4"], ["--price", "1"]):
+        assert main(["rank", str(folder), *flags]) == 0
+        firsts.append(capsys.readouterr().out.splitlines()[1].split()[1])
+    # Worth 0.3 - 0.2 * 0.4 = 0.22 and 0.2; with a point worth everything, 0.3 - 0.2 = 0.1 and 0.2.
+    assert firsts == ["1", "1", "2"]
+    assert main(["rank", str(folder), "--price", "0"]) == 2
+    assert "the price of a point of accuracy must be" in capsys.readouterr().err
+
+
+def test_a_running_study_has_a_page(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(study / "optuna.journal")))
+    optuna.load_study(study_name="tune_cac", storage=storage).ask().set_user_attr("config", TrialConfig().to_dict())
+    assert main(["report", str(study)]) == 0
+    assert "1 running" in capsys.readouterr().out
+    assert "running" in (study / "report.html").read_text()
+
+
+@pytest.mark.parametrize("trials", [[], [{}, {}]])
+def test_a_study_without_a_result_says_so(
+    trials: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_study(tmp_path / "s", trials).root
+    assert main(["report", str(folder)]) == 1
+    assert "No trial has completed, so there is nothing to rank." in capsys.readouterr().out
+    assert "No trial has completed" in (folder / "report.html").read_text()
+
+
+def test_a_page_that_cannot_be_written(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(study), "--output", str(study / "no" / "page.html")]) == 2
+    assert "cannot write the page to " in capsys.readouterr().err
+    assert main(["report", str(study), "--png", str(study / "study.json")]) == 2
+    assert "the plots cannot be written to " in capsys.readouterr().err
+
+
+def test_words_and_page_of_a_study_of_inference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = write_compressed(tmp_path / "c", [pruned(0.968, 0.5, 0.1), pruned(0.95, 0.9)]).root
+    assert main(["report", str(study)]) == 0
+    out = capsys.readouterr().out
+    assert "You can skip 50.0 % of the inference compute at a drop of 0.20 points" in out
+    assert "| conv1.weight | 40.0 % |" in out
+    assert "You can skip 50.0 % of the inference compute" in (study / "report.html").read_text()
+    assert main(["rank", str(study)]) == 0
+    header, first = (line.split() for line in capsys.readouterr().out.splitlines()[:2])
+    assert header[:7] == ["rank", "trial", "accuracy", "drop", "saved", "sparsity", "MACs"]
+    assert first[4:10] == ["50.0", "%", "30.0", "%", "50.0", "%"]

@@ -1,0 +1,180 @@
+"""The command ``schedule check``: what it prints, its exit codes, and its messages."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from trainables.errors import UserError
+from tune_cac.cli.schedule import add_schedule, schedule_check
+
+SCHEDULES = Path(__file__).parents[2] / "docs" / "schedules"
+
+GOOD = """\
+version: 1
+pruners:
+  conv_agp:
+    class: AutomatedGradualPruner
+    initial_sparsity: 0.0
+    final_sparsity: 0.75
+    weights: ['conv[1-6].weight', classifier.weight]
+extensions:
+  thinner: {class: FilterRemover, arch: resnet20_cifar}
+policies:
+  - pruner: {instance_name: conv_agp}
+    starting_epoch: 2
+    ending_epoch: 7
+    frequency: 4
+  - extension: {instance_name: thinner}
+    epochs: [8, 9]
+"""
+
+
+def check(*arguments: str) -> int:
+    """Run the command as the command line does."""
+    parser, debug = argparse.ArgumentParser(), argparse.ArgumentParser(add_help=False)
+    debug.add_argument("--debug", action="store_true")
+    add_schedule(parser.add_subparsers(dest="command"), debug)
+    parsed = parser.parse_args(["schedule", "check", *arguments])
+    assert parsed.run == "schedule_check"
+    return schedule_check(parsed)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = Path("s.yaml")
+    path.write_text(GOOD)
+    return path
+
+
+def test_it_prints_what_acts_on_what_and_when(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("s.yaml", "--workload", "digits") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.splitlines() == [
+        "s.yaml: 1 pruner, 1 extension, 2 policies; on digits",
+        "",
+        "pruner conv_agp, AutomatedGradualPruner: epochs 2-6 every 4",
+        "  conv1.weight (8, 1, 3, 3), conv2.weight (8, 8, 3, 3), conv3.weight (16, 8, 3, 3), "
+        "conv4.weight (16, 16, 3, 3), conv5.weight (32, 16, 3, 3), conv6.weight (32, 32, 3, 3), "
+        "classifier.weight (10, 32)",
+        "",
+        "extension thinner, FilterRemover: epochs 8, 9",
+        "",
+        "30 epochs; shares are planned ones, of elements or of structures",
+        "epochs  acts           weights pruned",
+        "2       conv_agp 0     0.00 %",
+        "6       conv_agp 0.75  75.00 %",
+        "8-9     thinner        75.00 %",
+        "",
+        "note: extensions.thinner.arch has no effect here: the model at hand is thinned",
+    ]
+
+
+def test_without_a_workload_names_are_not_checked(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(GOOD.replace("classifier.weight", "clasifier.weight"))
+    assert check("s.yaml") == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "s.yaml: 1 pruner, 1 extension, 2 policies; checked without names of layers: give --workload, too\n"
+    )
+    assert "  conv[1-6].weight, clasifier.weight\n" in out
+    assert "10 epochs;" in out  # to the end of the last policy
+    assert "weights pruned" not in out
+
+
+def test_all_errors_are_printed_with_lines(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = GOOD.replace("classifier.weight", "clasifier.weight").replace("FilterRemover", "FilterRemove")
+    file.write_text(text.replace("version: 1\n", "version: 1\npruner: {}\n"))
+    assert check("s.yaml", "--workload", "digits", "--epochs", "2") == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert [error.split(": ")[:2] for error in errors] == [
+        ["s.yaml:2", "pruner"],
+        ["s.yaml:8", "pruners.conv_agp.weights.1"],
+        ["s.yaml:10", "extensions.thinner.class"],
+        ["s.yaml:12", "policies.0"],
+        ["4 errors"],
+    ]
+    assert errors[3] == (
+        "s.yaml:12: policies.0: never acts: it begins in epoch 2, and the training's last is 1; begin earlier, or give "
+        "--epochs"
+    )
+
+
+def test_where_nothing_acts_there_is_no_table(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("s.yaml", "--workload", "digits", "--epochs", "1") == 2
+    out, err = capsys.readouterr()
+    assert "epochs  acts" not in out
+    assert err.count("never acts") == 2
+
+
+def test_compatible_warns(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(GOOD.replace("version: 1\n", "").replace("classifier.weight", "nothing"))
+    assert check("s.yaml", "--workload", "digits", "--compatible") == 0
+    out, err = capsys.readouterr()
+    assert [line.split(": ")[:3] for line in err.splitlines()] == [
+        ["warning", "s.yaml:1", "version is missing"],
+        ["warning", "s.yaml:6", "pruners.conv_agp.weights.1"],
+    ]
+    assert "conv6.weight (32, 32, 3, 3)\n" in out
+
+
+def test_ranges_stand_at_their_middle(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = GOOD.replace("0.75", "!search {low: 0.5, high: 0.9}")
+    file.write_text(text.replace("FilterRemover", "!search {choices: [ChannelRemover, x]}"))
+    assert check("s.yaml") == 0
+    out = capsys.readouterr().out
+    assert "6       conv_agp 0.7\n" in out
+    assert out.endswith(
+        "note: pruners.conv_agp.final_sparsity is searched (0.5 to 0.9); shown with 0.7\n"
+        "note: extensions.thinner.class is searched (ChannelRemover, x); shown with ChannelRemover\n"
+    )
+    file.write_text("a: !search {low: 1}\nb: !search 3\n")
+    assert check("s.yaml") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "2 errors"
+
+
+def test_long_lists_are_cut_and_overrides_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(str(SCHEDULES / "resnet20_splicing.yaml"), "--workload", "images", "--model", "resnet20") == 0
+    out = capsys.readouterr().out
+    assert "; on resnet20 with 10 classes (without data)\n" in out
+    assert ", ... 31 more\n" in out  # 6 of 37 are named
+    assert "  milestones [15, 23], gamma 0.1\n" in out
+    assert check(str(SCHEDULES / "digits_dorefa_pruned.yaml"), "--workload", "digits") == 0
+    assert "  overrides of conv1, relu1, classifier\n" in capsys.readouterr().out
+
+
+def test_arguments_of_learning_rate_schedules_are_checked(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(
+        "version: 1\nlr_schedulers:\n  lr: {class: StepLR, step_siz: 3}\npolicies:\n"
+        "  - lr_scheduler: {instance_name: lr}\n    epochs: [0]\n"
+    )
+    assert check("s.yaml") == 2
+    assert capsys.readouterr().err.startswith("s.yaml:3: lr_schedulers.lr: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["s.yaml", "--epochs", "0"], "--epochs must be an integer >= 1, got 0"),
+        (["s.yaml", "--model", "resnet20"], "model=resnet20 needs --workload, whose option it is"),
+        (["s.yaml", "--workload", "images", "--model", "a:b"],
+         "model a:b is tried on images of the data: give --data PATH, too"),
+        (["s.yaml", "--workload", "digit"],
+         "unknown workload 'digit': did you mean 'digits'? Valid: digits, images, package.module:function, text"),
+        (["s.yaml", "--workload", "images", "--option", "classes=x"],
+         "option classes of workload images must be an integer, got 'x'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(arguments: list[str], message: str, file: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        check(*arguments)
+    assert str(raised.value) == message
+
+
+def test_a_file_that_is_not_there(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("no.yaml") == 2
+    assert capsys.readouterr().err == "cannot read schedule no.yaml: No such file or directory\n1 error\n"

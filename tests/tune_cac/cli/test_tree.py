@@ -1,0 +1,101 @@
+"""The command ``tree``, and the picture that a search writes: on studies written by hand, without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from studies import HandTree, result_row, write_study
+
+from analysis.io.layout import Layout
+from trainables.interventions import Intervention
+from tune_cac.cli.main import main
+from tune_cac.study.study_result import answer, write_answer
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Layout:
+    """A baseline, one trial that stops a layer, and one that does the same and was answered from the tree."""
+    tree = HandTree(tmp_path / "results" / "s" / "tree", layer_names=["conv.weight", "fc.weight"])
+    dense, stopped = result_row(), result_row(saved=0.25)
+    acts = [Intervention(iteration=205, action='{"braking":6,"stop":[0]}')]
+    dense["stage"] = tree.train([], dense)
+    stopped["stage"] = tree.train(acts, stopped)
+    known = stopped | {"search_flops": 0}
+    return write_study(tmp_path / "results" / "s", [{"row": dense}, {"row": stopped}, {"row": known}])
+
+
+def run(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.chdir(folder)
+    return main(arguments)
+
+
+def test_it_prints_the_tree(
+    study: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(study.root.rglob("*"))
+    assert run(["tree", "s"], tmp_path, monkeypatch) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "Search cost: 3 trials for 1.8 trainings; alone, each from its start, they would have been 2.5.",
+        "2 stages, 0 checkpoints (0.0 MB)",
+        "",
+        "dense run, 0..300, 3 trials, accuracy 0.9700 (trial 0)",
+        "└─ 205: stop through conv.weight, braking 6, ..300, 2 trials, accuracy 0.9700, saved 25.0 % (trials 1, 2)",
+    ]
+    assert sorted(study.root.rglob("*")) == before  # looking changes nothing
+
+
+def test_it_writes_the_picture(
+    study: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["tree", "s", "--depth", "0", "--svg", "t.svg"], tmp_path, monkeypatch) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[-3:] == ["└─ ... 1 more stage, 2 trials", "", "Picture: t.svg"]
+    picture = ElementTree.parse(tmp_path / "t.svg").getroot()
+    assert len([e for e in picture.iter() if e.get("class") == "stage"]) == 2  # all of it
+    assert "3 trials for 1.8 trainings" in [e.text for e in picture.iter()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["s", "--depth", "-1"], "--depth must be an integer >= 0, got -1"),
+        (["s", "--top", "0"], "--top must be an integer >= 1, got 0"),
+        (["nothing"], "no study 'nothing' in results: studies there: s"),
+        (["s", "--svg", "no/t.svg"], "cannot write --svg no/t.svg: No such file or directory; choose another file"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    arguments: list[str], message: str, study: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert run(["tree", *arguments], tmp_path, monkeypatch) == 2
+    assert capsys.readouterr().err == f"tune_cac: error: {message}\n"
+
+
+def test_a_study_without_a_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(tmp_path / "results" / "old", [{"row": result_row()}])
+    assert run(["tree", "old"], tmp_path, monkeypatch) == 2
+    assert "results/old has no stage tree: " in capsys.readouterr().err
+
+
+def test_the_answer_has_the_picture(study: Layout) -> None:
+    write_answer(study, answer(study, allowed_drop=0.005))
+    assert "![stage tree](tree.svg)" in study.report.read_text()
+    picture = ElementTree.parse(study.tree_picture).getroot()
+    assert "3 trials for 1.8 trainings" in [e.text for e in picture.iter()]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_without_sharing_nothing_is_drawn_nor_said(recorded: bool, tmp_path: Path) -> None:
+    """Also where the baseline's signals were recorded: no trial went through the tree then."""
+    if recorded:
+        HandTree(tmp_path / "s" / "tree", layer_names=["conv.weight"]).train([], result_row())
+    layout = write_study(tmp_path / "s", [{"row": result_row()}, {"row": result_row(saved=0.5)}])
+    write_answer(layout, answer(layout, allowed_drop=0.005))
+    assert not layout.tree_picture.exists()
+    assert "stage tree" not in layout.report.read_text().lower()
+    assert "Search cost: 2 trials for 1.5 trainings." in layout.report.read_text()

@@ -1,0 +1,49 @@
+"""Which script a study trains with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainables.errors import UserError
+from tune_cac.study.options import SearchOptions
+from tune_cac.study.script_files import check_unchanged, files_digest, named_files, script_identity
+
+
+def test_a_script_and_what_it_imports_from_beside_itself(tmp_path: Path) -> None:
+    (tmp_path / "my train.py").write_text("import nets\nimport torch\n")
+    (tmp_path / "nets.py").write_text("SIZE = 1\n")
+    (tmp_path / "data.csv").write_text("1\n")
+    command = "python 'my train.py' --lr 0.1 --data data"
+    assert named_files(command, tmp_path) == [tmp_path / "my train.py"]
+    options = (f"command={command}", f"cwd={tmp_path}")
+    options = (*options, *script_identity(options))
+    assert options[-1] == f"files={files_digest(command, tmp_path)}"
+    check_unchanged(options)
+    (tmp_path / "data.csv").write_text("2\n")
+    (tmp_path / "other.py").write_text("\n")
+    check_unchanged(options)
+    (tmp_path / "nets.py").write_text("SIZE = 2\n")
+    with pytest.raises(UserError, match=r"my train\.py or what it imports has changed .* another --name"):
+        check_unchanged(options)
+
+
+def test_quotes_that_only_a_shell_understands(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("\n")
+    assert named_files('sh train.sh "$(echo \'a)"', tmp_path) == [tmp_path / "train.sh"]
+
+
+def test_another_folder_is_another_script() -> None:
+    first, second = (script_identity(("command=python train.py", f"cwd=/{name}")) for name in "ab")
+    assert first == second  # no file there; the folder itself is the difference
+    assert script_identity(("command=x",))[0] == f"cwd={Path.cwd()}"
+
+
+def test_a_command_with_epochs_needs_their_number() -> None:
+    options = ("command=train --epochs {epochs}",)
+    with pytest.raises(UserError, match=r"--epochs must be given where the command has \{epochs\}, got none"):
+        SearchOptions(workload="script", workload_options=options)
+    assert SearchOptions(workload="script", workload_options=options, epochs=3).trial_epochs == 3
+    assert SearchOptions(workload="script", workload_options=("command=train ${epochs}",)).trial_epochs == 1
+    assert not SearchOptions(workload="script", workload_options=("command=train",)).sharing

@@ -1,0 +1,358 @@
+"""What confirm refuses, chooses and prefers, without Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from studies import result_row, write_study
+
+import analysis
+from analysis.metrics.confirmation import read_confirmation
+from analysis.metrics.noise import resolution_of
+from analysis.presentation.summary_text import best_env, headline
+from trainables.config import TrialConfig
+from tune_cac.cli.main import main
+from tune_cac.study.study_result import answer, best_or_confirmed, write_answer
+from tune_cac.tuning import confirmation as confirming
+from tune_cac.tuning.confirmation import candidates_of, options_of, runs
+
+
+def trial(saved: float, accuracy: float = 0.97, **config: Any) -> dict[str, Any]:
+    given = TrialConfig(CAC_VAR_START_THR=0.9 + saved / 10, **config).to_dict()
+    return {"row": result_row(accuracy, saved), "config": given}
+
+
+def study(folder: Path, *trials: dict[str, Any]) -> Path:
+    return write_study(folder / "s", [{"row": result_row()}, *trials]).root
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--top", "0"], "--top must be an integer >= 1, got 0"),
+        (["--seeds", "2"], "--seeds must be an integer >= 3, got 2"),
+        ([], "nothing to confirm in s: no setting saves compute within the allowed drop of 0.005: search more trials"),
+    ],
+)
+def test_refusals(
+    flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study(tmp_path, trial(0.3, 0.9), trial(0.0))
+    monkeypatch.chdir(tmp_path)
+    assert main(["confirm", "s", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_baseline_there_is_nothing_to_compare_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_study(tmp_path / "s", [{}, trial(0.3)]).root
+    assert main(["confirm", str(folder)]) == 2
+    assert "its baseline did not complete; finish the search, or search anew" in capsys.readouterr().err
+
+
+def test_candidates_are_the_distinct_settings_that_save_most_within_the_drop(tmp_path: Path) -> None:
+    folder = study(tmp_path, trial(0.1), trial(0.3), trial(0.3), trial(0.5, 0.9), trial(0.2), trial(0.0))
+    trials = analysis.load(folder)
+    assert candidates_of(trials, 0.005, 5)["trial"].tolist() == [2, 5, 1]
+    assert candidates_of(trials, 0.005, 1)["trial"].tolist() == [2]
+    assert candidates_of(trials, 0.5, 2)["trial"].tolist() == [4, 2]
+
+
+def test_runs_are_the_candidates_and_the_baseline_on_every_seed(tmp_path: Path) -> None:
+    trials = analysis.load(study(tmp_path, trial(0.1), trial(0.3, CAC_STOP_LAYER_NUM=(1,), CAC_STOP_LAYER_ITR=(5,))))
+    base = TrialConfig(method="none")
+    wanted = runs(candidates_of(trials, 0.005, 2), base, [7, 8])
+    assert [run.attrs for run in wanted[:2]] == [{"role": "baseline"}] * 2
+    assert [run.attrs["candidate"] for run in wanted[2:]] == [2, 2, 1, 1]
+    configs = [TrialConfig.from_mapping({**base.to_dict(), **run.values}) for run in wanted]
+    assert [config.seed for config in configs] == [7, 8] * 3
+    assert [config.method for config in configs] == ["none"] * 2 + ["gradskip"] * 4
+    assert configs[2].CAC_STOP_LAYER_ITR == (5,)
+    assert pytest.approx(0.91) == configs[4].CAC_VAR_START_THR
+
+
+def confirmation(*rows: tuple[int, float, float, float, bool]) -> pd.DataFrame:
+    found = pd.DataFrame(rows, columns=["candidate", "compute_saved", "accuracy_drop", "drop_high", "confirmed"])
+    return found.assign(seeds=5, failed=0, confidence=0.95, drop_low=-0.01, refuted=False, compared="test accuracy")
+
+
+def test_what_is_confirmed_is_preferred_and_said(tmp_path: Path) -> None:
+    folder = study(tmp_path, trial(0.1), trial(0.3), trial(0.2))
+    ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
+    table = confirmation((3, 0.19, 0.001, 0.004, True), (1, 0.1, 0.0, 0.001, True), (2, 0.29, 0.01, 0.02, False))
+    best = best_or_confirmed(ranking, table)
+    assert best is not None
+    assert best["trial"] == 3
+    assert headline(ranking, best, 0.005, confirmation=table) == (
+        "You can skip 19.0 % of the training compute at a drop of 0.10 points in test accuracy (allowed: 0.50 points); "
+        "confirmed over 5 seeds: the drop is at most 0.40 points with 95% confidence."
+    )
+    info = analysis.io.layout.Layout(folder).read_info()
+    lines = best_env(info, best, 0.005, confirmation=table).splitlines()
+    assert "# Confirmed on 5 fresh seeds and the test split: compute saved 19.0 %," in lines
+    assert "#   drop 0.10 points; the drop is at most 0.40 points with 95% confidence." in lines
+
+
+def test_with_a_price_the_confirmed_setting_that_is_worth_most_is_preferred(tmp_path: Path) -> None:
+    folder = study(tmp_path, trial(0.3, 0.966), trial(0.2, 0.97), trial(0.5))
+    table = confirmation((1, 0.3, 0.004, 0.005, True), (2, 0.2, 0.0, 0.001, True))
+    for price, chosen in ((None, 1), (0.1, 1), (1.0, 2)):
+        best = best_or_confirmed(analysis.rank(analysis.load(folder), allowed_drop=0.005, price=price), table)
+        assert best is not None
+        assert best["trial"] == chosen, price
+
+
+def test_a_later_trial_that_saves_more_than_what_was_confirmed_is_named(tmp_path: Path) -> None:
+    folder = study(tmp_path, trial(0.1), trial(0.3))
+    ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
+    table = confirmation((1, 0.1, 0.0, 0.001, True))
+    said = headline(ranking, best_or_confirmed(ranking, table), 0.005, confirmation=table)
+    assert said.endswith("Trial 2 saves 30.0 % on one seed and was not retrained.")
+
+
+def test_what_was_not_confirmed_is_said_with_what_fresh_seeds_found(tmp_path: Path) -> None:
+    folder = study(tmp_path, trial(0.3))
+    ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
+    table = confirmation((1, 0.29, 0.004, 0.02, False))
+    best = best_or_confirmed(ranking, table)
+    assert best is not None
+    assert headline(ranking, best, 0.005, confirmation=table) == (
+        "No setting was confirmed to stay within the allowed drop of 0.50 points. The best on one seed skips 30.0 % of "
+        "the training compute at no drop in validation accuracy; over 5 fresh seeds it skips 29.0 % at a drop of 0.40 "
+        "points in test accuracy, and the drop is at most 2.00 points."
+    )
+    barely = headline(ranking, best, 0.005, confirmation=confirmation((1, 0.29, 0.004, 0.00502, False)))
+    assert barely.endswith("and the drop is at most 0.502 points.")  # no "0.50 points" that were allowed
+    info = analysis.io.layout.Layout(folder).read_info()
+    assert "# Not confirmed: over 5 fresh seeds it skips 29.0 %" in best_env(info, best, 0.005, confirmation=table)
+
+
+def test_a_setting_that_fresh_seeds_refute_is_no_answer(tmp_path: Path) -> None:
+    folder = study(tmp_path, trial(0.3), trial(0.2))
+    ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
+    table = confirmation((1, 0.3, 0.03, 0.04, False), (2, 0.2, 0.0, 0.02, False))
+    table.loc[0, "refuted"] = True
+    best = best_or_confirmed(ranking, table)
+    assert best is not None
+    assert best["trial"] == 2
+    table["refuted"] = True
+    none = best_or_confirmed(ranking, table)
+    assert none is not None
+    assert none["role"] == "baseline"
+    assert headline(ranking, none, 0.005, confirmation=table) == (
+        "No setting tried saves compute within the allowed drop of 0.50 points. 2 settings did on one seed and not on "
+        "fresh ones."
+    )
+
+
+#: How trials 1 and 3 of a study turn out to be one outcome under two settings.
+SAME = {
+    "the same stage of the tree": ({"stage": "a"}, {"stage": "a"}),
+    "the same result to the last bit": ({"train_loss": 0.25}, {"train_loss": 0.25}),
+}
+
+
+@pytest.mark.parametrize("same", SAME.values(), ids=SAME.keys())
+@pytest.mark.parametrize("retrained", [1, 3])  # 3, where 1 ended only after the confirmation had begun
+def test_what_fresh_seeds_say_is_said_of_every_trial_of_the_outcome(
+    tmp_path: Path, same: tuple[dict[str, Any], dict[str, Any]], retrained: int
+) -> None:
+    first, second = trial(0.4), trial(0.4, CAC_VAR_SAMPLES=7)
+    first["row"] |= {"stage": "", **same[0]}
+    second["row"] |= {"stage": "", **same[1]}
+    folder = study(tmp_path, first, trial(0.2), second, trial(0.1))
+    layout = analysis.io.layout.Layout(folder)
+    ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
+    assert ranking["trial"].tolist() == [1, 3, 2, 4, 0]
+    assert candidates_of(analysis.load(folder), 0.005, 5)["trial"].tolist() == [1, 2, 4]
+
+    def retrain(drop: float) -> pd.DataFrame:
+        accuracies = [0.97 + n / 1000 for n in range(3)]
+        rows: list[dict[str, Any]] = []
+        for n, accuracy in enumerate(accuracies, start=1):
+            dense = TrialConfig(method="none", seed=n).to_dict()
+            rows.append({"role": "baseline", "row": result_row(accuracy), "config": dense})
+            own = {**dense, "method": "gradskip"}
+            row = result_row(accuracy - drop - n / 5990, 0.4)
+            rows.append({"role": "candidate", "candidate": retrained, "row": row, "config": own})
+        shutil.rmtree(layout.confirmation.root, ignore_errors=True)
+        write_study(layout.confirmation.root, rows)
+        table = read_confirmation(layout, ranking, allowed_drop=0.005)
+        assert table is not None
+        return table
+
+    refuted = retrain(0.05)
+    assert refuted["refuted"].tolist() == [True]
+    best = best_or_confirmed(ranking, refuted)
+    assert best is not None
+    assert best["trial"] == 2
+    said = headline(ranking, best, 0.005, confirmation=refuted)
+    assert "40.0 %" not in said
+    confirmed = retrain(0.0)
+    assert confirmed["confirmed"].tolist() == [True]
+    best = best_or_confirmed(ranking, confirmed)
+    assert best is not None
+    assert best["trial"] == 1
+    said = headline(ranking, best, 0.005, confirmation=confirmed)
+    assert "confirmed over 3 seeds" in said
+    assert "was not retrained" not in said
+    assert "# Confirmed on 3 fresh seeds" in best_env(layout.read_info(), best, 0.005, confirmation=confirmed)
+
+
+def test_trials_that_only_look_alike_are_two_outcomes(tmp_path: Path) -> None:
+    first, second, third = trial(0.4), trial(0.4, CAC_VAR_SAMPLES=7), trial(0.4, CAC_VAR_SAMPLES=8)
+    second["row"]["train_loss"] += 1e-9
+    for one in (third, fourth := trial(0.4, CAC_VAR_SAMPLES=9)):
+        one["row"]["train_loss"] = None  # a script that reports none
+    trials = analysis.load(study(tmp_path, first, second, third, fourth))
+    assert candidates_of(trials, 0.005, 5)["trial"].tolist() == [1, 2, 3, 4]
+
+
+def test_seeds_after_the_greatest_begin_at_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = study(tmp_path, trial(0.3))
+    layout = analysis.io.layout.Layout(folder)
+    layout.write_info(dataclasses.replace(layout.read_info(), seed=2**32 - 2))
+    asked: list[list[int]] = []
+    monkeypatch.setattr(confirming, "runs", lambda candidates, base, seeds: asked.append(seeds) or sys.exit())
+    with pytest.raises(SystemExit):
+        confirming.confirm(str(folder), seeds=3)
+    assert asked == [[2**32 - 1, 0, 1]]
+
+
+def test_what_failed_on_fresh_seeds_is_said(tmp_path: Path) -> None:
+    folder = study(tmp_path, trial(0.3))
+    ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
+    table = confirmation((1, 0.3, 0.0, 0.001, False)).assign(failed=2)
+    said = headline(ranking, best_or_confirmed(ranking, table), 0.005, confirmation=table)
+    assert said.endswith("and the drop is at most 0.10 points; it failed on 2 fresh seeds.")
+    table["seeds"] = 0
+    assert headline(ranking, best_or_confirmed(ranking, table), 0.005, confirmation=table).endswith(
+        "in validation accuracy; it failed on 2 fresh seeds."
+    )
+
+
+def test_nothing_lost_is_said_so(tmp_path: Path) -> None:
+    folder = study(tmp_path, trial(0.3))
+    ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
+    table = confirmation((1, 0.3, -0.01, -0.002, True))
+    assert "confirmed over 5 seeds: nothing is lost with 95% confidence." in headline(
+        ranking, best_or_confirmed(ranking, table), 0.005, confirmation=table
+    )
+
+
+def test_at_a_price_that_nothing_is_worth(tmp_path: Path) -> None:
+    ranking = analysis.rank(analysis.load(study(tmp_path, trial(0.2, 0.967))), allowed_drop=0.005, price=1.0)
+    assert headline(ranking, best_or_confirmed(ranking, None), 0.005) == (
+        "No setting tried is worth more at this price of a point of accuracy than training in full."
+    )
+
+
+def test_savings_beyond_the_shortest_training_are_not_compared(tmp_path: Path) -> None:
+    row = result_row(0.96, dense_flops=700, executed_flops=700)
+    config = TrialConfig(method="none", epochs=21).to_dict()
+    folder = study(tmp_path, trial(0.4), {"role": "control", "control": "shorter", "row": row, "config": config})
+    trials = analysis.load(folder)
+    ranking = analysis.rank(trials, allowed_drop=0.005)
+    said = headline(ranking, analysis.best(ranking), 0.005, line=analysis.metrics.controls.control_line(trials))
+    assert said.endswith("Training so much shorter was not tried: the shortest saves 30.0 %.")
+
+
+def with_control(folder: Path, shorter: float) -> Path:
+    """A study of 1000 validation samples whose best trial saves 0.3 at 0.97, beside a training as much shorter."""
+    row = result_row(shorter, dense_flops=700, executed_flops=700)
+    config = TrialConfig(method="none", epochs=21).to_dict()
+    return study(folder, trial(0.3), {"role": "control", "control": "shorter", "row": row, "config": config})
+
+
+#: What a training of 70 % of the epochs reached: the word, and the sentence of a headline before and after fresh seeds.
+SHORTER_REACHED = {
+    0.951: (
+        "yes",
+        "",
+        "It beats simply training shorter, which reaches 0.9510 for the same compute on that seed, this setting "
+        "0.9700; fresh seeds did not train shorter.",
+    ),
+    0.969: (
+        "about equal",
+        "It is about equal to simply training shorter, which reaches 0.9690 for the same compute on that seed, this "
+        "setting 0.9700 (another seed alone makes about 0.0055).",
+        "It is about equal to simply training shorter, which reaches 0.9690 for the same compute on that seed, this "
+        "setting 0.9700 (another seed alone makes about 0.0055); fresh seeds did not train shorter.",
+    ),
+    0.991: (
+        "no",
+        "It does not beat simply training shorter, which reaches 0.9910 for the same compute on that seed, this "
+        "setting 0.9700.",
+        "It does not beat simply training shorter, which reaches 0.9910 for the same compute on that seed, this "
+        "setting 0.9700; fresh seeds did not train shorter.",
+    ),
+}
+
+
+@pytest.mark.parametrize("shorter", SHORTER_REACHED)
+def test_what_training_shorter_reaches_is_said_in_headline_and_settings(shorter: float, tmp_path: Path) -> None:
+    word, unconfirmed, confirmed = SHORTER_REACHED[shorter]
+    found = answer(analysis.io.layout.Layout(with_control(tmp_path, shorter)), allowed_drop=0.005)
+    best = found.best
+    assert best is not None
+    assert found.headline.partition("One seed, not confirmed.")[2].strip() == unconfirmed
+    table = confirmation((1, 0.29, 0.001, 0.004, True))
+    said = headline(found.ranking, best, 0.005, confirmation=table, line=found.control_line)
+    assert said.partition("with 95% confidence.")[2].strip() == confirmed
+    write_answer(analysis.io.layout.Layout(found.folder), found)
+    lines = (found.folder / "best.env").read_text().splitlines()
+    assert (
+        f"# Training shorter for the same compute: validation accuracy {shorter:.4f} on that seed; beaten: {word}."
+    ) in lines
+    assert pd.read_csv(found.folder / "ranking.csv").set_index("trial")["beats_shorter"][1] == word
+    assert found.table()[1][-2] == word
+
+
+@pytest.mark.parametrize("size", [97, 599, 1000, 1797])
+def test_accuracies_of_float32_never_tell_a_greater_split(size: int) -> None:
+    """577/599 in float32 is 63131/65536, exactly: it read as a split of 65,536."""
+    single = [float(np.float32(count / size)) for count in range(1, size)]
+    found = [resolution_of(pd.Series([value])) for value in single]
+    assert all(one is None or one >= 1 / size - 1e-12 for one in found)
+    assert resolution_of(pd.Series(single[-64:])) == pytest.approx(1 / size)
+
+
+def test_the_resolution_of_a_test_split_is_read_off_its_accuracies() -> None:
+    assert resolution_of(pd.Series([583 / 599, 580 / 599])) == 1 / 599
+    assert resolution_of(pd.Series([0.5, 0.75, 9990 / 10000, None])) == 1 / 1000  # a part of 10,000: wider
+    assert resolution_of(pd.Series([9991 / 10000, 0.5])) == 1 / 10000
+    coarse = resolution_of(pd.Series([float(np.float32(9991 / 10000))]))  # too many samples for float32
+    assert coarse is not None
+    assert 1 / 10000 <= coarse < 1 / 500
+    for numerators in ((583, 590), (1, 2)):
+        values = [float(np.float32(n / 599)) for n in numerators]  # as torch computes a mean
+        assert resolution_of(pd.Series(values)) == 1 / 599
+    wide = resolution_of(pd.Series([2**0.5 / 2, 3**0.5 / 2]))  # no counts at all: a few thousandths at most
+    assert wide is not None
+    assert 0 < wide < 0.002
+    assert resolution_of(pd.Series([1.0, 1.0, 0.0])) is None
+    assert resolution_of(pd.Series([np.inf, -np.inf, 0.5])) == 1 / 2
+    assert resolution_of(pd.Series([], dtype=float)) is None
+
+
+def test_fresh_seeds_are_trained_as_the_study_was(tmp_path: Path) -> None:
+    layout = analysis.io.layout.Layout(study(tmp_path, trial(0.1)))
+    held = {"CAC_WATCH": ["linear"]}
+    info = dataclasses.replace(
+        layout.read_info(), hold=held, workers_per_trial=2, workload="text", workload_options=["batch_size=4"]
+    )
+    options = options_of(
+        info, layout.confirmation, TrialConfig(method="none", threads=3), trials=9, concurrency=1, budget="1GB"
+    )
+    assert options.hold == held
+    assert (options.workload, options.workload_options) == ("text", ("batch_size=4",))
+    assert (options.workers_per_trial, options.cpus_per_trial, options.gpus_per_trial) == (2, 3, 0.0)
+    assert options.results == layout.root

@@ -1,0 +1,67 @@
+"""What the progress line says was executed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from studies import DENSE_FLOPS, result_row
+
+from tune_cac.ray_backend.session import DEATHS
+from tune_cac.tuning import progress
+from tune_cac.tuning.progress import SearchProgress, in_trainings
+
+
+def a_trial(number: int) -> Any:
+    return SimpleNamespace(trial_id=str(number), config={"trial": number, "role": "search" if number else "baseline"})
+
+
+def test_a_row_in_trainings() -> None:
+    assert in_trainings({}) == 0
+    assert in_trainings({"search_flops": 0, "executed_flops": 10, "dense_flops": 20}) == 0
+    assert in_trainings({"search_flops": 5, "executed_flops": 10, "dense_flops": 20}) == 0.25
+    assert in_trainings({"executed_flops": 10, "dense_flops": 20}) == 0.5
+
+
+def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFixture[str]) -> None:
+    searcher: Any = None  # is told of failures alone
+    progress = SearchProgress(searcher, finished_before=[], to_run=4, allowed_drop=0.005)
+    assert "training" not in progress.summary()
+    for number, row in enumerate(
+        [result_row(), result_row(saved=0.5, search_flops=100), result_row(search_flops=DENSE_FLOPS // 5)]
+    ):
+        progress.on_trial_result(0, [], a_trial(number), row)
+        if number < 2:
+            progress.on_trial_complete(0, [], a_trial(number))
+    assert ", 2 trials for 1.3 trainings, about " in progress.summary()
+    lines = capsys.readouterr().err.splitlines()
+    assert "1 trial for 1.0 training," in lines[0]
+    assert "2 trials for 1.1 trainings," in lines[1]
+
+
+def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    searcher: Any = None
+    progress = SearchProgress(searcher, finished_before=[], to_run=1, allowed_drop=0.005)
+    progress.on_trial_result(0, [], a_trial(0), result_row())
+    progress.on_trial_complete(0, [], a_trial(0))
+    control = SimpleNamespace(trial_id="c", config={"trial": 1, "role": "control"})
+    half = DENSE_FLOPS // 2
+    row = result_row(0.99, dense_flops=half, executed_flops=half, search_flops=half)
+    progress.on_trial_result(0, [], control, row)
+    progress.on_trial_complete(0, [], control)
+    assert progress.ended == 1
+    assert progress.summary() == "nothing saved yet, 2 trials for 1.5 trainings, 1 control"
+    assert capsys.readouterr().err.splitlines()[-1] == "[control 1] trial 1: accuracy 0.9900"
+
+
+@pytest.mark.parametrize("error", [*DEATHS, None])
+def test_whatever_ray_calls_it_a_worker_that_ended_without_a_word_has_died(
+    error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed by the memory monitor is an error of its own in Ray, and was a failed trial for good."""
+    given = ValueError("of the user's") if error is None else error.__new__(error)
+    monkeypatch.setattr(progress, "_error_of", lambda _: given)
+    assert progress.worker_died(object()) == (error is not None)

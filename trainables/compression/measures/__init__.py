@@ -1,0 +1,1 @@
+"""Size, multiply-adds and latency of a model."""

@@ -1,0 +1,242 @@
+"""How large a model is and what it computes, of that how much is zero.
+
+A weight layer is a convolution or a linear layer with a weight of its own. Counted are the float weights, also where a
+quantizer computes with others.
+
+Shapes: a weight is (C_out, C_in / groups, *kernel), of a transposed convolution (C_in, C_out / groups, *kernel), of a
+linear layer (C_out, C_in); n its elements, z those that are not zero.
+MACs: multiplications with an addition each, of one sample: n for each place at which the weight is applied.
+    dense       all of them
+    effective   dense * z / n
+    structured  without filters (slices along dimension 0) and channels (dimension 1) that are entirely zero
+What multiplies a weight without calling its module (the projections inside `nn.MultiheadAttention`) has no MACs here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainables.compression.model_copies import evaluating, float_tensor, hookless_copy
+from trainables.compression.schedule.names import plain_name
+from trainables.workloads.base import Batch
+from trainables.workloads.batch_shapes import to_meta
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+WEIGHT_LAYERS = (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)
+
+#: Runs a model on a batch; what it returns does not matter. `Workload.loss` is one.
+Forward = Callable[[nn.Module, Batch], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSize:
+    """One weight layer."""
+
+    name: str
+    """Of its weight, such as ``conv1.weight``."""
+    elements: int
+    """Of the weight."""
+    nonzero: int
+    """Elements that are not zero."""
+    outside_zero_structures: int
+    """Elements in no filter and no channel that is entirely zero."""
+    dense_macs: int
+    """MACs of one sample."""
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the elements that is zero, in [0, 1]."""
+        return 1 - self.nonzero / self.elements
+
+    @property
+    def structured_sparsity(self) -> float:
+        """Share of the elements in filters or channels that are entirely zero, in [0, 1]."""
+        return 1 - self.outside_zero_structures / self.elements
+
+    @property
+    def effective_macs(self) -> float:
+        """MACs with elements that are not zero."""
+        return self.dense_macs * self.nonzero / self.elements
+
+    @property
+    def structured_macs(self) -> float:
+        """MACs without zero filters and channels."""
+        return self.dense_macs * self.outside_zero_structures / self.elements
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """A model at a moment."""
+
+    layers: tuple[LayerSize, ...]
+    """Weight layers, in the model's order."""
+    parameters: int
+    """Elements of all parameters, biases and norms among them."""
+    nonzero_parameters: int
+    """Those that are not zero."""
+    reference_macs: int
+    """MACs of one sample of the model before anything was removed from it."""
+
+    def _sum(self, what: str) -> Any:
+        return sum(getattr(layer, what) for layer in self.layers)
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the weight layers' elements that is zero; 0 without weight layers."""
+        elements = self._sum("elements")
+        return 1 - self._sum("nonzero") / elements if elements else 0.0
+
+    @property
+    def structured_sparsity(self) -> float:
+        """Share of the weight layers' elements in zero filters or channels; 0 without weight layers."""
+        elements = self._sum("elements")
+        return 1 - self._sum("outside_zero_structures") / elements if elements else 0.0
+
+    @property
+    def dense_macs(self) -> int:
+        """MACs of one sample as the model is now."""
+        return int(self._sum("dense_macs"))
+
+    @property
+    def effective_macs(self) -> float:
+        """MACs of one sample with weights that are not zero."""
+        return float(self._sum("effective_macs"))
+
+    @property
+    def structured_macs(self) -> float:
+        """MACs of one sample without zero filters and channels."""
+        return float(self._sum("structured_macs"))
+
+    @property
+    def inference_saved(self) -> float:
+        """Share of the reference's MACs that is with zero weights or was removed."""
+        return 1 - self.effective_macs / self.reference_macs if self.reference_macs else 0.0
+
+    def to_columns(self) -> dict[str, Any]:
+        """Columns of a result row, in plain types; ``layer_sparsity`` is JSON, shares by name of the weight."""
+        return {
+            "sparsity": self.sparsity,
+            "structured_sparsity": self.structured_sparsity,
+            "dense_macs": self.dense_macs,
+            "effective_macs": round(self.effective_macs),
+            "inference_saved": self.inference_saved,
+            "parameters": self.parameters,
+            "layer_sparsity": json.dumps({layer.name: round(layer.sparsity, 6) for layer in self.layers}),
+        }
+
+
+def weight_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Weight layers by the name of their weight, each weight once, in the model's order."""
+    found: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        weight = float_tensor(module, "weight") if isinstance(module, WEIGHT_LAYERS) else None
+        if weight is not None and id(weight) not in seen:
+            seen.add(id(weight))
+            found[plain_name(f"{name}.weight" if name else "weight")] = module
+    return found
+
+
+def layer_macs(model: nn.Module, forward: Forward, batch: Batch) -> dict[str, int]:
+    """MACs of one sample of each weight layer: facts of shapes, counted once, and again after thinning.
+
+    A copy runs on the meta device, or on the CPU where it needs numbers: the model, its hooks and all generators stay
+    as they are. A weight that several layers share counts where its first one stands, with the MACs of all.
+
+    Args:
+        model: any.
+        forward: see `Forward`.
+        batch: tensors on any device, the first dimension the sample; its numbers are not used.
+
+    Returns:
+        By name of the weight, all weight layers; 0 where one is not called.
+    """
+    try:
+        return _counted(hookless_copy(model, meta=True), forward, to_meta(batch), len(batch[0]))
+    except Exception:  # noqa: BLE001  # it makes tensors of its own on the CPU, or looks at numbers: then it gets some
+        numbers = tuple(torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in batch)
+        return _counted(hookless_copy(model).to("cpu"), forward, numbers, len(batch[0]))
+
+
+def _counted(model: nn.Module, forward: Forward, batch: Batch, samples: int) -> dict[str, int]:
+    layers = weight_layers(model)
+    by_weight = {id(float_tensor(module, "weight")): name for name, module in layers.items()}
+    counts = dict.fromkeys(layers, 0)
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        weight = float_tensor(module, "weight")
+        assert weight is not None
+        counts[by_weight[id(weight)]] += _places(module, inputs[0], output) * weight.numel()
+
+    for module in model.modules():
+        if isinstance(module, WEIGHT_LAYERS) and id(float_tensor(module, "weight")) in by_weight:
+            module.register_forward_hook(count)
+    with evaluating(model):
+        forward(model, batch)
+    return {name: round(macs / samples) for name, macs in counts.items()}
+
+
+def _places(module: nn.Module, x: Tensor, y: Tensor) -> int:
+    """At how many places of a batch the whole weight is applied."""
+    if isinstance(module, nn.Linear):
+        return y.numel() // module.out_features
+    assert isinstance(module, (*CONVOLUTIONS, *TRANSPOSED))
+    if isinstance(module, TRANSPOSED):
+        return x.numel() // module.in_channels
+    return y.numel() // module.out_channels
+
+
+def sparsity_now(model: nn.Module, macs: Mapping[str, int], reference_macs: int | None = None) -> Sizes:
+    """Count what is zero now; one synchronisation with the device for the whole model.
+
+    Args:
+        model: as it was when ``macs`` were counted, whatever its weights are now.
+        macs: of `layer_macs`.
+        reference_macs: of one sample of the model before it was thinned; None: it was not.
+    """
+    layers = weight_layers(model)
+    weights = [weight for weight in (float_tensor(m, "weight") for m in layers.values()) if weight is not None]
+    counted_apart = {id(weight) for weight in weights}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in counted_apart]
+    with torch.no_grad():
+        counted = [torch.stack(_counts_of(weight)) for weight in weights]
+        counted += [torch.stack([torch.count_nonzero(tensor)] * 3) for tensor in others]
+        numbers = torch.stack([row.to(counted[0].device) for row in counted]).tolist() if counted else []
+    found = [
+        LayerSize(
+            name=name,
+            elements=weight.numel(),
+            nonzero=nonzero,
+            outside_zero_structures=filters * channels * (weight.numel() // (weight.shape[0] * weight.shape[1])),
+            dense_macs=macs[name],
+        )
+        for (name, weight), (nonzero, filters, channels) in zip(
+            zip(layers, weights, strict=True), numbers[: len(weights)], strict=True
+        )
+    ]
+    return Sizes(
+        layers=tuple(found),
+        parameters=sum(p.numel() for p in model.parameters()),
+        nonzero_parameters=sum(row[0] for row in numbers),
+        reference_macs=sum(macs.values()) if reference_macs is None else reference_macs,
+    )
+
+
+def _counts_of(weight: Tensor) -> list[Tensor]:
+    """Elements, filters and channels that are not (entirely) zero, as scalars on the device."""
+    nonzero = weight != 0
+    filters = nonzero.flatten(1).any(1)
+    channels = nonzero.transpose(0, 1).flatten(1).any(1)
+    return [nonzero.sum(), filters.sum(), channels.sum()]
+
+
+def model_sizes(model: nn.Module, forward: Forward, batch: Batch) -> Sizes:
+    """Both at once, for a model from which nothing was removed: see `layer_macs` and `sparsity_now`."""
+    return sparsity_now(model, layer_macs(model, forward, batch))

@@ -1,0 +1,41 @@
+"""The base of all settings, and the types of their values."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+#: A number as YAML has it: no text, no truth value.
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+#: A share of elements or structures.
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
+#: A number >= 0.
+NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+#: A number > 0.
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+#: A whole number.
+Whole = Annotated[int, Field(strict=True)]
+#: A whole number >= 1.
+Count = Annotated[int, Field(strict=True, ge=1)]
+#: A truth value.
+Flag = Annotated[bool, Field(strict=True)]
+#: Text.
+Text = Annotated[str, Field(strict=True, min_length=1)]
+
+
+def _listed(given: object) -> object:
+    return [given] if isinstance(given, str) else given
+
+
+#: Parameter names or patterns, at least one; a single one may stand alone.
+Names = Annotated[tuple[Text, ...], Field(min_length=1), BeforeValidator(_listed)]
+
+
+class ComponentConfig(BaseModel):
+    """Arguments of one class of a schedule, checked; an unknown one is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    class_: ClassVar[str]
+    """The class's name in a schedule."""

@@ -1,0 +1,13 @@
+"""What every class of a schedule takes: one frozen, strict model a class. Loads no torch.
+
+`PRUNERS`, `REGULARIZERS`, `QUANTIZERS`, `EXTENSIONS` and `DISTILLERS` hold the models by the class's name in YAML.
+"""
+
+from trainables.compression.schedule.config_base import ComponentConfig
+from trainables.compression.schedule.distiller_configs import DISTILLERS
+from trainables.compression.schedule.extension_configs import EXTENSIONS
+from trainables.compression.schedule.pruner_configs import PRUNERS
+from trainables.compression.schedule.quantizer_configs import QUANTIZERS
+from trainables.compression.schedule.regularizer_configs import REGULARIZERS
+
+__all__ = ["DISTILLERS", "EXTENSIONS", "PRUNERS", "QUANTIZERS", "REGULARIZERS", "ComponentConfig"]

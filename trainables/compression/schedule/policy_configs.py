@@ -1,0 +1,126 @@
+"""Arguments of policies, and a policy's epochs from its keys. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import PlainValidator, model_validator
+from typing_extensions import Self
+
+from trainables.compression.schedule.config_base import ComponentConfig, Flag, Whole
+from trainables.compression.schedule.problems import Findings, Path, shown
+from trainables.compression.schedule.timing import Timing
+from trainables.errors import UserError
+
+#: Section of each kind of policy. A policy with several kinds is of the first one, as in the original.
+KINDS = {
+    "pruner": "pruners",
+    "regularizer": "regularizers",
+    "quantizer": "quantizers",
+    "lr_scheduler": "lr_schedulers",
+    "extension": "extensions",
+    "distiller": "distillers",
+}
+RANGE = ("starting_epoch", "ending_epoch", "frequency")
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _levels(given: Any) -> dict[str, float] | float | None:
+    for name, level in given.items() if isinstance(given, Mapping) else [("", given)]:
+        if not _is_share(level) and given is not None:
+            raise ValueError(f"levels{f' of {name}' if name else ''} must be in [0, 1], got {shown(level)}")
+    if isinstance(given, Mapping) and not given:
+        raise ValueError("levels must name at least one parameter, got none")
+    return given if given is None or not isinstance(given, Mapping) else dict(given)
+
+
+def _frequency(given: Any) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise ValueError(f"mini_batch_pruning_frequency must be an integer >= 0, got {shown(given)}")
+    return given
+
+
+class PrunerPolicyConfig(ComponentConfig):
+    """How a policy applies its pruner's masks; all off by default."""
+
+    class_: ClassVar[str] = "pruner policies"
+    levels: Annotated[dict[str, float] | float | None, PlainValidator(_levels)] = None
+    """Share of the elements by parameter name or pattern, or one for all, instead of the pruner's own levels."""
+    keep_mask: Flag = False
+    """Whether masks also hold after the last active epoch where the options below would end them."""
+    mini_batch_pruning_frequency: Annotated[Whole, PlainValidator(_frequency)] = 0
+    """Masks are decided anew at every so many optimizer steps of the run; 0: once an active epoch."""
+    mask_on_forward_only: Flag = False
+    """Whether masked weights may be updated: they are masked for the forward pass alone."""
+    mask_gradients: Flag = False
+    """Whether gradients are masked, too; needs ``mask_on_forward_only``."""
+    use_double_copies: Flag = False
+    """Whether the optimizer updates the weights as they were before masking."""
+    discard_masks_at_minibatch_end: Flag = False
+    """Whether a mask lives for one minibatch."""
+    skip_first_minibatch: Flag = False
+    """Whether the first minibatch of the first active epoch is not masked: masks are decided after it."""
+    fold_batchnorm: Flag = False
+    """Whether weights are ranked as scaled by the batch norm that follows."""
+
+    @model_validator(mode="after")
+    def _gradients_need_forward_only(self) -> Self:
+        if self.mask_gradients and not self.mask_on_forward_only:
+            raise ValueError("mask_gradients needs mask_on_forward_only: set both, or leave mask_gradients out")
+        return self
+
+
+class RegularizerPolicyConfig(ComponentConfig):
+    """How a policy applies its regularizer's masks."""
+
+    class_: ClassVar[str] = "regularizer policies"
+    keep_mask: Flag = False
+    """Whether what the threshold zeroed in the last active epoch stays zero."""
+
+
+def read_timing(given: Mapping[str, Any], path: Path, findings: Findings) -> Timing | None:
+    """A policy's epochs: ``epochs``, or ``starting_epoch`` and ``ending_epoch`` with or without ``frequency`` (1).
+
+    The original asks for ``frequency``, too. With the compatibility switch ``epochs`` wins over a range beside it.
+
+    Args:
+        given: the policy.
+        path: of the policy.
+        findings: gets what is wrong.
+
+    Returns:
+        None where something is wrong.
+    """
+    beside = [key for key in RANGE if key in given]
+    if "epochs" in given:
+        if beside:
+            findings.lenient((*path, "epochs"), f"epochs and {beside[0]} exclude each other: give one, epochs counts")
+        epochs = given["epochs"]
+        if not isinstance(epochs, list) or not all(_is_epoch(epoch) for epoch in epochs):
+            findings.error((*path, "epochs"), f"must be a list of integers such as [0, 2, 4], got {shown(epochs)}")
+            return None
+        return _timing({"epochs": tuple(epochs)}, path, findings)
+    missing = [key for key in RANGE[:2] if key not in given]
+    if missing:
+        findings.error(path, f"needs {' and '.join(missing)}, or epochs such as [0, 2, 4]")
+    wrong = [key for key in beside if not _is_epoch(given[key])]
+    for key in wrong:
+        findings.error((*path, key), f"must be an integer, got {shown(given[key])}")
+    return None if missing or wrong else _timing({key: given[key] for key in beside}, path, findings)
+
+
+def _is_epoch(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _timing(given: Mapping[str, Any], path: Path, findings: Findings) -> Timing | None:
+    try:
+        return Timing(**given)
+    except UserError as error:
+        key, _, rule = str(error).partition(" ")  # each of its messages begins with the key
+        findings.error((*path, key), rule)
+        return None

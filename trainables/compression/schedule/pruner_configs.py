@@ -1,0 +1,260 @@
+"""Arguments of the pruners. Symbols as in docs/compression.md: s sensitivity, w a weight, t a threshold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from trainables.compression.schedule.config_base import (
+    ComponentConfig,
+    Count,
+    Fraction,
+    Names,
+    NotNegative,
+    Positive,
+    Text,
+    Whole,
+)
+
+Ranked = Literal["3D", "Filters", "Channels", "Rows", "Blocks"]
+Filters = Literal["3D", "Filters"]
+Thresholded = Literal["2D", "3D", "4D", "Filters", "Channels", "Rows", "Cols"]
+
+
+class SensitivityPrunerConfig(ComponentConfig):
+    """Zero what is below t = s std(w), the deviation taken at the first use (Han et al. 2015)."""
+
+    class_: ClassVar[str] = "SensitivityPruner"
+    sensitivities: dict[Text, NotNegative] = Field(min_length=1)
+    """s by parameter name or pattern."""
+
+
+class MagnitudeParameterPrunerConfig(ComponentConfig):
+    """Zero what is below a given threshold."""
+
+    class_: ClassVar[str] = "MagnitudeParameterPruner"
+    thresholds: dict[Text, NotNegative] = Field(min_length=1)
+    """t by parameter name or pattern; ``*`` is for every other parameter."""
+
+
+class SparsityLevelParameterPrunerConfig(ComponentConfig):
+    """Zero the smallest share of the elements."""
+
+    class_: ClassVar[str] = "SparsityLevelParameterPruner"
+    levels: dict[Text, Fraction] = Field(min_length=1)
+    """Share of the elements by parameter name or pattern."""
+
+
+class _GradualConfig(ComponentConfig):
+    initial_sparsity: Fraction
+    """Share pruned in the first active epoch."""
+    final_sparsity: Fraction
+    """Share pruned in the last active epoch, above the initial one."""
+
+    @model_validator(mode="after")
+    def _rises(self) -> Self:
+        if self.final_sparsity <= self.initial_sparsity:
+            raise ValueError(
+                f"final_sparsity must be above initial_sparsity {self.initial_sparsity}, got {self.final_sparsity}"
+            )
+        return self
+
+
+class AutomatedGradualPrunerConfig(_GradualConfig):
+    """Zero the smallest share of the elements, the share growing by a cubic (Zhu & Gupta 2017, eq. 1)."""
+
+    class_: ClassVar[str] = "AutomatedGradualPruner"
+    weights: Names
+    """Parameter names or patterns."""
+
+
+class BlockConfig(ComponentConfig):
+    """Arguments of blocks."""
+
+    class_: ClassVar[str] = ""
+    block_shape: tuple[Count, Count, Count, Count]
+    """Filters, channels, height, width of a block; height and width are 1."""
+
+    @model_validator(mode="after")
+    def _is_flat(self) -> Self:
+        if self.block_shape[2:] != (1, 1):
+            raise ValueError(f"block_shape must end in 1, 1 (height, width), got {list(self.block_shape)}")
+        return self
+
+
+class _StructuresConfig(ComponentConfig):
+    weights: Names
+    """Parameter names or patterns."""
+    group_dependency: Literal["Leader"] | None = None
+    """``Leader``: all weights lose the structures that the first one loses."""
+
+
+class _WithBlocksConfig(_StructuresConfig):
+    group_type: Ranked
+    """What is ranked."""
+    kwargs: BlockConfig | None = None
+    """For Blocks: ``block_shape``."""
+
+    @model_validator(mode="after")
+    def _blocks_have_a_shape(self) -> Self:
+        if (self.group_type == "Blocks") != (self.kwargs is not None):
+            raise ValueError(
+                "kwargs with block_shape belongs to group_type Blocks, and Blocks needs it, got group_type "
+                f"{self.group_type} {'with' if self.kwargs is not None else 'without'} kwargs"
+            )
+        return self
+
+
+class _LpRankedConfig(_WithBlocksConfig):
+    noise: NotNegative = 0.0
+    """Deviation of the factor (mean 1) that each structure's norm is multiplied by before ranking."""
+    group_size: Count = 1
+    """Structures are pruned in multiples of this."""
+
+
+class _DesiredConfig(ComponentConfig):
+    desired_sparsity: Fraction
+    """Share of the structures."""
+
+
+class RandomLevelStructureParameterPrunerConfig(_WithBlocksConfig):
+    """Zero a random share, drawn anew at each use, of the structures with the smallest mean absolute value."""
+
+    class_: ClassVar[str] = "RandomLevelStructureParameterPruner"
+    sparsity_range: tuple[Fraction, Fraction]
+    """The share's least and greatest value."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.sparsity_range[0] > self.sparsity_range[1]:
+            raise ValueError(f"sparsity_range must be [least, greatest], got {list(self.sparsity_range)}")
+        return self
+
+
+class _FiltersConfig(_StructuresConfig):
+    group_type: Filters
+    """Filters."""
+
+
+class StructureParameterPrunerConfig(ComponentConfig):
+    """Zero the structures whose greatest or mean absolute value is at most a threshold."""
+
+    class_: ClassVar[str] = "StructureParameterPruner"
+    reg_regims: dict[Text, tuple[NotNegative, Thresholded]] = Field(min_length=1)
+    """[threshold, structure] by parameter name or pattern."""
+    threshold_criteria: Literal["Max", "Mean_Abs"]
+    """What of a structure is compared."""
+
+
+class SplicingPrunerConfig(ComponentConfig):
+    """Prune below a, restore above b, between them leave as it is (dynamic network surgery, Guo et al. 2016, eq. 3)."""
+
+    class_: ClassVar[str] = "SplicingPruner"
+    sensitivities: dict[Text, NotNegative] = Field(min_length=1)
+    """s by parameter name or pattern; ``*`` is for every other parameter."""
+    low_thresh_mult: Positive
+    """a over mean|w| + s std|w|."""
+    hi_thresh_mult: Positive
+    """b over the same, at least the lower one."""
+    sensitivity_multiplier: NotNegative = 0.0
+    """By this times s, s grows each epoch from the first active one on."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.hi_thresh_mult < self.low_thresh_mult:
+            raise ValueError(
+                f"hi_thresh_mult must be >= low_thresh_mult {self.low_thresh_mult}, got {self.hi_thresh_mult}"
+            )
+        return self
+
+
+class BaiduRNNPrunerConfig(ComponentConfig):
+    """Zero what is below a threshold that rises along two straight lines (Narang et al. 2017)."""
+
+    class_: ClassVar[str] = "BaiduRNNPruner"
+    q: Positive
+    """The 90th percentile of |w| of a trained dense run."""
+    ramp_slope_mult: Positive
+    """Slope of the second line over that of the first; 1.5 to 2 in the paper."""
+    weights: Names
+    """Parameter names or patterns."""
+    ramp_epoch_offset: Annotated[Whole, Field(ge=0)] | None = None
+    """Where the second line begins, in epochs from the policy's first."""
+    ramp_epoch: Annotated[Whole, Field(ge=0)] | None = None
+    """The same as an epoch of the run, as schedules had it before June 2018."""
+    initial_sparsity: Fraction | None = None
+    """Published schedules have it; the rule has no use for it."""
+    final_sparsity: Fraction | None = None
+    """Published schedules have it; the rule has no use for it."""
+
+    @model_validator(mode="after")
+    def _has_one_ramp(self) -> Self:
+        if (self.ramp_epoch_offset is None) == (self.ramp_epoch is None):
+            got = "neither" if self.ramp_epoch is None else "both"
+            raise ValueError(
+                "needs ramp_epoch_offset, counted from the policy's first epoch, or ramp_epoch, counted from the "
+                f"run's, got {got}"
+            )
+        return self
+
+    def ramp_from(self, starting_epoch: int) -> int:
+        """The epoch of the run in which the second line begins."""
+        return starting_epoch + (self.ramp_epoch_offset or 0) if self.ramp_epoch is None else self.ramp_epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunerRow:
+    """One class of pruners that a schedule may name."""
+
+    config: type[ComponentConfig]
+    """Its arguments; ``config.class_`` is its name in YAML."""
+    build: str
+    """The function of `trainables.compression.pruners.builders` that makes the pruner."""
+
+
+def _ranked(name: str, structures: type[_StructuresConfig], build: str, summary: str) -> tuple[PrunerRow, PrunerRow]:
+    """Return two rows: pruning a given share of the structures, and ``_AGP``, a share that grows by a cubic."""
+    gradual = f"{summary.rstrip('.')}; the share grows by a cubic."
+    return (
+        PrunerRow(config=_model(name, (structures, _DesiredConfig), summary), build=build),
+        PrunerRow(config=_model(f"{name}_AGP", (structures, _GradualConfig), gradual), build=build),
+    )
+
+
+def _model(name: str, bases: tuple[type[ComponentConfig], ...], summary: str) -> type[ComponentConfig]:
+    members = {"__module__": __name__, "__doc__": summary, "__annotations__": {"class_": ClassVar[str]}, "class_": name}
+    model: type[ComponentConfig] = type(f"{name.replace('_', '')}Config", bases, members)
+    return model
+
+
+PRUNER_ROWS: tuple[PrunerRow, ...] = (
+    PrunerRow(config=SensitivityPrunerConfig, build="by_sensitivity"),
+    PrunerRow(config=MagnitudeParameterPrunerConfig, build="by_magnitude"),
+    PrunerRow(config=SparsityLevelParameterPrunerConfig, build="by_level"),
+    PrunerRow(config=AutomatedGradualPrunerConfig, build="by_gradual_level"),
+    *_ranked("L1RankedStructureParameterPruner", _LpRankedConfig, "by_l1_norm",
+             "Zero the share of the structures with the smallest mean absolute value (Li et al. 2017)."),
+    *_ranked("L2RankedStructureParameterPruner", _LpRankedConfig, "by_l2_norm",
+             "Zero the share of the structures with the smallest mean L2 norm."),
+    PrunerRow(config=RandomLevelStructureParameterPrunerConfig, build="by_random_share"),
+    *_ranked("ActivationAPoZRankedFilterPruner", _FiltersConfig, "by_zero_activations",
+             "Zero the filters whose activations are zero most often (Hu et al. 2016)."),
+    *_ranked("ActivationMeanRankedFilterPruner", _FiltersConfig, "by_mean_activation",
+             "Zero the filters whose activations have the smallest mean (Molchanov et al. 2017)."),
+    *_ranked("GradientRankedFilterPruner", _FiltersConfig, "by_gradient",
+             "Zero the filters whose removal changes the loss least, by a first-order Taylor term (Molchanov et al. "
+             "2017)."),
+    *_ranked("RandomRankedFilterPruner", _FiltersConfig, "at_random",
+             "Zero filters at random, the exact share of them: what a ranking has to beat."),
+    *_ranked("BernoulliFilterPruner", _FiltersConfig, "by_chance",
+             "Zero each filter with this probability and scale the others up by what is kept (drop-filter)."),
+    PrunerRow(config=StructureParameterPrunerConfig, build="by_structure_threshold"),
+    PrunerRow(config=SplicingPrunerConfig, build="by_surgery"),
+    PrunerRow(config=BaiduRNNPrunerConfig, build="by_recurrent_threshold"),
+)  # fmt: skip
+
+#: The arguments' model of each class, by its name in YAML.
+PRUNERS: dict[str, type[ComponentConfig]] = {row.config.class_: row.config for row in PRUNER_ROWS}

@@ -1,0 +1,174 @@
+"""Compression as a method of a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainables.attachment import Attached, RunFacts
+from trainables.compression.measures.latency import latency
+from trainables.compression.measures.sizes import layer_macs, sparsity_now
+from trainables.compression.model_copies import model_inputs
+from trainables.compression.policies import DistillationPolicy, LRPolicy
+from trainables.compression.scheduler import CompressionScheduler
+from trainables.compression.trial.from_config import schedule_of
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.runtime.generators import kept_generators
+
+
+class AttachedCompression(Attached):
+    """A compression schedule at work on one training run."""
+
+    def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
+        self._run = run
+        self._iteration = 0
+        self._macs: dict[str, int] | None = None
+        self._built_macs: int | None = None
+        self._structure = 0
+        schedule = schedule_of(config)
+        self.scheduler: CompressionScheduler | None = None
+        """None where the schedule has no policies."""
+        if schedule["policies"]:
+            self.scheduler = CompressionScheduler.from_schedule(
+                run.model,
+                optimizer,
+                schedule,
+                seed=config.seed,
+                compatible=bool(config.schedule_compatible),
+                make_model=run.make_model,
+                base_lrs=run.base_lrs,
+                example=run.forward,
+                before_change=run.before_change,
+                model_changed=self._changed,
+            )
+            self.replaces_schedule = any(isinstance(s.policy, LRPolicy) for s in self.scheduler.policies)
+        if self.replaces_schedule:
+            for group, lr in zip(optimizer.param_groups, run.base_lrs, strict=True):
+                group["lr"] = lr
+
+    def _changed(self) -> None:
+        self._structure += 1
+        self._macs = None
+        self._run.changed()
+
+    def stop_key(self) -> Hashable:
+        return self._structure
+
+    def begin_step(self, epoch: int, minibatch: int) -> None:
+        if self.scheduler is None:
+            return
+        if minibatch == 0:
+            self.scheduler.on_epoch_begin(epoch)
+        self.scheduler.on_minibatch_begin(epoch, minibatch, self._run.steps_per_epoch)
+        self._place = (epoch, minibatch, self._run.steps_per_epoch)
+
+    def loss(self, loss: Tensor) -> Tensor:
+        return loss if self.scheduler is None else self.scheduler.before_backward_pass(*self._place, loss)
+
+    def before_optimizer(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.before_parameter_optimization(*self._place)
+
+    def end_step(self) -> None:
+        self._iteration += 1
+        if self.scheduler is not None:
+            self.scheduler.on_minibatch_end(*self._place)
+
+    def end_epoch(self, metrics: Mapping[str, Any]) -> None:
+        if self.scheduler is not None:
+            epoch = int(metrics["epoch"]) - 1
+            known = {"max": metrics.get("accuracy")}
+            if self._follows_loss(epoch):
+                assert self._run.validation_loss is not None
+                known["min"] = self._run.validation_loss()
+                if known["min"] is None:
+                    raise UserError(
+                        "ReduceLROnPlateau with mode: min follows the loss of the validation split, and the workload "
+                        "has no evaluation_batches: define them, or use mode: max, the accuracy"
+                    )
+            self.scheduler.on_epoch_end(epoch, metrics=known)
+
+    def _follows_loss(self, epoch: int) -> bool:
+        assert self.scheduler is not None
+        return any(
+            isinstance(s.policy, LRPolicy) and s.policy.scheduler.metric == "min" and s.timing.is_active(epoch)
+            for s in self.scheduler.policies
+        )
+
+    def runs_beside(self) -> Sequence[nn.Module]:
+        if self.scheduler is None:
+            return ()
+        policies = [s.policy for s in self.scheduler.policies if isinstance(s.policy, DistillationPolicy)]
+        found = [p.distillation for p in policies if p.is_active and p.distillation is not None]
+        return [distillation.teacher for distillation in found if distillation.calls_teacher_each_step]
+
+    def measured(self) -> dict[str, Any]:
+        if self.scheduler is None or not self.scheduler.has_acted:
+            return {}  # as every run that is not compressed, with which it shares these rows
+        model = self._run.model
+        with self.scheduler.unhooked():
+            if self._macs is None:
+                self._macs = self._count(model)
+            if self._built_macs is None:
+                self._built_macs = sum((self._macs if not self.scheduler.removed else self._count_as_built()).values())
+            found = sparsity_now(model, self._macs, reference_macs=self._built_macs).to_columns()
+            if self.scheduler.removed and self._iteration == self._run.total_steps:
+                found["latency_s"] = self._latency()
+        return found
+
+    def _latency(self) -> float | None:
+        """Seconds of one sample; None for a model that is called with keyword arguments, which are not known here."""
+        model = self._run.model
+        assert self._run.loss is not None
+        assert self._run.example_batch is not None
+        device = next(model.parameters()).device
+        batch = tuple(tensor.to(device) for tensor in self._run.example_batch())
+        try:
+            inputs = model_inputs(model, self._run.loss, batch)
+        except ValueError:
+            return None
+        return latency(model, inputs).single.median_s
+
+    def _count(self, model: nn.Module) -> dict[str, int]:
+        assert self._run.loss is not None
+        assert self._run.example_batch is not None
+        return layer_macs(model, self._run.loss, self._run.example_batch())
+
+    def _count_as_built(self) -> dict[str, int]:
+        assert self._run.make_model is not None
+        with kept_generators([]):
+            return self._count(self._run.make_model())
+
+    def model_metadata(self) -> dict[str, Any]:
+        return {"steps_per_epoch": self._run.steps_per_epoch}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"decision_state": self.decision_state(), "training_state": self.training_state()}
+
+    def training_state(self) -> dict[str, Any]:
+        return {} if self.scheduler is None else {"compression": self.scheduler.state_dict()}
+
+    def decision_state(self) -> dict[str, Any]:
+        return {"iteration": self._iteration}
+
+    def prepare_structure(self, training_state: Mapping[str, Any]) -> None:
+        if self.scheduler is not None and "compression" in training_state:
+            self.scheduler.prepare_structure(training_state["compression"])
+
+    def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
+        self._iteration = int(decision_state["iteration"])
+        if self.scheduler is not None and "compression" in training_state:
+            self.scheduler.load_state_dict(training_state["compression"])
+
+
+def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> AttachedCompression:
+    """Attach the configuration's schedule.
+
+    Raises:
+        UserError: the schedule is wrong, or names what the model does not have.
+    """
+    return AttachedCompression(optimizer, config, run)

@@ -1,0 +1,141 @@
+"""A compression schedule followed over recorded training: when each policy first acts. Without torch.
+
+A policy's whole effect is fixed by its component, its timing and the training before it, so that it is one
+intervention: at the first step of the first epoch in which it acts, or in which its component begins to look at the
+training (statistics of activations and gradients).
+
+Symbols: i iteration, S steps of an epoch, e epoch: an epoch's first step is i = e S.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainables.compression.schedule.policy_configs import KINDS
+from trainables.compression.schedule.timing import Timing
+from trainables.compression.trial.from_config import schedule_of
+from trainables.config import TrialConfig
+from trainables.interventions import Intervention, Recorded, action_text
+from trainables.metrics import METHOD_DEFAULTS
+
+#: Classes that look at the training before they first act begin so (prefix of the class's name), epochs before it.
+_LOOKING, _LOOKS_AHEAD = ("Activation", "Gradient"), 1
+
+
+def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
+    """All configurations of one workload have equal facts."""
+    return ("compression",)
+
+
+def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> CompressionReplay:
+    """The replay of a configuration."""
+    return CompressionReplay(config, facts)
+
+
+def policy_kind(policy: Mapping[str, Any]) -> str:
+    """The key that says what a policy applies."""
+    return next(kind for kind in KINDS if kind in policy)
+
+
+def timing_of(policy: Mapping[str, Any]) -> Timing:
+    """When a policy of a plain schedule acts."""
+    if "epochs" in policy:
+        return Timing(epochs=tuple(policy["epochs"]))
+    return Timing(
+        starting_epoch=policy["starting_epoch"],
+        ending_epoch=policy["ending_epoch"],
+        frequency=policy.get("frequency", 1),
+    )
+
+
+def late_policies(schedule: Mapping[str, Any], epochs: int) -> list[int]:
+    """Places of the policies of a plain schedule that begin after the last epoch of a run."""
+    policies = schedule.get("policies", [])
+    return [place for place, policy in enumerate(policies) if timing_of(policy).starting_epoch >= epochs]
+
+
+def looks_from(kind: str, class_name: str, timing: Timing) -> int:
+    """The first epoch in which the training is another because of a policy, or its component looks at it."""
+    looks = kind == "pruner" and class_name.startswith(_LOOKING)
+    return max(0, timing.starting_epoch - (_LOOKS_AHEAD if looks else 0))
+
+
+def interventions_of(schedule: Mapping[str, Any], *, steps_per_epoch: int, epochs: int) -> list[Intervention]:
+    """The interventions of a plain schedule, ascending, one an iteration at most.
+
+    Args:
+        schedule: its sections.
+        steps_per_epoch: optimizer steps of an epoch.
+        epochs: of the run; what would begin later never acts.
+    """
+    acts: dict[int, list[Any]] = {}
+    policies = schedule.get("policies", [])
+    if any("lr_scheduler" in policy for policy in policies):
+        acts.setdefault(0, []).append("the schedule's learning rates")  # the workload's own are off from the start
+    for place, policy in enumerate(policies):
+        kind = policy_kind(policy)
+        name = policy[kind]["instance_name"]
+        component = schedule[KINDS[kind]][name]
+        begin = looks_from(kind, str(component["class"]), timing_of(policy))
+        if begin < epochs:
+            part = {"place": place, "policy": policy, "component": component, **_content(component)}
+            acts.setdefault(begin, []).append(part)
+    return [
+        Intervention(iteration=epoch * steps_per_epoch, action=action_text({"compression": what}))
+        for epoch, what in sorted(acts.items())
+    ]
+
+
+def _content(component: Mapping[str, Any]) -> dict[str, str]:
+    """Of a teacher's checkpoint: the same file may have other weights in the next search. Empty where none is."""
+    checkpoint = component.get("checkpoint")
+    if checkpoint is None:
+        return {}
+    path = Path(str(checkpoint))
+    digest = hashlib.sha256()
+    for file in sorted(path.glob("*.pt")) if path.is_dir() else [path]:
+        try:
+            digest.update(file.read_bytes())
+        except OSError:
+            return {}  # said where the teacher is built
+    return {"content": digest.hexdigest()[:24]}
+
+
+class CompressionReplay:
+    """One configuration's schedule over recorded training."""
+
+    kind = "any"
+    first_stage_only = False
+
+    def __init__(self, config: TrialConfig, facts: Mapping[str, Any]) -> None:
+        self.iteration = 0
+        self._acts: Sequence[Intervention] = interventions_of(
+            schedule_of(config), steps_per_epoch=int(facts["steps_per_epoch"]), epochs=config.epochs
+        )
+
+    def next_action(self) -> int | None:
+        """The iteration of the next intervention; None if there is none."""
+        return next((act.iteration for act in self._acts if act.iteration >= self.iteration), None)
+
+    def advance(self, recorded: Recorded, until: int) -> Intervention | None:
+        for act in self._acts:
+            if self.iteration <= act.iteration < until:
+                self.iteration = act.iteration + 1
+                return act
+        self.iteration = max(self.iteration, until)
+        return None
+
+    def is_quiet(self) -> bool:
+        return self.next_action() != self.iteration
+
+    def columns(self) -> dict[str, Any]:
+        return dict(METHOD_DEFAULTS)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"iteration": self.iteration}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.iteration = int(state["iteration"])

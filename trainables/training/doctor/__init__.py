@@ -1,0 +1,1 @@
+"""A short dry run of a training, and a check that it repeats bit for bit."""

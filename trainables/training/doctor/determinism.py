@@ -1,0 +1,182 @@
+"""Check that training repeats bit for bit here: where it does, a forked run equals the run alone."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainables.config import TrialConfig
+from trainables.runtime.generators import kept_generators
+from trainables.training.run import TrainingRun
+
+#: Steps that are trained twice, and the fewest where steps take long.
+MOST_STEPS, FEWEST_STEPS = 8, 2
+#: What the steps may take together, where the fewest do not take longer.
+STEPS_BUDGET_S = 20.0
+#: What evaluating the whole validation split twice may take.
+EVALUATIONS_BUDGET_S = 10.0
+#: Values that are compared where they stand outside of a model's state, and what such may be nested in.
+_SIMPLE = (bool, int, float, str, np.generic, itertools.count, type(None))
+_NESTED = (tuple, list, dict)
+#: What every module has.
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition:
+    """What differed between a run and the same run continued from a checkpoint."""
+
+    tensors: tuple[str, ...] = ()
+    """Names of weights and buffers."""
+    attributes: tuple[str, ...] = ()
+    """Names of attributes of the model, its classes and their modules, such as a counter, that training changes and no
+    checkpoint holds."""
+    evaluations: tuple[float, float] | None = None
+    """Two evaluations of one model, where they differ."""
+    steps: int = 0
+    """Steps that were trained twice."""
+
+    @property
+    def reason(self) -> str:
+        """The first difference in words; empty where there is none."""
+        if self.attributes:
+            return f"the model keeps {', '.join(self.attributes)} outside of its state_dict()"
+        if self.tensors:
+            more = f" and {len(self.tensors) - 1} more" if len(self.tensors) > 1 else ""
+            return f"{self.tensors[0]}{more} came out differently when {self.steps} steps were trained again"
+        if self.evaluations:
+            first, second = self.evaluations
+            return f"two evaluations of one model gave {first:.10g} and {second:.10g}"
+        return ""
+
+
+def repetition(config: TrialConfig, steps: int | None = None) -> Repetition:
+    """Train a few steps at once, and again with a checkpoint in the middle; evaluate one model twice.
+
+    Args:
+        config: what to train; its device counts.
+        steps: optimizer steps, >= 2, at most the run's; None for eight, fewer where that takes long.
+    """
+    with TrainingRun(config) as run:
+        before = _outside_the_state(run.model)
+        first_s = _train(run, 1)
+        if steps is None:
+            steps = min(MOST_STEPS, max(FEWEST_STEPS, int(STEPS_BUDGET_S / (2 * max(first_s, 1e-6)))))
+        steps = min(steps, run.total_steps)
+        _train(run, steps - 1)
+        straight, kept = _state(run), _outside_the_state(run.model)
+        evaluations = _two_evaluations(run)
+    with TrainingRun(config) as run:
+        _train(run, steps // 2)
+        file = io.BytesIO()
+        torch.save(run.state_dict(), file)
+    with TrainingRun(config) as run:
+        file.seek(0)
+        run.load_state_dict(torch.load(file, weights_only=True, map_location=run.device))
+        _train(run, steps - steps // 2)
+        forked, attributes = _state(run), _outside_the_state(run.model)
+    return Repetition(
+        tensors=tuple(name for name, value in straight.items() if not _equal(value, forked[name])),
+        attributes=tuple(
+            name for name, value in kept.items() if before.get(name) != value and attributes.get(name) != value
+        ),
+        evaluations=None if evaluations[0] == evaluations[1] else evaluations,
+        steps=steps,
+    )
+
+
+def _train(run: TrainingRun, steps: int) -> float:
+    """Train over the ends of epochs without evaluating; seconds."""
+    begun = time.perf_counter()
+    run.begin_epoch()
+    for _ in range(steps):
+        if run.epoch_is_trained:
+            run.skip_evaluation({"epoch": run.epoch + 1})
+            run.begin_epoch()
+        run.train_step()
+    run.pause()
+    return time.perf_counter() - begun
+
+
+def _state(run: TrainingRun) -> Mapping[str, Any]:
+    """Weights, buffers, and what modules add to their state of another kind."""
+    return {
+        name: value.detach().cpu().clone() if isinstance(value, Tensor) else repr(value)
+        for name, value in run.model.state_dict().items()
+    }
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Whether two values of `_state` are equal; NaN is equal to NaN."""
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return bool(first is second or (type(first) is type(second) and first == second))
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return bool(((first == second) | ((first != first) & (second != second))).all())
+
+
+def _outside_the_state(model: nn.Module) -> dict[str, str]:
+    """Values that a model's code could count in, as text, by name.
+
+    Attributes of its modules and of their classes, and single values in the Python modules that define these.
+    """
+    found: dict[str, str] = {}
+    sources = set()
+    for path, module in model.named_modules():
+        own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+        found |= {f"{path}.{name}" if path else name: text for name, text in _texts(own)}
+        for kind in type(module).__mro__:
+            if kind.__module__.partition(".")[0] not in ("torch", "builtins"):
+                sources.add(kind.__module__)
+                found |= {f"{kind.__name__}.{name}": text for name, text in _texts(vars(kind))}
+    for source in sources & set(sys.modules):
+        single = {name: value for name, value in vars(sys.modules[source]).items() if isinstance(value, _SIMPLE)}
+        found |= {f"{source}.{name}": text for name, text in _texts(single)}
+    return found
+
+
+def _texts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if name.startswith("__"):
+            continue
+        if isinstance(value, Tensor):
+            yield name, repr(value.detach().cpu().flatten().tolist())
+        elif isinstance(value, np.ndarray):
+            yield name, repr(value.tolist())
+        elif isinstance(value, np.random.Generator):
+            yield name, repr(value.bit_generator.state)
+        elif _is_plain(value):
+            yield name, repr(value)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, _NESTED):
+        return all(_is_plain(part) for part in (value.values() if isinstance(value, dict) else value))
+    return isinstance(value, _SIMPLE)
+
+
+def _two_evaluations(run: TrainingRun) -> tuple[float, float]:
+    """Two evaluations of a part of the validation split, or of all of it where that is quick."""
+    run.model.eval()
+    begun = time.perf_counter()
+    first, second = (_evaluated(run, a_little=True) for _ in range(2))
+    part, took_s = run.workload.little_part, time.perf_counter() - begun
+    if first != second or not 0 < part < 1 or took_s / part > EVALUATIONS_BUDGET_S:
+        return first, second
+    return _evaluated(run), _evaluated(run)
+
+
+def _evaluated(run: TrainingRun, *, a_little: bool = False) -> float:
+    with torch.no_grad(), kept_generators([run.device]):
+        if a_little:
+            return run.workload.evaluate_a_little(run.model, run.device)
+        return run.workload.evaluate(run.model, "validation", run.device)

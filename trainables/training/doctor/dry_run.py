@@ -1,0 +1,309 @@
+"""One short dry run of a workload: what its training looks like, in numbers. Prints nothing.
+
+Shapes: P parameters in the model's order have the numbers 0..P-1; FLOPs and batch shapes are those of the first batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.gradskip.layers import make_plan
+from trainables.runtime.memory import peak_bytes
+from trainables.training.cost import CostTable, StepCost
+from trainables.training.layer_costs import OUTSIDE, LayerCost, layer_costs, saved_shares
+from trainables.training.run import TrainingRun
+from trainables.workloads.base import Batch
+from trainables.workloads.batch_shapes import to_meta
+
+#: What the timed steps may take together, where two steps do not take longer.
+STEPS_BUDGET_S = 20.0
+#: An evaluation that took less is timed once more: the first one also pays for reading and for choosing kernels.
+SHORT_EVALUATION_S = 2.0
+#: Units whose stop is counted: each takes about as long as a step on the meta device, some tenths of a second.
+MOST_UNITS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterFacts:
+    """One parameter: a row of the list of layers."""
+
+    number: int
+    """Its layer number: what ``CAC_STOP_LAYER_NUM`` takes."""
+    name: str
+    """Its name in the model."""
+    shape: tuple[int, ...]
+    """Its shape."""
+    watched: bool
+    """Whether the rule watches it by default (``CAC_WATCH=conv``)."""
+    forward_flops: int | None
+    """FLOPs of its module's forward pass; None where an earlier parameter of the module has them."""
+    backward_flops: int | None
+    """FLOPs of its module's gradients; None as above."""
+    unit_end: bool
+    """Whether a unit ends here: a layer with its bias and norm (``CAC_WHOLE_UNITS=1``)."""
+    saved: float | None
+    """Share of a step's FLOPs, in [0, 1], that is gone when 0..number stand still; None where it was not counted."""
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryFacts:
+    """Memory after a few steps."""
+
+    parameter_bytes: int
+    """All parameters."""
+    gradient_bytes: int
+    """All gradients."""
+    optimizer_bytes: int
+    """All tensors of the optimizer's state."""
+    peak_bytes: int
+    """Peak of the process on the CPU, of allocated memory on a GPU (`trainables.runtime.memory`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeFacts:
+    """Times after a warm-up."""
+
+    step_times_s: tuple[float, ...]
+    """Each timed step, its batch's loading included; at least one."""
+    loader_times_s: tuple[float, ...]
+    """What of it was spent waiting for the batch."""
+    evaluation_time_s: float
+    """One evaluation of the validation split."""
+
+    @property
+    def step_time_s(self) -> float:
+        """The median step."""
+        return median(self.step_times_s)
+
+    @property
+    def loader_share(self) -> float:
+        """Share of the steps' time spent waiting for batches, in [0, 1]."""
+        total = sum(self.step_times_s)
+        return sum(self.loader_times_s) / total if total > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What a training run looks like."""
+
+    epochs: int
+    """Epochs of a run."""
+    steps_per_epoch: int
+    """Optimizer steps an epoch."""
+    train_samples: int | None
+    """Samples of the training set, where the workload says."""
+    batch_shapes: tuple[tuple[tuple[int, ...], str], ...]
+    """(shape, dtype) of each tensor of the first batch."""
+    parameters: tuple[ParameterFacts, ...]
+    """All parameters, by number."""
+    outside_forward_flops: int
+    """FLOPs of the forward pass that belong to no module with parameters."""
+    outside_backward_flops: int
+    """FLOPs of the backward pass that belong to none."""
+    step_cost: StepCost
+    """Cost of a step on the first batch with nothing stopped."""
+    memory: MemoryFacts
+    """Memory."""
+    times: TimeFacts
+    """Times."""
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of a run."""
+        return self.epochs * self.steps_per_epoch
+
+    @property
+    def run_flops(self) -> int:
+        """FLOPs of a run with nothing stopped, taken as proportional to the samples.
+
+        Without the number of samples every batch is taken to be as large as the first.
+        """
+        rows = self.batch_shapes[0][0][0] if self.batch_shapes and self.batch_shapes[0][0] else 1
+        of_epoch = rows * self.steps_per_epoch
+        if self.train_samples is not None:
+            of_epoch = min(of_epoch, self.train_samples)
+        return self.step_cost.flops * of_epoch * self.epochs // max(rows, 1)
+
+    @property
+    def run_time_s(self) -> float:
+        """Seconds of one run: all steps, and an evaluation after each epoch."""
+        times = self.times
+        return self.epochs * (self.steps_per_epoch * times.step_time_s + times.evaluation_time_s)
+
+    def search_time_s(self, trials: int, trials_at_a_time: int) -> float:
+        """Seconds of that many whole runs, so many at a time, if they do not slow each other down."""
+        return math.ceil(trials / trials_at_a_time) * self.run_time_s
+
+
+def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_UNITS) -> DryRun:
+    """Train a few steps without a method, evaluate, count; the process's state is as it was afterwards.
+
+    Args:
+        config: what is trained, where, with how many threads; its method plays no part.
+        steps: steps to time after one of warm-up, >= 1. Fewer (two) where a step takes long.
+        most_units: count what stopping saves for so many units at most, evenly spread; None counts all.
+
+    Raises:
+        UserError: ``steps`` below 1, or what `TrainingRun` refuses.
+    """
+    if steps < 1:
+        raise UserError(f"steps must be an integer >= 1, got {steps}")
+    run = _TimedRun(replace(config, method="none", forward_cache_mb=0))
+    with run:
+        step_times_s, loader_times_s = _time_steps(run, steps)
+        memory = _memory(run)
+        times = TimeFacts(
+            step_times_s=step_times_s, loader_times_s=loader_times_s, evaluation_time_s=run.evaluation_time_s()
+        )
+        assert run.first_batch is not None
+        step_cost = CostTable(run.workload, run.model).dense_step(run.first_batch)
+        costs = _layer_costs(run, step_cost)
+        saved = saved_shares(run.workload, run.model, run.first_batch, most_units)
+        return DryRun(
+            epochs=config.epochs,
+            steps_per_epoch=run.workload.steps_per_epoch,
+            train_samples=run.workload.train_samples,
+            batch_shapes=tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in run.first_batch),
+            parameters=_parameters(run.model, costs, saved),
+            outside_forward_flops=costs[-1].forward_flops,
+            outside_backward_flops=costs[-1].backward_flops,
+            step_cost=step_cost,
+            memory=memory,
+            times=times,
+        )
+
+
+def _layer_costs(run: _TimedRun, step_cost: StepCost) -> list[LayerCost]:
+    """By layer; of a model that does not run without numbers only the sum, as "outside layers"."""
+    assert run.first_batch is not None
+    try:
+        return layer_costs(run.workload, run.model, run.first_batch)
+    except Exception:  # noqa: BLE001  # a model may raise anything
+        forward, backward = step_cost.forward_flops, step_cost.backward_flops
+        return [LayerCost(name=OUTSIDE, numbers=(), forward_flops=forward, backward_flops=backward)]
+
+
+def timed_steps(first_s: float, wanted: int) -> int:
+    """How many steps to time when one took ``first_s``: as wanted, fewer to stay in `STEPS_BUDGET_S`, two at least.
+
+    >>> timed_steps(0.1, 5), timed_steps(6.0, 5), timed_steps(60.0, 5), timed_steps(60.0, 1)
+    (5, 3, 2, 1)
+    """
+    affordable = wanted if first_s * wanted <= STEPS_BUDGET_S else int(STEPS_BUDGET_S / first_s)
+    return min(wanted, max(2, affordable))
+
+
+class _TimedRun(TrainingRun):
+    """A run that keeps its first batch's shapes and how long each batch took to come."""
+
+    def __init__(self, config: TrialConfig) -> None:
+        self.first_batch: Batch | None = None
+        """On the meta device."""
+        self.loader_times_s: list[float] = []
+        super().__init__(config)
+
+    def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
+        batches = super()._batches()
+        while True:
+            begun = time.perf_counter()
+            found = next(batches, None)
+            if found is None:
+                return
+            self.loader_times_s.append(time.perf_counter() - begun)
+            if self.first_batch is None:
+                self.first_batch = to_meta(found[0])
+            yield found
+
+    def timed_step(self) -> float | None:
+        """Train one step, over the ends of epochs; its seconds without counting. None where the run is over."""
+        if self.epoch_is_trained:
+            self.skip_evaluation({"epoch": self.epoch + 1})
+            if self.finished:
+                return None
+            self.begin_epoch()
+        counted = self._counting_time_s()
+        begun = self.now()
+        self.train_step()
+        return self.now() - begun - (self._counting_time_s() - counted)
+
+    def evaluation_time_s(self) -> float:
+        """Seconds of one evaluation of the validation split; of the second one where the first was short."""
+        for _ in range(2):
+            begun = self.now()
+            self._accuracy("validation")
+            found = self.now() - begun
+            if found >= SHORT_EVALUATION_S:
+                break
+        return found
+
+    def now(self) -> float:
+        """The clock, when the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def _time_steps(run: _TimedRun, steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Times of steps after a first one, and of their batches; of the first one where the run has no other."""
+    run.begin_epoch()
+    first = run.timed_step()
+    assert first is not None
+    found: list[float] = []
+    while len(found) < timed_steps(first, steps):
+        step = run.timed_step()
+        if step is None:
+            break
+        found.append(step)
+    run.pause()
+    loader = run.loader_times_s[1:] if found else run.loader_times_s
+    return tuple(found or [first]), tuple(loader)
+
+
+def _memory(run: TrainingRun) -> MemoryFacts:
+    parameters = list(run.model.parameters())
+    return MemoryFacts(
+        parameter_bytes=sum(p.nbytes for p in parameters),
+        gradient_bytes=sum(p.grad.nbytes for p in parameters if p.grad is not None),
+        optimizer_bytes=sum(
+            v.nbytes for state in run.optimizer.state.values() for v in state.values() if isinstance(v, Tensor)
+        ),
+        peak_bytes=peak_bytes(run.device),
+    )
+
+
+def _parameters(model: nn.Module, costs: list[LayerCost], saved: dict[int, float | None]) -> tuple[ParameterFacts, ...]:
+    named = list(model.named_parameters())
+    plan = make_plan([p for _, p in named], ("conv",), model=model)
+    watched = {number for unit in plan.units for number in unit.watched}
+    flops: dict[int, tuple[int, int]] = {}
+    for cost in costs:
+        if cost.numbers:  # two modules that share a weight have one row
+            forward, backward = flops.get(cost.numbers[0], (0, 0))
+            flops[cost.numbers[0]] = (forward + cost.forward_flops, backward + cost.backward_flops)
+    return tuple(
+        ParameterFacts(
+            number=number,
+            name=name,
+            shape=tuple(parameter.shape),
+            watched=number in watched,
+            forward_flops=flops[number][0] if number in flops else None,
+            backward_flops=flops[number][1] if number in flops else None,
+            unit_end=number in saved,
+            saved=saved.get(number),
+        )
+        for number, (name, parameter) in enumerate(named)
+    )

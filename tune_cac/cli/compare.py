@@ -1,0 +1,52 @@
+"""The command ``compare``: studies of the same training side by side, as tables and as a picture on request."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from trainables.errors import UserError
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Print the comparison of two or more studies; write its picture where ``--svg`` and ``--png`` say.
+
+    Returns:
+        0; 1 if no study has a trial that can be compared.
+    """
+    if arguments.top < 1:
+        raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
+    from analysis.metrics.ranking import check_allowed_drop
+    from analysis.presentation.study_comparison import compare as compare_studies
+    from analysis.presentation.study_comparison import comparison_line, comparison_table, joint_front_table
+    from tune_cac.cli.console import print_table, write_asked
+    from tune_cac.study.folder import find_study
+
+    if arguments.allowed_drop is not None:
+        check_allowed_drop(arguments.allowed_drop)
+    roots = [find_study(Path(arguments.results), name).root for name in arguments.studies]
+    found = compare_studies(roots, allowed_drop=arguments.allowed_drop)
+    for format in ("svg", "png"):
+        file = getattr(arguments, format)
+        if file is not None:
+            from analysis.presentation.png.comparison_picture import comparison_picture
+
+            write_asked(Path(file), comparison_picture(found, format), f"--{format}")
+    print(f"{found.workload}, {found.length}\n")
+    print_table(comparison_table(found))
+    front = len(found.joint_front)
+    if front:
+        shown = f", {arguments.top} of them" if front > arguments.top else ""
+        print(f"\nJoint front, {front} trial{'' if front == 1 else 's'}{shown}:\n")
+        print_table(joint_front_table(found, top=arguments.top))
+    print(f"\n{comparison_line(found)}")
+    print(
+        f"Hypervolume: above nothing saved at a drop of {100 * found.reference_drop:g} points. "
+        "One seed a trial: differences of a few tenths of a point are noise."
+    )
+    for note in found.notes:
+        print(f"Note: {note}")
+    for file in (arguments.svg, arguments.png):
+        if file is not None:
+            print(f"Picture: {file}")
+    return 0 if len(found.candidates) else 1

@@ -1,0 +1,66 @@
+"""The command ``confirm``: retrain the best settings on fresh seeds."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tune_cac.cli.console import print_table
+from tune_cac.messages import say
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def confirm(arguments: argparse.Namespace) -> int:
+    """Confirm; print the table of candidates and the study's answer."""
+    from analysis.metrics.accounting import search_cost
+    from analysis.presentation.summary_text import search_cost_line
+    from tune_cac.tuning.confirmation import confirm as confirm_study
+
+    found = confirm_study(
+        arguments.study,
+        results=Path(arguments.results),
+        top=arguments.top,
+        seeds=arguments.seeds,
+        concurrency=arguments.concurrency,
+        checkpoint_budget=arguments.checkpoint_budget,
+    )
+    if found.table is not None:
+        print_table(_cells(found.table, found.allowed_drop))
+        print()
+    print(found.headline)
+    print(search_cost_line(search_cost(found.trials), of="Cost of the confirmation"))
+    failed = found.trials[found.trials["status"] == "failed"]
+    for _, row in failed.iterrows():
+        say(f"run {row['trial']} failed: {row['error']}")
+    if found.interrupted:
+        say("Interrupted. The same command goes on with what is missing.")
+        return 130
+    return 1 if len(failed) else 0
+
+
+def _cells(table: pd.DataFrame, allowed_drop: float) -> list[list[str]]:
+    from analysis.formatting import percent, points_number
+    from analysis.metrics.confirmation import compared
+
+    def shown(drop: float) -> str:
+        return points_number(drop, allowed=allowed_drop, sign="+")
+
+    drop = f"drop in {compared(table.iloc[0])}"
+    cells = [["trial", "seeds", "failed", "saved", drop, "interval", "confirmed"]]
+    for _, row in table.iterrows():
+        known = row["seeds"] > 0
+        cells.append(
+            [
+                str(row["candidate"]),
+                str(row["seeds"]),
+                str(row["failed"]),
+                percent(row["saved"]) if known else "-",
+                f"{shown(row['accuracy_drop'])} points" if known else "-",
+                f"{shown(row['drop_low'])} to {shown(row['drop_high'])}" if row["seeds"] > 1 else "-",
+                "yes" if row["confirmed"] else "refuted" if row["refuted"] else "no",
+            ]
+        )
+    return cells

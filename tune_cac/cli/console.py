@@ -1,0 +1,74 @@
+"""What several commands show: a study's answer by their arguments, and tables of text cells."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trainables.errors import UserError, cannot_write
+
+if TYPE_CHECKING:
+    from analysis.io.layout import Layout, StudyInfo
+    from tune_cac.study.study_result import SearchResult
+
+
+def answer_of(arguments: argparse.Namespace) -> tuple[SearchResult, Layout, StudyInfo]:
+    """The answer of the study that ``study``, ``results``, ``allowed_drop``, ``price`` and ``top`` ask for."""
+    from analysis.metrics.ranking import check_allowed_drop
+    from tune_cac.study.folder import find_study
+    from tune_cac.study.study_result import answer
+
+    if arguments.top < 1:
+        raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
+    if arguments.allowed_drop is not None:
+        check_allowed_drop(arguments.allowed_drop)
+    layout = find_study(Path(arguments.results), arguments.study)
+    info = layout.read_info()
+    drop = info.allowed_drop if arguments.allowed_drop is None else arguments.allowed_drop
+    return answer(layout, allowed_drop=drop, price=arguments.price), layout, info
+
+
+def write_asked(path: Path, content: str | bytes, what: str, instead: str = "choose another file") -> None:
+    """Write a file that a command was asked for, whole or not at all.
+
+    Args:
+        path: of the file.
+        content: text is written as UTF-8 with ``\\n``.
+        what: what messages call it, such as ``--output``.
+        instead: the way out.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    if path.is_dir():
+        raise UserError(f"cannot write {what} {path}: Is a directory; {instead}")
+    part = path.with_name(f".{path.name}.part")
+    try:
+        if isinstance(content, str):
+            part.write_text(content, encoding="utf-8", newline="\n")
+        else:
+            part.write_bytes(content)
+        part.replace(path)
+    except OSError as error:
+        raise cannot_write(f"{what} {path}", error, instead) from None
+
+
+def print_table(cells: list[list[str]]) -> None:
+    """A table fitted to the terminal; on a pipe, aligned columns without folding."""
+    if sys.stdout.isatty():
+        table = Table(show_edge=False)
+        for column in cells[0]:
+            table.add_column(column, overflow="fold")
+        for row in cells[1:]:
+            table.add_row(*(Text(cell) for cell in row))
+        Console().print(table)
+        return
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    for row in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,47 @@
+"""The command ``dashboard``: optuna-dashboard on a study's journal, for this machine alone."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import webbrowser
+from pathlib import Path
+
+from trainables.errors import UserError
+
+#: Who may connect: programs on this machine.
+HOST = "127.0.0.1"
+
+
+def dashboard(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C; the study may be searched meanwhile."""
+    from tune_cac.study.folder import find_study, written
+
+    layout = find_study(Path(arguments.results), arguments.study)
+    if not layout.journal.is_file():
+        raise UserError(f"{layout.root} has no journal yet: its search has not begun")
+    if not 1 <= arguments.port <= 65535:
+        raise UserError(f"--port must be an integer from 1 to 65535, got {arguments.port}")
+    try:
+        from optuna_dashboard import run_server
+    except ImportError:
+        raise UserError("the command dashboard needs optuna-dashboard: pip install 'tune-cac[dashboard]'") from None
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, arguments.port))
+        except OSError as error:
+            raise UserError(
+                f"port {arguments.port} of {HOST} cannot be used: {error.strerror}; choose another --port"
+            ) from None
+    with written(layout, f"dashboard {layout.root}"):
+        storage = JournalStorage(JournalFileBackend(str(layout.journal)))
+    address = f"http://{HOST}:{arguments.port}/"
+    print(f"{layout.root}: {address} (Ctrl-C ends it)", flush=True)
+    if not arguments.no_browser:
+        webbrowser.open(address)
+    run_server(storage, host=HOST, port=arguments.port)
+    return 0

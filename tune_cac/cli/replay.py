@@ -1,0 +1,230 @@
+"""The command ``replay``: what settings would stop and save on a study's run, without training."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import search_spaces
+from trainables.errors import UserError, cannot_write
+from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
+from tune_cac.tuning.fixed_params import read_assignments, shown_hold, with_watch
+from tune_cac.tuning.recorded_run import of_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.io.layout import Layout
+    from analysis.trace_replay.traces import RunTrace
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """Predict one setting, or the outcomes of random settings of a space."""
+    values = read_assignments(arguments.assignments)
+    if arguments.random is None and arguments.space is not None:
+        raise UserError(f"--space needs --random, the number of settings to draw, got --space {arguments.space} alone")
+    if arguments.random is not None and arguments.random < 1:
+        raise UserError(f"--random must be an integer >= 1, got {arguments.random}")
+    if arguments.seed < 0:
+        raise UserError(f"--seed must be an integer >= 0, got {arguments.seed}")
+    if arguments.top < 1:
+        raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
+    space = None if arguments.space is None else search_spaces.load(arguments.space)
+
+    from analysis.trace_replay.traces import load_trace
+    from tune_cac.study.folder import find_study
+
+    layout = find_study(Path(arguments.results), arguments.study)
+    trace = load_trace(layout.root, root=arguments.root)
+    print(_run_line(trace))
+    if arguments.random is None:
+        _one(layout, trace, values)
+    else:
+        name = layout.read_info().space if space is None else space.name
+        _many(layout, trace, values, name, arguments)
+    return 0
+
+
+def _run_line(trace: RunTrace) -> str:
+    run = trace.run
+    return f"{run['workload']}, {run['epochs']} epochs ({trace.total_steps} steps), seed {run['seed']}"
+
+
+def completed(layout: Layout, trace: RunTrace, settings: Any) -> RunTrace:
+    """`learning.completed`; UserError where the study cannot be written."""
+    from analysis.trace_replay.replay_frame import missing_costs, missing_facts
+
+    if not missing_facts(trace, settings) and not missing_costs(trace, settings):
+        return trace  # as a rule: torch need not be loaded
+    from trainables.stage_tree.store import StageStore
+    from tune_cac.tuning.warm_start import baseline as learning
+
+    store = StageStore(layout.tree, trace.root)
+    try:
+        return learning.completed(store, trace, settings)
+    except OSError as error:
+        raise cannot_write(f"what steps cost to {store.folder}", error, "replay a copy of the study") from None
+
+
+# --- one setting ----------------------------------------------------------------------------------------------------
+
+
+def _one(layout: Layout, trace: RunTrace, values: Mapping[str, Any]) -> None:
+    import analysis
+
+    hold = layout.read_info().hold
+    given = {**{name: value for name, value in hold.items() if not os.environ.get(name, "").strip()}, **values}
+    settings = Settings.from_environment(**{name: value for name, value in given.items() if name in BY_NAME})
+    rest = {name: value for name, value in given.items() if name not in BY_NAME}
+    config = of_run(trace, {**{v.name: getattr(settings, v.field) for v in VARIABLES}, **rest})
+    trace = completed(layout, trace, config)
+    found = {str(k): v for k, v in analysis.replay(trace, config).iloc[0].items()}
+    print("  ".join(f"{k}={v}" for k, v in settings.to_environment().items()))
+    print("\n".join(said_of(found, trace, _trained_as(layout, found), settings)))
+
+
+def said_of(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int], settings: Settings) -> list[str]:
+    """A prediction in words: its stops, or why there are none, what is saved, and which part is exact.
+
+    Args:
+        found: a row of `analysis.replay`.
+        trace: what it was predicted from.
+        trained_as: numbers of the study's trials that were trained just so.
+        settings: what decides the stops.
+    """
+    from analysis.formatting import percent
+    from trainables.gradskip.advice.why_nothing import why_nothing_stopped
+
+    mode = settings.mode
+
+    lines = []
+    for event in json.loads(found["stop_events"]):
+        ratio = (
+            ""
+            if event["ratio"] is None
+            else f" at {'variance/peak' if mode == 'auto' else 'ratio'} {event['ratio']:.4f}"
+        )
+        estimated = "" if event["iteration"] < found["exact_until"] else " (estimate)"
+        lines.append(
+            f"iteration {event['iteration']}: stops through {event['layer']} ({event['name']}), {event['rule']}{ratio}"
+            f"{estimated}"
+        )
+    if found["compute_saved"] == found["compute_saved"]:
+        if not lines:
+            lines.append(f"stops nothing: {why_nothing_stopped(settings, trace.total_steps)}")
+        lines.append(f"compute saved {percent(found['compute_saved'])} (backward {percent(found['backward_saved'])})")
+    return [*lines, _certainty(found, trace, trained_as, mode)]
+
+
+def _certainty(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int], mode: str) -> str:
+    until = found["exact_until"]
+    if found["compute_saved"] != found["compute_saved"]:
+        return (
+            f"exact up to iteration {until}, not predicted after it: what {mode} looks at is recorded only where a "
+            "trial with the same timings has run it"
+        )
+    if found["exact"]:
+        trials = f" as trial {' and '.join(map(str, trained_as))}" if trained_as else ""
+        return f"exact: trained before{trials}, accuracy {found['accuracy']:.4f}"
+    if until >= trace.total_steps:
+        return "exact in stops and savings; this run was not trained to its end, so its accuracy is not known"
+    source = "the dense run" if found["stage"] == trace.dense.id else "the nearest recorded run"
+    return f"exact up to iteration {until}, estimated from {source} after it"
+
+
+def _trained_as(layout: Layout, found: Mapping[str, Any]) -> list[int]:
+    """Numbers of the trials that end in a prediction's stage."""
+    if not found["exact"]:
+        return []
+    import analysis
+
+    trials = analysis.load(layout.root)
+    those = trials[(trials["stage"] == found["stage"]) & (trials["status"] == "completed")]
+    return [int(number) for number in those["trial"]]
+
+
+# --- many settings --------------------------------------------------------------------------------------------------
+
+
+def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str, arguments: argparse.Namespace) -> None:
+    import pandas as pd
+
+    import analysis
+    from analysis.formatting import percent, plural
+    from tune_cac.cli.console import print_table
+    from tune_cac.tuning.study_search import run_context
+    from tune_cac.tuning.warm_start.baseline import typical_configs
+    from tune_cac.tuning.warm_start.threshold_ranges import DrawnTrial, informed
+
+    space = search_spaces.load(name)
+    base = of_run(trace, {"method": "none"})
+    context = run_context(base)
+    hold = {**with_watch(layout.read_info().hold, context), **values}
+    typical = typical_configs(space, context, base, hold)
+    trace = completed(layout, trace, typical)
+    context = informed(context, trace, typical)
+    rng = random.Random(arguments.seed)
+    drawn = [
+        {**space.suggest(DrawnTrial(rng), context), "method": space.method, **hold} for _ in range(arguments.random)
+    ]
+    frame = pd.DataFrame(drawn, dtype=object)
+    trace = completed(layout, trace, frame)
+    found = analysis.replay(trace, frame)
+    held = f", {shown_hold(hold)} held" if hold else ""
+    print(f"{plural(len(found), 'random setting')} of {space.name}{held}, seed {arguments.seed}")
+    nothing = (found["stops"] == 0) & found["compute_saved"].notna()
+    open_ones = int(found["compute_saved"].isna().sum())
+    cells = outcomes_table(found, drawn)
+    shown = cells[: 1 + arguments.top]
+    more = f", {plural(len(cells) - len(shown), 'more outcome')} not shown (--top)" if len(shown) < len(cells) else ""
+    saved = found["compute_saved"].max()
+    print(
+        f"{plural(len(cells) - 1, 'distinct outcome')}; {int(nothing.sum())} stop nothing"
+        + (f"; {open_ones} cannot be predicted, for lack of recorded signals" if open_ones else "")
+        + (f"; at most {percent(saved)} of the compute saved" if saved == saved else "")
+        + more
+        + "\n"
+    )
+    print_table(shown)
+
+
+def outcomes_table(found: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A header and one row for each distinct predicted outcome, the most frequent first.
+
+    Args:
+        found: of `analysis.replay`.
+        settings: the settings behind its rows, in order.
+    """
+    from analysis.formatting import percent
+    from tune_cac.tuning.warm_start.threshold_ranges import outcome
+
+    groups: dict[str, list[int]] = {}
+    records: list[dict[str, Any]] = [{str(k): v for k, v in row.items()} for row in found.to_dict("records")]
+    for place, (row, values) in enumerate(zip(records, settings, strict=True)):
+        if row["compute_saved"] == row["compute_saved"]:
+            groups.setdefault(outcome(row, values), []).append(place)
+    rows = []
+    for places in groups.values():
+        row, values = records[places[0]], settings[places[0]]
+        stops = [f"{event['iteration']} {event['name']}" for event in json.loads(row["stop_events"])]
+        rows.append(
+            (
+                -len(places),
+                -row["compute_saved"],
+                [
+                    str(len(places)),
+                    percent(row["compute_saved"]),
+                    "" if not stops else str(values.get("CAC_BRAKING_DISTANCE") or 0),
+                    "trained" if row["exact"] else f"to {row['exact_until']}",
+                    f"{row['accuracy']:.4f}" if row["exact"] else "",
+                    ", ".join(stops) or "nothing",
+                ],
+            )
+        )
+    header = ["settings", "saved", "braking", "exact", "accuracy", "stops at iteration, through"]
+    return [header, *(cells for _, _, cells in sorted(rows, key=lambda row: row[:2]))]

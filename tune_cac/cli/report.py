@@ -1,0 +1,92 @@
+"""The command ``report``: the answer in words, and as a page to look at."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from trainables.errors import UserError
+from tune_cac.messages import say
+
+if TYPE_CHECKING:
+    from analysis.io.layout import Layout
+    from analysis.presentation.html import ReportData
+    from tune_cac.study.study_result import SearchResult
+
+_Found = TypeVar("_Found")
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Print a study's report and write its page; works while the study is searched."""
+    from analysis.presentation.html import report_html, write_pngs
+    from analysis.presentation.markdown_report import report_markdown
+    from tune_cac.cli.console import answer_of, write_asked
+
+    found, layout, info = answer_of(arguments)
+    drop = found.allowed_drop
+    data = gather(layout, found)
+    page = Path(arguments.output) if arguments.output else layout.page
+    write_asked(page, report_html(data), "the page to", "choose another --output")
+    if arguments.png is not None:
+        pictures = write_pngs(data, Path(arguments.png))
+        say(f"{len(pictures)} pictures in {arguments.png}")
+    text = report_markdown(
+        info, found.trials, found.ranking, found.best, drop, top=arguments.top, confirmation=found.confirmation
+    )
+    print(text)
+    say(f"Page: {page}")
+    return 0 if len(found.ranking) else 1
+
+
+def gather(layout: Layout, found: SearchResult) -> ReportData:
+    """Everything that a study's report shows; what it lacks, or what cannot be read, is left out."""
+    from analysis.io.epoch_rows import history
+    from analysis.metrics.controls import is_control
+    from analysis.metrics.interaction import interactions
+    from analysis.metrics.parameter_importance import importance
+    from analysis.presentation.html import ReportData, variance_frames
+    from analysis.presentation.stage_frame import stage_frame
+    from analysis.presentation.summary_text import best_env
+    from analysis.trace_replay.traces import load_trace
+    from tune_cac.study.folder import is_locked
+    from tune_cac.study.study_result import tree_picture
+
+    info, trials = layout.read_info(), found.trials
+    stages = _or_none(lambda: stage_frame(layout.root))
+    trace = _or_none(lambda: load_trace(layout.root))
+    best = found.best
+    picture = _or_none(lambda: variance_frames(trace, best)) if trace is not None and best is not None else None
+    controls = trials[is_control(trials) & (trials["status"] == "completed")]
+    environment = dict(info.versions)
+    if trace is not None and "device_kind" in trace.run:
+        environment["trained on"] = str(trace.run["device_kind"])
+    return ReportData(
+        info=info,
+        trials=trials,
+        ranking=found.ranking,
+        best=best,
+        allowed_drop=found.allowed_drop,
+        headline=found.headline,
+        cost_line=found.cost_line,
+        best_env=best_env(info, best, found.allowed_drop, confirmation=found.confirmation, line=found.control_line),
+        status="running" if is_locked(layout) else "finished",
+        history=_or_none(lambda: history(layout.root)),
+        importance=_or_none(lambda: importance(layout.root)),
+        interactions=_or_none(lambda: interactions(layout.root)),
+        controls=controls if len(controls) else None,
+        confirmation=found.confirmation,
+        variance=None if picture is None else picture.variance,
+        stops=None if picture is None else picture.stops,
+        thresholds=None if picture is None else picture.thresholds,
+        tree_svg=(tree_picture(stages, found.cost) if stages is not None and stages["trials"].map(len).any() else None),
+        environment=environment,
+    )
+
+
+def _or_none(read: Callable[[], _Found]) -> _Found | None:
+    try:
+        return read()
+    except (UserError, OSError):
+        return None

@@ -1,0 +1,252 @@
+"""The command ``schedule check``: what a compression schedule means for a model, and all that is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainables.errors import UserError
+from tune_cac.cli.workload_arguments import add_workload_options, workload_options
+from tune_cac.messages import say
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainables.compression.schedule.matching import ModelFacts, Resolved
+    from trainables.compression.schedule.parts import Component, Policy, Schedule
+    from trainables.compression.schedule.problems import Findings
+    from trainables.compression.schedule.search_marks import MarkedSchedule
+
+#: A longer list of names is cut after so many.
+MOST_NAMES = 8
+#: Arguments that published schedules have and that mean nothing here, by field; and why.
+_WITHOUT_EFFECT = {
+    "thinning_func_str": "the class says what is removed",
+    "arch": "the model at hand is thinned",
+    "dataset": "a batch at hand is used",
+}
+_BAIDU = {
+    "initial_sparsity": "the rule has no use for it",
+    "final_sparsity": "the rule has no use for it",
+}
+
+
+def add_schedule(commands: Any, debug: argparse.ArgumentParser) -> None:
+    """Add ``schedule check`` to the command line.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        debug: the parent parser of every command.
+    """
+    schedule = commands.add_parser("schedule", help="look at a compression schedule before training with it")
+    actions = schedule.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser(
+        "check", parents=[debug], help="what a schedule prunes when, and all that is wrong with it",
+        description="Check a compression schedule: its language, strictly, and with --workload also the names of "
+        "layers; print what each policy acts on and when, and the planned sparsity epoch by epoch.",
+    )  # fmt: skip
+    check.add_argument("file", metavar="FILE", help="the schedule, YAML; ranges to search stand at their middle")
+    check.add_argument("--workload", help="whose model is compressed; images needs no --data for its own models")
+    add_workload_options(check)
+    check.add_argument("--epochs", type=int, help="epochs of the training (default: the workload's)")
+    add_compatible(check)
+    check.set_defaults(run="schedule_check")
+
+
+def add_compatible(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that takes a schedule as Distiller does."""
+    parser.add_argument(
+        "--compatible", action="store_true", help="warn of what Distiller silently accepted instead of refusing it"
+    )
+
+
+def schedule_check(arguments: argparse.Namespace) -> int:
+    """Print what a schedule does; 2 where anything is wrong with it, each problem in a line of its own."""
+    if arguments.epochs is not None and arguments.epochs < 1:
+        raise UserError(f"--epochs must be an integer >= 1, got {arguments.epochs}")
+
+    options = workload_options(arguments) or ()
+    if arguments.workload is None and options:
+        raise UserError(f"{options[0]} needs --workload, whose option it is")
+    from trainables.compression.lr_schedulers import check_lr_scheduler
+    from trainables.compression.schedule.matching import match_schedule
+    from trainables.compression.schedule.problems import ScheduleError
+    from trainables.compression.schedule.reading import examine
+    from trainables.compression.schedule.search_marks import read_marks
+
+    try:
+        marked = read_marks(Path(arguments.file))
+    except ScheduleError as error:
+        return _refuse(error.errors)
+    document = marked.filled(marked.middles())
+    schedule, findings = examine(document, compatible=arguments.compatible, check_lr=check_lr_scheduler)
+    resolved, on = None, "checked without names of layers: give --workload, too"
+    if arguments.workload is not None:
+        facts, what = facts_of_workload(arguments.workload, options)
+        resolved = match_schedule(schedule, facts, findings)
+        on = f"on {what}"
+    epochs = arguments.epochs or _epochs(arguments.workload, options, schedule)
+    _check_begins(schedule, epochs, findings)
+    for text in findings.said(findings.warnings):
+        say(f"warning: {text}")
+    if schedule.policies:
+        print(f"{document.source}: {_counted(schedule)}; {on}")
+        _print_schedule(schedule, resolved, epochs)
+        notes = notes_of(schedule, marked)
+        print("".join(f"\nnote: {note}" for note in notes), end="\n" if notes else "")
+    return _refuse(findings.said(findings.errors)) if findings.errors else 0
+
+
+def _refuse(errors: Sequence[str]) -> int:
+    for text in errors:
+        say(text)
+    say(f"{len(errors)} error{'s' if len(errors) > 1 else ''}")
+    return 2
+
+
+# --- the model ------------------------------------------------------------------------------------------------------
+
+
+def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, str]:
+    """Names and shapes of a workload's model, and what to call it. The workload's data is not needed for a built-in
+    model of the workload ``images``: this has then as many classes as where it was published.
+
+    Raises:
+        UserError: as `trainables.workloads.build`, or of the model.
+    """
+    from trainables.compression.factory import model_facts
+    from trainables.runtime.isolation import isolated
+    from trainables.workload_options import read_options
+    from trainables.workloads import build
+
+    given = read_options(options)
+    with isolated(seed=0, threads=1):
+        if name == "images" and "data" not in given:
+            model, what = _without_data(given)
+        else:
+            model, what = build(name, options).make_model(), name
+    return model_facts(model), what
+
+
+def _without_data(given: Mapping[str, str]) -> tuple[nn.Module, str]:
+    import torch
+
+    from trainables.workload_options import call_with_options
+    from trainables.workloads.models import MODELS, build_model
+
+    def of_images(model: str = "resnet20", classes: int | None = None) -> Any:
+        if ":" in model:
+            raise UserError(f"model {model} is tried on images of the data: give --data PATH, too")
+        published = 10 if model in MODELS and MODELS[model].image_size < 64 else 1000
+        count = published if classes is None else classes
+        with torch.device("meta"):  # no numbers, so no time and memory for them
+            return build_model(model, count), f"{model} with {count} classes (without data)"
+
+    known = {name: value for name, value in given.items() if name in ("model", "classes")}
+    found: tuple[nn.Module, str] = call_with_options(of_images, known, "workload images")
+    return found
+
+
+def _epochs(workload: str | None, options: Sequence[str], schedule: Schedule) -> int:
+    """The workload's; without one up to the end of the last policy."""
+    from trainables.registry import WORKLOADS
+    from trainables.workloads import default_epochs
+
+    if workload is None:
+        return max((policy.timing.last_epoch + 1 for policy in schedule.policies), default=1)
+    return WORKLOADS[workload].default_epochs if workload in WORKLOADS else default_epochs(workload, options)
+
+
+# --- what is said ---------------------------------------------------------------------------------------------------
+
+
+def _check_begins(schedule: Schedule, epochs: int, findings: Findings) -> None:
+    for policy in schedule.policies:
+        begins = policy.timing.starting_epoch
+        if begins >= epochs:
+            findings.error(
+                ("policies", policy.position),
+                f"never acts: it begins in epoch {begins}, and the training's last is {epochs - 1}; begin earlier, or "
+                "give --epochs",
+            )
+
+
+def _counted(schedule: Schedule) -> str:
+    from trainables.compression.schedule.policy_configs import KINDS
+
+    counts = [(kind, len(schedule.section(section))) for kind, section in KINDS.items()]
+    counts.append(("policy", len(schedule.policies)))
+    plural = {"policy": "policies"}
+    return ", ".join(
+        f"{count} {kind if count == 1 else plural.get(kind, kind + 's')}" for kind, count in counts if count
+    )
+
+
+def _print_schedule(schedule: Schedule, resolved: Resolved | None, epochs: int) -> None:
+    from trainables.compression.schedule.epoch_table import epoch_table, table_cells
+    from tune_cac.cli.console import print_table
+
+    shown = schedule if resolved is None else resolved.schedule
+    for policy in shown.policies:
+        component = shown.component(policy)
+        print(f"\n{policy.kind} {component.name}, {component.class_name}: {_when(policy)}")
+        names = _names(component, resolved)
+        if names:
+            print(f"  {names}")
+    rows = epoch_table(schedule, epochs, resolved)
+    if rows:
+        print(f"\n{epochs} epochs; shares are planned ones, of elements or of structures")
+        print_table(table_cells(rows, with_totals=resolved is not None))
+
+
+def _when(policy: Policy) -> str:
+    timing = policy.timing
+    if timing.epochs is not None:
+        return f"epoch{'s' if len(timing.epochs) > 1 else ''} {', '.join(map(str, timing.epochs))}"
+    if timing.last_epoch == timing.starting_epoch:
+        return f"epoch {timing.starting_epoch}"
+    every = f" every {timing.frequency}" if timing.frequency > 1 else ""
+    return f"epochs {timing.starting_epoch}-{timing.last_epoch}{every}"
+
+
+def _names(component: Component, resolved: Resolved | None) -> str:
+    """The component's matched names with shapes; what the schedule says where there is no model."""
+    from trainables.compression.schedule.matching import MODULES, names_argument
+
+    argument = names_argument(component.settings)
+    if argument is None:
+        return ", ".join(f"{name} {value}" for name, value in component.arguments.items())
+    if resolved is None:
+        names = [str(pattern) for pattern in getattr(component.settings, argument)]
+    else:
+        shapes = resolved.facts.parameters
+        names = [
+            f"{name} ({', '.join(map(str, shapes[name]))})" if name in shapes else name
+            for name in resolved.of(component)
+        ]
+    cut = names if len(names) <= MOST_NAMES else [*names[: MOST_NAMES - 2], f"... {len(names) - MOST_NAMES + 2} more"]
+    return ("overrides of " if argument == MODULES and names else "") + ", ".join(cut)
+
+
+def notes_of(schedule: Schedule, marked: MarkedSchedule) -> list[str]:
+    """What is right and yet not what one may think: arguments without effect, ranges that stand at their middle."""
+    from trainables.compression.schedule.extension_configs import EXTENSIONS
+    from trainables.compression.schedule.pruner_configs import BaiduRNNPrunerConfig
+
+    notes = []
+    for component in schedule.components():
+        settings = component.settings
+        removes, baidu = isinstance(settings, tuple(EXTENSIONS.values())), isinstance(settings, BaiduRNNPrunerConfig)
+        for name, why in (_WITHOUT_EFFECT if removes else _BAIDU if baidu else {}).items():
+            if getattr(settings, name) is not None:
+                notes.append(f"{component.section}.{component.name}.{name} has no effect here: {why}")
+    for name, mark in marked.marks.items():
+        among = ", ".join(map(str, mark.choices)) if mark.choices else f"{mark.low} to {mark.high}"
+        notes.append(f"{name} is searched ({among}); shown with {_short(mark.middle())}")
+    return notes
+
+
+def _short(value: float | int | str) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,63 @@
+"""The command ``tree``: a study's stage tree as text, and as a picture on request."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from trainables.errors import UserError, cannot_write
+
+
+def tree(arguments: argparse.Namespace) -> int:
+    """Print a study's stage tree; write its picture where ``--svg`` says."""
+    if arguments.depth is not None and arguments.depth < 0:
+        raise UserError(f"--depth must be an integer >= 0, got {arguments.depth}")
+    if arguments.top < 1:
+        raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
+    from analysis.formatting import plural
+    from analysis.io.studies import load
+    from analysis.metrics.accounting import search_cost
+    from analysis.presentation.stage_frame import stage_frame, tree_text
+    from analysis.presentation.summary_text import search_cost_line
+    from tune_cac.study.folder import find_study
+    from tune_cac.study.study_result import tree_picture
+
+    layout = find_study(Path(arguments.results), arguments.study)
+    stages = stage_frame(layout.root)
+    if len(stages) == 0:
+        raise UserError(
+            f"{layout.root} has no stage tree: it is of an earlier version, or its baseline has not begun; "
+            "search to get one"
+        )
+    if not stages["trials"].map(len).any():
+        raise UserError(
+            f"{layout.root} has no stage tree: its trials were trained alone (--no-sharing), or none has ended; "
+            "search without --no-sharing to get one"
+        )
+    cost = search_cost(load(layout.root))
+    if arguments.svg is not None:
+        _write(Path(arguments.svg), tree_picture(stages, cost))
+    kept, megabytes = int(stages["checkpoints"].sum()), stages["checkpoint_bytes"].sum() / 1e6
+    print(search_cost_line(cost))
+    print(f"{plural(len(stages), 'stage')}, {plural(kept, 'checkpoint')} ({megabytes:.1f} MB)\n")
+    print(_printable(tree_text(stages, depth=arguments.depth, top=arguments.top)))
+    if arguments.svg is not None:
+        print(f"\nPicture: {arguments.svg}")
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise cannot_write(f"--svg {path}", error, "choose another file") from None
+
+
+def _printable(text: str) -> str:
+    """With plain lines where the terminal's encoding has no others."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return text.translate(str.maketrans("├└│─", "|`|-"))
+    return text

@@ -1,0 +1,46 @@
+"""What is trained, from the command line: ``--workload``, ``--data``, ``--model``, ``--option`` and ``--script``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from trainables.errors import UserError
+from trainables.registry import SCRIPT
+from trainables.workload_options import canonical, read_options
+
+
+def add_workload_options(parser: argparse.ArgumentParser) -> None:
+    """Flags for the options of ``--workload``, which `workload_options` reads."""
+    parser.add_argument("--data", metavar="PATH", help="the workload's data, such as image Parquet or an image folder")
+    parser.add_argument("--model", help="the workload's model, such as resnet18")
+    parser.add_argument(
+        "--option", action="append", metavar="NAME=VALUE", help="another option of the workload; may be repeated"
+    )
+
+
+def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
+    """The workload's options as a configuration holds them; None where none was given.
+
+    Raises:
+        UserError: an option that is not NAME=VALUE, or one that is given twice.
+    """
+    texts = list(getattr(arguments, "option", None) or [])
+    if getattr(arguments, "data", None) is not None:
+        texts.append(f"data={Path(arguments.data).expanduser().absolute()}")  # a trial has another working directory
+    if getattr(arguments, "model", None) is not None:
+        texts.append(f"model={arguments.model}")
+    if getattr(arguments, "script", None) is not None:
+        texts.append(f"command={arguments.script}")
+    return canonical(read_options(texts)) if texts else None
+
+
+def take_script(arguments: argparse.Namespace) -> None:
+    """``--script`` is a workload of its own; UserError beside another, or where the command is empty."""
+    if arguments.script is None:
+        return
+    if arguments.workload not in (None, SCRIPT):
+        raise UserError(f"--script trains with a command of yours, so it takes no --workload, got {arguments.workload}")
+    if not arguments.script.strip():
+        raise UserError("--script must be a command, such as 'python train.py', got an empty one")
+    arguments.workload = SCRIPT

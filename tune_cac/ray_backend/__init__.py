@@ -1,0 +1,1 @@
+"""Ray for a search: session, multi-worker trials, TensorBoard rows."""

@@ -1,0 +1,176 @@
+"""A trial that several processes train: Ray Train inside a Ray Tune trial.
+
+The trial itself only listens. It lives here and not beside `trainables.trial`, because that file and the coordinator
+are all of `trainables` that know Ray.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.exceptions import RayActorError
+from ray.tune.result import DONE
+from ray.util.queue import Empty, Queue
+
+from trainables.config import TrialConfig
+from trainables.errors import TrainingDiverged, WorkerDied
+from tune_cac.ray_backend.session import DEATHS
+
+#: From one look at the workers to the next, while no row comes.
+_LOOK_S = 0.5
+#: Workers are waited for so long when a trial ends.
+_END_S = 30.0
+#: A failure is told in so many characters.
+_LONGEST_MESSAGE = 2000
+
+
+class ParallelTrial(tune.Trainable):
+    """One configuration trained by `TrialConfig.workers` processes, each with the resources given.
+
+    Ray's config holds:
+        config: the fields of `TrialConfig`.
+        folder: of the trial, absolute, on storage that all nodes see.
+        resume_from: folder of a checkpoint to continue from, or None.
+        checkpoint_every_s: seconds from one checkpoint to the next, at epoch ends.
+        worker_resources: what each process has, such as ``{"CPU": 1}``.
+    """
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Start the workers."""
+        self._start(config)
+
+    def _start(self, config: dict[str, Any]) -> None:
+        TrialConfig.from_mapping(config["config"])  # a wrong one fails here, before any worker starts
+        self._rows: Queue | None = Queue(actor_options={"num_cpus": 0})
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._train, args=(config, self._rows), daemon=True)
+        self._thread.start()
+
+    def _train(self, config: dict[str, Any], rows: Queue) -> None:
+        from ray.train import RunConfig, ScalingConfig
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        trial = TrialConfig.from_mapping(config["config"])
+        resources = dict(config["worker_resources"])
+        storage = Path(config["folder"]) / "workers"
+        try:
+            TorchTrainer(
+                train_worker,
+                train_loop_config={**config, "rows": rows},
+                torch_config=TorchConfig(backend="nccl" if trial.device == "cuda" else "gloo"),
+                scaling_config=ScalingConfig(
+                    num_workers=trial.workers,
+                    use_gpu=trial.device == "cuda",
+                    resources_per_worker=resources,
+                ),
+                run_config=RunConfig(name="train", storage_path=str(storage)),
+            ).fit()
+        except BaseException as error:  # noqa: BLE001  # told by the trial, in its own thread
+            self._failure = error
+
+    def step(self) -> dict[str, Any]:
+        """The next epoch's row, from the first worker."""
+        while True:
+            running = self._thread.is_alive()
+            try:
+                assert self._rows is not None
+                found: dict[str, Any] = self._rows.get(timeout=_LOOK_S)
+            except Empty:
+                if not running:
+                    raise self._how_it_failed() from self._failure
+                continue
+            if found[DONE]:
+                self._thread.join(timeout=_END_S)  # the workers end by themselves
+            if "diverged" in found:
+                raise TrainingDiverged(found["diverged"])
+            return found
+
+    def _how_it_failed(self) -> Exception:
+        if self._failure is None:
+            return RuntimeError("the trial's workers ended without a result")
+        failures = getattr(self._failure, "worker_failures", {})
+        if failures:
+            rank, error = min(failures.items())
+            cause = getattr(error, "cause", None) or error  # Ray wraps what a worker raised
+            if all(isinstance(error, (RayActorError, *DEATHS)) for error in failures.values()):
+                return WorkerDied(f"worker {rank}: {type(cause).__name__}: {cause}"[:_LONGEST_MESSAGE])
+            return RuntimeError(f"worker {rank} failed: {type(cause).__name__}: {cause}"[:_LONGEST_MESSAGE])
+        return RuntimeError(f"a worker failed: {self._failure}"[:_LONGEST_MESSAGE])
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Nothing to write: the workers keep theirs in the trial's folder."""
+        (Path(checkpoint_dir) / "kept_elsewhere").touch()
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Nothing to load: the workers go on from ``resume_from``."""
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Start the next trial from this process."""
+        self.cleanup()
+        self._start(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        """End the workers: without their queue they fail, if they are at work still."""
+        if self._rows is not None:
+            self._rows.shutdown(force=True)
+            self._rows = None
+            self._thread.join(timeout=_END_S)  # the next trial wants their places
+
+
+def train_worker(config: dict[str, Any]) -> None:
+    """What each worker does, in Ray Train's process group."""
+    from ray import train
+
+    from trainables.training.parallel import ParallelRun
+    from trainables.trial import continued, keep_decoded_data
+
+    trial = TrialConfig.from_mapping(config["config"])
+    rank = train.get_context().get_world_rank()
+    rows: Queue = config["rows"]
+    folder = Path(config["folder"])
+    checkpointed = time.monotonic()
+    keep_decoded_data(config)
+    run: Any = continued(ParallelRun, trial, config.get("resume_from"))
+    with run:
+        if run.finished and run.row is not None and rank == 0:
+            rows.put({**run.row, DONE: True})
+        while not run.finished:
+            try:
+                row = run.train_epoch()
+            except TrainingDiverged as error:
+                if rank == 0:
+                    rows.put({"diverged": str(error), DONE: True})
+                return
+            if rank == 0:
+                rows.put({**row, DONE: run.finished})
+            if not run.finished and all_agree(time.monotonic() - checkpointed >= config["checkpoint_every_s"]):
+                save_checkpoint(run, folder)
+                checkpointed = time.monotonic()
+
+
+def all_agree(wanted: bool) -> bool:
+    """What the first worker wants: clocks differ."""
+    import torch
+    import torch.distributed as dist
+
+    told = torch.tensor([int(wanted)])
+    if dist.get_backend() == "nccl":
+        told = told.cuda()
+    dist.broadcast(told, 0)
+    return bool(told.item())
+
+
+def save_checkpoint(run: Any, folder: Path) -> None:
+    """Write a checkpoint where a resumed search looks for it, and take the one before away."""
+    target = folder / f"checkpoint_{run.epoch:06d}"
+    run.save(target)
+    if run.rank == 0:
+        for old in folder.glob("checkpoint_*"):
+            if old != target:
+                shutil.rmtree(old, ignore_errors=True)

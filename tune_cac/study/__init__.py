@@ -1,0 +1,1 @@
+"""The study's folder: options, lock, trial folders and result files."""

@@ -1,0 +1,201 @@
+"""A study's folder: made, opened again, locked while a search runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import search_spaces
+from analysis.io.journal import torn_end
+from analysis.io.layout import Layout, StudyInfo
+from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
+from trainables.workload_options import what_is_trained
+from tune_cac.study.options import SearchOptions
+from tune_cac.tuning.fixed_params import shown_hold
+
+#: What Optuna's lock of a journal is called behind the journal's name.
+LOCK_FILE_SUFFIX = ".lock"
+#: An older one was left by a process that is gone.
+_LOCK_S = 3.0
+#: Packages whose versions a study records.
+_PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of what a study's figures depend on."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "?"
+    return found
+
+
+def open_study(options: SearchOptions) -> Layout:
+    """The folder of a new study, or of the same study, to which the search adds its trials.
+
+    Raises:
+        UserError: the folder cannot be written, holds something else, or a study of something else.
+    """
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    workload = re.sub(r"[^A-Za-z0-9]+", "-", options.workload)
+    name = options.name or f"{workload}-{options.space}-{stamp}"
+    layout = Layout(options.results / name)
+    wanted = StudyInfo(
+        space=options.space,
+        workload=options.workload,
+        epochs=options.trial_epochs,
+        seed=options.seed,
+        trials=options.trials,
+        allowed_drop=options.allowed_drop,
+        versions=package_versions(),
+        hold=dict(options.hold),
+        sharing=options.sharing,
+        fresh_processes=options.fresh_processes,
+        controls=options.controls,
+        gpus_per_trial=options.gpus_per_trial,
+        workload_options=list(options.workload_options),
+        workers_per_trial=options.workers_per_trial,
+        method=search_spaces.load(options.space).method,
+        saving=options.ranked_by,
+    )
+    if layout.info.exists():
+        held = layout.read_info()
+        for field in ("space", "workload", "workload_options", "epochs", "seed", "workers_per_trial", "saving"):
+            there, asked = (_what_counts(info, field) for info in (held, wanted))
+            if there != asked:
+                raise UserError(
+                    f"{layout.root} holds a study with {field} {there!r}, not {asked!r}: choose another --name, or the "
+                    "same settings to add trials to it"
+                )
+        if held.hold != wanted.hold:
+            raise UserError(
+                f"{layout.root} holds a study with {shown_hold(held.hold)} held, not {shown_hold(wanted.hold)}: choose "
+                "another --name, or the same --set to add trials to it"
+            )
+        check_writable(layout.root)
+        return layout
+    if layout.root.exists() and any(layout.root.iterdir()):
+        raise UserError(f"{layout.root} is not empty and holds no study: choose another --name")
+    check_writable(layout.root)
+    layout.write_info(replace(wanted, trials=0))
+    return layout
+
+
+def _what_counts(info: StudyInfo, field: str) -> Any:
+    value = getattr(info, field)
+    return list(what_is_trained(info.workload, value)) if field == "workload_options" else value
+
+
+def find_study(results: Path, name: str) -> Layout:
+    """The folder of an existing study, by name under the results folder or by path.
+
+    Raises:
+        UserError: there is none; the message names those that exist.
+    """
+    for candidate in (results / name, Path(name)):
+        if Layout(candidate).info.exists():
+            return Layout(candidate)
+    there = sorted(p.parent.name for p in results.glob("*/" + Layout(results).info.name)) if results.is_dir() else []
+    known = f"studies there: {', '.join(there)}" if there else "there is no study there yet"
+    raise UserError(f"no study {name!r} in {results}: {known}")
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder; UserError if nothing can be written in it."""
+    probe = folder / f".write-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise cannot_write(f"results to {folder}", error, "choose another --results") from None
+
+
+def mend_journal(journal: Path) -> None:
+    """Take away a last line that was cut off by a crash or a full disk; Optuna would write on in the middle of it.
+
+    Only for who holds the study's lock. A process that was killed while it wrote leaves Optuna's lock, a link; where
+    the link leads nowhere, Optuna would wait for it without end. No lock is held for seconds.
+    """
+    lock = journal.with_name(journal.name + LOCK_FILE_SUFFIX)
+    with suppress(FileNotFoundError):
+        if lock.is_symlink() and time.time() - lock.lstat().st_mtime > _LOCK_S:
+            lock.unlink()
+    if journal.is_file() and (kept := torn_end(journal)) is not None:
+        os.truncate(journal, kept)
+
+
+@contextmanager
+def written(layout: Layout, again: str) -> Iterator[None]:
+    """Work that writes into a study.
+
+    Args:
+        layout: of the study. What has ended is kept.
+        again: the command that goes on.
+
+    Raises:
+        DiskError: the disk refuses to be written.
+        UserError: the journal cannot be read on.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_REFUSALS:
+            raise
+        raise DiskError(
+            f"{layout.root} cannot be written ({error.strerror}): what has ended is kept; make room, then go on with "
+            f"python -m tune_cac {again}"
+        ) from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it is not UTF-8"
+        raise UserError(
+            f"the journal {layout.journal} is damaged ({reason}), so Optuna cannot go on with it: rank and report "
+            "read what can be read; search under another --name"
+        ) from error
+
+
+def is_locked(layout: Layout) -> bool:
+    """Whether a search or a confirmation is at work on the study."""
+    try:
+        with open(layout.lock) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+@contextmanager
+def locked(layout: Layout) -> Iterator[None]:
+    """Hold the study for one search; the lock ends with the process, however it ends.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    with open(layout.lock, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise UserError(
+                f"{layout.root} is being searched or confirmed by process {holder}: wait for it, or choose another "
+                "study"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

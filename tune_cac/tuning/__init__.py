@@ -1,0 +1,1 @@
+"""A study being searched: Optuna's side, what the baseline teaches, controls and confirmation."""

@@ -1,0 +1,203 @@
+"""Confirmation: the best settings of a study and its baseline, trained again on seeds that the search has not seen."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.formatting import plural
+from analysis.io.layout import Layout, StudyInfo
+from analysis.io.studies import load
+from analysis.metrics.confidence import FEWEST_PAIRS
+from analysis.metrics.duplicates import outcomes
+from analysis.metrics.ranking import rank
+from analysis.presentation.summary_text import config_of
+from trainables.config import MOST_SEED, TrialConfig
+from trainables.errors import UserError
+from tune_cac.messages import say
+from tune_cac.study.decoded_images import keeps_decoded_images
+from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, package_versions, written
+from tune_cac.study.options import DEFAULT_BUDGET, SearchOptions
+from tune_cac.study.script_files import check_unchanged
+from tune_cac.study.study_result import answer, write_answer
+from tune_cac.tuning.predefined_trial import GivenRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """What retraining found."""
+
+    folder: Path
+    """The study's folder."""
+    table: pd.DataFrame | None
+    """One row a candidate (`analysis.confirm_table`); None where none has begun."""
+    trials: pd.DataFrame
+    """The runs on fresh seeds (`analysis.load` of the study's confirmation)."""
+    headline: str
+    """The study's answer, with what was confirmed."""
+    allowed_drop: float
+    """Accuracy that may be lost, a fraction."""
+    interrupted: bool
+    """Whether it ended before all runs did."""
+
+
+@keeps_decoded_images
+def confirm(
+    study: str | Path,
+    *,
+    results: str | Path = "results",
+    top: int = 5,
+    seeds: int = 5,
+    concurrency: int | None = None,
+    checkpoint_budget: int | str = DEFAULT_BUDGET,
+) -> Confirmation:
+    """Retrain the best settings of a study and its baseline on fresh seeds, and say which of them hold.
+
+    The runs are a study of their own in the study's folder, trained as a search trains: sharing what the runs of a
+    seed have in common, on as many processors or GPUs as the study's trials had. Asked again, what is there is not
+    trained again: an interrupted confirmation goes on, what failed without diverging is tried again, and more seeds or
+    candidates are added. ``best.env`` and ``report.md`` are written anew and prefer what was confirmed.
+
+    Args:
+        study: name under ``results``, or path of the study's folder.
+        results: folder that holds the studies.
+        top: candidates, >= 1: settings within the allowed drop that save most.
+        seeds: fresh seeds, >= 3: the numbers after the study's own.
+        concurrency: runs at a time; None for as many as the processors allow.
+        checkpoint_budget: as in `search`.
+
+    Raises:
+        UserError: no such study, none of its settings saves anything within the allowed drop, its baseline did not
+            complete, or a number is out of range.
+    """
+    for flag, value, low in (("--top", top, 1), ("--seeds", seeds, FEWEST_PAIRS)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise UserError(f"{flag} must be an integer >= {low}, got {value!r}")
+    layout = find_study(Path(results), str(study))
+    info = layout.read_info()
+    trials = load(layout.root)
+    base = _baseline_of(trials, layout)
+    candidates = candidates_of(trials, info.allowed_drop, top)
+    if candidates.empty:
+        raise UserError(
+            f"nothing to confirm in {layout.root}: no setting saves compute within the allowed drop of "
+            f"{info.allowed_drop}: search more trials, or anew with a larger --allowed-drop"
+        )
+    fresh = [(info.seed + 1 + n) % (MOST_SEED + 1) for n in range(seeds)]
+    wanted = runs(candidates, base, fresh)
+    child = layout.confirmation
+    check_writable(layout.root)
+    _check_device(base, layout)
+    with locked(layout), written(layout, f"confirm {layout.root} --top {top} --seeds {seeds}"):
+        child.root.mkdir(exist_ok=True)
+        picked = candidates["trial"].tolist()
+        if child.info.is_file():
+            picked = sorted({*picked, *child.read_info().candidates})
+        child.write_info(
+            replace(info, trials=len(wanted), versions=package_versions(), controls=False, candidates=picked)
+        )
+        options = options_of(info, child, base, trials=len(wanted), concurrency=concurrency, budget=checkpoint_budget)
+        say(
+            f"{child.root}: {plural(len(candidates), 'candidate')} and the baseline on seeds {fresh[0]} to "
+            f"{fresh[-1]}, {len(wanted)} runs of {info.length_text}"
+        )
+        mend_journal(child.journal)
+        interrupted = _train(child, options, base, wanted)
+        found = answer(layout, allowed_drop=info.allowed_drop)
+        write_answer(layout, found)
+    return Confirmation(
+        folder=layout.root,
+        table=found.confirmation,
+        trials=load(child.root),
+        headline=found.headline,
+        allowed_drop=found.allowed_drop,
+        interrupted=interrupted,
+    )
+
+
+def options_of(
+    info: StudyInfo, child: Layout, base: TrialConfig, *, trials: int, concurrency: int | None, budget: int | str
+) -> SearchOptions:
+    """The study's own options, for its runs on fresh seeds.
+
+    Args:
+        info: of the study.
+        child: folder of the confirmation.
+        base: config of the study's baseline.
+        trials: runs that are wanted.
+        concurrency: runs at a time, or None.
+        budget: of checkpoints.
+    """
+    return SearchOptions(
+        space=info.space, workload=info.workload, workload_options=tuple(info.workload_options), trials=trials,
+        epochs=info.epochs, seed=info.seed, allowed_drop=info.allowed_drop, concurrency=concurrency,
+        cpus_per_trial=base.threads,
+        gpus_per_trial=(info.gpus_per_trial or 1.0) if base.device == "cuda" else 0.0,
+        workers_per_trial=info.workers_per_trial, results=child.root.parent, hold=info.hold, saving=info.saving,
+        sharing=info.sharing, fresh_processes=info.fresh_processes,
+        checkpoint_budget=budget, controls=False,
+    )  # fmt: skip
+
+
+def candidates_of(trials: pd.DataFrame, allowed_drop: float, top: int) -> pd.DataFrame:
+    """The settings of a study that are worth confirming: within the drop, saving something, each outcome once."""
+    ranking = rank(trials, allowed_drop=allowed_drop)
+    worth = ranking["within_drop"] & (ranking["saved"] > 0) & (ranking["method"] != "none")
+    return ranking[worth & (outcomes(ranking) == ranking["trial"])].head(top)
+
+
+def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[GivenRun]:
+    """The runs of a confirmation. Baselines come first: what candidates share with them is then there."""
+    found = [GivenRun(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in seeds]
+    common = base.to_dict()
+    for _, row in candidates.iterrows():
+        own = config_of(row).to_dict()
+        values = {name: value for name, value in own.items() if common.get(name) != value and name != "seed"}
+        for seed in seeds:
+            attrs = {"role": "candidate", "candidate": int(row["trial"])}
+            found.append(GivenRun(attrs=attrs, values={**values, "seed": seed}))
+    return found
+
+
+def _baseline_of(trials: pd.DataFrame, layout: Layout) -> TrialConfig:
+    baseline = trials[(trials["role"] == "baseline") & (trials["status"] == "completed")]
+    if baseline.empty:
+        raise UserError(
+            f"nothing to confirm in {layout.root}: its baseline did not complete; finish the search, or search anew "
+            "where it failed"
+        )
+    return config_of(baseline.iloc[0])
+
+
+def _check_device(base: TrialConfig, layout: Layout) -> None:
+    if base.device != "cuda" or os.environ.get("RAY_ADDRESS"):
+        return
+    import torch
+
+    if torch.cuda.device_count() == 0:
+        raise UserError(
+            f"{layout.root} was trained on a GPU and torch sees none here: confirm it where it was searched, or set "
+            "RAY_ADDRESS"
+        )
+
+
+def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[GivenRun]) -> bool:
+    """Train what is missing; True if interrupted before all runs ended."""
+    from tune_cac.tuning.fixed_list_search import GivenProgress, GivenSearch
+    from tune_cac.tuning.study_search import check_gpus, context_of, make_searcher, train
+
+    check_gpus(options)
+    if options.is_script:
+        check_unchanged(options.workload_options)
+    searcher, run_name = make_searcher(
+        GivenSearch, child, options, context_of(base), base, wanted=wanted, trials=len(wanted)
+    )
+    searcher.adopt_unfinished(child.root)
+    missing = len(searcher.missing())
+    if missing:
+        progress = GivenProgress(searcher, finished_before=[], to_run=missing, allowed_drop=options.allowed_drop)
+        train(child, options, searcher, progress, run_name, missing)
+    return bool(searcher.missing()) or searcher.runs_on()

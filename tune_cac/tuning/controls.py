@@ -1,0 +1,111 @@
+"""What a search trains beside its settings, to know whether they found anything: shorter runs, and random stops.
+
+Controls are trials with values given in full. They are not suggested, count not among the trials that were asked for,
+and are trained last, when it is known what the best setting saves; only shorter runs fill the time in which others wait
+for the baseline.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from analysis.metrics.controls import RANDOM_STOPS, SHORTER
+from analysis.trace_replay.replay_frame import replay
+from analysis.trace_replay.traces import RunTrace
+from trainables.config import TrialConfig
+from trainables.stage_tree.store import StageStore
+from tune_cac.tuning.predefined_trial import GivenRun
+from tune_cac.tuning.warm_start.baseline import completed
+
+#: Lengths of the shorter runs, as shares of the full one.
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
+#: Runs with random stops.
+RANDOM_RUNS = 3
+#: Most of both in one search.
+MOST_CONTROLS = len(SHARES) + RANDOM_RUNS
+#: A random run saves as much as the best setting, give or take this much.
+EQUAL_COMPUTE = 0.01
+#: Draws before it is given up that random stops can save so much.
+_DRAWS = 200
+#: Places tried for the stops of a draw, and how far they are moved.
+_TRIED, _POWER = 64, 64.0
+
+
+def control(kind: str, values: Mapping[str, Any]) -> GivenRun:
+    """A control of that kind, the value of the column ``control``."""
+    return GivenRun(attrs={"role": "control", "control": kind}, values=values)
+
+
+def shorter_trainings(base: TrialConfig) -> list[GivenRun]:
+    """Dense runs of 90 to 50 % of the epochs; their schedules are as long as they are.
+
+    >>> [run.values["epochs"] for run in shorter_trainings(TrialConfig(method="none", epochs=4))]
+    [3, 2]
+    """
+    lengths = dict.fromkeys(int(share * base.epochs + 1e-9) for share in SHARES)  # at most the share
+    return [control(SHORTER, {"method": "none", "epochs": epochs}) for epochs in lengths if 1 <= epochs < base.epochs]
+
+
+def random_stops(
+    trace: RunTrace, store: StageStore, base: TrialConfig, ends: Sequence[int], *, saved: float, seed: int
+) -> list[GivenRun]:
+    """Manual stops at random layers and times that save what a setting saves, found by replay.
+
+    A draw picks layers and the order of their times; the times are then moved towards the run's start or end together
+    until the compute is equal.
+
+    Args:
+        trace: the recorded baseline.
+        store: its root, where missing costs of steps are written.
+        base: config of the baseline.
+        ends: numbers of the parameters through which a stop may reach (`SpaceContext.unit_ends`).
+        saved: fraction of the compute to save.
+        seed: of the draws.
+
+    Returns:
+        At most `RANDOM_RUNS`, fewer where stops cannot save so much.
+
+    Raises:
+        OSError: costs cannot be written.
+    """
+    draw = random.Random(seed)
+    if not ends:
+        return []
+    trace = completed(store, trace, [_manual(base, ends, range(len(ends)))])
+    found: list[GivenRun] = []
+    for _ in range(_DRAWS):
+        if len(found) == RANDOM_RUNS:
+            break
+        layers = sorted(draw.sample(list(ends), draw.randint(1, len(ends))))
+        late = sorted(draw.random() for _ in layers)
+        tried = [_manual(base, layers, times) for times in _moved(late, trace.total_steps)]
+        if not tried:
+            continue
+        distance = np.abs(replay(trace, tried)["compute_saved"].to_numpy(float) - saved)
+        nearest = int(np.argmin(distance))
+        if distance[nearest] <= EQUAL_COMPUTE:
+            config = tried[nearest].to_dict()
+            names = ("method", "CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR")
+            found.append(control(RANDOM_STOPS, {name: config[name] for name in names}))
+    return found
+
+
+def _moved(late: Sequence[float], total_steps: int) -> list[list[int]]:
+    """Iterations of stops at fractions of the run, raised to powers: from all at its end to all in its first steps."""
+    found = []
+    for power in np.geomspace(1 / _POWER, _POWER, _TRIED):
+        times = [round(fraction**power * (total_steps - 1)) for fraction in late]
+        for place in range(1, len(times)):
+            times[place] = max(times[place], times[place - 1] + 1)
+        if times[-1] < total_steps:
+            found.append(times)
+    return found
+
+
+def _manual(base: TrialConfig, layers: Sequence[int], times: Sequence[int]) -> TrialConfig:
+    return replace(base, method="gradskip", CAC_STOP_LAYER_NUM=tuple(layers), CAC_STOP_LAYER_ITR=tuple(times))

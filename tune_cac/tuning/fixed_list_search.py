@@ -1,0 +1,64 @@
+"""A search whose trials are all given: what a confirmation trains. Ray, the journal and the tree are a search's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from trainables.errors import TrainingDiverged
+from tune_cac.tuning.optuna_objectives import tell_complete
+from tune_cac.tuning.predefined_trial import GivenRun, as_key
+from tune_cac.tuning.progress import SearchProgress
+from tune_cac.tuning.study_searcher import FINISHED, StudySearch
+
+
+class GivenSearch(StudySearch):
+    """Trains runs in their order; those that the study has already are passed over.
+
+    Args:
+        wanted: the runs.
+        how: as of `StudySearch`.
+    """
+
+    def __init__(self, *, wanted: Sequence[GivenRun], **how: Any) -> None:
+        super().__init__(**how)
+        self._wanted = list(wanted)
+        self._again = self._failed_before()
+
+    def _failed_before(self) -> set[str]:
+        """Keys of runs that failed in an earlier call, as when memory ran out; one that diverged would do so again."""
+        keys: dict[str, bool] = {}
+        for trial in self.study.get_trials(deepcopy=False):
+            attrs = trial.user_attrs
+            if "given" in attrs and "continued_by" not in attrs:
+                diverged = str(attrs.get("error", "")).startswith(TrainingDiverged.__name__)
+                keys[as_key(attrs["given"])] = trial.state == TrialState.FAIL and not diverged
+        return {key for key, failed in keys.items() if failed}
+
+    def missing(self) -> list[GivenRun]:
+        """Runs that were not begun, or interrupted, or failed in an earlier call."""
+        begun = self.begun() - self._again
+        return [run for run in self._wanted if run.key not in begun]
+
+    def _next(self) -> optuna.Trial | str | None:
+        missing = self.missing()
+        if not missing:
+            return None if self._may_begin_again() else FINISHED
+        self._again.discard(missing[0].key)
+        return self._start_given(missing[0])
+
+    def _tell_waiting(self) -> None:
+        # There are several baselines, and nobody learns from the drop.
+        for trial, row in self._waiting_for_baseline:
+            tell_complete(self.study, trial, row, None, self._allowed_drop)
+        self._waiting_for_baseline.clear()
+
+
+class GivenProgress(SearchProgress):
+    """Progress without a best so far."""
+
+    def _best_so_far(self) -> str:
+        return "confirming"

@@ -1,0 +1,52 @@
+"""What Optuna is told of a finished trial: two objectives and the constraint on the drop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+
+from trainables.metrics import OBJECTIVES
+
+#: Violation of a constraint, more than any drop in accuracy is.
+_NEVER = 10.0
+
+
+def tell_complete(
+    study: optuna.Study,
+    trial: optuna.Trial,
+    row: dict[str, Any],
+    baseline: dict[str, Any] | None,
+    allowed_drop: float,
+) -> None:
+    """Tell a finished trial: its objectives, and the drop beyond the allowed one as constraint (<= 0 is feasible).
+
+    A shorter run reports what it saves of its own budget; told is what it saves of the baseline's. A control is never
+    feasible: it is no setting that a sampler could learn from, and good ones would stand where settings should.
+    """
+    if baseline is not None:
+        row = {**row, "compute_saved": saved_of_baseline(row, baseline)}
+    row = {**row, "compute_saved": ranked_saving(row, trial.user_attrs.get("config", {}).get("saving"))}
+    if baseline is not None:
+        excess = baseline["accuracy"] - row["accuracy"] - allowed_drop
+        trial.set_constraint("accuracy_drop", excess if excess > 1e-9 else min(excess, 0.0))
+    if trial.user_attrs.get("role") == "control":
+        trial.set_constraint("control", _NEVER)
+    study.tell(trial, [row[name] for name in OBJECTIVES])
+
+
+def saved_of_baseline(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> float:
+    """What a row saves of the baseline's budget; of its own, where one of them has no FLOPs."""
+    executed, dense = row["executed_flops"], baseline["dense_flops"]
+    own: float = row["compute_saved"]
+    return 1 - executed / dense if executed is not None and dense and row["dense_flops"] != dense else own
+
+
+def ranked_saving(row: Mapping[str, Any], saving: str | None) -> float:
+    """What a row saves of the compute that its trial is ranked by (`analysis.metrics.saving.saved_of`)."""
+    training: float = row["compute_saved"]
+    if saving in (None, "training"):
+        return training
+    inference = float(row.get("inference_saved") or 0.0)
+    return inference if saving == "inference" else (training + inference) / 2

@@ -1,0 +1,233 @@
+"""What a person sees while a search runs: a live line on a terminal, a plain line a trial elsewhere."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle, tune
+from ray.exceptions import RayActorError
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from analysis.formatting import ROUNDING, percent, plural, points
+from analysis.presentation.summary_text import trials_for_trainings
+from trainables.errors import WorkerDied
+from tune_cac.messages import say
+from tune_cac.ray_backend.session import DEATHS
+from tune_cac.tuning.optuna_objectives import ranked_saving
+from tune_cac.tuning.study_searcher import StudySearch
+
+
+class SearchProgress(tune.Callback):
+    """Counts trials, finds the best so far, sums what was executed; tells the searcher of failures.
+
+    Args:
+        searcher: told of every trial that raised, with its message.
+        finished_before: rows of trials that earlier searches of this study finished, with their trial number.
+        to_run: trials that this search runs.
+        allowed_drop: what counts for "best so far".
+        saving: compute that trials are ranked by; None for that of training.
+        on_result: called after each trial's end (tests use it).
+    """
+
+    def __init__(
+        self,
+        searcher: StudySearch,
+        *,
+        finished_before: list[dict[str, Any]],
+        to_run: int,
+        allowed_drop: float,
+        saving: str | None = None,
+        on_result: Callable[[], None] | None = None,
+    ) -> None:
+        self._searcher = searcher
+        self._to_run = to_run
+        self._allowed_drop = allowed_drop
+        self._saving = saving
+        self._on_result = on_result
+        self._rows: list[tuple[int, str, dict[str, Any]]] = [
+            (record["trial"], record["role"], record["row"])
+            for record in finished_before
+            if record["role"] != "control"
+        ]
+        self._live: dict[str, dict[str, Any]] = {}
+        # By the trials that have ended: FLOPs, and the same in dense trainings of their own budgets.
+        self._spent_flops, self._spent_trainings = 0, 0.0
+        self.ended = 0
+        """Trials that ended; controls do not count."""
+        self.controls = 0
+        """Controls that ended."""
+        self.failures: list[tuple[int, str]] = []
+        self._started = time.monotonic()
+        self._console = Console(stderr=True)
+        self._bar: Progress | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Ray pickles its callbacks for a restore that we do not use; a terminal cannot be pickled.
+        return {}
+
+    def __enter__(self) -> SearchProgress:
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.completed}/{task.total} trials"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.description}"),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("starting Ray", total=self._to_run)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
+        """An epoch's row."""
+        self._live[trial.trial_id] = result
+        self._show()
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """A trial that ended well."""
+        row = self._live.pop(trial.trial_id, {})
+        self._spend(row)
+        number, role = trial.config["trial"], trial.config["role"]
+        if role == "control":
+            self._end_control(f"trial {number}: accuracy {row['accuracy']:.4f}")
+            return
+        self._rows.append((number, role, row))
+        self._end(f"trial {number}: accuracy {row['accuracy']:.4f}, saved {percent(self._saved(row))}")
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """A trial that raised."""
+        message = failure_message(trial)
+        row = self._live.pop(trial.trial_id, {})
+        self._spend(row)
+        if self._searcher.tell_failure(trial.trial_id, message, died=worker_died(trial)):
+            self._say(f"trial {trial.config['trial']} failed and is begun again: {message}")
+            return
+        self.failures.append((trial.config["trial"], message))
+        line = f"trial {trial.config['trial']} failed: {message}"
+        if trial.config["role"] == "control":
+            self._end_control(line)
+        else:
+            self._end(line)
+
+    def _end_control(self, line: str) -> None:
+        self.controls += 1
+        self._say(f"[control {self.controls}] {line}")
+
+    def _say(self, line: str) -> None:
+        if self._bar is None:
+            say(line)
+        self._show()
+
+    def _end(self, line: str) -> None:
+        self.ended += 1
+        if self._bar is None:
+            say(f"[{self.ended}/{self._to_run}] {line}; {self.summary()}")
+        self._show()
+        if self._on_result is not None:
+            self._on_result()
+
+    def _show(self) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.ended, description=self.summary())
+
+    def summary(self) -> str:
+        """Best so far, failures, what this search executed, time left."""
+        parts = [self._best_so_far()]
+        if self.failures:
+            parts.append(f"{len(self.failures)} failed")
+        if self.ended or self._live:
+            parts.append(trials_for_trainings(self.ended + self.controls, self._trainings()))
+        if self.controls:
+            parts.append(plural(self.controls, "control"))
+        left = self._to_run - self.ended
+        if self.ended and left:
+            seconds = (time.monotonic() - self._started) / self.ended * left
+            parts.append(f"about {_duration(seconds)} left")
+        return ", ".join(parts)
+
+    def _spend(self, row: Mapping[str, Any]) -> None:
+        self._spent_flops += search_flops(row)
+        self._spent_trainings += in_trainings(row)
+
+    def _trainings(self) -> float:
+        """What this search executed, in trainings of the baseline, or of each trial's own budget before it is known."""
+        baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
+        if baseline is None or not baseline["dense_flops"]:
+            return self._spent_trainings + sum(in_trainings(row) for row in self._live.values())
+        flops = self._spent_flops + sum(search_flops(row) for row in self._live.values())
+        return float(flops / baseline["dense_flops"])
+
+    def _saved(self, row: Mapping[str, Any]) -> float:
+        return ranked_saving(row, self._saving)
+
+    def _best_so_far(self) -> str:
+        baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
+        if baseline is None:
+            return "no baseline yet"
+        within = [
+            (self._saved(row), row["accuracy"], -number)
+            for number, _, row in self._rows
+            if baseline["accuracy"] - row["accuracy"] <= self._allowed_drop + ROUNDING
+        ]
+        saved, accuracy, number = max(within)
+        if saved <= 0:
+            return "nothing saved yet"
+        return f"best {percent(saved)} saved at {points(baseline['accuracy'] - accuracy)} drop (trial {-number})"
+
+
+def in_trainings(row: Mapping[str, Any]) -> float:
+    """What the search has executed for a trial by this row, in dense trainings; 0 before its first row."""
+    dense = row.get("dense_flops") or 0
+    return search_flops(row) / dense if dense else 0.0
+
+
+def search_flops(row: Mapping[str, Any]) -> int:
+    """What the search has executed for a trial by this row; 0 before its first row."""
+    return int(row.get("search_flops", row.get("executed_flops")) or 0)  # None: a script that does not say
+
+
+def _error_of(trial: Any) -> BaseException | None:
+    """Return what Ray keeps of a failed trial on this machine."""
+    try:
+        found = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+    except (OSError, TypeError, EOFError, AttributeError, ImportError, pickle.UnpicklingError):
+        return None
+    return found if isinstance(found, BaseException) else None
+
+
+def worker_died(trial: Any) -> bool:
+    """Return whether a trial's process or node ended without a word, or one of its workers did."""
+    error = _error_of(trial)
+    if isinstance(getattr(error, "cause", None), WorkerDied):
+        return True
+    if isinstance(error, RayActorError):  # one that raised while it was built is an actor that died, too
+        return not error.actor_init_failed
+    return isinstance(error, DEATHS)
+
+
+def failure_message(trial: Any) -> str:
+    """The exception's own line, out of what Ray writes of a failed trial on this machine."""
+    error = _error_of(trial)
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        return f"{type(cause).__name__}: {cause}".splitlines()[0]
+    if worker_died(trial):
+        return f"its worker died ({str(error).strip().splitlines()[-1].strip()})"
+    lines = [line for line in str(error or "unknown error").splitlines() if line.strip()]
+    return lines[-1].strip()
+
+
+def _duration(seconds: float) -> str:
+    seconds = round(seconds)
+    if seconds >= 3600:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+    return f"{seconds // 60} min {seconds % 60:02d} s" if seconds >= 60 else f"{seconds} s"

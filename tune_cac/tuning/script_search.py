@@ -1,0 +1,106 @@
+"""A search whose trials are a command of the user's: what the run is like is known when the baseline has ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from search_spaces import SpaceContext
+from trainables.script.placeholders import names
+from trainables.script.run import RUN_FACTS
+from trainables.workload_options import read_options
+from tune_cac.tuning.fixed_params import with_watch
+from tune_cac.tuning.predefined_trial import GivenRun
+from tune_cac.tuning.study_searcher import StudySearch
+from tune_cac.tuning.warm_start.baseline import Learned
+
+#: Before the baseline has told better; no space is asked with it.
+UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
+
+
+class ScriptSearch(StudySearch):
+    """Trains the baseline first; its reports say how many steps a run has and which layers.
+
+    A command trains where nobody can look into it, so trials share nothing, and of the controls only those are trained
+    that the command can be asked for: shorter runs, where it takes ``{epochs}``.
+
+    Args:
+        how: as of `StudySearch`, whose ``context`` and ``sharing`` are not looked at.
+    """
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**{**how, "context": UNKNOWN_RUN, "sharing": False})
+
+    def begin(self) -> None:
+        """Queue the baseline; the space's starting point depends on the run that it shows."""
+        self.study.enqueue_trial({}, user_attrs={"role": "baseline"})
+
+    def _sharing_of(self, folder: str) -> Any:
+        return None
+
+    @property
+    def gave_up(self) -> str:
+        """Why the baseline leaves nothing to try; empty while it does not."""
+        if super().gave_up:
+            return super().gave_up
+        if self._baseline_row() is None:
+            return ""
+        if self._total_steps() is None:
+            return "the baseline reported no step"
+        layers = self._facts()["layer_names"]
+        if not layers and not set(names(self._command)) - {"seed", "epochs", "trial_dir"}:
+            return "the baseline has no optimizer of tune_cac.gradskip and the command no placeholder"
+        if not layers and self._search_space.name == "manual_layers":
+            return "the baseline told of no layers that could stop"
+        return ""
+
+    def _learn(self) -> Learned:
+        if self._learned is None:
+            facts = self._facts()
+            self._context = SpaceContext(
+                total_steps=int(facts["total_steps"]),
+                layer_names=tuple(facts["layer_names"]),
+                unit_ends=tuple(facts["unit_ends"]),
+                watch=tuple(facts["watch"]),
+            )
+            self._hold = with_watch(self._hold, self._context)
+            self._learned = Learned(
+                space=self._search_space, context=self._context, base=self._base, hold=self._hold, trace=None,
+                weight_decays=facts.get("weight_decays"),
+            )  # fmt: skip
+        return self._learned
+
+    def _enqueue_spread(self) -> None:
+        if self.study.user_attrs.get("spread"):
+            return
+        role = "published" if self._search_space.start_is_published and not self._hold else "search"
+        start = dict(self._search_space.start(self._learn().context))
+        self.study.enqueue_trial(start, user_attrs={"role": role})
+        self._tell_why_little()
+        self.study.set_user_attr("spread", True)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Keep what the baseline tells of the run, then as in every search."""
+        trial = self._ot_trials.get(trial_id)
+        if trial is not None and result and RUN_FACTS in result and trial.user_attrs.get("role") == "baseline":
+            trial.set_user_attr(RUN_FACTS, result[RUN_FACTS])
+        super().on_trial_complete(trial_id, result, error)
+
+    def missing_controls(self, *, shorter_alone: bool = False) -> list[GivenRun]:
+        """Shorter runs, where the command takes ``{epochs}``."""
+        if "epochs" not in names(self._command):
+            return []
+        return super().missing_controls(shorter_alone=True)
+
+    @property
+    def _command(self) -> str:
+        return read_options(self._base.options)["command"]
+
+    def _facts(self) -> Mapping[str, Any]:
+        told = next((t.user_attrs[RUN_FACTS] for t in self._baseline_trials() if RUN_FACTS in t.user_attrs), "{}")
+        facts: Mapping[str, Any] = json.loads(told)
+        return facts
+
+    def _total_steps(self) -> int | None:
+        return self._facts().get("total_steps")

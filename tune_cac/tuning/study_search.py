@@ -1,0 +1,564 @@
+"""The search: a study folder, Optuna's suggestions, trials on Ray, and the answer."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import search_spaces
+from analysis.formatting import plural
+from analysis.io.layout import Layout
+from analysis.io.studies import read_journal
+from search_spaces import SpaceContext
+from trainables.config import MOST_SEED, TrialConfig
+from trainables.errors import UserError
+from trainables.registry import SCRIPT, is_factory
+from trainables.script.placeholders import names
+from trainables.workload_options import read_options
+from tune_cac.messages import say
+from tune_cac.study.decoded_images import keeps_decoded_images
+from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, written
+from tune_cac.study.options import DEFAULT_BUDGET, SearchOptions
+from tune_cac.study.script_files import check_unchanged, script_identity
+from tune_cac.study.study_result import SearchResult, answer, write_answer
+from tune_cac.tuning.fixed_params import check_hold_on_run, shown_hold, with_schedule, with_watch
+
+
+@keeps_decoded_images
+def search(
+    *,
+    space: str = "auto_thresholds",
+    workload: str = "digits",
+    workload_options: Sequence[str] = (),
+    script: str | None = None,
+    trials: int = 24,
+    epochs: int | None = None,
+    seed: int = 0,
+    allowed_drop: float = 0.005,
+    concurrency: int | None = None,
+    cpus_per_trial: int = 1,
+    gpus_per_trial: float = 0.0,
+    workers_per_trial: int = 1,
+    results: str | Path = "results",
+    name: str | None = None,
+    checkpoint_every_s: float = 60.0,
+    hold: Mapping[str, Any] | None = None,
+    schedule: str | Path | None = None,
+    compatible: bool = False,
+    saving: str | None = None,
+    sharing: bool = True,
+    checkpoint_budget: int | str = DEFAULT_BUDGET,
+    controls: bool = True,
+    retries: int = 1,
+) -> SearchResult:
+    """Search a space on a workload.
+
+    The first trial is the baseline (method off), the second the space's starting point, as a rule the published
+    defaults scaled to the run's length; both count among ``trials``. A study of that ``name``, space, workload,
+    length, seed and ``hold`` gets ``trials`` more.
+
+    Args:
+        space: search space, see ``python -m tune_cac spaces``.
+        workload: what is trained, see ``python -m tune_cac workloads``, or ``package.module:function``.
+        workload_options: its options, texts NAME=VALUE, such as ``["data=/photos", "model=resnet18"]``.
+        script: a command of yours that trains, in place of a workload.
+        trials: trials to run, >= 1.
+        epochs: epochs a trial, >= 1; None for the workload's own number.
+        seed: of the trials and of the sampler, >= 0.
+        allowed_drop: accuracy that may be lost against the baseline, a fraction in [0, 1).
+        concurrency: trials at a time; None for as many as the processors allow.
+        cpus_per_trial: processors, and torch threads, a trial.
+        gpus_per_trial: GPUs a trial; 0 trains on the CPU.
+        workers_per_trial: processes that train a trial data-parallel, each with those processors and GPUs.
+        results: folder that holds the studies.
+        name: of the study's folder; None makes one from workload, space and time.
+        checkpoint_every_s: seconds between checkpoints of a running trial, at epoch ends.
+        hold: values that every trial but the baseline has, such as ``{"CAC_VAR_START_THR": 0.97}``; they win over what
+            the space fixes, and may not be what it searches.
+        schedule: file with a compression schedule, for the space ``schedule``: its values marked ``!search`` are
+            searched.
+        compatible: whether that schedule may hold what Distiller silently accepted, with a warning each.
+        saving: compute that trials are ranked by: ``training``, ``inference`` or the mean of ``both``; None for what
+            the space's methods save.
+        sharing: share training prefixes between trials; False trains every trial alone, with equal results.
+        checkpoint_budget: most bytes of checkpoints that sharing keeps, a number or text such as ``"20GB"``.
+        controls: train beside the ``trials`` what settings have to beat: dense runs of 90 to 50 % of the epochs, and
+            random stops that save as much as the best setting.
+        retries: times that a trial whose worker died is begun again from its last checkpoint, >= 0; so often, too, a
+            baseline that failed, for without it nothing can be searched.
+
+    Returns:
+        Trials, ranking and best as pandas; the same is written into the study's folder.
+
+    Raises:
+        UserError: wrong arguments; raised before any Ray process starts.
+    """
+    if script is not None:
+        if workload_options or workload != "digits":
+            raise UserError("script= trains with a command of yours, so it takes no workload= or workload_options=")
+        workload, workload_options = SCRIPT, (f"command={script}",)
+    if workload == SCRIPT:
+        if epochs is not None and "epochs" not in names(read_options(workload_options)["command"]):
+            raise UserError(f"--epochs must be left out where the command has no {{epochs}} to take it, got {epochs}")
+        workload_options = (*workload_options, *script_identity(workload_options))
+    options = SearchOptions(
+        space=space, workload=workload, workload_options=tuple(workload_options), trials=trials, epochs=epochs,
+        seed=seed, allowed_drop=allowed_drop,
+        concurrency=concurrency, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial,
+        workers_per_trial=workers_per_trial, results=Path(results), name=name,
+        checkpoint_every_s=checkpoint_every_s, saving=saving,
+        hold=with_schedule(hold or {}, schedule, compatible=compatible),
+        sharing=sharing, checkpoint_budget=checkpoint_budget, controls=controls, retries=retries,
+    )  # fmt: skip
+    _check_processors(options)
+    check_gpus(options)
+    context = None
+    if options.hold or options.workload_options or is_factory(options.workload) or options.compresses:
+        # What a user gave is tried before there is a folder.
+        context = context_of(_baseline(options, device="cpu"))
+    if context is not None and not options.is_script:
+        options = _without_sharing_where_training_does_not_repeat(options)
+        context = replace(context, schedule=options.schedule)
+        if options.hold:
+            check_hold_on_run(options.space, options.hold, context)
+        if options.compresses:
+            check_schedule(options, context, None if schedule is None else Path(schedule))
+    layout = open_study(options)
+    with locked(layout):
+        info = layout.read_info()
+        mend_journal(layout.journal)
+        layout.write_info(
+            replace(
+                info,
+                trials=info.trials + trials,
+                allowed_drop=allowed_drop,
+                sharing=options.sharing,
+                fresh_processes=options.fresh_processes,
+                controls=controls,
+            )
+        )
+        return _run(layout, options, context)
+
+
+@keeps_decoded_images
+def resume(
+    name: str,
+    *,
+    results: str | Path = "results",
+    concurrency: int | None = None,
+    cpus_per_trial: int = 1,
+    gpus_per_trial: float = 0.0,
+    checkpoint_every_s: float = 60.0,
+    sharing: bool | None = None,
+    checkpoint_budget: int | str = DEFAULT_BUDGET,
+    retries: int = 1,
+) -> SearchResult:
+    """Finish the remaining trials of a study; space, workload, length, seed, allowed drop and held values are its own.
+
+    Args:
+        name: the study's name under ``results``, or its path.
+        results, concurrency, cpus_per_trial, gpus_per_trial, checkpoint_every_s, checkpoint_budget, retries: as in
+            `search`.
+        sharing: as in `search`; None for what the study was searched with.
+
+    Raises:
+        UserError: no such study, or one that another process is searching.
+    """
+    layout = find_study(Path(results), name)
+    check_writable(layout.root)
+    if layout.read_info().candidates:
+        raise UserError(f"{layout.root} is a confirmation: go on with python -m tune_cac confirm {layout.root.parent}")
+    with locked(layout):
+        info = layout.read_info()
+        options = SearchOptions(
+            space=info.space, workload=info.workload, workload_options=tuple(info.workload_options),
+            workers_per_trial=info.workers_per_trial, trials=max(1, info.trials), epochs=info.epochs, seed=info.seed,
+            allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=cpus_per_trial, saving=info.saving,
+            gpus_per_trial=gpus_per_trial, results=Path(results), checkpoint_every_s=checkpoint_every_s, hold=info.hold,
+            sharing=info.sharing if sharing is None else sharing, checkpoint_budget=checkpoint_budget,
+            fresh_processes=info.fresh_processes,
+            controls=info.controls, retries=retries,
+        )  # fmt: skip
+        _check_processors(options)
+        check_gpus(options)
+        if options.is_script:
+            check_unchanged(options.workload_options)
+        mend_journal(layout.journal)
+        return _run(layout, options)
+
+
+def run_context(config: TrialConfig) -> SpaceContext:
+    """What a space may ask about a run: its steps and layers. Builds the model once, and tries what a user gave."""
+    from trainables.compression.measures.sizes import weight_layers
+    from trainables.gradskip.layers import unit_ends, watch_needed
+    from trainables.runtime.isolation import isolated
+    from trainables.workloads import build
+
+    workload = build(config.workload, config.options)
+    workload.check(config.seed)
+    with isolated(seed=config.seed, threads=config.threads):
+        model = workload.make_model()  # and no optimizer, for which torch loads its compiler
+    return SpaceContext(
+        total_steps=workload.steps_per_epoch * config.epochs,
+        layer_names=tuple(name for name, _ in model.named_parameters()),
+        unit_ends=unit_ends(model),
+        watch=watch_needed(list(model.parameters()), model),
+        epochs=config.epochs,
+        weight_names=tuple(weight_layers(model)),
+    )
+
+
+def _without_sharing_where_training_does_not_repeat(options: SearchOptions) -> SearchOptions:
+    """Train a few steps of a user's own code twice; where they differ, no trial may take another's training.
+
+    A counter in the model, a data set with a generator of its own, an evaluation that draws at random: what such a run
+    gives depends on what its process has trained before.
+    """
+    if not _own_code(options):
+        return options
+    from trainables.training.doctor.determinism import repetition
+
+    reason = repetition(_baseline(options, device="cpu")).reason
+    if not reason:
+        return options
+    say(
+        f"training {options.workload} does not repeat: {reason}; so trials share nothing, and each has a process "
+        "of its own"
+    )
+    return replace(options, fresh_processes=True)
+
+
+def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | None) -> None:
+    """Raise UserError for a schedule that does not fit the model, before there is a study.
+
+    Args:
+        options: of the search.
+        context: of the run.
+        file: the schedule's, if there is one.
+    """
+    import optuna
+
+    from trainables.compression.model_check import check_on_model
+    from trainables.compression.trial.from_config import schedule_of
+    from trainables.compression.trial.replay import late_policies, timing_of
+    from trainables.compression.trial.with_gradskip import check_together
+
+    space = search_spaces.load(options.space)
+    base = _baseline(options, device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a start may lie beside a grid
+        suggested = space.suggest(optuna.trial.FixedTrial(dict(space.start(context))), context)
+    values = {"method": space.method, **suggested, **options.hold}
+    config = TrialConfig.from_mapping({**base.to_dict(), **values})
+    schedule = schedule_of(config)
+    check_on_model(schedule, base, file, compatible=bool(config.schedule_compatible), every_mark=True)
+    if config.skips_gradients:
+        check_together(config, schedule)
+    late = late_policies(schedule, config.epochs)
+    if late:
+        what = f"the last epoch of a trial is {config.epochs - 1}: begin earlier, or give more --epochs"
+        if len(late) == len(schedule["policies"]):
+            begins = min(timing_of(policy).starting_epoch for policy in schedule["policies"])
+            raise UserError(f"the schedule never acts, for it begins in epoch {begins} and {what}")
+        warnings.warn(f"policies {', '.join(map(str, late))} of the schedule never act, for {what}", stacklevel=2)
+
+
+def context_of(base: TrialConfig) -> SpaceContext:
+    """What a space may ask about a run before it was trained; of a script nothing is known."""
+    if base.workload == SCRIPT:
+        from trainables.script.run import check_command
+        from tune_cac.tuning.script_search import UNKNOWN_RUN
+
+        check_command(base)
+        return UNKNOWN_RUN
+    return run_context(replace(base, device="cpu", workers=1))
+
+
+def _baseline(options: SearchOptions, *, device: str) -> TrialConfig:
+    """The run without the method; nothing is held in it."""
+    return TrialConfig(
+        workload=options.workload,
+        workload_options=options.workload_options,
+        epochs=options.trial_epochs,
+        seed=options.seed,
+        method="none",
+        device=device,
+        threads=options.cpus_per_trial,
+        workers=options.workers_per_trial,
+        saving=None if options.ranked_by == "training" else options.ranked_by,
+    )
+
+
+def _run(layout: Layout, options: SearchOptions, context: SpaceContext | None = None) -> SearchResult:
+    """Run what the study still lacks. The study is locked by this process.
+
+    Args:
+        layout: of the study.
+        options: what is searched, and with what.
+        context: the run it is searched on, where that was found out already.
+    """
+    info = layout.read_info()
+    size = f"{plural(info.trials, 'trial')} of {info.length_text}, {options.trials_at_a_time} at a time"
+    if options.hold:
+        size += f", {shown_hold(options.hold)} held"
+    # Said before torch and Ray load, which takes seconds.
+    say(f"{layout.root}: {options.space} on {options.workload}, {size}")
+    with written(layout, f"search --resume {layout.root}"):
+        return _run_missing(layout, options, context)
+
+
+def _run_missing(layout: Layout, options: SearchOptions, context: SpaceContext | None) -> SearchResult:
+    base = _baseline(options, device="cuda" if options.gpus_per_trial > 0 else "cpu")
+    interrupted = False
+    with _session(layout, options):
+        if context is None:
+            context = context_of(base)
+        searcher, run_name = _searcher(layout, options, context, base)
+        to_run = layout.read_info().trials - searcher.finished_count()
+        if to_run > 0 or (options.controls and searcher.missing_controls()):
+            interrupted = _search(layout, options, searcher, run_name, max(0, to_run))
+        layout.write_info(replace(layout.read_info(), why_little=searcher.why_little))
+    if options.is_script:
+        _keep_script_epochs(layout)
+    found = answer(layout, allowed_drop=options.allowed_drop, interrupted=interrupted)
+    write_answer(layout, found)
+    return found
+
+
+def _keep_script_epochs(layout: Layout) -> None:
+    """Remember the epochs that the baseline reported, which the command may have chosen for itself."""
+    told = [record["row"]["epoch"] for record in _completed(layout) if record["role"] == "baseline"]
+    if told:
+        layout.write_info(replace(layout.read_info(), script_epochs=int(told[0])))
+
+
+def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[None]:
+    """Ray at once for a new study; one that is gone on with may have nothing to train, and then needs none.
+
+    Of a new study everything that a user gave has been tried by now.
+    """
+    if layout.journal.exists():
+        return nullcontext()
+    from tune_cac.ray_backend.ray_startup import early_session
+
+    return early_session(**_ray_needs(options))
+
+
+def _ray_needs(options: SearchOptions) -> dict[str, Any]:
+    """Arguments of `cluster.ray_session`."""
+    return {"cpus": options.trials_at_a_time * options.processors_per_trial, "modules": _own_modules(options)}
+
+
+def make_searcher(
+    kind: type[Any], layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, **more: Any
+) -> tuple[Any, str]:
+    """A searcher on a study, with the unfinished trials of earlier calls brought in order, and its experiment's name.
+
+    Args:
+        kind: `StudySearch` or a kind of it.
+        layout: of the study.
+        options: what is searched, and with what.
+        context: the run it is searched on.
+        base: config of the baseline.
+        more: what else the kind takes.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    run_name = f"run-{len(list(layout.ray.glob('run-*'))):03d}"
+    gpus = {"GPU": options.gpus_per_trial} if options.gpus_per_trial else {}
+    searcher = kind(
+        **{
+            "space": search_spaces.load(options.space),
+            "context": replace(context, schedule=options.schedule),
+            "base": base,
+            "journal": layout.journal,
+            "allowed_drop": options.allowed_drop,
+            "seed": options.seed,
+            "run_folder": f"{layout.ray.name}/{run_name}",
+            "checkpoint_every_s": options.checkpoint_every_s,
+            "hold": with_watch(options.hold, context) if options.skips_gradients else dict(options.hold),
+            "tree": layout.tree.resolve(),
+            "sharing": options.sharing,
+            "budget_bytes": options.budget_bytes,
+            "trials": layout.read_info().trials,
+            "retries": options.retries,
+            "repeats": not options.fresh_processes,
+            "worker_resources": {"CPU": options.cpus_per_trial, **gpus} if options.workers_per_trial > 1 else None,
+            **more,
+        }
+    )
+    return searcher, run_name
+
+
+def _searcher(layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig) -> tuple[Any, str]:
+    from tune_cac.tuning.script_search import ScriptSearch
+    from tune_cac.tuning.study_searcher import StudySearch
+
+    earlier = len(read_journal(layout.journal)) if layout.journal.exists() else 0
+    searcher, run_name = make_searcher(
+        ScriptSearch if options.is_script else StudySearch,
+        layout,
+        options,
+        context,
+        base,
+        # A later search of the same study must not draw the same random start again.
+        seed=(options.seed + 7919 * earlier) % (MOST_SEED + 1),
+    )
+    if len(searcher.study.get_trials(deepcopy=False)) == 0:
+        searcher.begin()
+    searcher.adopt_unfinished(layout.root)
+    searcher.retry_baseline()
+    return searcher, run_name
+
+
+def _search(layout: Layout, options: SearchOptions, searcher: Any, run_name: str, to_run: int) -> bool:
+    """Run trials and controls; True if interrupted before all of them ended."""
+    from tune_cac.tuning.controls import MOST_CONTROLS
+    from tune_cac.tuning.progress import SearchProgress
+
+    done = _completed(layout)
+    progress = SearchProgress(
+        searcher, finished_before=done, to_run=to_run, allowed_drop=options.allowed_drop, saving=searcher.saving
+    )  # fmt: skip
+    searcher.plan(to_run, controls=options.controls)
+    # The searcher ends it before, where fewer controls are wanted.
+    train(layout, options, searcher, progress, run_name, to_run + (MOST_CONTROLS if options.controls else 0))
+    if searcher.gave_up:
+        say(f"{searcher.gave_up}, so nothing else was tried: {_way_on(layout, options)}")
+        return False
+    return progress.ended < to_run or searcher.runs_on() or (options.controls and bool(searcher.missing_controls()))
+
+
+def _way_on(layout: Layout, options: SearchOptions) -> str:
+    if options.is_script:
+        return "mend the command and search under another --name"
+    return f"mend that and go on with python -m tune_cac search --resume {layout.root}"
+
+
+def _completed(layout: Layout) -> list[dict[str, Any]]:
+    return [record for record in read_journal(layout.journal) if record["status"] == "completed"]
+
+
+def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, run_name: str, most: int) -> None:
+    """Run on Ray what the searcher suggests, at most so many trials.
+
+    Args:
+        layout: of the study.
+        options: resources of the trials.
+        searcher: a `StudySearch`.
+        progress: a `SearchProgress`.
+        run_name: of the Ray experiment.
+        most: trials.
+    """
+    from ray import tune
+
+    from tune_cac.ray_backend.session import ray_session
+    from tune_cac.ray_backend.tensorboard import RowEvents
+
+    at_a_time = options.trials_at_a_time
+    with progress, ray_session(**_ray_needs(options)), searcher.coordinated():
+        _check_resources(options)
+        tune.Tuner(
+            _trainable(options),
+            tune_config=tune.TuneConfig(
+                search_alg=searcher,
+                num_samples=most * (1 + options.retries),  # at most: the searcher knows the end
+                max_concurrent_trials=at_a_time,
+                reuse_actors=not options.fresh_processes,
+                trial_name_creator=_trial_name,
+                trial_dirname_creator=_trial_name,
+            ),
+            run_config=tune.RunConfig(
+                name=run_name,
+                storage_path=str(layout.ray.resolve()),
+                verbose=0,
+                callbacks=[progress, RowEvents()],
+                # At its end a trial has its result; asked for a checkpoint there, Ray would also send every row alone.
+                checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
+            ),
+        ).fit()
+
+
+def _own_code(options: SearchOptions) -> list[str]:
+    """Functions of the user's: the workload, and options such as ``model=package:function``."""
+    values = [options.workload, *(text.partition("=")[2] for text in options.workload_options)]
+    return [value for value in values if not options.is_script and is_factory(value)]
+
+
+def _own_modules(options: SearchOptions) -> list[Path]:
+    """Modules of the user's that trials import."""
+    named = _own_code(options)
+    if not named:
+        return []
+    from trainables.workloads.user_code import own_modules
+
+    return sorted({path for name in named for path in own_modules(name.partition(":")[0])})
+
+
+def _trainable(options: SearchOptions) -> Any:
+    """What Ray runs, with its resources. Workers of a trial have their own; the trial then only listens."""
+    from ray import tune
+
+    if options.workers_per_trial > 1:
+        from tune_cac.ray_backend.multi_worker_trial import ParallelTrial
+
+        # A byte of memory: Ray wants a trial to have something, and every processor may be a worker's.
+        return tune.with_resources(ParallelTrial, {"memory": 1})
+    from trainables.trial import Trial
+
+    return tune.with_resources(Trial, {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial})
+
+
+def _check_processors(options: SearchOptions) -> None:
+    """More threads than processors would take turns without end."""
+    there = os.cpu_count() or 1
+    if options.cpus_per_trial > there and not os.environ.get("RAY_ADDRESS"):
+        raise UserError(
+            f"--cpus-per-trial must be at most {there}, which is all that this machine has, got "
+            f"{options.cpus_per_trial}; set RAY_ADDRESS to search on a cluster"
+        )
+
+
+def check_gpus(options: SearchOptions) -> None:
+    """Before any Ray process starts; what a cluster has is asked of it later."""
+    if options.gpus_per_trial == 0 or os.environ.get("RAY_ADDRESS"):
+        return
+    import torch
+
+    there = torch.cuda.device_count()
+    if options.gpus_per_trial * options.workers_per_trial > there and options.workers_per_trial > 1:
+        raise UserError(
+            f"--workers-per-trial times --gpus-per-trial must be at most {there}, which is all that torch sees here, "
+            f"got {options.workers_per_trial} times {options.gpus_per_trial:g}; set RAY_ADDRESS to search on a cluster"
+        )
+    if options.gpus_per_trial > there:
+        raise UserError(
+            f"--gpus-per-trial must be at most {there}, which is all that torch sees here, "
+            f"got {options.gpus_per_trial:g}; set RAY_ADDRESS to search on a cluster"
+        )
+
+
+def _check_resources(options: SearchOptions) -> None:
+    import ray
+
+    there = ray.cluster_resources()
+    for kind, flag, wanted in (
+        ("CPU", "--cpus-per-trial", options.cpus_per_trial),
+        ("GPU", "--gpus-per-trial", options.gpus_per_trial),
+    ):
+        most = there.get(kind, 0) / options.workers_per_trial
+        if wanted > most:
+            each = "" if options.workers_per_trial == 1 else f" for each of {options.workers_per_trial} workers"
+            raise UserError(f"{flag} must be at most {most:g}{each}, which is all that Ray has, got {wanted:g}")
+
+
+def _trial_name(trial: Any) -> str:
+    from tune_cac.study.trial_folder import trial_folder_name
+
+    return trial_folder_name(trial.config["trial"])

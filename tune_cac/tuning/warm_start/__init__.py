@@ -1,0 +1,1 @@
+"""What a search learns from its baseline before it asks for more trials."""

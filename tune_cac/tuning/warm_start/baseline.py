@@ -1,0 +1,166 @@
+"""What a search learns from its baseline before it asks for more: ranges, a start, and what does nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from analysis.trace_replay.replay_frame import missing_costs, missing_facts
+from analysis.trace_replay.traces import RunTrace, load_trace, read_trace
+from search_spaces import Space, SpaceContext
+from search_spaces.space import corners
+from trainables.attachment import metadata_key
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.gradskip.settings import BY_NAME
+from trainables.stage_tree.run_metadata import ensure_costs, method_facts
+from trainables.stage_tree.store import StageStore
+from tune_cac.tuning.recorded_run import of_run
+from tune_cac.tuning.warm_start.sensitivities import seeded_sensitivities
+from tune_cac.tuning.warm_start.threshold_ranges import informed, never_acts, spread_starts, why_inert, without_decay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A space as the baseline's run shows it."""
+
+    space: Space
+    context: SpaceContext
+    """With ranges in which thresholds make a difference on this run, where that is known."""
+    base: TrialConfig
+    hold: Mapping[str, Any]
+    trace: Any
+    """The recorded runs; None where there are none."""
+    weight_decays: Sequence[float] | None = None
+    """Of the run's weights; None where they are not known."""
+
+    def spread(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """Parameters of ``count`` settings whose predicted outcomes differ; fewer or none where nothing is known."""
+        if self.trace is None or "compression" in self.space.method:
+            return []  # replay predicts Gradient-Skip alone
+        return spread_starts(self.space, self.context, self.trace, self.base, self.hold, count, seed)
+
+    def why_little(self, seed: int, *, acts: bool) -> str:
+        """Why no setting of the space does anything on this run, or hardly one; empty where that is not known.
+
+        Args:
+            seed: of the settings that are looked at.
+            acts: whether one is known that does something.
+        """
+        inert = ""
+        if self.knows_what_acts and not acts:
+            inert = why_inert(self.space, self.context, self.trace, self.base, self.hold, seed)
+        configs = typical_configs(self.space, self.context, self.base, self.hold)
+        return inert or without_decay(configs, self.weight_decays)
+
+    @property
+    def knows_what_acts(self) -> bool:
+        """Return whether the baseline's run can prove that a setting of the space acts nowhere."""
+        return self.trace is not None and "compression" not in self.space.method
+
+    def does_nothing(self, config: TrialConfig) -> bool:
+        """Whether the baseline's run proves that this configuration acts nowhere."""
+        return self.knows_what_acts and never_acts(config, self.trace)
+
+
+def learn(
+    space: Space,
+    context: SpaceContext,
+    tree: Path,
+    *,
+    base: TrialConfig,
+    hold: Mapping[str, Any],
+    root: str | None,
+    allowed_drop: float = 0.005,
+) -> Learned:
+    """Read the baseline's recorded run. A function of that run alone, so that a resumed search learns the same.
+
+    Args:
+        space: what is searched.
+        context: as it is without having trained.
+        tree: the study's ``tree`` folder.
+        base: config of the baseline.
+        hold: fields with one value in every trial.
+        root: of the baseline's recorded run; None where it has none.
+        allowed_drop: accuracy that may be lost, a fraction.
+    """
+    nothing = Learned(space=space, context=context, base=base, hold=hold, trace=None)
+    if root is None:
+        return nothing
+    try:
+        if asks_for_sensitivities(space, context):
+            found = seeded_sensitivities(tree, root, base, context.weight_names, allowed_drop)
+            context = replace(context, sensitivities=found)
+            nothing = replace(nothing, context=context)
+        # Gradient-Skip's part: replay knows no other.
+        skipping = [config for config in typical_configs(space, context, base, hold) if config.skips_gradients]
+        configs = [replace(config, method="gradskip") for config in skipping]
+        write_facts(StageStore(tree, root), configs)
+        trace = load_trace(tree.parent, root=root)
+    except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
+        # Or its folder was emptied, or the disk is full: the search goes on as if it knew nothing.
+        what = error if isinstance(error, (UserError, OSError)) else f"{type(error).__name__}: {error}"
+        warnings.warn(f"nothing was learned from the baseline: {what}", stacklevel=2)
+        return nothing
+    return Learned(
+        space=space, context=informed(context, trace, configs), base=base, hold=hold, trace=trace,
+        weight_decays=trace.run.get("weight_decays"),
+    )  # fmt: skip
+
+
+def asks_for_sensitivities(space: Space, context: SpaceContext) -> bool:
+    """Whether a space's ranges depend on what the baseline's layers bear."""
+    return any("pruning_sensitivities" in values for values in corners(space, context))
+
+
+def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:
+    """The trace with the plans of layers and costs that these settings need; what is missing is counted and kept.
+
+    Args:
+        store: of the trace's root.
+        trace: the recorded run.
+        settings: as for `analysis.replay`.
+
+    Raises:
+        OSError: it cannot be written into the study.
+    """
+    plans = missing_facts(trace, settings)
+    if plans:
+        given = [{name: getattr(plan, name) for name in BY_NAME} for plan in plans]
+        write_facts(store, [of_run(trace, values) for values in given])
+        trace = read_trace(store)
+    masks = missing_costs(trace, settings)
+    if masks:
+        ensure_costs(store, of_run(trace, {"method": "none"}), masks)
+        trace = read_trace(store)
+    return trace
+
+
+def typical_configs(
+    space: Space, context: SpaceContext, base: TrialConfig, hold: Mapping[str, Any]
+) -> list[TrialConfig]:
+    """One configuration for each way in which the space looks at the model."""
+    found: dict[Any, TrialConfig] = {}
+    for values in corners(space, context):
+        config = replace(base, method=space.method, **{**values, **hold})
+        found.setdefault(metadata_key(config), config)
+    return list(found.values())
+
+
+def write_facts(store: StageStore, configs: list[TrialConfig]) -> None:
+    """What replay needs beside the recorded signals: blueprints, and costs of every set of stopped units."""
+    described = store.read("root.json")
+    if described is None:
+        return
+    trains = described["trains"]
+    for given in configs:
+        config = replace(given, device="cpu")
+        plan = method_facts(store, config)["plan"]
+        masks = [trains]
+        for unit in plan["units"]:
+            stopped = set(plan["order"][: unit["end"] + 1])
+            masks.append("".join("0" if n in stopped else digit for n, digit in enumerate(trains)))
+        ensure_costs(store, config, masks)

@@ -1,0 +1,307 @@
+"""What a search learns from the run of its baseline, recorded step by step: where thresholds make a difference.
+
+A threshold below every ratio that a layer's variance ever reaches is never met, and a search that asks there trains
+its baseline again and again. The ratio of an iteration is lowest where the rule has seen every iteration before it
+(CAC_VAR_START_ITR=0, CAC_VAR_SAMPLES=1): looking later or less often can only miss peaks. So the lowest of these
+ratios is the end of a threshold's useful range: exactly so for the first target, which stops in the baseline's own
+run; about so for later ones, whose variances go other ways once a layer before them has stopped. The upper end is 1:
+a layer stops at the first fall of its variance. Ratios that are reached only in the last quarter of the run do not
+count: a stop there has next to nothing left to save, and costs a search as much to try as one that has.
+
+Everything here is a function of the baseline's run alone, bit for bit, whatever was trained since, so that a search
+that is resumed learns the same.
+
+Symbols: v variance, peak the largest v so far, ratio v / peak. Shapes: T steps.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.trace_replay.batch import curve
+from analysis.trace_replay.replay_frame import replay
+from analysis.trace_replay.traces import RunTrace, facts_key
+from search_spaces import Space, SpaceContext
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.gradskip.layer_plan import Blueprint, Unit
+from trainables.gradskip.replay import signal_name
+
+#: How far a range goes beyond the lowest ratio reached, as a share of that ratio's distance from 1: not at all where
+#: it is exact, some where later layers may fall further in other runs than the baseline.
+BEYOND_EXACT, BEYOND_ESTIMATE = 0.0, 0.25
+#: Only the first part of the run counts: a stop after it has too little left to save.
+USEFUL_SHARE = 0.75
+#: No range begins below this; a threshold must be positive.
+LOWEST_THRESHOLD = 0.01
+#: Settings drawn to choose a search's start from.
+DRAWS = 2000
+
+
+def informed(context: SpaceContext, trace: RunTrace, configs: Iterable[TrialConfig]) -> SpaceContext:
+    """The context with the ranges in which the variance rule's thresholds make a difference on this run.
+
+    Args:
+        context: of the run.
+        trace: its recorded training.
+        configs: one configuration for each way in which the space looks at the model (``CAC_WATCH``,
+            ``CAC_WHOLE_UNITS``). Those of other rules, and those that the study knows no plan of layers for, are
+            passed over.
+
+    Returns:
+        The context; fields of which nothing is known, and ranges that would be empty because no layer's variance ever
+        falls, stay as they were.
+    """
+    firsts: list[float] = []
+    laters: list[float] = []
+    starts: list[int] = []
+    for config in configs:
+        if (
+            not config.skips_gradients
+            or config.gradskip_settings().mode != "auto"
+            or facts_key(config) not in trace.facts
+        ):
+            continue
+        blueprint = trace.blueprint(config)
+        for place, unit in enumerate(blueprint.plan.units[: blueprint.stoppable]):
+            ratios = ratios_of(trace, blueprint, config, unit)
+            (laters if place else firsts).append(float(np.min(ratios, initial=np.inf)))
+            if place == 0:
+                starts.append(_latest_start(trace, blueprint, config, unit))
+    found: dict[str, Any] = {}
+    if (lowest := min(firsts, default=math.inf)) < 1:
+        found["start_thr_range"] = _range(lowest, BEYOND_EXACT)
+    if (lowest := min(laters, default=math.inf)) < 1:
+        found["later_thr_range"] = _range(lowest, BEYOND_ESTIMATE)
+    if (latest := max(starts, default=-1)) >= 0:
+        found["latest_start_itr"] = latest
+    return replace(context, **found)
+
+
+def ratios_of(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, unit: Unit) -> NDArray[np.float64]:
+    """(T,) ratio of a layer's variance at each step of the run's useful part, infinite at peaks; empty if unknown."""
+    values = _variances(trace, config, unit)
+    return curve(np.arange(len(values)), values, single_precision=blueprint.single_precision).ratios
+
+
+def _variances(trace: RunTrace, config: TrialConfig, unit: Unit) -> NDArray[np.float64]:
+    values, there = trace.dense.signal(signal_name(config.gradskip_settings(), unit.watched))
+    return values[: math.ceil(USEFUL_SHARE * trace.total_steps)] if there.any() else values[:0]
+
+
+def _latest_start(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, unit: Unit) -> int:
+    """The last iteration at which a first peak is followed by a fall, -1 for none: some ratio below 1 comes after it.
+
+    An earlier start has seen a higher peak by then, so that whatever is below 1 after a start is after an earlier one.
+    """
+    values = _variances(trace, config, unit)
+
+    def falls_after(start: int) -> bool:
+        seen = curve(np.arange(len(values) - start), values[start:], single_precision=blueprint.single_precision)
+        return bool((seen.ratios < 1).any())
+
+    return bisect.bisect_left(range(len(values)), True, key=lambda start: not falls_after(start)) - 1
+
+
+def _range(lowest: float, beyond: float) -> tuple[float, float]:
+    """From the lowest ratio that counts to 1, on a grid of 1e-6 so that it reads well."""
+    # A ratio must be below a threshold, in single precision.
+    return max(LOWEST_THRESHOLD, (math.floor((lowest - beyond * (1 - lowest)) * 1e6) + 2) / 1e6), 1.0
+
+
+def never_acts(config: TrialConfig, trace: RunTrace) -> bool:
+    """Whether the baseline's run proves that a configuration does nothing: its result is then the baseline's.
+
+    False where that is not known: a signal or a plan of layers was not recorded, or the baseline did not end well.
+    """
+    try:
+        found = replay(trace.dense_only(), config)
+    except UserError:
+        return False
+    return bool(found["exact"].iloc[0])  # any action would have left the only stage
+
+
+# --- where a search begins ------------------------------------------------------------------------------------------
+
+
+def spread_starts(
+    space: Space,
+    context: SpaceContext,
+    trace: RunTrace,
+    base: TrialConfig,
+    hold: Mapping[str, Any],
+    count: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Parameters of settings whose predicted outcomes differ, spread evenly over the compute that they save.
+
+    Random settings of the space are replayed on the baseline's run. Those that do nothing are left out, those that
+    would stop the same layers at the same steps are one.
+
+    Args:
+        space: what is searched.
+        context: of the run, informed or not.
+        trace: its recorded training.
+        base: configuration of the baseline.
+        hold: fields with one value in every trial.
+        count: settings wanted.
+        seed: of the drawing.
+
+    Returns:
+        At most ``count``, by ascending savings; none for a space whose outcomes cannot be predicted. Where only a
+        part of the space can be (some rules of ``stop_rules``), as large a part of ``count``: the rest of the space
+        should not be tried less for it.
+    """
+    drawn = _draw(space, context, base, hold, DRAWS if count > 0 else 0, seed)
+    predicted = _predicted(trace.dense_only(), [values for _, values in drawn])
+    outcomes: dict[str, tuple[float, int]] = {}
+    for row, found in predicted.items():
+        if found is not None and found["stops"] > 0 and not found["exact"]:
+            outcomes.setdefault(outcome(found, drawn[row][1]), (found["compute_saved"], row))
+    known = sum(found is not None for found in predicted.values())
+    wanted = round(count * known / len(drawn)) if drawn else 0
+    return [drawn[row][0] for row in spread(sorted(outcomes.values()), wanted)]
+
+
+#: What stops layers on a run whose variances do not fall.
+_WORKS = "--space stop_rules has rules that need no falling variance, --space manual_layers none at all"
+
+
+def without_decay(configs: Iterable[TrialConfig], weight_decays: Sequence[float] | None) -> str:
+    """Say that the variance rule has little to see on this run, and what works there; empty where that is not so.
+
+    Args:
+        configs: one for each way in which the space looks at the model.
+        weight_decays: of the run's weights, as its optimizer has them; None where they are not known.
+    """
+    modes = {config.gradskip_settings().mode for config in configs if config.skips_gradients}
+    if weight_decays is None or any(weight_decays) or modes != {"auto"}:
+        return ""
+    return f"weight decay is 0, so hardly anything drives weight variance below its peak on this run: {_WORKS}"
+
+
+def why_inert(
+    space: Space, context: SpaceContext, trace: RunTrace, base: TrialConfig, hold: Mapping[str, Any], seed: int
+) -> str:
+    """Say that no setting of a space does anything on this run, why, and what does; empty where some may.
+
+    Args: as of `spread_starts`.
+    """
+    predicted = _predicted(trace.dense_only(), [values for _, values in _draw(space, context, base, hold, DRAWS, seed)])
+    if not all(found is not None and found["exact"] and found["stops"] == 0 for found in predicted.values()):
+        return ""
+    nothing = f"space {space.name} does nothing on this run"
+    if context.start_thr_range is None:
+        return (
+            f"{nothing}: the weight variance of no layer that is watched falls below its peak, as without weight "
+            f"decay; {_WORKS}"
+        )
+    return (
+        f"{nothing}: no layer stops with the values that it fixes, for the first one's weight variance falls to "
+        f"{context.start_thr_range[0]:.4g} of its peak; hold a higher threshold (--set CAC_VAR_START_THR=...), or "
+        "search --space auto_thresholds, whose ranges are those of the run"
+    )
+
+
+def _draw(
+    space: Space, context: SpaceContext, base: TrialConfig, hold: Mapping[str, Any], count: int, seed: int
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Parameters and whole configurations of random settings of a space."""
+    rng = random.Random(seed)
+    drawn = []
+    for _ in range(count):
+        recorder = DrawnTrial(rng)
+        values = space.suggest(recorder, context)
+        drawn.append((recorder.params, {**base.to_dict(), "method": space.method, **values, **hold}))
+    return drawn
+
+
+def _predicted(trace: RunTrace, settings: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any] | None]:
+    """The predictions by place; None where there is none."""
+    # Settings of one plan of layers together: if the study does not know it, only they have no prediction.
+    plans: dict[str, list[int]] = {}
+    for row, values in enumerate(settings):
+        plans.setdefault(facts_key(TrialConfig.from_mapping(values)), []).append(row)
+    found: dict[int, dict[str, Any] | None] = dict.fromkeys(range(len(settings)))
+    for rows in plans.values():
+        try:
+            frame = replay(trace, pd.DataFrame([settings[row] for row in rows], index=rows))
+        except UserError:
+            continue
+        frame = frame[frame["compute_saved"].notna()]
+        found.update(zip(frame.index.tolist(), frame.to_dict("records"), strict=True))
+    return found
+
+
+def outcome(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """Equal for settings that train alike."""
+    stops = [(event["iteration"], event["layer"]) for event in json.loads(found["stop_events"])]
+    how: list[Any] = [(values.get("CAC_BRAKING_DISTANCE") or 0) if stops else 0]
+    if values.get("CAC_RULE") == "freezeout":
+        how += [str(value) for name, value in sorted(values.items()) if name.startswith("CAC_RULE")]
+    return json.dumps([stops, how])
+
+
+def spread(saved: Sequence[tuple[float, int]], count: int) -> list[int]:
+    """Choose ``count`` of (savings, number), given by ascending savings: those nearest to evenly spaced savings.
+
+    >>> spread([(0.1, 5), (0.11, 6), (0.12, 7), (0.5, 8), (0.9, 9)], 3)
+    [5, 8, 9]
+    """
+    if len(saved) <= count:
+        return [number for _, number in saved]
+    left = list(saved)
+    low, high = saved[0][0], saved[-1][0]
+    chosen = []
+    for place in range(count):
+        target = low + (high - low) * place / max(1, count - 1)
+        nearest = min(left, key=lambda pair: (abs(pair[0] - target), pair))
+        left.remove(nearest)
+        chosen.append(nearest)
+    return [number for _, number in sorted(chosen)]
+
+
+class DrawnTrial:
+    """Stands in for an Optuna trial: draws each parameter at random and keeps it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.params: dict[str, Any] = {}
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """An integer in [low, high], uniform on its grid or in its logarithm."""
+        if log:
+            # Each integer has the share of the interval half around it, as Optuna draws.
+            drawn = round(math.exp(self._rng.uniform(math.log(low - 0.5), math.log(high + 0.5))))
+            self.params[name] = min(high, max(low, drawn))
+        else:
+            self.params[name] = self._rng.randrange(low, high + 1, step)
+        return int(self.params[name])
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """A number in [low, high], uniform or uniform in its logarithm."""
+        if step is not None:
+            value = low + step * self._rng.randint(0, math.floor((high - low) / step + 1e-9))
+        elif log:
+            value = math.exp(self._rng.uniform(math.log(low), math.log(high)))
+        else:
+            value = self._rng.uniform(low, high)
+        self.params[name] = min(high, max(low, value))
+        return float(self.params[name])
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        """One of the choices."""
+        self.params[name] = self._rng.choice(tuple(choices))
+        return self.params[name]
