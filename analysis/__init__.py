@@ -1,25 +1,32 @@
 """What the trials say: pandas in, pandas out. Loads neither torch nor ray.
 
-import analysis
-trials = analysis.load("results/my-study")
-analysis.rank(trials, allowed_drop=0.005)
+    import analysis
+    trials = analysis.load("results/my-study")
+    analysis.rank(trials, allowed_drop=0.005)
+
+Importing this package loads no pandas either; a function's home is loaded when it is first asked for.
 """
 
-from analysis.io.epoch_rows import history
-from analysis.io.studies import load
-from analysis.metrics.accounting import SearchCost, search_cost
-from analysis.metrics.baseline import relative_to_baseline
-from analysis.metrics.confidence import Interval, confirm_table, paired_interval
-from analysis.metrics.controls import accuracy_when_shorter, beats_shorter, control_line
-from analysis.metrics.interaction import interactions
-from analysis.metrics.parameter_importance import importance
-from analysis.metrics.ranking import best, front_hypervolume, knee_trial, pareto_front, rank
-from analysis.presentation.export import export_table, export_trial
-from analysis.presentation.stage_frame import stage_frame, tree_text
-from analysis.presentation.study_comparison import Comparison, compare
-from analysis.presentation.tree_picture import tree_svg
-from analysis.trace_replay.replay_frame import replay
-from analysis.trace_replay.traces import load_trace
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from analysis.io.epoch_rows import history
+    from analysis.io.studies import load
+    from analysis.metrics.accounting import SearchCost, search_cost
+    from analysis.metrics.baseline import relative_to_baseline
+    from analysis.metrics.confidence import Interval, confirm_table, paired_interval
+    from analysis.metrics.controls import accuracy_when_shorter, beats_shorter, control_line
+    from analysis.metrics.interaction import interactions
+    from analysis.metrics.parameter_importance import importance
+    from analysis.metrics.ranking import best, front_hypervolume, knee_trial, pareto_front, rank
+    from analysis.presentation.export import export_table, export_trial
+    from analysis.presentation.stage_frame import stage_frame, tree_text
+    from analysis.presentation.study_comparison import Comparison, compare
+    from analysis.presentation.tree_picture import tree_svg
+    from analysis.trace_replay.replay_frame import replay
+    from analysis.trace_replay.traces import load_trace
 
 __all__ = [
     "load",
@@ -50,3 +57,82 @@ __all__ = [
     "tree_text",
     "tree_svg",
 ]
+
+_HOMES = {
+    **dict.fromkeys(("history",), "analysis.io.epoch_rows"),
+    **dict.fromkeys(("load",), "analysis.io.studies"),
+    **dict.fromkeys(
+        (
+            "SearchCost",
+            "search_cost",
+        ),
+        "analysis.metrics.accounting",
+    ),
+    **dict.fromkeys(("relative_to_baseline",), "analysis.metrics.baseline"),
+    **dict.fromkeys(
+        (
+            "Interval",
+            "confirm_table",
+            "paired_interval",
+        ),
+        "analysis.metrics.confidence",
+    ),
+    **dict.fromkeys(
+        (
+            "accuracy_when_shorter",
+            "beats_shorter",
+            "control_line",
+        ),
+        "analysis.metrics.controls",
+    ),
+    **dict.fromkeys(("interactions",), "analysis.metrics.interaction"),
+    **dict.fromkeys(("importance",), "analysis.metrics.parameter_importance"),
+    **dict.fromkeys(
+        (
+            "best",
+            "front_hypervolume",
+            "knee_trial",
+            "pareto_front",
+            "rank",
+        ),
+        "analysis.metrics.ranking",
+    ),
+    **dict.fromkeys(
+        (
+            "export_table",
+            "export_trial",
+        ),
+        "analysis.presentation.export",
+    ),
+    **dict.fromkeys(
+        (
+            "stage_frame",
+            "tree_text",
+        ),
+        "analysis.presentation.stage_frame",
+    ),
+    **dict.fromkeys(
+        (
+            "Comparison",
+            "compare",
+        ),
+        "analysis.presentation.study_comparison",
+    ),
+    **dict.fromkeys(("tree_svg",), "analysis.presentation.tree_picture"),
+    **dict.fromkeys(("replay",), "analysis.trace_replay.replay_frame"),
+    **dict.fromkeys(("load_trace",), "analysis.trace_replay.traces"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -171,7 +171,7 @@ def test_the_message_that_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_check_prints_what_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tune_cac.cli.trial import schedule_check
+    from tune_cac.cli.schedule import run as schedule_check
 
     monkeypatch.chdir(tmp_path)
     Path("first.yaml").write_text(next(text for text in blocks("yaml") if text.startswith("# first.yaml")))

@@ -50,7 +50,7 @@ def test_sigterm_is_an_interrupt_before_a_commands_code_is_loaded(tmp_path: Path
     """It was 143 in the first half second, while the code of the commands was imported."""
     hook = (
         "import sys, os, signal; sys.addaudithook(lambda event, args: os.kill(os.getpid(), signal.SIGTERM) "
-        "if event == 'import' and args[0] == 'tune_cac.cli.trial' else None); "
+        "if event == 'import' and args[0] == 'tune_cac.study.decoded_images' else None); "
         "from tune_cac.__main__ import run; sys.argv = ['tune_cac', 'spaces']; run()"
     )
     done = subprocess.run([sys.executable, "-c", hook], cwd=tmp_path, capture_output=True, text=True, timeout=60)

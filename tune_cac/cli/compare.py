@@ -4,11 +4,34 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from trainables.errors import UserError
+from tune_cac.cli.options import add_results
 
 
-def compare(arguments: argparse.Namespace) -> int:
+def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
+    """Add the command to the command line.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        debug: the parent parser of every command.
+    """
+    parser = commands.add_parser(
+        "compare", parents=[debug], help="several studies of the same training side by side",
+        description="Compare studies of one workload and length that searched different spaces: what each saves within "
+        "the drop, front against front, hypervolume, and what the searches cost.",
+    )  # fmt: skip
+    parser.add_argument("studies", nargs="+", metavar="STUDY", help="folders of studies, or names under --results")
+    parser.add_argument("--allowed-drop", type=float, help="accuracy that may be lost (default: the studies')")
+    parser.add_argument("--top", type=int, default=20, help="rows of the joint front to show (default: 20)")
+    parser.add_argument("--svg", metavar="FILE", help="write the picture as SVG")
+    parser.add_argument("--png", metavar="FILE", help="write the picture as PNG")
+    add_results(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Print the comparison of two or more studies; write its picture where ``--svg`` and ``--png`` say.
 
     Returns:

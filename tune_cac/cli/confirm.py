@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tune_cac.cli.console import print_table
+from tune_cac.cli.options import add_checkpoint_budget, add_study
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def confirm(arguments: argparse.Namespace) -> int:
+def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
+    """Add the command to the command line.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        debug: the parent parser of every command.
+    """
+    parser = commands.add_parser(
+        "confirm", parents=[debug], help="retrain a study's best settings and its baseline on fresh seeds",
+        description="Retrain the settings of a study that save most within the allowed drop, and its baseline, on "
+        "seeds that the search has not seen; say which of them hold there, on the test split, with intervals. Asked "
+        "again, it goes on where it was interrupted, or adds what more is asked for.",
+    )  # fmt: skip
+    parser.add_argument("--top", type=int, default=5, help="settings to retrain (default: 5)")
+    parser.add_argument("--seeds", type=int, default=5, help="fresh seeds (default: 5)")
+    parser.add_argument("--concurrency", type=int, help="runs at a time (default: what the processors allow)")
+    add_checkpoint_budget(parser)
+    add_study(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Confirm; print the table of candidates and the study's answer."""
     from analysis.metrics.accounting import search_cost
     from analysis.presentation.summary_text import search_cost_line

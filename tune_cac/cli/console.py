@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from trainables.errors import UserError, cannot_write
 
@@ -62,6 +59,10 @@ def write_asked(path: Path, content: str | bytes, what: str, instead: str = "cho
 def print_table(cells: list[list[str]]) -> None:
     """A table fitted to the terminal; on a pipe, aligned columns without folding."""
     if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(show_edge=False)
         for column in cells[0]:
             table.add_column(column, overflow="fold")
@@ -72,3 +73,10 @@ def print_table(cells: list[list[str]]) -> None:
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     for row in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_list(entries: dict[str, str]) -> None:
+    """Print names and what they stand for, folded."""
+    width = max(map(len, entries))
+    for name, text in entries.items():
+        print(textwrap.fill(text, width=110, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2)))

@@ -6,14 +6,33 @@ import argparse
 import socket
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 from trainables.errors import UserError
+from tune_cac.cli.options import add_study
 
 #: Who may connect: programs on this machine.
 HOST = "127.0.0.1"
 
 
-def dashboard(arguments: argparse.Namespace) -> int:
+def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
+    """Add the command to the command line.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        debug: the parent parser of every command.
+    """
+    parser = commands.add_parser(
+        "dashboard", parents=[debug], help="look at a study in optuna-dashboard, also while it is searched",
+        description="Serve optuna-dashboard on a study's journal, to this machine alone, until Ctrl-C.",
+    )  # fmt: skip
+    parser.add_argument("--port", type=int, default=8080, help="port (default: 8080)")
+    parser.add_argument("--no-browser", action="store_true", help="print the address only")
+    add_study(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C; the study may be searched meanwhile."""
     from tune_cac.study.folder import find_study, written
 

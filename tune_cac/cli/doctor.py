@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analysis.formatting import percent
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.workloads import default_epochs
 from tune_cac.cli.console import print_table
-from tune_cac.cli.workload_arguments import workload_options
-from tune_cac.study.folder import package_versions
+from tune_cac.cli.workload_arguments import add_workload_options, workload_options
 
 if TYPE_CHECKING:
     from trainables.training.doctor.determinism import Repetition
@@ -26,7 +25,29 @@ DEFAULT_TRIALS = 24
 _FLOPS_HEADER = ["forward", "backward", "saved"]
 
 
-def doctor(arguments: argparse.Namespace) -> int:
+def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
+    """Add the command to the command line.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        debug: the parent parser of every command.
+    """
+    parser = commands.add_parser(
+        "doctor", parents=[debug], help="a short dry run: layers, FLOPs, memory, times, and whether it repeats exactly",
+        description="A short dry run of a training: layers with numbers, names and FLOPs, memory, time of a step, how "
+        "long a search would take, and whether training repeats bit for bit on this machine.",
+    )  # fmt: skip
+    parser.add_argument("--workload", default="digits", help="what is trained (default: digits)")
+    add_workload_options(parser)
+    parser.add_argument("--epochs", type=int, help="epochs of a run (default: the workload's)")
+    parser.add_argument("--trials", type=int, default=24, help="trials of the search that is estimated (default: 24)")
+    parser.add_argument("--all-layers", action="store_true", help="show every parameter of a large model")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Train and evaluate for a moment; print what a run costs, and whether it repeats to the last bit."""
     options = workload_options(arguments)
     epochs = getattr(arguments, "epochs", None)
@@ -46,6 +67,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     from trainables.training.doctor.determinism import repetition
     from trainables.training.doctor.dry_run import MOST_UNITS, dry_run
     from trainables.workloads import build
+    from tune_cac.study.folder import package_versions
 
     build(config.workload, config.options).check(config.seed)
     found = dry_run(config, most_units=None if all_layers else MOST_UNITS)

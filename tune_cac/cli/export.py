@@ -5,15 +5,39 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainables.errors import UserError, unknown_name
+from tune_cac.cli.options import add_study
 
 if TYPE_CHECKING:
     from analysis.io.layout import Layout
 
 
-def export(arguments: argparse.Namespace) -> int:
+def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
+    """Add the command to the command line.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        debug: the parent parser of every command.
+    """
+    parser = commands.add_parser(
+        "export", parents=[debug], help="a trial's settings or the ranking in other programs' formats",
+        description="Write one trial's settings (env, yaml, json; the best's without --trial) or the ranking (csv, "
+        "parquet, latex, markdown).",
+    )  # fmt: skip
+    parser.add_argument(
+        "--format", default="env", help="env (default), yaml, json, schedule, csv, parquet, latex or markdown"
+    )
+    parser.add_argument("--trial", type=int, help="number of the trial (default: the best)")
+    parser.add_argument("--output", metavar="FILE", help="write there instead of printing")
+    parser.add_argument("--top", type=int, help="rows of the ranking (default: all)")
+    parser.add_argument("--allowed-drop", type=float, help="accuracy that may be lost (default: the study's)")
+    add_study(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Write one trial's settings, by default the best's, or the ranking, to a file or to standard output."""
     from analysis.presentation.export import FORMATS, TABLE_FORMATS
     from tune_cac.cli.console import write_asked

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import search_spaces
 from trainables.errors import UserError, cannot_write
 from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
+from tune_cac.cli.options import add_study
 from tune_cac.tuning.fixed_params import read_assignments, shown_hold, with_watch
 from tune_cac.tuning.recorded_run import of_run
 
@@ -23,7 +24,33 @@ if TYPE_CHECKING:
     from analysis.trace_replay.traces import RunTrace
 
 
-def replay(arguments: argparse.Namespace) -> int:
+def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
+    """Add the command to the command line.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        debug: the parent parser of every command.
+    """
+    parser = commands.add_parser(
+        "replay", parents=[debug], help="predict what settings stop and save, from a study's recorded training",
+        description="Predict what settings stop and save on a study's run without training: exact as far as trials "
+        "were trained so, an estimate from the run without a method after it. CAC_* variables of the environment "
+        "count; --set wins. With --random, the distinct outcomes of random settings of a space.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",
+        help="a variable, such as CAC_VAR_START_THR=0.97; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--random", type=int, metavar="N", help="replay so many random settings of a space")
+    parser.add_argument("--space", help="that space (default: the study's)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random settings (default: 0)")
+    parser.add_argument("--top", type=int, default=20, help="outcomes to show, the most frequent (default: 20)")
+    parser.add_argument("--root", help="id of the recorded run, or how it begins, where the study has several")
+    add_study(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Predict one setting, or the outcomes of random settings of a space."""
     values = read_assignments(arguments.assignments)
     if arguments.random is None and arguments.space is not None:

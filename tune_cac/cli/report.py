@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainables.errors import UserError
+from tune_cac.cli.options import add_ranking, add_study
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
@@ -18,7 +19,27 @@ if TYPE_CHECKING:
 _Found = TypeVar("_Found")
 
 
-def report(arguments: argparse.Namespace) -> int:
+def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
+    """Add the command to the command line.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        debug: the parent parser of every command.
+    """
+    parser = commands.add_parser(
+        "report",
+        parents=[debug],
+        help="print the answer of a study and write it as a page to look at, report.html",
+        description="Print the answer of a study and write it as a page to look at, report.html.",
+    )
+    add_ranking(parser)
+    parser.add_argument("--output", metavar="FILE", help="the page (default: report.html in the study)")
+    parser.add_argument("--png", metavar="FOLDER", help="write every plot as a picture, too")
+    add_study(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Print a study's report and write its page; works while the study is searched."""
     from analysis.presentation.html import report_html, write_pngs
     from analysis.presentation.markdown_report import report_markdown

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainables.errors import UserError
+from tune_cac.cli.options import add_compatible
 from tune_cac.cli.workload_arguments import add_workload_options, workload_options
 from tune_cac.messages import say
 
@@ -33,7 +34,7 @@ _BAIDU = {
 }
 
 
-def add_schedule(commands: Any, debug: argparse.ArgumentParser) -> None:
+def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     """Add ``schedule check`` to the command line.
 
     Args:
@@ -52,17 +53,10 @@ def add_schedule(commands: Any, debug: argparse.ArgumentParser) -> None:
     add_workload_options(check)
     check.add_argument("--epochs", type=int, help="epochs of the training (default: the workload's)")
     add_compatible(check)
-    check.set_defaults(run="schedule_check")
+    check.set_defaults(run=run)
 
 
-def add_compatible(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that takes a schedule as Distiller does."""
-    parser.add_argument(
-        "--compatible", action="store_true", help="warn of what Distiller silently accepted instead of refusing it"
-    )
-
-
-def schedule_check(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Print what a schedule does; 2 where anything is wrong with it, each problem in a line of its own."""
     if arguments.epochs is not None and arguments.epochs < 1:
         raise UserError(f"--epochs must be an integer >= 1, got {arguments.epochs}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.workloads import default_epochs
-from tune_cac.cli.schedule import add_compatible
+from tune_cac.cli.options import add_compatible
 from tune_cac.cli.workload_arguments import add_workload_options, workload_options
 from tune_cac.messages import say
 
@@ -24,7 +24,7 @@ CSV_FILE, PICTURE_FILE, SCHEDULE_FILE = "sensitivity.csv", "sensitivity.png", "s
 _KINDS = ("element", "filter", "channel")
 
 
-def add_sensitivity(commands: Any, debug: argparse.ArgumentParser) -> None:
+def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     """Add the command to the parser's commands; loads nothing heavy."""
     parser = commands.add_parser(
         "sensitivity", parents=[debug], help="prune each layer alone, and propose sensitivities for a schedule",
@@ -53,10 +53,10 @@ def add_sensitivity(commands: Any, debug: argparse.ArgumentParser) -> None:
         "--allowed-drop", type=float, default=0.005, help="accuracy that may be lost, as a fraction (default: 0.005)"
     )
     parser.add_argument("--output", default="sensitivity", metavar="DIR", help="folder to write (default: sensitivity)")
-    parser.set_defaults(run="sensitivity")
+    parser.set_defaults(run=run)
 
 
-def sensitivity(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Train or load, analyse, print the table and write the files."""
     levels = _levels(arguments.levels)
     if arguments.kind not in _KINDS:

@@ -5,11 +5,32 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from trainables.errors import UserError, cannot_write
+from tune_cac.cli.options import add_study
 
 
-def tree(arguments: argparse.Namespace) -> int:
+def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
+    """Add the command to the command line.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        debug: the parent parser of every command.
+    """
+    parser = commands.add_parser(
+        "tree", parents=[debug], help="draw a study's stage tree: what its trials trained, shared stretches once",
+        description="Draw a study's stage tree, one line a stage: the iteration at which trials did something, what, "
+        "up to which iteration it was trained, how many trials go through, and the result of those that end there.",
+    )  # fmt: skip
+    parser.add_argument("--depth", type=int, help="interventions to go down to (default: all)")
+    parser.add_argument("--top", type=int, default=40, help="stages to show, the most visited (default: 40)")
+    parser.add_argument("--svg", metavar="FILE", help="write the picture, too")
+    add_study(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Print a study's stage tree; write its picture where ``--svg`` says."""
     if arguments.depth is not None and arguments.depth < 0:
         raise UserError(f"--depth must be an integer >= 0, got {arguments.depth}")

@@ -1,109 +1,54 @@
-"""What each command of the command line does. A function takes the parsed arguments and returns the exit code."""
+"""The command ``trial``: train one configuration in this process, without Ray."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import search_spaces
-from analysis.io.layout import Layout
-from search_spaces.space import Range, Space, describe
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError, cannot_write
 from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
 from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
-from trainables.registry import METHODS, WORKLOADS
 from trainables.workloads import default_epochs
-from tune_cac.cli.compare import compare as compare
-from tune_cac.cli.confirm import confirm as confirm
-from tune_cac.cli.console import answer_of, print_table
-from tune_cac.cli.dashboard import dashboard as dashboard
-from tune_cac.cli.doctor import doctor as doctor
-from tune_cac.cli.export import export as export
-from tune_cac.cli.replay import replay as replay
-from tune_cac.cli.report import report as report
-from tune_cac.cli.schedule import schedule_check as schedule_check
-from tune_cac.cli.sensitivity import sensitivity as sensitivity
-from tune_cac.cli.tree import tree as tree
-from tune_cac.cli.workload_arguments import take_script, workload_options
+from tune_cac.cli.options import add_compatible
+from tune_cac.cli.workload_arguments import add_workload_options, workload_options
 from tune_cac.messages import say
 from tune_cac.tuning.fixed_params import read_assignments, with_schedule
 
 
-def search(arguments: argparse.Namespace) -> int:
-    """Search, or resume; print the ranked table."""
-    from tune_cac.study.options import SearchOptions
+def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
+    """Add the command to the command line.
 
-    how = {
-        "results": Path(arguments.results),
-        "concurrency": arguments.concurrency,
-        "cpus_per_trial": arguments.cpus_per_trial,
-        "gpus_per_trial": arguments.gpus_per_trial,
-        "checkpoint_every_s": arguments.checkpoint_every,
-        "checkpoint_budget": arguments.checkpoint_budget,
-        "retries": arguments.retries,
-    }
-    take_script(arguments)
-    given = {
-        name: getattr(arguments, name)
-        for name in ("space", "workload", "trials", "epochs", "seed", "allowed_drop", "name")
-        if getattr(arguments, name) is not None
-    }
-    options = workload_options(arguments)
-    if options is not None:
-        given["workload_options"] = options
-    if arguments.workers_per_trial is not None:
-        given["workers_per_trial"] = arguments.workers_per_trial
-    if arguments.no_sharing:
-        how["sharing"] = False
-    if arguments.controls is not None:
-        given["controls"] = arguments.controls
-    if arguments.set is not None:
-        given["hold"] = read_assignments(arguments.set)
-    if arguments.saving is not None:
-        given["saving"] = arguments.saving
-    hold = with_schedule(given.get("hold", {}), arguments.schedule, compatible=bool(arguments.compatible))
-    SearchOptions(**how, **{**given, "hold": hold})  # wrong arguments end here, before torch or ray is loaded
-    from tune_cac.tuning.study_search import resume as resume_study
-    from tune_cac.tuning.study_search import search as search_study
-
-    resuming = arguments.resume is not None
-    if resuming:
-        found = resume_study(arguments.resume, **how)
-    else:
-        found = search_study(**how, **given, schedule=arguments.schedule, compatible=bool(arguments.compatible))
-    if sys.stdout.isatty():
-        print()
-    if len(found.ranking):
-        print_table(found.table(top=15))
-        print()
-    print(found.headline)
-    print(found.cost_line)
-    kept = [file.name for file in (Layout(found.folder).best_schedule, Layout(found.folder).best) if file.exists()]
-    if kept:
-        print(f"Settings: {found.folder / kept[0]}   report: python -m tune_cac report {found.folder}")
-    failures = found.failures
-    for _, failure in failures.iterrows():
-        say(f"trial {failure['trial']} failed: {failure['error']}")
-    if len(failures):
-        say(f"{len(failures)} of {len(found.trials)} trials failed")
-    if found.interrupted:
-        say(f"Interrupted. Finish the remaining trials with: {_resume_line(found.folder, arguments)}")
-        return 130
-    return 1 if len(failures) or len(found.ranking) == 0 else 0
+    Args:
+        commands: what `add_subparsers` returned.
+        debug: the parent parser of every command.
+    """
+    parser = commands.add_parser(
+        "trial", parents=[debug], help="train one configuration here, without Ray",
+        description="Train one configuration in this process. CAC_* variables of the environment count; --set wins.",
+    )  # fmt: skip
+    parser.add_argument("--workload", default="digits", help="what is trained (default: digits)")
+    add_workload_options(parser)
+    parser.add_argument("--epochs", type=int, help="epochs (default: the workload's)")
+    parser.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
+    parser.add_argument(
+        "--method", help="method (default: gradskip, with --schedule compression); none is the baseline"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",
+        help="a variable, such as CAC_VAR_START_THR=0.97; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--schedule", metavar="FILE", help="a compression schedule to train with")
+    add_compatible(parser)
+    parser.add_argument("--save", metavar="FILE", help="write the trained weights, such as for a teacher")
+    parser.set_defaults(run=run)
 
 
-def _resume_line(folder: Path, arguments: argparse.Namespace) -> str:
-    results = "" if arguments.results == "results" else f" --results {arguments.results}"
-    name = folder.name if folder.parent == Path(arguments.results) else str(folder)
-    return f"python -m tune_cac search --resume {name}{results}"
-
-
-def trial(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Train one configuration in this process and print a row an epoch."""
     values: dict[str, Any] = {}
     method = arguments.method or ("gradskip" if arguments.schedule is None else "compression")
@@ -224,74 +169,3 @@ def _save_weights(run: Any, file: Path) -> None:
         raise cannot_write(f"the weights to {file}", error, "choose another --save") from None
     except RuntimeError as error:  # torch's writer does not say what the disk said
         raise UserError(f"cannot write the weights to {file}: {error}; choose another --save") from None
-
-
-def rank(arguments: argparse.Namespace) -> int:
-    """Print a study's ranked table."""
-    found, _, _ = answer_of(arguments)
-    print_table(found.table(top=arguments.top))
-    print()
-    print(found.headline)
-    print(found.cost_line)
-    return 0 if len(found.ranking) else 1
-
-
-def spaces(arguments: argparse.Namespace) -> int:
-    """List the spaces, or show one: ranges on a run, published defaults, meanings."""
-    if arguments.space is None:
-        _print_list(search_spaces.SPACES)
-        print("\nRanges and meanings of one: python -m tune_cac spaces NAME")
-        return 0
-    space = search_spaces.load(arguments.space)
-    if arguments.epochs is not None and arguments.epochs < 1:
-        raise UserError(f"--epochs must be an integer >= 1, got {arguments.epochs}")
-    options = workload_options(arguments) or ()
-    epochs = arguments.epochs or default_epochs(arguments.workload, options)
-    config = TrialConfig(workload=arguments.workload, workload_options=options, epochs=epochs, method="none")
-    from tune_cac.tuning.study_search import run_context
-
-    context = run_context(config)
-    print(f"{space.name}: {'; '.join(search_spaces.SPACES[part] for part in search_spaces.parts_of(space.name))}")
-    print(f"method {space.method}: {METHODS[space.method].description}; ranked by {space.saving} compute")
-    print(f"on {config.workload} for {config.epochs} epochs, {context.total_steps} steps\n")
-    notes = space.notes(context)
-    if notes:
-        print("\n".join(notes) + "\n")
-    start, ranges = space.start(context), describe(space, context)
-    if ranges:
-        print_table(_ranges_table(space, ranges, start))
-    return 0
-
-
-def _ranges_table(space: Space, ranges: list[Range], start: Mapping[str, Any]) -> list[list[str]]:
-    """One row a parameter; the column "when" only where some are asked for under a condition."""
-    conditional = any(found.condition for found in ranges)
-    table = [["variable", "searched", *(["when"] if conditional else []), "default", "starts at", "meaning"]]
-    for found in ranges:
-        variable = BY_NAME.get(found.base_name)
-        table.append(
-            [
-                found.name,
-                str(found),
-                *([found.condition or "always"] if conditional else []),
-                variable.default if variable else "",
-                str(start.get(found.name, "")),
-                variable.meaning if variable else space.meaning(found.base_name) or "",
-            ]
-        )
-    return table
-
-
-def workloads(arguments: argparse.Namespace) -> int:
-    """List the workloads."""
-    listed = {name: f"{entry.description}; {entry.default_epochs} epochs" for name, entry in WORKLOADS.items()}
-    listed["module:function"] = "what a function of yours returns: a dict of model, train, validation, ..."
-    listed["--script 'COMMAND'"] = "a training script of yours; it prints its metrics, with tune_cac.report or as JSON"
-    _print_list(listed)
-    return 0
-
-
-def _print_list(entries: dict[str, str]) -> None:
-    width = max(map(len, entries))
-    for name, text in entries.items():
-        print(textwrap.fill(text, width=110, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2)))

@@ -12,7 +12,7 @@ from studies import result_row, write_study
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from tune_cac.cli.compare import compare
+from tune_cac.cli.compare import run as compare
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.registry import WORKLOADS, Entry
 from trainables.training.doctor import dry_run
-from tune_cac.cli.doctor import doctor, trials_at_a_time
-from tune_cac.cli.main import doctor as doctor_command
+from tune_cac.cli import doctor as doctor_command
+from tune_cac.cli.doctor import run as doctor
+from tune_cac.cli.doctor import trials_at_a_time
 from tune_cac.cli.main import main
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from trainables.errors import UserError
-from tune_cac.cli.schedule import add_schedule, schedule_check
+from tune_cac.cli.schedule import add_parser, run
 
-SCHEDULES = Path(__file__).parents[2] / "docs" / "schedules"
+SCHEDULES = Path(__file__).parents[3] / "docs" / "schedules"
 
 GOOD = """\
 version: 1
@@ -36,10 +36,10 @@ def check(*arguments: str) -> int:
     """Run the command as the command line does."""
     parser, debug = argparse.ArgumentParser(), argparse.ArgumentParser(add_help=False)
     debug.add_argument("--debug", action="store_true")
-    add_schedule(parser.add_subparsers(dest="command"), debug)
+    add_parser(parser.add_subparsers(dest="command"), debug)
     parsed = parser.parse_args(["schedule", "check", *arguments])
-    assert parsed.run == "schedule_check"
-    return schedule_check(parsed)
+    assert parsed.run is run
+    return run(parsed)
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from trainables.compression.schedule.pruner_configs import PRUNERS
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training.run import TrainingRun
-from tune_cac.cli.sensitivity import add_sensitivity, sensitivity
+from tune_cac.cli.sensitivity import add_parser
+from tune_cac.cli.sensitivity import run as sensitivity
 
 __all__ = ["tiny"]  # a fixture
 
@@ -27,9 +28,9 @@ LAYERS = ["0.weight", "3.weight", "6.weight", "9.weight", "15.weight"]
 
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    add_sensitivity(parser.add_subparsers(), argparse.ArgumentParser(add_help=False))
+    add_parser(parser.add_subparsers(), argparse.ArgumentParser(add_help=False))
     parsed = parser.parse_args(["sensitivity", "--workload", "tiny", *arguments])
-    assert parsed.run == "sensitivity"
+    assert parsed.run is sensitivity
     return sensitivity(parsed)
 
 

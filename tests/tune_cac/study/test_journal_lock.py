@@ -10,7 +10,7 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import LOCK_FILE_SUFFIX
 
-from tune_cac.study.folder import folder as study
+from tune_cac.study import folder as study
 
 
 def _left(lock: Path, target: Path, *, age_s: float) -> None:

@@ -73,7 +73,7 @@ def test_no_global_state_is_touched(tmp_path: Path) -> None:
     """Neither pyplot nor a backend: whoever draws in the same process draws on as before."""
     code = f"""
 import sys
-sys.path.insert(0, {str(Path(matplotlib_figures.__file__).parents[2] / "tests" / "support")!r})
+sys.path.insert(0, {str(Path(matplotlib_figures.__file__).parents[3] / "tests" / "support")!r})
 import matplotlib
 def settings():  # asking for the backend chooses one
     return {{name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != "backend"}}

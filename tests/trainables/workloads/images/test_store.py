@@ -28,7 +28,7 @@ from trainables.workloads.images.detect import find_source
 from trainables.workloads.images.pixel_stats import image_moments, mean_and_deviation, statistics_indices
 from trainables.workloads.images.store import locked, read_store, write_store
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 OPEN = """
 import sys
 from pathlib import Path

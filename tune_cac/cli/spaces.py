@@ -1,0 +1,78 @@
+"""The command ``spaces``: list the search spaces, or show one with its ranges."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import search_spaces
+from search_spaces.space import Range, Space, describe
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.gradskip.settings import BY_NAME
+from trainables.registry import METHODS
+from trainables.workloads import default_epochs
+from tune_cac.cli.console import print_list, print_table
+from tune_cac.cli.workload_arguments import add_workload_options, workload_options
+
+
+def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
+    """Add the command to the command line.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        debug: the parent parser of every command.
+    """
+    parser = commands.add_parser("spaces", parents=[debug], help="list the search spaces, or show one with its ranges")
+    parser.add_argument("space", nargs="?", metavar="SPACE", help="show this one")
+    parser.add_argument("--workload", default="digits", help="whose run the ranges are for (default: digits)")
+    add_workload_options(parser)
+    parser.add_argument("--epochs", type=int, help="epochs of that run (default: the workload's)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List the spaces, or show one: ranges on a run, published defaults, meanings."""
+    if arguments.space is None:
+        print_list(search_spaces.SPACES)
+        print("\nRanges and meanings of one: python -m tune_cac spaces NAME")
+        return 0
+    space = search_spaces.load(arguments.space)
+    if arguments.epochs is not None and arguments.epochs < 1:
+        raise UserError(f"--epochs must be an integer >= 1, got {arguments.epochs}")
+    options = workload_options(arguments) or ()
+    epochs = arguments.epochs or default_epochs(arguments.workload, options)
+    config = TrialConfig(workload=arguments.workload, workload_options=options, epochs=epochs, method="none")
+    from tune_cac.tuning.study_search import run_context
+
+    context = run_context(config)
+    print(f"{space.name}: {'; '.join(search_spaces.SPACES[part] for part in search_spaces.parts_of(space.name))}")
+    print(f"method {space.method}: {METHODS[space.method].description}; ranked by {space.saving} compute")
+    print(f"on {config.workload} for {config.epochs} epochs, {context.total_steps} steps\n")
+    notes = space.notes(context)
+    if notes:
+        print("\n".join(notes) + "\n")
+    start, ranges = space.start(context), describe(space, context)
+    if ranges:
+        print_table(_ranges_table(space, ranges, start))
+    return 0
+
+
+def _ranges_table(space: Space, ranges: list[Range], start: Mapping[str, Any]) -> list[list[str]]:
+    """One row a parameter; the column "when" only where some are asked for under a condition."""
+    conditional = any(found.condition for found in ranges)
+    table = [["variable", "searched", *(["when"] if conditional else []), "default", "starts at", "meaning"]]
+    for found in ranges:
+        variable = BY_NAME.get(found.base_name)
+        table.append(
+            [
+                found.name,
+                str(found),
+                *([found.condition or "always"] if conditional else []),
+                variable.default if variable else "",
+                str(start.get(found.name, "")),
+                variable.meaning if variable else space.meaning(found.base_name) or "",
+            ]
+        )
+    return table
