@@ -1,10 +1,10 @@
-"""What the trials say: pandas in, pandas out. Loads neither torch nor ray.
+"""Analysis of trials: pandas in, pandas out. Loads neither torch nor ray.
 
     import analysis
     trials = analysis.load("results/my-study")
     analysis.rank(trials, allowed_drop=0.005)
 
-Importing this package loads no pandas either; a function's home is loaded when it is first asked for.
+Importing this package does not load pandas either; the module of a function is imported on first access.
 """
 
 from __future__ import annotations

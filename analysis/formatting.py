@@ -1,16 +1,16 @@
-"""Numbers as readers see them: percentages, points of accuracy, counts. Pure."""
+"""Formatting of numbers as text: percentages, points of accuracy, counts. Pure."""
 
 from __future__ import annotations
 
-#: By how much a value must be above a limit to be above it: drops are differences of fractions such as 583/599, and
-#: rounding must not turn "exactly the allowed drop" into more.
+#: Tolerance for comparing a value with a limit: accuracy losses are differences of fractions such as 583/599, and
+#: rounding must not turn a loss of exactly the limit into a larger one.
 ROUNDING = 1e-9
-#: Decimals beyond which no two values are told apart.
+#: Most decimals printed to distinguish two values.
 _MOST_DECIMALS = 12
 
 
 def fixed(value: float, decimals: int, *, sign: str = "") -> str:
-    """A number with so many decimals, a zero without a minus sign; ``sign="+"`` writes the plus sign, too.
+    """Format a number with this many decimals and zero without a minus sign; ``sign="+"`` writes plus signs.
 
     >>> fixed(-0.001, 2), fixed(-0.004, 2, sign="+"), fixed(0.5, 1, sign="+")
     ('0.00', '+0.00', '+0.5')
@@ -19,7 +19,7 @@ def fixed(value: float, decimals: int, *, sign: str = "") -> str:
 
 
 def percent(fraction: float) -> str:
-    """A fraction as a percentage with one decimal.
+    """Format a fraction as a percentage with one decimal.
 
     >>> percent(0.1493)
     '14.9 %'
@@ -28,7 +28,7 @@ def percent(fraction: float) -> str:
 
 
 def decimals_above(value: float, limit: float, decimals: int) -> int:
-    """The fewest decimals, so many at least, with which a value above a limit still reads as above it.
+    """Return the fewest decimals >= `decimals` with which a value above a limit is still printed above it.
 
     >>> decimals_above(0.00501, 0.005, 4), decimals_above(0.0061, 0.005, 4), decimals_above(0.005, 0.005, 4)
     (5, 4, 4)
@@ -40,7 +40,9 @@ def decimals_above(value: float, limit: float, decimals: int) -> int:
 
 
 def points(fraction: float, *, allowed: float | None = None) -> str:
-    """A difference of accuracies in points with two decimals; more if it would else read as no more than is allowed.
+    """Format a difference of accuracies in points.
+
+    Two decimals; more where a difference above `allowed` would otherwise be printed as within it.
 
     >>> points(0.0017), points(0.00501, allowed=0.005)
     ('0.17 points', '0.501 points')
@@ -49,7 +51,7 @@ def points(fraction: float, *, allowed: float | None = None) -> str:
 
 
 def points_number(fraction: float, *, allowed: float | None = None, sign: str = "") -> str:
-    """The number alone of `points`.
+    """Format the number of `points` without its unit.
 
     >>> points_number(-0.00001, sign="+")
     '+0.00'
@@ -59,7 +61,7 @@ def points_number(fraction: float, *, allowed: float | None = None, sign: str = 
 
 
 def plural(count: int, noun: str) -> str:
-    """A count with its noun.
+    """Format a count with its noun, in the plural unless the count is 1.
 
     >>> plural(1, "trial"), plural(0, "trial")
     ('1 trial', '0 trials')

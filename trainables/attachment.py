@@ -1,4 +1,4 @@
-"""A method at work on one training run: what the loop calls, and how a method is attached or replayed."""
+"""Interface between the training loop and a method: the loop's calls, and how a method is attached or replayed."""
 
 from __future__ import annotations
 
@@ -22,100 +22,103 @@ def _nothing() -> None:
 
 
 class Attached:
-    """A method at work on one training run. This base class is the method that does nothing.
+    """A method attached to one training run. This base class is the method that does nothing.
 
-    The loop's order: [begin_step, forward, loss, zero_grad and backward, before_optimizer, the optimizer's step,
+    Order of the calls: [begin_step, forward, loss, zero_grad and backward, before_optimizer, the optimizer's step,
     end_step] for each batch, then the evaluation and end_epoch.
     """
 
     replaces_schedule: bool = False
-    """Whether learning rates are the method's: the workload's own schedule is then not stepped."""
+    """Whether the method sets the learning rates; the workload's own schedule is then not stepped."""
 
     def begin_step(self, epoch: int, minibatch: int) -> None:
-        """The forward pass of a step is about to begin; an epoch's first step is its minibatch 0."""
+        """Handle the start of a step, before its forward pass; an epoch's first step is minibatch 0."""
 
     def loss(self, loss: Tensor) -> Tensor:
-        """What the backward pass begins from, given the workload's loss."""
+        """Return the tensor from which the backward pass starts, given the workload's loss."""
         return loss
 
     def before_optimizer(self) -> None:
-        """Gradients are there; the optimizer is about to step."""
+        """Handle the gradients of a step, before the optimizer steps."""
 
     def end_step(self) -> None:
-        """The optimizer and the schedule have stepped."""
+        """Handle the end of a step, after the optimizer and the schedule have stepped."""
 
     def end_epoch(self, metrics: Mapping[str, Any]) -> None:
-        """The epoch was evaluated; ``metrics`` is its row, or what is known of it."""
+        """Handle the end of an epoch, after its evaluation; ``metrics`` holds all or some columns of its row."""
 
     def measured(self) -> dict[str, Any]:
-        """Result columns that are measured on the model as it is now, after an epoch (`metrics.MODEL_DEFAULTS`)."""
+        """Return the result columns measured on the current model after an epoch (`metrics.MODEL_DEFAULTS`)."""
         return {}
 
     def runs_beside(self) -> Sequence[nn.Module]:
-        """Other models that run forward in every step now, such as a teacher."""
+        """Return other models that currently run forward in every step, such as a teacher."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """State that no optimizer carries; empty for a method that keeps its state there."""
+        """Return the state that is not in the optimizer's state; empty for a method that keeps all of it there."""
         return {}
 
     def prepare_structure(self, training_state: Mapping[str, Any]) -> None:
-        """Bring the model's structure to that of a state which is about to be loaded."""
+        """Change the model's structure to that of a state that is about to be loaded."""
 
     def stop_key(self) -> Hashable:
-        """Equal keys mean equal sets of parameters without gradient; read before every step, so it must be cheap."""
+        """Return a key; equal keys mean equal sets of parameters without gradient.
+
+        It is read before every step, so it must be cheap.
+        """
         return ()
 
     def events(self) -> list[dict[str, Any]]:
-        """What the method did so far, in plain types: iteration, layer, name, ratio, rule of each stop."""
+        """Return the stops so far in plain types: iteration, layer, name, ratio and rule of each."""
         return []
 
     def columns(self) -> dict[str, Any]:
-        """The method's own result columns (`trainables.metrics`)."""
+        """Return the method's own result columns (`trainables.metrics`)."""
         return {}
 
     def model_metadata(self) -> dict[str, Any]:
-        """What the method's replay needs to know of the model, in plain types."""
+        """Return the facts about the model that the method's replay needs, in plain types."""
         return {}
 
     def training_state(self) -> dict[str, Any]:
-        """What of the method's state belongs to the training itself (tensors, plain types), not to its rule."""
+        """Return the part of the method's state that belongs to training, not to its rule (tensors, plain types)."""
         return {}
 
     def decision_state(self) -> dict[str, Any]:
-        """Where the method stands, as its replay's `state_dict` says it."""
+        """Return the state of the method's decisions in the form of its replay's `state_dict`."""
         return {}
 
     def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
-        """Stand where a replay stands, in a run whose weights were loaded; ``training_state`` came with them."""
+        """Continue from a replay's state in a run whose weights were loaded together with ``training_state``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What a method may know of the run that it attaches to."""
+    """Facts about a run for the method that attaches to it."""
 
     model: nn.Module
-    """The model, as it will be trained."""
+    """The model to be trained."""
     forward: Callable[[nn.Module], Any]
-    """Runs a model like it on one training batch."""
+    """Runs a model like `model` on one training batch."""
     total_steps: int
     """Optimizer steps of the full run."""
     steps_per_epoch: int = 1
-    """Optimizer steps of an epoch."""
+    """Optimizer steps per epoch."""
     base_lrs: tuple[float, ...] = ()
-    """Learning rate of each parameter group, as the workload's optimizer was made."""
+    """Learning rate of each parameter group, as the workload created its optimizer."""
     loss: Callable[[nn.Module, tuple[Tensor, ...]], Tensor] | None = None
     """The workload's loss of a model on a batch."""
     example_batch: Callable[[], tuple[Tensor, ...]] | None = None
-    """A training batch, on the CPU."""
+    """Returns a training batch on the CPU."""
     validation_loss: Callable[[], float | None] | None = None
-    """Mean loss of the model as it is on the validation split; None from it where the workload has no such."""
+    """Returns the current model's mean loss on the validation split, or None where the workload has none."""
     make_model: Callable[[], nn.Module] | None = None
-    """Another model of the run's architecture."""
+    """Returns another model of the run's architecture."""
     before_change: Callable[[], None] = _nothing
-    """To be called before a method changes what the model is made of, or hooks into it."""
+    """Must be called before a method changes the model's structure or registers hooks on it."""
     changed: Callable[[], None] = _nothing
-    """To be called after the model's structure has changed."""
+    """Must be called after the model's structure has changed."""
 
 
 def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Attached:
@@ -138,7 +141,7 @@ def metadata_key(config: TrialConfig) -> Hashable:
 
 
 def start_replay(config: TrialConfig, model_metadata: Mapping[str, Any]) -> MethodReplay:
-    """Begin the replay of the configuration's method over recorded training. Loads no torch."""
+    """Start the replay of the configuration's method over recorded training. Loads no torch."""
     module = METHODS[config.method].replay_module
     if module is None:
         return NeverActs(METHOD_DEFAULTS)

@@ -1,7 +1,7 @@
-"""Every hyperparameter of a trial: one validated, frozen model. Loads neither torch nor ray.
+"""All hyperparameters of a trial in one validated, frozen dataclass. Loads neither torch nor ray.
 
-Spaces suggest its fields, the trial reads them, analysis finds them as columns. Gradient-Skip's fields are the
-``CAC_*`` variables themselves, because users know these names and the answer is written in them.
+Search spaces suggest its fields, the trial reads them, and analysis has them as columns. Gradient-Skip's fields are
+named like the ``CAC_*`` variables, because users know these names and the search reports its result in them.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.settings import BY_NAME, Settings
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.variables import BY_NAME
 from trainables.registry import METHODS, check_workload
 from trainables.workload_options import canonical, read_options
 
-#: The largest seed: numpy's generators take no larger one.
+#: The largest seed that numpy's generators accept.
 MOST_SEED = 2**32 - 1
-#: What trials may be ranked by.
+#: Savings by which trials can be ranked.
 SAVINGS = ("training", "inference", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialConfig:
-    """What one trial trains and how.
+    """Configuration of one trial: what it trains and how.
 
     Raises:
         UserError: an unknown workload or method, or a value out of range.
@@ -34,25 +35,25 @@ class TrialConfig:
     workload: str = "digits"
     """Name of the workload, or ``package.module:function``: model, data, loss and their hyperparameters."""
     workload_options: tuple[str, ...] | None = None
-    """The workload's options, texts NAME=VALUE by name. None: all at their defaults."""
+    """The workload's options as NAME=VALUE texts, sorted by name. None: all at their defaults."""
     epochs: int = 30
-    """Passes over the training data, >= 1; the full budget that savings are counted against."""
+    """Passes over the training data, >= 1; the full budget to which savings are relative."""
     seed: int = 0
-    """Seeds initial weights, data order and every random generator, in [0, `MOST_SEED`]."""
+    """Seed of initial weights, data order and every random generator, in [0, `MOST_SEED`]."""
     method: str = "gradskip"
-    """What is attached to the training loop; ``none`` is the baseline."""
+    """Method attached to the training loop; ``none`` is the baseline."""
     device: str = "cpu"
     """``cpu`` or ``cuda``."""
     threads: int = 1
-    """CPU threads of torch inside the trial, >= 1. Part of the config because sums depend on it in the last bit."""
+    """CPU threads of torch in the trial, >= 1. Part of the config because the last bit of sums depends on it."""
     workers: int = 1
-    """Processes that train the trial data-parallel, >= 1; each has `threads`."""
+    """Processes that train the trial data-parallel, >= 1; each uses `threads` threads."""
     CAC_STOP_LAYER_NUM: tuple[int, ...] | None = None
     """Manual mode: layers to stop. None, here and below: the published default."""
     CAC_STOP_LAYER_ITR: tuple[int, ...] | None = None
     """Manual mode: the iteration of each stop."""
     CAC_VAR_START_ITR: int | None = None
-    """First iteration of a decision."""
+    """Iteration of the first decision."""
     CAC_VAR_START_THR: float | None = None
     """Variance ratio at which the first target stops."""
     CAC_VAR_MT_COUNT_THR: int | None = None
@@ -66,17 +67,17 @@ class TrialConfig:
     CAC_BRAKING_DISTANCE: int | None = None
     """Iterations of braking before a stop."""
     CAC_RULE: str | None = None
-    """What decides a stop without manual lists: variance, linear, freezeout, gradient_norm or plasticity."""
+    """Rule that decides stops without manual lists: variance, linear, freezeout, gradient_norm or plasticity."""
     CAC_RULE_START_ITR: int | None = None
-    """First iteration of another rule than variance."""
+    """First iteration of a rule other than variance."""
     CAC_RULE_END_ITR: int | None = None
     """Last iteration of a schedule (linear, freezeout)."""
     CAC_RULE_DEPTH: float | None = None
     """Share of the layers stopped at the end (linear)."""
     CAC_RULE_CUBIC: bool | None = None
-    """Layers end at cubed fractions of the run (freezeout)."""
+    """Whether layers stop at cubed fractions of the run (freezeout)."""
     CAC_RULE_SCALED: bool | None = None
-    """Learning rates scaled so that every layer moves as far (freezeout)."""
+    """Whether learning rates are scaled so that every layer moves equally far (freezeout)."""
     CAC_RULE_INTERVAL: int | None = None
     """Iterations between measurements (gradient_norm, plasticity)."""
     CAC_RULE_PERCENTILE: float | None = None
@@ -84,50 +85,50 @@ class TrialConfig:
     CAC_RULE_TOLERANCE: float | None = None
     """Share of the fastest change of plasticity (plasticity)."""
     CAC_RULE_WINDOW: int | None = None
-    """Measurements that plasticity is averaged over (plasticity)."""
+    """Number of measurements over which plasticity is averaged (plasticity)."""
     CAC_WATCH: tuple[str, ...] | None = None
-    """What counts as a layer."""
+    """Kinds of modules that count as layers: ``conv``, ``linear`` or class names."""
     CAC_WHOLE_UNITS: bool | None = None
     """Whether a layer stops together with its bias and norm."""
     CAC_NORM_STATISTICS: str | None = None
-    """Whether running statistics in a stopped prefix go on or hold."""
+    """Whether running statistics in a stopped prefix are still updated (``go_on``) or frozen (``hold``)."""
     CAC_PREFIX_AUTOGRAD: bool | None = None
-    """Whether what is upstream of stopped layers may be kept for a backward pass."""
+    """Whether autograd may keep activations upstream of stopped layers for a backward pass."""
     forward_cache_mb: int = 0
-    """Budget of the forward cache in MB (10^6 bytes), >= 0; 0 is off. Needs a workload whose inputs repeat."""
+    """Budget of the forward cache in MB (10^6 bytes), >= 0; 0 disables it. Needs a workload whose inputs repeat."""
 
     saving: str | None = None
-    """Compute that the trial is ranked by: ``training`` (None), ``inference``, or the mean of ``both``."""
+    """Compute saving by which the trial is ranked: ``training`` (None), ``inference``, or the mean of ``both``."""
     schedule: str | None = None
     """A compression schedule, YAML text; values marked ``!search`` are filled in from `schedule_values`."""
     schedule_compatible: bool | None = None
-    """Whether the schedule may hold what Distiller silently accepted; it is ignored as there."""
+    """Whether the schedule may contain entries that Distiller silently accepted; they are ignored as in Distiller."""
     schedule_values: tuple[str, ...] | None = None
-    """Values of its marks, texts NAME=VALUE. A mark without one takes the middle of its range."""
+    """Values of the ``!search`` marks as NAME=VALUE texts. A mark without a value gets the middle of its range."""
     pruning_sensitivities: tuple[str, ...] | None = None
-    """Sensitivity s of each layer, texts NAME=s with s >= 0: what is below s standard deviations is pruned."""
+    """Sensitivity s >= 0 of each layer as NAME=s texts: weights below s standard deviations are pruned."""
     pruning_start_epoch: int | None = None
     """First epoch that prunes, >= 0."""
     pruning_end_epoch: int | None = None
-    """The epoch after the last that prunes."""
+    """The epoch after the last one that prunes."""
     pruning_frequency: int | None = None
-    """Every how many epochs between them, >= 1."""
+    """Pruning interval in epochs, >= 1."""
     agp_weights: tuple[str, ...] | None = None
     """Parameters that automated gradual pruning prunes."""
     agp_initial_sparsity: float | None = None
-    """Share pruned in its first epoch, in [0, 1]."""
+    """Share pruned in the first pruning epoch, in [0, 1]."""
     agp_final_sparsity: float | None = None
-    """Share pruned in its last epoch, in [0, 1]."""
+    """Share pruned in the last pruning epoch, in [0, 1]."""
     distill_teacher: str | None = None
-    """Model of the registry, or ``package.module:function``; none: the student's own architecture."""
+    """Teacher: a registered model or ``package.module:function``. None: the student's own architecture."""
     distill_checkpoint: str | None = None
     """File with the teacher's weights."""
     distill_temperature: float | None = None
-    """Temperature T of the softmax of both, > 0."""
+    """Softmax temperature T of teacher and student, > 0."""
     distill_weight: float | None = None
-    """Weight of the distillation loss, in [0, 1]; that of the labels is 1 less it."""
+    """Weight w of the distillation loss, in [0, 1]; the loss on the labels has weight 1 - w."""
     distill_start_epoch: int | None = None
-    """First epoch that distils, >= 0."""
+    """First epoch with distillation, >= 0."""
 
     def __post_init__(self) -> None:
         if self.workload_options is not None:
@@ -172,32 +173,32 @@ class TrialConfig:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The workload's options; empty for none."""
+        """Return the workload's options; empty for none."""
         return self.workload_options or ()
 
     @property
     def compresses(self) -> bool:
-        """Whether a compression schedule is at work."""
+        """Return whether the method includes a compression schedule."""
         return "compression" in self.method.split("+")
 
     @property
     def skips_gradients(self) -> bool:
-        """Whether Gradient-Skip is at work."""
+        """Return whether the method includes Gradient-Skip."""
         return "gradskip" in self.method.split("+")
 
     def gradskip_settings(self) -> Settings:
-        """The Gradient-Skip settings; unset variables have the published defaults. The environment is not read."""
+        """Return the Gradient-Skip settings, with published defaults for unset variables; ignores the environment."""
         given = {name: getattr(self, name) for name in BY_NAME if getattr(self, name) is not None}
         return Settings.from_environment({}, **given)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that are set, in plain types (JSON, Ray, Optuna)."""
+        """Return the fields that are set, in plain types (JSON, Ray, Optuna)."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> TrialConfig:
-        """A config from a mapping; UserError for a key that is no field."""
+        """Build a config from a mapping; raise UserError for a key that is no field."""
         known = field_names()
         for key in values:
             if key not in known:
@@ -206,13 +207,13 @@ class TrialConfig:
 
 
 def field_names() -> tuple[str, ...]:
-    """The hyperparameters, in the order of `TrialConfig`."""
+    """Return the names of the hyperparameters, in the order of `TrialConfig`."""
     return tuple(field.name for field in fields(TrialConfig))
 
 
 @cache
 def field_kinds() -> dict[str, type]:
-    """The plain type of every hyperparameter: str, int, float, bool or tuple; None is left out."""
+    """Return the plain type of every hyperparameter (str, int, float, bool or tuple), without None."""
     kinds = {}
     for name, hint in get_type_hints(TrialConfig).items():
         kind = next((part for part in get_args(hint) if part is not type(None)), hint) if _is_union(hint) else hint
@@ -229,7 +230,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    """Raise UserError for what is no integer in [low, high]."""
+    """Raise UserError unless the value is an integer in [low, high]."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         rule = f">= {low}" if high is None else f"in [{low}, {high}]"
         raise UserError(f"{name} must be an integer {rule}, got {value!r}")

@@ -1,4 +1,4 @@
-"""What a user did wrong, said in one line: the rule, the value given and the way out."""
+"""Errors shown to the user in one line: the rule, the value given and how to fix it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Bad input. The command line prints it as one line and exits with `exit_code`."""
+    """Invalid input. The command line prints it as one line and exits with `exit_code`."""
 
     exit_code = 2
 
 
 class DiskError(UserError):
-    """A disk that is full, over quota or read-only: nothing was wrong with what the user asked for."""
+    """Write error of a full, over-quota or read-only disk; the user's input was valid."""
 
     exit_code = 3
 
 
-#: What a disk says when it is full, over quota, read-only or broken.
+#: Error numbers of a disk that is full, over quota, read-only or broken.
 DISK_REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
 
 
 def cannot_write(what: str, error: OSError, instead: str) -> UserError:
-    """Return the error for a file that cannot be written: a `DiskError` where that is the disk's fault.
+    """Return the error for a file that cannot be written: a `DiskError` where the disk is the cause.
 
     >>> print(cannot_write("--output x", OSError(errno.ENOSPC, "No space left on device"), "choose another file"))
     cannot write --output x: No space left on device; choose another file
@@ -34,15 +34,15 @@ def cannot_write(what: str, error: OSError, instead: str) -> UserError:
 
 
 class TrainingDiverged(RuntimeError):
-    """A trial's loss or accuracy is not a number, so nothing can be ranked from it."""
+    """The loss or accuracy of a trial is not a number, so the trial cannot be ranked."""
 
 
 class WorkerDied(RuntimeError):
-    """A process of a trial ended without a word: killed, out of memory, or its node is gone."""
+    """A process of a trial ended without an error: killed, out of memory, or its node is gone."""
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> UserError:
-    """The error for a name that does not exist, with the nearest one that does and the whole list.
+    """Return the error for an unknown name, with the nearest valid name and the list of all.
 
     >>> print(unknown_name("space", "auto_treshold", ["auto_thresholds", "agp"]))
     unknown space 'auto_treshold': did you mean 'auto_thresholds'? Valid: agp, auto_thresholds

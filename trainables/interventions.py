@@ -1,7 +1,7 @@
-"""What makes trials differ: the interventions of their methods on a training run. Pure, without torch.
+"""Interventions of methods on a training run, the only difference between trials. Pure, without torch.
 
 Symbols: i iteration (optimizer steps executed before, from 0); an intervention at i changes the step from state i to
-state i+1 and what follows, so state i depends on the root and on interventions before i alone.
+state i+1 and all later ones, so state i depends only on the root and on interventions before i.
 """
 
 from __future__ import annotations
@@ -18,73 +18,73 @@ class Intervention:
     """One action of a method at one iteration."""
 
     iteration: int
-    """The step that it changes first, from 0."""
+    """First step that it changes, from 0."""
     action: str
-    """All that the training after it depends on, as canonical JSON; equal text, equal effect."""
+    """Canonical JSON of everything on which later training depends; equal texts have equal effects."""
 
 
 def action_text(values: Mapping[str, Any]) -> str:
-    """An action in its canonical form."""
+    """Return an action as canonical JSON."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 def child_id(stage: str, intervention: Intervention) -> str:
-    """The stage that an intervention leads to: a digest of all that came before and of this."""
+    """Return the id of the stage that an intervention leads to: a digest of its parent's id and the intervention."""
     text = f"{stage}\n{intervention.iteration}\n{intervention.action}"
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 class MissingSignal(LookupError):
-    """The stage was trained without recording what this rule looks at."""
+    """A stage was trained without recording a signal that the rule reads."""
 
 
 class Recorded(Protocol):
-    """What was recorded of a stage."""
+    """Recorded signals of a stage."""
 
     def at(self, name: str, iteration: int) -> float:
-        """The signal of that name at an iteration; MissingSignal if it was not recorded."""
+        """Return the signal of that name at an iteration; raise MissingSignal if it was not recorded."""
 
 
 class MethodReplay(Protocol):
-    """A method's configuration, followed over recorded training instead of trained.
+    """A method's configuration, replayed over recorded training instead of trained.
 
-    It says what the method would do next: `advance` goes on over a stage until the method acts there.
+    It determines what the method would do next: `advance` replays a stage until the method acts there.
     """
 
     kind: str
-    """Which state of its own the method needs in a checkpoint besides the rule's; ``any`` for none."""
+    """Kind of the method's own state that a checkpoint must contain besides the rule's; ``any`` for none."""
     first_stage_only: bool
-    """Whether the run may be continued only from checkpoints before its first intervention."""
+    """Whether the run can be continued only from checkpoints before its first intervention."""
 
     @property
     def iteration(self) -> int:
-        """The next step to look at."""
+        """Return the next step to replay."""
 
     def advance(self, recorded: Recorded, until: int) -> Intervention | None:
-        """Go on to iteration ``until``, or through the first step at which the method acts.
+        """Replay up to iteration ``until``, or through the first step at which the method acts.
 
         Returns:
-            The intervention, `iteration` then standing behind it; None if there was none.
+            The intervention, `iteration` then being the step after it; None if there was none.
 
         Raises:
-            MissingSignal: `iteration` then stands at the step whose signal is missing.
+            MissingSignal: a signal was not recorded; `iteration` is then the step where it is missing.
         """
 
     def is_quiet(self) -> bool:
-        """Whether the method certainly does nothing in the next step, said without looking at a signal."""
+        """Return whether the method certainly does nothing in the next step, without reading a signal."""
 
     def columns(self) -> dict[str, Any]:
-        """The method's own result columns at this point."""
+        """Return the method's own result columns at this point."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the method stands, in plain types."""
+        """Return the state of the replay, in plain types."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stand there."""
+        """Restore a state returned by `state_dict`."""
 
 
 class NeverActs:
-    """The replay of plain training."""
+    """Replay of plain training, without interventions."""
 
     kind = "any"
     first_stage_only = False

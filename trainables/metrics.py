@@ -1,7 +1,7 @@
-"""Every result column: meaning, unit, direction, type. Loads neither torch nor ray.
+"""All result columns: meaning, unit, direction and type. Loads neither torch nor ray.
 
-A trial reports one row an epoch with exactly the columns of `ROW`; analysis adds those of `RELATIVE`, against the
-baseline of the same seed. Accuracies, drops and savings are fractions: 0.005 is half a point.
+A trial reports one row per epoch with exactly the columns of `ROW`; analysis adds those of `RELATIVE`, relative to the
+baseline of the same seed. Accuracies, accuracy losses and savings are fractions: 0.005 is half a percentage point.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One column."""
+    """One result column."""
 
     name: str
-    """Column name, the unit in it where there is one."""
+    """Column name, including the unit if there is one."""
     dtype: str
     """pandas dtype."""
     unit: str
     """Unit in words; empty for counts and text."""
     direction: str
-    """``max`` or ``min`` where one is better, else empty."""
+    """``max`` or ``min`` where larger or smaller is better, else empty."""
     meaning: str
-    """What it is."""
+    """Meaning in words."""
     may_lack: bool = False
-    """Whether rows may have none (None), where it is not measured."""
+    """Whether rows may have None, where it is not measured."""
 
 
 def _m(name: str, dtype: str, unit: str, direction: str, meaning: str, *, may_lack: bool = False) -> Metric:
     return Metric(name=name, dtype=dtype, unit=unit, direction=direction, meaning=meaning, may_lack=may_lack)
 
 
-#: What a trial reports at the end of each epoch; counts are sums since the run's start.
+#: Columns that a trial reports at the end of each epoch; counts are totals since the run's start.
 ROW: tuple[Metric, ...] = (
     _m("epoch", "int64", "", "", "epochs trained"),
     _m("step", "int64", "", "", "optimizer steps executed"),
@@ -74,7 +74,7 @@ ROW: tuple[Metric, ...] = (
     _m("stop_events", "string", "", "", "JSON list of the stops: iteration, layer, name, ratio, rule"),
 )  # fmt: skip
 
-#: What analysis adds to a finished trial.
+#: Columns that analysis adds to a finished trial.
 RELATIVE: tuple[Metric, ...] = (
     _m("saved", "float64", "fraction", "max",
        "what the study ranks by: training compute saved, inference compute saved, or the mean of both"),
@@ -90,14 +90,14 @@ RELATIVE: tuple[Metric, ...] = (
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROW, *RELATIVE)}
 
-#: The search's objectives, in the order in which Optuna holds their values.
+#: The search's objectives, in the order of their values in Optuna.
 OBJECTIVES: tuple[str, ...] = ("accuracy", "compute_saved")
 
-#: Columns measured on the model, where nothing is measured: it is as it was built.
+#: Values of the columns measured on the model where nothing is measured, since the model is as it was built.
 MODEL_DEFAULTS: dict[str, object] = {
     "sparsity": 0.0, "structured_sparsity": 0.0, "inference_saved": 0.0, "dense_macs": None, "effective_macs": None,
     "parameters": None, "latency_s": None, "layer_sparsity": "{}",
 }  # fmt: skip
 
-#: A method's own columns, where the method is not attached.
+#: Values of a method's own columns where the method is not attached.
 METHOD_DEFAULTS: dict[str, object] = {"stopped_through": -1, "stop_events": "[]"}

@@ -1,6 +1,7 @@
-"""The methods that a trial may train with and the workloads that it may train, by name. Loads no torch.
+"""Registered methods and workloads of trials, by name. Loads no torch.
 
-The code of either is imported when it is attached (`trainables.attachment`) or built (`trainables.workloads.build`).
+A method's code is imported when it is attached (`trainables.attachment`), a workload's when it is built
+(`trainables.workloads.build`).
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ class Method:
     """A registered method."""
 
     name: str
-    """Its stem, the same in trainables, search_spaces and tests."""
+    """Name, the same in trainables, search_spaces and tests."""
     description: str
-    """One line."""
+    """Description in one line."""
     home: str | None
     """``module:function`` that attaches it: (optimizer, config, run) -> Attached. None attaches nothing."""
     replay_module: str | None = None
-    """Module with `start_replay` and `blueprint_key`. None never acts."""
+    """Module with `start_replay` and `blueprint_key`. None: the method never acts."""
 
 
 METHODS: dict[str, Method] = {
@@ -51,7 +52,7 @@ METHODS: dict[str, Method] = {
     )
 }
 
-#: The name that stands for a command of the user's.
+#: Name of the workload that runs a command of the user's.
 SCRIPT = "script"
 
 
@@ -62,11 +63,11 @@ class Entry:
     home: str
     """``module:class``. The class's keyword arguments are the workload's options."""
     default_epochs: int
-    """Epochs of a run unless asked otherwise."""
+    """Epochs of a run unless specified."""
     description: str
-    """One line."""
+    """Description in one line."""
     needs: tuple[str, ...] = ()
-    """Options that have no default."""
+    """Required options, which have no default."""
 
 
 WORKLOADS: dict[str, Entry] = {
@@ -91,12 +92,12 @@ WORKLOADS: dict[str, Entry] = {
 }
 
 
-#: Options with flags of their own.
+#: Options with their own command-line flag.
 _OWN_FLAGS = {"data": "--data PATH"}
 
 
 def check_workload(name: str, options: Iterable[str] = ()) -> None:
-    """Raise UserError for a name that is neither registered nor ``module:function``, or options not of NAME=VALUE."""
+    """Raise UserError for a name neither registered nor ``module:function``, or for wrong or missing options."""
     if not isinstance(name, str) or (name not in WORKLOADS and name != SCRIPT and not is_factory(name)):
         raise unknown_name("workload", str(name), [*WORKLOADS, "package.module:function"])
     given = read_options(options)
@@ -110,6 +111,6 @@ def check_workload(name: str, options: Iterable[str] = ()) -> None:
 
 
 def is_factory(name: str) -> bool:
-    """Whether a workload's name is that of a function of the user's, ``package.module:function``."""
+    """Return whether a workload's name refers to a user's function, ``package.module:function``."""
     module, separator, function = name.partition(":")
     return bool(separator) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))

@@ -1,4 +1,4 @@
-"""The Ray trainable: config in, one row an epoch out. Imports ray, as only the coordinator does beside it here."""
+"""The Ray trainable: takes a config, reports one row per epoch. Only it and the coordinator import ray here."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from trainables.workload_options import CACHE_VARIABLE
 
 
 def continued(kind: type[TrainingRun], config: TrialConfig, resume_from: str | None) -> TrainingRun:
-    """A run, continued from a checkpoint if one is given; one that cannot be read costs its epochs, not the trial."""
+    """Build a run, continued from a checkpoint if one is given; start from scratch if it cannot be read."""
     run = kind(config)
     if not resume_from:
         return run
     try:
         run.load(resume_from)
-        run.count_spent_from_here()  # the interrupted trial has its own record of what it executed
+        run.cost.begin_spending()  # the interrupted trial has its own record of what it executed
     except (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
         run.close()  # it may be half loaded
         warnings.warn(f"training from the start, for {resume_from} cannot be read: {error}", stacklevel=2)
@@ -38,7 +38,7 @@ def continued(kind: type[TrainingRun], config: TrialConfig, resume_from: str | N
 
 
 def build_shared_run(config: TrialConfig, sharing: dict[str, Any]) -> SharedRun:
-    """A run over a study's stage tree."""
+    """Build a run over a study's stage tree."""
     name = sharing["claims"]
     how = Sharing(
         tree=Path(sharing["tree"]),
@@ -52,27 +52,27 @@ def build_shared_run(config: TrialConfig, sharing: dict[str, Any]) -> SharedRun:
 
 
 def keep_decoded_data(config: Mapping[str, Any]) -> None:
-    """Keep it where the search does: the same place for all trials of this process."""
+    """Set the folder for decoded data to the search's, for all trials of this process."""
     if config.get("cache"):
         os.environ[CACHE_VARIABLE] = config["cache"]
 
 
 class Trial(tune.Trainable):
-    """One configuration trained. The process is reused for the next one (`TuneConfig(reuse_actors=True)`).
+    """Trains one configuration. The process is reused for the next one (`TuneConfig(reuse_actors=True)`).
 
     Ray's config holds:
         config: the fields of `TrialConfig`.
         trial: the Optuna trial's number.
-        folder: of the trial, absolute; a script's output is kept there.
+        folder: folder of the trial, absolute; a script's output is kept there.
         cache: folder for decoded data, or None.
         resume_from: folder of a checkpoint to continue from, or None; not needed with a stage tree.
         checkpoint_every_s: seconds from one checkpoint to the next, at epoch ends.
         sharing: fields of `Sharing`, the name of the coordinator (``claims``, None for none) and of this trial there
-            (``holder``); None trains alone.
+            (``holder``); None: the trial shares no training.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Build the run; a wrong config raises here and fails the trial."""
+        """Build the run; an invalid config raises here and fails the trial."""
         self._run: TrainingRun | SharedRun | ScriptRun | None = None
         self._start(config)
 
@@ -89,7 +89,7 @@ class Trial(tune.Trainable):
         self._checkpointed = time.monotonic()
 
     def step(self) -> dict[str, Any]:
-        """Train one epoch."""
+        """Train one epoch and return its row."""
         run = self._live()
         row = run.row if run.finished and run.row is not None else run.train_epoch()
         result = {**row, DONE: run.finished}
@@ -103,7 +103,7 @@ class Trial(tune.Trainable):
         return result
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write the run's whole state. One over a stage tree has it there; a script keeps its own."""
+        """Write the run's whole state; runs over a stage tree and scripts keep theirs elsewhere."""
         run = self._live()
         if isinstance(run, TrainingRun):
             run.save(checkpoint_dir)
@@ -111,7 +111,7 @@ class Trial(tune.Trainable):
             (Path(checkpoint_dir) / "kept_elsewhere").touch()
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Continue from it. A run over a stage tree walks to where it was."""
+        """Continue from a checkpoint; a run over a stage tree replays to its position instead."""
         run = self._live()
         if isinstance(run, TrainingRun):
             run.load(checkpoint)
@@ -123,7 +123,7 @@ class Trial(tune.Trainable):
         return True
 
     def cleanup(self) -> None:
-        """Put the process state back."""
+        """Close the run, which restores the process state."""
         if self._run is not None:
             self._run.close()
             self._run = None

@@ -1,4 +1,4 @@
-"""Options of a workload: texts NAME=VALUE that become keyword arguments of a class or function. Without torch."""
+"""Options of a workload: NAME=VALUE texts that become keyword arguments of a class or function. Without torch."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
 
-#: Variable that says where decoded data is kept, for workloads that keep it.
+#: Environment variable with the folder for decoded data, for workloads that keep it.
 CACHE_VARIABLE = "TUNE_CAC_CACHE"
-#: Options that say where something is kept, not what is trained, by workload.
+#: Options that set where something is stored and do not change the training, by workload.
 PLACES = {"images": ("cache", "cache_limit_gb")}
-#: Of the workload ``script``: its command line, where it runs, and a digest of the files that it names.
+#: Options of the workload ``script``: its command line, its working directory, a digest of the files that it names.
 SCRIPT_OPTIONS = ("command", "cwd", "files")
 _TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 def read_options(texts: Iterable[str]) -> dict[str, str]:
-    """Names and values of texts NAME=VALUE; a value may hold further ``=``.
+    """Return names and values of NAME=VALUE texts; a value may contain further ``=``.
 
     >>> read_options(["model=resnet18", "data=/photos"])
     {'model': 'resnet18', 'data': '/photos'}
 
     Raises:
-        UserError: no ``=``, a name that is none, or one given twice.
+        UserError: no ``=``, an invalid name, or a name given twice.
     """
     if isinstance(texts, str):
         raise UserError(f"workload options must be a list of NAME=VALUE texts, got {texts!r}")
@@ -43,12 +43,12 @@ def read_options(texts: Iterable[str]) -> dict[str, str]:
 
 
 def canonical(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Options as a configuration holds them: texts NAME=VALUE, by name."""
+    """Return options as a configuration stores them: NAME=VALUE texts, sorted by name."""
     return tuple(f"{name}={options[name]}" for name in sorted(options))
 
 
 def what_is_trained(workload: str, options: Iterable[str]) -> tuple[str, ...]:
-    """A workload's options without those that only say where something is kept.
+    """Return a workload's options without those that only set where something is stored.
 
     >>> what_is_trained("images", ("cache=/tmp/x", "model=resnet18"))
     ('model=resnet18',)
@@ -57,7 +57,7 @@ def what_is_trained(workload: str, options: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_options(workload: str, options: Mapping[str, str]) -> None:
-    """Raise UserError where options are given to the workload ``script`` that it does not know."""
+    """Raise UserError for an option that the workload ``script`` does not know."""
     if workload == "script":
         for name in options:
             if name not in SCRIPT_OPTIONS:
@@ -65,15 +65,15 @@ def check_options(workload: str, options: Mapping[str, str]) -> None:
 
 
 def call_with_options(function: Callable[..., Any], options: Mapping[str, str], what: str) -> Any:
-    """Call with options as keyword arguments, each in the type of its annotation, or else of its default.
+    """Call a function with options as keyword arguments, in the types of its annotations, or else of its defaults.
 
     Args:
         function: a function or class.
         options: values as text.
-        what: how messages name it.
+        what: its name in messages.
 
     Raises:
-        UserError: an option that it does not take, one that it needs, or a value that is not of its type.
+        UserError: an unknown option, a missing one, or a value of the wrong type.
     """
     parameters = {
         name: parameter
@@ -101,7 +101,7 @@ def call_with_options(function: Callable[..., Any], options: Mapping[str, str], 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(function.__init__ if inspect.isclass(function) else function)
-    except (NameError, TypeError):  # names that exist for a type checker alone
+    except (NameError, TypeError):  # names that exist only for a type checker
         return {}
 
 

@@ -1,1 +1,1 @@
-"""What is read from disk: studies, journals, Ray experiments, and the layout of a study's folder."""
+"""Reading from disk: studies, journals, Ray experiments, and the layout of a study's folder."""

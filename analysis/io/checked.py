@@ -1,7 +1,7 @@
-"""A user's frame of trials, made plain: numbers as numbers, text as text, and one clear line where that cannot be.
+"""Checks and dtype conversion of a user's frame of trials: numbers as numbers, text as text, else a UserError.
 
-A frame that went through a CSV file, a spreadsheet or another's code may lack columns, hold categories, or hold numbers
-as text. Whatever is computed from one goes through here first.
+A frame that went through a CSV file, a spreadsheet or other code may lack columns, hold categories, or hold numbers as
+text. Every computation on a user's frame starts with these checks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pandas as pd
 from trainables.errors import UserError
 from trainables.metrics import METRICS
 
-#: Which trials are compared with each other: never those of different studies, workloads or seeds.
+#: Only trials with equal values in these columns are compared with each other.
 KEYS = ("study", "workload", "seed")
-#: What `analysis.load` says of trials.
+#: Values of the column ``status`` that `analysis.load` gives.
 STATUSES = ("completed", "failed", "pruned", "interrupted", "running")
 _NUMBERS = frozenset({"trial", "candidate", "epochs"}) | {
     name for name, metric in METRICS.items() if metric.dtype != "string"
@@ -24,15 +24,17 @@ _NUMBERS = frozenset({"trial", "candidate", "epochs"}) | {
 
 
 def plain(trials: pd.DataFrame, *, needed: Sequence[str] = ()) -> pd.DataFrame:
-    """A shallow copy with plain columns and without attributes, which pandas would copy at every look at a column.
+    """Return a shallow copy with plain columns and without attributes.
+
+    Attributes are left out because pandas would copy them at every access to a column.
 
     Args:
         trials: one row a trial.
-        needed: columns without which there is no answer.
+        needed: columns that must exist.
 
     Raises:
-        UserError: one of these is missing, a column is there twice, one of numbers holds text, or a status is none of
-            `STATUSES`.
+        UserError: a needed column is missing, a column name occurs twice, a column of numbers holds text, or a status
+            is not one of `STATUSES`.
 
     >>> plain(pd.DataFrame({"trial": ["0", "1"], "seed": pd.Categorical(["7", "8"])})).dtypes.astype(str).to_dict()
     {'trial': 'int64', 'seed': 'int64'}
@@ -57,7 +59,7 @@ def plain(trials: pd.DataFrame, *, needed: Sequence[str] = ()) -> pd.DataFrame:
         _check_statuses(trials["status"])
     if "seed" in trials.columns and not pd.api.types.is_numeric_dtype(trials["seed"].dtype):
         seeds = pd.to_numeric(trials["seed"].astype("object"), errors="coerce")
-        if (seeds.notna() == trials["seed"].notna()).all():  # 7 and "7" are one seed; "a" and "b" stay what they are
+        if (seeds.notna() == trials["seed"].notna()).all():  # 7 and "7" are one seed; "a" and "b" stay text
             trials["seed"] = seeds
     return trials
 
@@ -72,7 +74,7 @@ def _check_statuses(column: pd.Series) -> None:
 
 
 def _of_categories(column: pd.Series) -> Any:
-    """The dtype that holds a categorical column's values, and that some are missing."""
+    """Return the dtype of a categorical column's values; a nullable one where values are missing."""
     dtype = column.cat.categories.dtype
     if not column.isna().any():
         return dtype
@@ -95,12 +97,12 @@ def is_value(trials: pd.DataFrame, name: str, value: str) -> pd.Series[bool]:
 
 
 def keys_of(trials: pd.DataFrame) -> list[str]:
-    """Those of `KEYS` that the trials have."""
+    """Return the columns of `KEYS` that the trials have."""
     return [name for name in KEYS if name in trials.columns]
 
 
 def check_told_apart(trials: pd.DataFrame) -> None:
-    """Raise UserError where a number is that of two trials which the other columns do not tell apart."""
+    """Raise UserError where two trials have the same number and the same values in `KEYS`."""
     if "trial" not in trials.columns:
         return
     twice = trials.loc[trials.duplicated([*keys_of(trials), "trial"]), "trial"]

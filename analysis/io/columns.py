@@ -1,4 +1,4 @@
-"""The columns of analysis' frames: order, dtypes that hold a missing value, and what `df.attrs` says of them."""
+"""Columns of the frames of this package: order, nullable dtypes, and their descriptions in `df.attrs`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 from trainables.config import field_kinds
 from trainables.metrics import METRICS, ROW
 
-#: Columns that say which trial a row is.
+#: Columns that identify the trial of a row.
 IDENTITY: dict[str, str] = {
     "trial": "int64",
     "role": "string",
@@ -18,21 +18,21 @@ IDENTITY: dict[str, str] = {
     "control": "string",
     "candidate": "Int64",
 }
-#: What a trial reports.
+#: Columns that a trial reports.
 ROW_DTYPES: dict[str, str] = {metric.name: metric.dtype for metric in ROW}
-#: pandas dtypes of hyperparameters by their plain type, all of which hold a missing value. Lists are JSON.
+#: Nullable pandas dtypes of hyperparameters by their plain type. Lists are JSON.
 _BY_KIND = {str: "string", tuple: "string", bool: "boolean", int: "float64", float: "float64"}
-#: Hyperparameters that every trial has: integers, unless one is unknown.
+#: Hyperparameters that every trial has: integers, unless a value is unknown.
 _ALWAYS = ("epochs", "seed", "threads")
 
 
 def trial_dtypes() -> dict[str, str]:
-    """Columns of a frame of trials and their dtypes, in order, without those that are relative to the baseline."""
+    """Return the columns of a frame of trials, in order, with their dtypes; without those relative to the baseline."""
     return {**IDENTITY, **ROW_DTYPES, **{name: _BY_KIND[kind] for name, kind in field_kinds().items()}}
 
 
 def typed(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> pd.DataFrame:
-    """The named columns, in their order and dtypes; one that the frame lacks is all missing.
+    """Return the named columns in this order and with these dtypes; a column that the frame lacks is all missing.
 
     A column of integers with a missing value is ``Int64``.
     """
@@ -49,7 +49,7 @@ def typed(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> pd.DataFrame:
 
 
 def described(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same frame, with unit, direction and meaning of each result column in ``frame.attrs["columns"]``."""
+    """Store unit, direction and meaning of each result column in ``frame.attrs["columns"]``; return the frame."""
     frame.attrs["columns"] = {
         name: {"unit": METRICS[name].unit, "direction": METRICS[name].direction, "meaning": METRICS[name].meaning}
         for name in frame.columns
@@ -59,9 +59,9 @@ def described(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def side_by_side(names: Sequence[str], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The rows of several frames, with the name of each in a first column ``study``.
+    """Concatenate frames, with the name of each in a first column ``study``.
 
-    One that had such a column already, for it held several studies, keeps it behind its own name and a slash.
+    Where a frame already has a column ``study``, the new values are the frame's name, a slash and the old value.
     """
     named = []
     for name, frame in zip(names, frames, strict=True):

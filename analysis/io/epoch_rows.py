@@ -1,4 +1,4 @@
-"""What trials reported after each epoch, as one tidy DataFrame: one row an epoch and trial."""
+"""Reports of trials after each epoch as one tidy DataFrame: one row per epoch and trial."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _Rows = dict[int, dict[str, Any]]
 def history(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
     """Read what the trials of a study, running or finished, reported after each epoch, from Ray's result files.
 
-    A trial that went on from the checkpoint of an interrupted one has the epochs before it from that trial, which also
-    keeps its own rows. An epoch that was reported more than once counts as it was last.
+    A trial that continued from the checkpoint of an interrupted one gets its earlier epochs from that trial, which also
+    keeps its own rows. Of an epoch that was reported more than once, the last report counts.
 
     Args:
         path: the folder that a search wrote, or the folder of a Ray experiment whose trials are
             `trainables.trial.Trial`; or several of these.
 
     Returns:
-        One row an epoch and trial, by these: ``trial``, ``role``, the columns of `trainables.metrics.ROW`; of several
-        paths, with a first column ``study`` as in `analysis.load`. Counts are sums since the run's start. Units and
-        meanings of the columns are in ``df.attrs["columns"]``. Rows that Ray is just writing are left out.
+        One row per trial and epoch, sorted by both: ``trial``, ``role``, the columns of `trainables.metrics.ROW`; for
+        several paths, with a first column ``study`` as in `analysis.load`. Counts are sums since the run's start. Units
+        and meanings of the columns are in ``df.attrs["columns"]``. Rows that Ray is just writing are left out.
 
     Raises:
-        UserError: there is no study and no Ray experiment, its trials are not ours, or a file was given, which holds
-            no epochs.
+        UserError: there is no study and no Ray experiment, its trials are not `trainables.trial.Trial`, or a file was
+            given, which holds no epochs.
     """
     found = sources(path)
     for source in found:
@@ -80,9 +80,10 @@ def _roles(layout: Layout, trials: list[RayTrial]) -> dict[int, str]:
 
 
 def _continued(trials: list[RayTrial]) -> dict[int, _Rows]:
-    """Rows by trial and epoch; trials by experiment, earlier ones first.
+    """Return rows by trial and epoch, including those of the trial that each one continued; earlier experiments first.
 
-    A trial goes on from one of a lower number, whose folder has its number in its name: the study may have moved since.
+    The continued trial has a lower number. It is found by the number in its folder's name, as the study may have been
+    moved since.
     """
     rows: dict[int, _Rows] = {}
     continues: dict[int, int] = {}
@@ -91,7 +92,7 @@ def _continued(trials: list[RayTrial]) -> dict[int, _Rows]:
         _, _, source = Path(trial.resume_from or "").parent.name.rpartition("-")
         if source.isdigit() and int(source) < trial.number:
             continues[trial.number] = int(source)
-    for number in sorted(rows):  # so that the source's own rows are complete
+    for number in sorted(rows):  # ascending, so that the continued trial's rows are complete
         own = rows[number]
         before = rows.get(continues.get(number, -1), {})
         inherited = {epoch: row for epoch, row in before.items() if epoch < min(own, default=0)}

@@ -1,4 +1,4 @@
-"""Trials that no search of ours wrote: their own metrics, parameters and states as rows, and nothing beside. Pure."""
+"""Trials that no search of `tune_cac` wrote: rows of their own metrics, parameters and states only. Pure."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from trainables.metrics import RELATIVE
 
 #: Fields of every `TrialConfig.to_dict`.
 _OF_EVERY_TRIAL = frozenset({"workload", "epochs", "seed", "method"})
-#: Columns that say what only we know; a metric or parameter of such a name is kept under a longer one.
+#: Columns that only `tune_cac` fills; a metric or parameter with one of these names gets a prefix.
 _OURS = frozenset({"study", *IDENTITY, *(metric.name for metric in RELATIVE)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignTrial:
-    """One trial of an Optuna study or a Ray experiment that is not ours."""
+    """One trial of an Optuna study or a Ray experiment that `tune_cac` did not write."""
 
     number: int
     """Its number within the study or the experiment, from 0."""
     status: str
     """As in `analysis.load`."""
     error: str | None = None
-    """Why it failed, where that is known."""
+    """Reason of its failure, where known."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Values of its last report, or of the objectives, by name."""
+    """Values of its last report, or of its objectives, by name."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Its hyperparameters by name."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """Everything else that was written about it, by name."""
+    """Everything else that is stored for it, by name."""
 
 
 def is_our_config(found: Any) -> bool:
-    """Return whether these are the fields of a trial of ours: no others, and those that none is without."""
+    """Return whether this is a dict of fields of `TrialConfig` only, with those that every trial has."""
     return isinstance(found, dict) and _OF_EVERY_TRIAL <= set(found) <= set(field_names())
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings as one, keys joined by a slash as Ray joins them.
+    """Flatten nested mappings, keys joined by a slash as Ray joins them.
 
     >>> flattened({"optimizer": {"lr": 0.1, "betas": [0.9, 0.99]}, "seed": 1})
     {'optimizer/lr': 0.1, 'optimizer/betas': [0.9, 0.99], 'seed': 1}
@@ -58,12 +58,12 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def foreign_frame(trials: Sequence[ForeignTrial]) -> pd.DataFrame:
-    """One row a trial, without what is relative to a baseline.
+    """Return a frame with one row per trial, without the columns relative to a baseline.
 
     Returns:
-        `analysis.io.columns.IDENTITY`, role always ``search``; then a column for each of their metrics, parameters and
-        attributes under its own name, or behind ``metrics/``, ``parameters/`` or ``attributes/`` where another column
-        has that name; then the rest of our columns, missing. Lists are JSON.
+        `analysis.io.columns.IDENTITY`, role always ``search``; then a column for each metric, parameter and attribute
+        of the trials under its own name, or with the prefix ``metrics/``, ``parameters/`` or ``attributes/`` where
+        another column has that name; then the other columns of `trial_dtypes`, all missing. Lists are JSON.
     """
     metric_names = _names(trials, "metrics", _OURS)
     taken = _OURS | set(ROW_DTYPES) | set(metric_names.values())
@@ -91,13 +91,13 @@ def foreign_frame(trials: Sequence[ForeignTrial]) -> pd.DataFrame:
 
 
 def _names(trials: Sequence[ForeignTrial], kind: str, taken: frozenset[str] | set[str]) -> dict[str, str]:
-    """A column's name for each of their names of a kind, in the order in which they occur."""
+    """Map the trials' metrics, parameters or attributes (`kind`) to column names, in order of occurrence."""
     found = dict.fromkeys(name for trial in trials for name in getattr(trial, kind))
     return {name: f"{kind}/{name}" if name in taken else name for name in found}
 
 
 def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
-    """Their values: in our column's dtype where it holds them all, else in one that holds a missing value, too."""
+    """Return a column of values, with the dtype of `trial_dtypes` where all values fit, else with a nullable dtype."""
     flat = [json.dumps(value) if isinstance(value, (list, tuple, dict)) else value for value in values]
     kinds = {type(value) for value in flat if value is not None}
     dtype = _dtype(kinds)

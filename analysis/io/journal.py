@@ -1,9 +1,9 @@
-"""Optuna's journal file, read without Optuna: what each trial of each study is now.
+"""Reader of Optuna's journal file, without Optuna: the present state of each trial of each study.
 
-A journal is a log of JSON lines, one an operation (``optuna.storages.journal``); a trial's id is the count of trials
-created before it in the file. Optuna's own reader gives up at the first damaged line, and takes more than twice as long
-(benchmarks/load_speed.py), as it replays parameters and distributions, too. This one keeps what analysis asks for,
-writes nothing, takes no lock, and reads past damage.
+A journal is a log of JSON lines, one per operation (``optuna.storages.journal``); a trial's id is the number of trials
+created before it in the file. Optuna's own reader fails at the first damaged line, and takes more than twice as long
+(benchmarks/load_speed.py), as it also replays parameters and distributions. This one keeps only what the analysis
+needs, writes nothing, takes no lock, and skips damaged lines.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from typing import Any
 from analysis.io.layout import STUDY_NAME
 from trainables.errors import UserError
 
-#: Codes of the operations that matter here (optuna.storages.journal._storage.JournalOperation).
+#: Codes of the operations that are read (optuna.storages.journal._storage.JournalOperation).
 _CREATE_STUDY, _DELETE_STUDY, _STUDY_SYSTEM_ATTR = 0, 1, 3
 _CREATE_TRIAL, _TRIAL_PARAM, _TRIAL_STATE, _TRIAL_USER_ATTR = 4, 5, 6, 8
 #: Optuna's states by their number.
 _STATES = ("RUNNING", "COMPLETE", "PRUNED", "FAIL", "WAITING")
 _FINISHED = ("COMPLETE", "PRUNED", "FAIL")
-#: How Optuna begins every line. Inside a string its quotes would be escaped, so it begins nothing else.
+#: First bytes of every line of Optuna. Inside a string the quotes would be escaped, so this is always a line start.
 _LINE_BEGIN = b'{"op_code":'
 
 
 @dataclass(kw_only=True)
 class JournalTrial:
-    """One trial as the journal leaves it."""
+    """State of one trial at the end of the journal."""
 
     number: int
-    """Within its study, from 0."""
+    """Number within its study, from 0."""
     state: str = "RUNNING"
-    """Optuna's: RUNNING, COMPLETE, PRUNED, FAIL or WAITING."""
+    """Optuna's state: RUNNING, COMPLETE, PRUNED, FAIL or WAITING."""
     user_attrs: dict[str, Any] = field(default_factory=dict)
-    """What the search wrote about it."""
+    """User attributes that the search wrote."""
     values: list[float] | None = None
-    """Objectives, where it was told."""
+    """Objectives, where reported to Optuna."""
     stored_params: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Suggested values by name, as Optuna stores them: internal form and the distribution as JSON."""
 
     def params(self) -> dict[str, Any]:
-        """Return what was suggested, by name, in the values that the objective saw."""
+        """Return the suggested values by name, as the objective received them."""
         return {name: _external(distribution, value) for name, (value, distribution) in self.stored_params.items()}
 
 
@@ -58,15 +58,15 @@ class JournalStudy:
     metric_names: tuple[str, ...] = ()
     """Names of the objectives, where they were set."""
     trials: list[JournalTrial] = field(default_factory=list)
-    """By number."""
+    """Trials by number."""
 
 
 def read_studies(path: Path) -> list[JournalStudy]:
-    """The studies of a journal, in the order of their creation.
+    """Return the studies of a journal in the order of their creation.
 
-    Damaged lines are left out with one warning that names them. Of two lines run together, as an append after a torn
-    one leaves them, the second is read. A trial whose creation was lost counts as one of which only what was said later
-    is known, so that those behind it keep their numbers.
+    Damaged lines are left out with one warning that names them. Where an append after an incomplete line joined two
+    lines, the second is read. A trial whose creation was lost is kept with what later lines say of it, so that the
+    trials after it keep their numbers.
 
     Raises:
         UserError: the file cannot be read.
@@ -88,10 +88,10 @@ def read_studies(path: Path) -> list[JournalStudy]:
 
 
 def choose_study(studies: list[JournalStudy], path: Path) -> JournalStudy:
-    """The one that a search wrote, or the only one there is.
+    """Return the study that a search wrote, or the only study.
 
     Raises:
-        UserError: there is none, or several of other names.
+        UserError: there is no study, or there are several and none has the name of a search.
     """
     for study in studies:
         if study.name == STUDY_NAME or len(studies) == 1:
@@ -106,17 +106,17 @@ def choose_study(studies: list[JournalStudy], path: Path) -> JournalStudy:
 
 
 def torn_end(path: Path) -> int | None:
-    """Where the last line of a journal begins, in bytes, if it was not written to its end; else None.
+    """Return the byte offset of the last line of a journal if that line is incomplete; else None.
 
-    Optuna reads past such a line, but appends to it, and then reads the journal no more: cut the file there before
-    it is written to, while nobody else does.
+    Optuna skips an incomplete last line, but appends to it, and then can no longer read the journal. Truncate the file
+    at this offset before writing to it, while no other process writes.
     """
     content = path.read_bytes()
     return None if not content or content.endswith(b"\n") else content.rfind(b"\n") + 1
 
 
 def _operations(line: bytes, *, last: bool) -> Iterator[dict[str, Any] | None]:
-    """The operations of a line; None stands for one that cannot be read."""
+    """Yield the operations of a line; None for one that cannot be read."""
     if not line.strip():
         return
     try:
@@ -124,7 +124,7 @@ def _operations(line: bytes, *, last: bool) -> Iterator[dict[str, Any] | None]:
         return
     except ValueError:
         yield None
-    # A trial that was created here took a number, unless nothing came after it.
+    # A damaged line that created a trial used up a number, unless it is the last line.
     if line.startswith(_LINE_BEGIN + b"%d," % _CREATE_TRIAL) and not last:
         yield {"op_code": _CREATE_TRIAL, "study_id": None}
     second = line.rfind(_LINE_BEGIN)
@@ -141,7 +141,7 @@ def _external(distribution: str, value: float) -> Any:
 
 @cache
 def _distribution(text: str) -> Any:
-    from optuna.distributions import json_to_distribution  # half a second, which our own studies do not need
+    from optuna.distributions import json_to_distribution  # takes half a second; not needed for studies of tune_cac
 
     return json_to_distribution(text)
 
@@ -152,16 +152,16 @@ def _numbered(lines: list[int]) -> str:
 
 
 class _Replay:
-    """The state that operations add up to, by Optuna's rules."""
+    """State after a sequence of operations, by Optuna's rules."""
 
     def __init__(self) -> None:
         self.studies: dict[int, JournalStudy] = {}
-        self.lost = 0  # lines that were not read; each may have created one study or trial
-        self._created = 0  # studies so far, deleted ones among them
+        self.lost = 0  # unreadable lines; each may have created one study or trial
+        self._created = 0  # studies so far, including deleted ones
         self._trials: list[JournalTrial] = []  # by id, over all studies
 
     def apply(self, operation: Any) -> bool:
-        """Whether it could be understood; one that is valid and has no effect counts."""
+        """Apply one operation; return False if it is malformed. A valid one without effect returns True."""
         try:
             self._apply(operation["op_code"], operation)
         except (KeyError, TypeError, IndexError, ValueError, AttributeError):
@@ -182,7 +182,7 @@ class _Replay:
         elif code in (_TRIAL_PARAM, _TRIAL_STATE, _TRIAL_USER_ATTR):
             trial = self._trial(operation["trial_id"])
             if trial.state in _FINISHED:
-                return  # Optuna lets nothing change after the end
+                return  # Optuna allows no changes to a finished trial
             if code == _TRIAL_USER_ATTR:
                 trial.user_attrs.update(operation["user_attr"])
             elif code == _TRIAL_PARAM:
@@ -198,7 +198,7 @@ class _Replay:
             self._created += 1
 
     def _study(self, number: int | None) -> JournalStudy | None:
-        """A study by its id, None for one that was deleted; the newest where the id was lost."""
+        """Return a study by its id, None for a deleted one; the newest study where the id was lost."""
         if number is None:
             number = max(0, self._created - 1)
         while self._created <= number:  # its creation was lost
@@ -212,7 +212,7 @@ class _Replay:
         study = self._study(operation["study_id"])
         if study is None:
             return
-        single = operation.get("value")  # how Optuna writes one objective
+        single = operation.get("value")  # Optuna's form of a single objective
         trial = JournalTrial(
             number=len(study.trials),
             state=_STATES[operation.get("state", 0)],

@@ -1,4 +1,4 @@
-"""Every file name of a study folder, in one place. Also what `study.json` says."""
+"""All file names of a study folder, and the contents of `study.json`."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ from typing import Any
 from trainables.errors import UserError
 from trainables.registry import SCRIPT
 
-#: The name of the study inside the journal.
+#: Name of the study inside the journal.
 STUDY_NAME = "tune_cac"
-#: Raised when the meaning of `study.json` changes.
+#: Version number, increased when the meaning of `study.json` changes.
 FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyInfo:
-    """What a study searches; equal for every search that adds to it, except `trials` and `allowed_drop`."""
+    """Settings of a study; equal for every search that adds to it, except `trials` and `allowed_drop`."""
 
     space: str
     """Search space."""
     workload: str
     """Workload."""
     epochs: int
-    """Epochs a trial."""
+    """Epochs of each trial."""
     seed: int
     """Seed of the trials and of the sampler."""
     trials: int
-    """Trials asked for so far, the baseline among them."""
+    """Trials requested so far, including the baseline."""
     allowed_drop: float
-    """Accuracy that may be lost, as a fraction."""
+    """Largest accuracy loss allowed, as a fraction."""
     versions: dict[str, str]
     """Versions of the packages that ran it."""
     hold: dict[str, Any] = field(default_factory=dict)
-    """Fields of the config with one value in every trial but the baseline, in plain types."""
+    """Fields of the config that are fixed in every trial but the baseline, in plain types."""
     sharing: bool = True
-    """Whether its trials share training; a resumed search goes on as it was."""
+    """Whether its trials share training; a resumed search keeps this."""
     fresh_processes: bool = False
-    """Whether every trial had a process of its own, because training there does not repeat."""
+    """Whether each trial ran in its own process, as results depend on earlier training in the same process."""
     controls: bool = False
-    """Whether shorter trainings and random stops are trained beside its trials."""
+    """Whether controls (shorter trainings and random stops) are trained in addition to its trials."""
     candidates: list[int] = field(default_factory=list)
-    """Of a confirmation: numbers of the trials that were picked, over all its calls; empty for a search."""
+    """For a confirmation, the numbers of the selected trials over all its calls; empty for a search."""
     gpus_per_trial: float = 0.0
-    """GPUs that a trial had."""
+    """GPUs of each trial."""
     workload_options: list[str] = field(default_factory=list)
-    """The workload's options, texts NAME=VALUE."""
+    """Options of the workload as texts NAME=VALUE."""
     workers_per_trial: int = 1
-    """Processes that trained a trial data-parallel."""
+    """Processes that train each trial data-parallel."""
     method: str = "gradskip"
-    """The method of its space."""
+    """Method of its space."""
     saving: str = "training"
-    """Compute that its trials are ranked by: training, inference or both."""
+    """Compute by which its trials are ranked: training, inference or both."""
     why_little: str = ""
-    """Why settings of the space do nothing or little on its run; empty where that is not known."""
+    """Reason why settings of the space have little or no effect on its run; empty where not known."""
     script_epochs: int | None = None
-    """Epochs that a script's baseline reported, where the command is not told how many; None until it has ended."""
+    """Epochs that a script's baseline reported, where the command gives no number; None until that has ended."""
     format: int = FORMAT
     """Version of this file."""
 
     @property
     def length_text(self) -> str:
-        """Epochs a trial in words; a script's are its own."""
+        """Return the epochs of each trial in words; for a script, those that it reported."""
         if self.workload != SCRIPT:
             return f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
         if self.script_epochs is None:
@@ -73,81 +73,81 @@ class StudyInfo:
 
 @dataclass(frozen=True)
 class Layout:
-    """The files under one study folder."""
+    """Paths of the files in one study folder."""
 
     root: Path
-    """The folder."""
+    """The study folder."""
 
     @property
     def info(self) -> Path:
-        """What the study searches."""
+        """Return the path of `study.json`, the settings of the study."""
         return self.root / "study.json"
 
     @property
     def journal(self) -> Path:
-        """The Optuna study."""
+        """Return the path of the Optuna journal."""
         return self.root / "optuna.journal"
 
     @property
     def lock(self) -> Path:
-        """Held by the search that is running."""
+        """Return the path of the lock file that a running search holds."""
         return self.root / "search.lock"
 
     @property
     def ray(self) -> Path:
-        """Ray experiments, one a search command: ``run-000``, ``run-001``, ..."""
+        """Return the folder of the Ray experiments, one per search command: ``run-000``, ``run-001``, ..."""
         return self.root / "ray"
 
     @property
     def tree(self) -> Path:
-        """Shared training: a folder a root, and checkpoints."""
+        """Return the folder of the shared training: one folder per root, and checkpoints."""
         return self.root / "tree"
 
     @property
     def tree_picture(self) -> Path:
-        """The stage tree, to look at."""
+        """Return the path of the picture of the stage tree."""
         return self.root / "tree.svg"
 
     @property
     def confirmation(self) -> Layout:
-        """The runs that confirm its best settings, a study of their own."""
+        """Return the layout of the confirmation of its best settings, a study of its own."""
         return Layout(self.root / "confirmation")
 
     @property
     def trials(self) -> Path:
-        """One row a trial."""
+        """Return the path of the table of trials, one row per trial."""
         return self.root / "trials.parquet"
 
     @property
     def ranking(self) -> Path:
-        """The ranked table."""
+        """Return the path of the ranked table."""
         return self.root / "ranking.csv"
 
     @property
     def best(self) -> Path:
-        """The answer, to source."""
+        """Return the path of the best settings as a shell file to source."""
         return self.root / "best.env"
 
     @property
     def best_schedule(self) -> Path:
-        """The answer's compression schedule, where it compresses."""
+        """Return the path of the best settings' compression schedule, written where they compress."""
         return self.root / "best.yaml"
 
     @property
     def report(self) -> Path:
-        """The answer, to read."""
+        """Return the path of the report in Markdown."""
         return self.root / "report.md"
 
     @property
     def page(self) -> Path:
-        """The answer, to look at."""
+        """Return the path of the report in HTML."""
         return self.root / "report.html"
 
     def read_info(self) -> StudyInfo:
-        """What the study searches.
+        """Read the settings of the study.
 
         Raises:
-            UserError: no study there, or one that this version cannot read.
+            UserError: there is no study, or this version cannot read it.
         """
         try:
             values: dict[str, Any] = json.loads(self.info.read_text())

@@ -1,7 +1,7 @@
-"""What Ray Tune leaves of an experiment: a folder a trial, with its config and one JSON line a reported row.
+"""Reader of a Ray Tune experiment on disk: one folder per trial, with its config and one JSON line per reported row.
 
-Files are Ray's (``ray.air.constants``): ``params.json``, ``result.json``, ``error.txt`` of a trial, and
-``experiment_state-*.json``, which has the state of each. Needs no Ray.
+The files are Ray's (``ray.air.constants``): ``params.json``, ``result.json``, ``error.txt`` of each trial, and
+``experiment_state-*.json`` with the state of all trials. Does not need Ray.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
 from trainables.metrics import ROW
 
-#: How a search of ours names the folder of a trial.
+#: Name of the folder of a trial that a search of `tune_cac` wrote.
 _OUR_NAME = re.compile(r"trial-(\d+)")
 _DTYPES = {metric.name: metric.dtype for metric in ROW}
 #: Columns that every row of `trainables.trial.Trial` has had in all versions.
 _SIGNATURE = frozenset({"epoch", "accuracy", "compute_saved", "executed_flops", "dense_flops"})
-#: What Ray adds to every row for its own use (``ray.tune.result.AUTO_RESULT_KEYS`` and what its loggers write).
+#: Keys that Ray adds to every row for its own use (``ray.tune.result.AUTO_RESULT_KEYS`` and those of its loggers).
 BOOKKEEPING = frozenset({
     "timestamp", "checkpoint_dir_name", "done", "date", "pid", "hostname", "node_ip", "config", "experiment_tag",
     "time_this_iter_s", "time_since_restore", "iterations_since_restore", "trial_log_path", "should_checkpoint",
 })  # fmt: skip
-#: Our words for Ray's states; what has not begun or is held counts as running.
+#: Values of ``status`` for Ray's states; a trial that has not begun or is paused counts as running.
 _STATES = {"TERMINATED": "completed", "ERROR": "failed"}
 
 
@@ -37,31 +37,31 @@ class RayTrial:
     """One trial of a Ray experiment."""
 
     number: int
-    """The Optuna trial's number where a search of ours named the folders, else by the order of their names."""
+    """Number of the Optuna trial where a search of `tune_cac` named the folders, else by the order of their names."""
     ours: bool
     """Whether the experiment's trials are `trainables.trial.Trial`; if not, ``config`` and ``rows`` are empty."""
     config: dict[str, Any]
-    """Fields of `TrialConfig`, in plain types; defaults filled in where the config is valid."""
+    """Fields of `TrialConfig` in plain types; with defaults filled in where the config is valid."""
     parameters: dict[str, Any]
-    """Ray's config as it was given, nested keys joined by a slash."""
+    """Ray's config as given, nested keys joined by a slash."""
     resume_from: str | None
     """Checkpoint that it continued from."""
     rows: dict[int, dict[str, Any]]
-    """Its rows by epoch, ascending; of rows that were reported again, the last."""
+    """Its rows by epoch, ascending; the last row of an epoch that was reported more than once."""
     metrics: dict[str, Any]
-    """Its last row as it was reported, nested keys joined by a slash, without what Ray adds for its own use."""
+    """Its last row as reported, nested keys joined by a slash, without the keys in `BOOKKEEPING`."""
     done: bool
-    """Whether Ray ended it; True also where a scheduler did so before its last epoch."""
+    """Whether Ray ended it; also True where a scheduler ended it before its last epoch."""
     state: str | None
-    """Ray's state of it (``TERMINATED``, ``ERROR``, ...), None where Ray left none."""
+    """Ray's state of the trial (``TERMINATED``, ``ERROR``, ...), None where Ray wrote none."""
     error: str | None
-    """Last line of its error, where it failed."""
+    """Last line of its error message, where it failed."""
 
     @property
     def status(self) -> str:
-        """As in `analysis.load`; ``running`` is what has not ended, though nobody may run it any more.
+        """Return the status as in `analysis.load`; ``running`` also for trials that were killed without an error.
 
-        Whether a scheduler ended another's trial early is not known, so that those are never ``pruned``.
+        Trials that are not `trainables.trial.Trial` are never ``pruned``, as early ends by a scheduler are not known.
         """
         if not self.ours:
             ended = "completed" if self.done else "running" if self.error is None else "failed"
@@ -73,7 +73,7 @@ class RayTrial:
 
 
 def is_experiment(folder: Path) -> bool:
-    """Whether Ray Tune wrote an experiment here."""
+    """Return whether Ray Tune wrote an experiment to this folder."""
     return any(
         next(folder.glob(pattern), None) is not None
         for pattern in ("experiment_state-*.json", "*/result.json", "*/params.json")
@@ -81,9 +81,9 @@ def is_experiment(folder: Path) -> bool:
 
 
 def read_experiment(folder: Path) -> list[RayTrial]:
-    """The trials of an experiment that have begun, by number.
+    """Return the trials of an experiment that have begun, sorted by number.
 
-    One that failed before its first row may have an ``error.txt`` alone; its config is not known.
+    A trial that failed before its first row may have only an ``error.txt``; its config is then not known.
     """
     states = _states(folder)
     names = ("params.json", "result.json", "error.txt")
@@ -114,16 +114,16 @@ def read_experiment(folder: Path) -> list[RayTrial]:
 
 
 def _is_ours(params: list[dict[str, Any]], lines: list[list[dict[str, Any]]]) -> bool:
-    """Return whether the trials are of `trainables.trial.Trial`: by their config and, if there are any, their rows."""
+    """Return whether the trials are `trainables.trial.Trial`, judged by their configs and, if there are any, rows."""
     reported, fields = [rows[-1] for rows in lines if rows], set(field_names())
     configs = [given["config"] for given in params if isinstance(given.get("config"), dict) and given["config"]]
-    if reported:  # somebody may have run our trials with a few fields
+    if reported:  # a user may have run trainables.trial.Trial with a few fields only
         return any(set(row) >= _SIGNATURE for row in reported) and any(set(config) <= fields for config in configs)
     return any(map(is_our_config, configs))
 
 
 def _states(folder: Path) -> dict[str, str]:
-    """Ray's state of each trial by the name of its folder, from the newest file that can be read."""
+    """Return Ray's state of each trial by folder name, from the newest readable state file."""
     for path in sorted(folder.glob("experiment_state-*.json"), reverse=True):
         with suppress(OSError, ValueError, KeyError, TypeError):
             trials = [json.loads(trial) for trial, _ in json.loads(path.read_text())["trial_data"]]
@@ -138,7 +138,7 @@ def _metrics(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a ``result.json``; a line that is torn or damaged is left out, as Ray may be writing it."""
+    """Return the rows of a ``result.json``; incomplete or damaged lines are left out, as Ray may be writing them."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError:
@@ -146,14 +146,14 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in lines:
         with suppress(ValueError):
-            row = json.loads(line)  # NaN and Infinity, which Ray writes, are understood
+            row = json.loads(line)  # also parses NaN and Infinity, which Ray writes
             if isinstance(row, dict):
                 rows.append(row)
     return rows
 
 
 def rows_by_epoch(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The columns of `trainables.metrics.ROW` by epoch, ascending; the last row of an epoch counts."""
+    """Return the columns of `trainables.metrics.ROW` by epoch, ascending; the last row of an epoch counts."""
     rows = {}
     for line in lines:
         if isinstance(epoch := line.get("epoch"), int):
@@ -162,7 +162,7 @@ def rows_by_epoch(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def _value(name: str, value: Any) -> Any:
-    """A value of a column, None for one that is not of its type (Ray writes NumPy's NaN as the text ``null``)."""
+    """Return a column's value, None where it has the wrong type (Ray writes NumPy's NaN as the text ``null``)."""
     if _DTYPES[name] == "string":
         return value if isinstance(value, str) else None
     if not isinstance(value, (int, float)):
@@ -171,7 +171,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _params(folder: Path, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Ray's config of a trial; every row holds it, too."""
+    """Return Ray's config of a trial: from ``params.json``, else from its last row, which also holds it."""
     with suppress(OSError, ValueError):
         values = json.loads((folder / "params.json").read_text())
         if isinstance(values, dict):
@@ -188,7 +188,7 @@ def _config(params: dict[str, Any]) -> dict[str, Any]:
     try:
         return TrialConfig.from_mapping(values).to_dict()
     except (UserError, TypeError):
-        return values  # one that failed for it
+        return values  # the trial failed because of its config
 
 
 def _error(folder: Path) -> str | None:

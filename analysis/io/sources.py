@@ -1,4 +1,4 @@
-"""What a path holds that trials can be read from, and what to call it beside others."""
+"""Recognition of what a path contains (study, Ray experiment, journal, Parquet file), and names for several paths."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from analysis.io.layout import Layout
 from analysis.io.ray_results import is_experiment
 from trainables.errors import UserError
 
-#: A path, or several of them.
+#: One path or several.
 Paths: TypeAlias = "str | Path | Iterable[str | Path]"
 Kind: TypeAlias = Literal["study", "ray", "journal", "parquet"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Something to read trials from."""
+    """A path from which trials are read."""
 
     path: Path
-    """As given."""
+    """Path as given."""
     kind: Kind
     """A study's folder, a Ray experiment's folder, an Optuna journal, or a Parquet file of trials."""
 
     @property
     def study(self) -> Path:
-        """What it is named after: the study's folder for a file in one, a file without its ending, else the path."""
+        """Return the path that gives its name: a folder itself, a file's study folder, else the file without suffix."""
         if self.kind in ("study", "ray"):
             return self.path.resolve()
         folder = self.path.resolve().parent
@@ -36,10 +36,10 @@ class Source:
 
 
 def sources(paths: Paths) -> list[Source]:
-    """Each path with what it holds.
+    """Return a source for each path.
 
     Raises:
-        UserError: no path, or one that holds nothing to read.
+        UserError: no path is given, or a path contains nothing that can be read.
     """
     given = [paths] if isinstance(paths, (str, Path)) else list(paths)
     if not given:
@@ -48,10 +48,10 @@ def sources(paths: Paths) -> list[Source]:
 
 
 def recognise(path: Path) -> Kind:
-    """What a path holds, by what it is and not by its name alone.
+    """Determine what a path contains, by its contents and not by its name alone.
 
     Raises:
-        UserError: none of what can be read.
+        UserError: it contains nothing that can be read.
     """
     if path.is_file():
         return _recognise_file(path)
@@ -75,7 +75,7 @@ def _recognise_file(path: Path) -> Kind:
         with path.open("rb") as file:
             begin = file.readline(1 << 20)
     except OSError:
-        begin = b""  # its name decides, and its reader says why it cannot
+        begin = b""  # decide by the name; the reader reports why the file cannot be read
     if path.suffix == ".parquet" or begin.startswith(b"PAR1"):
         return "parquet"
     if path.suffix == ".journal" or _is_operation(begin):
@@ -91,10 +91,10 @@ def _is_operation(line: bytes) -> bool:
 
 
 def distinct_names(found: list[Source]) -> list[str]:
-    """A name for each: its study's, with as many folders in front as it takes to tell them apart.
+    """Return a unique name for each source: its study's name, preceded by as many parent folders as needed.
 
     Raises:
-        UserError: one was given twice.
+        UserError: a study was given twice.
     """
     paths = [source.study for source in found]
     for source, path in zip(found, paths, strict=True):

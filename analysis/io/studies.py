@@ -1,4 +1,4 @@
-"""Studies, Ray experiments, journals and Parquet files as one tidy DataFrame: one row a trial."""
+"""Studies, Ray experiments, journals and Parquet files as one tidy DataFrame: one row per trial."""
 
 from __future__ import annotations
 
@@ -21,47 +21,48 @@ from analysis.metrics.controls import SHORTER
 from trainables.errors import UserError
 from trainables.metrics import RELATIVE
 
-#: What is known of a trial without a result: what it executed until it failed or was interrupted.
+#: Columns of a trial without a result: the FLOPs until it failed or was interrupted.
 _SO_FAR = ("search_flops", "dense_flops")
-#: Columns without which a Parquet file is none of ours.
+#: Columns that every Parquet file of trials must have.
 _NEEDED = ("trial", "status")
 
 
 def load(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
-    """Read the trials of a study, running or finished, or of several.
+    """Read the trials of one or several studies, running or finished.
 
     Args:
         path: the folder that a search wrote; or the folder of a Ray experiment whose trials are
             `trainables.trial.Trial`, a study's own (``ray/run-000``) or any other; or an Optuna journal; or a Parquet
-            file of trials; or several of these. Of a study, the Parquet file is read if nothing happened since. Ray
-            experiments and Optuna studies that have nothing to do with `tune_cac` are read, too.
+            file of trials; or several of these. For a study, the Parquet file is read unless the journal is newer. Ray
+            experiments and Optuna studies of other programs than `tune_cac` can be read, too.
 
     Returns:
-        One row a trial, by number: ``trial``, ``role`` (baseline, published, search, control, candidate), ``status``
-        (completed, failed, running, interrupted, pruned), ``error``, ``control`` (which control it is) and
-        ``candidate`` (number of the trial that it confirms), both missing for others; the columns of
-        `trainables.metrics`; the fields of `TrialConfig`. All columns are always there, whatever the study's version.
-        Units, directions and meanings of the columns are in ``df.attrs["columns"]``.
+        One row per trial, by number: ``trial``, ``role`` (baseline, published, search, control, candidate), ``status``
+        (completed, failed, running, interrupted, pruned), ``error``, ``control`` (kind of control) and ``candidate``
+        (number of the trial that it confirms), both missing for others; the columns of `trainables.metrics`; the
+        fields of `TrialConfig`. All columns always exist, whatever the study's version. Units, directions and meanings
+        of the columns are in ``df.attrs["columns"]``.
 
-        Of several, all rows, with their study's name in a first column ``study``; with one path there is no such
-        column. Each trial is compared with its own study's baseline.
+        For several paths, all rows, with their study's name in a first column ``study``, which does not exist for one
+        path. Each trial is compared with the baseline of its own study.
 
-        A Ray experiment of ours has no roles: a trial without a method is the baseline, and one that is shorter than
-        another such one of its workload a control. It is pruned where Ray ended it before its last epoch, and running
-        where Ray has not ended it.
+        A Ray experiment of `trainables.trial.Trial` has no roles: a trial without a method is the baseline, or a
+        control if it is shorter than another trial without a method of its workload. A trial is pruned where Ray ended
+        it before its last epoch, and running where Ray has not ended it.
 
-        Of an experiment or a journal that is not ours: state, metrics and parameters as they stand there, and nothing
-        made up. Metrics (Ray's: the last row; Optuna's: the objectives by their names, without names ``value`` or
-        ``values_0``, ...), parameters (Ray's nested ones joined by a slash) and Optuna's user attributes are columns
-        of their own names, behind ``metrics/``, ``parameters/`` or ``attributes/`` where another column has the name.
-        A metric named as a column of ours, such as ``accuracy``, is that column; the rest of ours is missing. Every
-        such trial is of role ``search``; one that Ray's scheduler ended early is completed, for Ray does not say so.
+        For an experiment or a journal of another program: its states, metrics and parameters, and nothing else.
+        Metrics (Ray: the last row; Optuna: the objectives by name, ``value`` or ``values_0``, ... if they have none),
+        parameters (Ray's nested keys joined by a slash) and Optuna's user attributes are columns of their own names,
+        with the prefix ``metrics/``, ``parameters/`` or ``attributes/`` where another column has the name. A metric
+        named like a column of `trainables.metrics`, such as ``accuracy``, fills that column; the other columns are
+        missing. Every such trial has the role ``search``; one that Ray's scheduler ended early has the status
+        completed, as Ray does not record early ends.
 
     Raises:
-        UserError: nothing there that can be read.
+        UserError: nothing can be read.
 
     Warns:
-        UserWarning: something is damaged; the rest is read.
+        UserWarning: part of the data is damaged; the rest is read.
     """
     found = sources(path)
     if len(found) == 1:
@@ -81,7 +82,7 @@ def _load_one(source: Source) -> pd.DataFrame:
         return foreign_trials([_foreign(trial) for trial in trials])
     layout = Layout(source.path)
     if layout.info.exists():
-        layout.read_info()  # refuses a study that this version cannot read
+        layout.read_info()  # raises where this version cannot read the study
     if _is_current(layout):
         return _read_parquet_or_journal(layout.trials, layout.journal)
     return _of_journal(layout.journal)
@@ -95,22 +96,25 @@ def _of_journal(path: Path) -> pd.DataFrame:
     return foreign_trials([_foreign_of(trial, study.metric_names) for trial in begun])
 
 
-#: Our words for Optuna's states of another's trials.
+#: Values of ``status`` for Optuna's states of trials that are not of `tune_cac`.
 _FOREIGN_STATES = {"COMPLETE": "completed", "PRUNED": "pruned", "FAIL": "failed"}
 
 
 def is_ours(study: JournalStudy) -> bool:
-    """Return whether a search of ours wrote it: it has our name, or its trials our configuration."""
+    """Return whether a search of `tune_cac` wrote the study, judged by its name and its trials' configs."""
     configs = [trial.user_attrs.get("config") for trial in study.trials if trial.values or trial.user_attrs]
     return any(map(is_our_config, configs)) or (study.name == STUDY_NAME and None not in configs)
 
 
 def foreign_trials(trials: Sequence[ForeignTrial]) -> pd.DataFrame:
-    """The frame of trials that are not ours; what is relative to a baseline is missing, whatever their columns hold."""
+    """Return the frame of trials that are not of `tune_cac`.
+
+    Their columns relative to a baseline are missing, also where a metric with the name of one of our columns is text.
+    """
     frame = foreign_frame(trials)
     try:
         return described(_with_relative(frame))
-    except UserError:  # a metric of one of our names is no number
+    except UserError:  # a metric with the name of one of our columns is not a number
         return described(pd.concat([frame, typed(frame, {metric.name: metric.dtype for metric in RELATIVE})], axis=1))
 
 
@@ -137,17 +141,17 @@ def _foreign_of(trial: JournalTrial, names: Sequence[str]) -> ForeignTrial:
 
 
 def _is_current(layout: Layout) -> bool:
-    """Whether the study's Parquet file says all that its journal does; it does where there is no journal any more."""
+    """Return whether the study's Parquet file exists and is at least as new as its journal, if there is a journal."""
     if not layout.trials.exists() or not layout.journal.exists():
         return layout.trials.exists()
     return layout.trials.stat().st_mtime_ns >= layout.journal.stat().st_mtime_ns
 
 
 def _read_parquet_or_journal(path: Path, journal: Path) -> pd.DataFrame:
-    """A Parquet file; the journal beside it, with a warning, where the file is damaged."""
+    """Read a Parquet file; where it is damaged, warn and read the journal in the same folder."""
     try:
         frame = pd.read_parquet(path)
-    except (OSError, ValueError) as error:  # pyarrow's errors are of these
+    except (OSError, ValueError) as error:  # base classes of pyarrow's errors
         reason = str(error).splitlines()[0]
         if not journal.exists():
             raise UserError(f"{path} cannot be read, and no journal is beside it: {reason}") from None
@@ -160,7 +164,7 @@ def _read_parquet_or_journal(path: Path, journal: Path) -> pd.DataFrame:
 
 
 def _completed(frame: pd.DataFrame) -> pd.DataFrame:
-    """A frame of an earlier version with the columns that it lacks; of this version, the same."""
+    """Add the columns that a frame of an earlier version lacks; return a frame of this version as it is."""
     expected = [*trial_dtypes(), *(metric.name for metric in RELATIVE)]
     if set(expected) <= set(frame.columns):
         return described(frame)
@@ -172,12 +176,12 @@ def _completed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """One record a trial: trial, role, status, error, row (result columns), config, and control, candidate if any.
+    """Return a record per trial: trial, role, status, error, control, candidate, row (result columns), config.
 
-    A trial that failed or was interrupted has no result; of its row only what it cost is filled in, where it is known.
+    A trial that failed or was interrupted has no result; its row has only its cost, where known.
 
     Raises:
-        UserError: there is no such file, or no study in it.
+        UserError: the file does not exist, or contains no study.
     """
     return _records(_study_of(path))
 
@@ -189,7 +193,7 @@ def _study_of(path: Path) -> JournalStudy:
 
 
 def _records(study: JournalStudy) -> list[dict[str, Any]]:
-    for trial in study.trials:  # one that had failed and was begun again by a later search
+    for trial in study.trials:  # a failed trial that a later search restarted
         if "continues" in trial.user_attrs:
             study.trials[trial.user_attrs["continues"]].user_attrs.setdefault("continued_by", trial.number)
     return [_record(trial) for trial in study.trials if trial.state != "WAITING"]
@@ -212,7 +216,7 @@ def _record(trial: JournalTrial) -> dict[str, Any]:
 def _status(trial: JournalTrial) -> str:
     if trial.state == "PRUNED":
         return "pruned"
-    # Told or not: a search killed before its baseline ended leaves finished rows untold.
+    # A search that was killed before its baseline ended leaves finished rows that were not reported to Optuna.
     if "row" in trial.user_attrs or trial.state == "COMPLETE":
         return "completed"
     if trial.state == "FAIL":
@@ -226,7 +230,7 @@ def _cost_so_far(attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _records_of_experiment(trials: list[RayTrial]) -> list[dict[str, Any]]:
-    """Records as of a journal."""
+    """Return records in the form of `read_journal`."""
     records = []
     for trial, (role, control) in zip(trials, roles_by_method(trials), strict=True):
         row = trial.rows[max(trial.rows)] if trial.rows else {}
@@ -247,7 +251,7 @@ def _records_of_experiment(trials: list[RayTrial]) -> list[dict[str, Any]]:
 
 
 def roles_by_method(trials: list[RayTrial]) -> list[tuple[str, str | None]]:
-    """Role and control of each trial of a Ray experiment, which Ray does not know, by method and length."""
+    """Infer role and control of each trial of a Ray experiment from its method and length; Ray does not store them."""
     dense = [trial.config for trial in trials if trial.config.get("method") == "none"]
     longest: dict[str, int] = {}
     for config in dense:
@@ -265,7 +269,7 @@ def roles_by_method(trials: list[RayTrial]) -> list[tuple[str, str | None]]:
 
 
 def to_frame(records: list[dict[str, Any]]) -> pd.DataFrame:
-    """Records of `read_journal` as the DataFrame that `load` gives."""
+    """Convert records of `read_journal` to the DataFrame that `load` returns."""
     rows = []
     for record in records:
         config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in record["config"].items()}
@@ -274,7 +278,7 @@ def to_frame(records: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _with_relative(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with what is relative to the baseline, behind the compute saved."""
+    """Return the frame with the columns relative to the baseline, placed after `compute_saved`."""
     frame = relative_to_baseline(frame)
     relative = [metric.name for metric in RELATIVE]
     ordered = [name for name in frame.columns if name not in relative]

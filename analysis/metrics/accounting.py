@@ -1,7 +1,7 @@
-"""What a search executed, beside what its trials count for alone. Pure: a frame in, numbers out.
+"""Compute that a search executed, and compute of its trials if trained alone. Pure: a frame in, numbers out.
 
-Two numbers that are never mixed: a trial's own compute (`executed_flops`, `compute_saved`) is that of its configuration
-trained alone; `search_flops` is what the search executed for it, less where a stretch of training was known already.
+The two are never mixed: a trial's own compute (`executed_flops`, `compute_saved`) is that of its configuration trained
+alone; `search_flops` is what the search executed for it, which is less where it shared training with earlier trials.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-#: How a trial may have ended. An interrupted one goes on as a later trial, so it counts with its compute alone.
+#: Statuses of ended trials. An interrupted one continues as a later trial, so only its compute counts.
 _ENDED = ("completed", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchCost:
-    """What the trials of a study cost together."""
+    """Total cost of the trials of a study."""
 
     trials: int
-    """Trials that ended, well or badly."""
+    """Trials that completed or failed."""
     search_flops: int
-    """FLOPs that the search executed, those of failed, interrupted and running trials included."""
+    """FLOPs that the search executed, including those of failed, interrupted and running trials."""
     dense_equivalents: float
-    """The same in dense trainings: each trial's in units of its own full budget with nothing stopped."""
+    """The same in dense runs: the FLOPs of each trial divided by its own full budget with nothing stopped, summed."""
     own_equivalents: float
-    """What the trials that have a result would have executed alone, in dense trainings."""
+    """FLOPs that the trials with a result would have executed alone, in dense runs."""
 
 
 def search_cost(trials: pd.DataFrame) -> SearchCost:
-    """What a study's search executed.
+    """Sum up what a study's search executed.
 
     Args:
-        trials: one row a trial, as `analysis.load` gives it. A trial of a study without the column `search_flops`
-            trained alone, so its `executed_flops` count. One that is known to have executed nothing counts nothing.
+        trials: one row per trial, as `analysis.load` gives it. Where `search_flops` is missing, a trial trained alone,
+            so its `executed_flops` count. A trial that executed 0 FLOPs adds 0.
 
     >>> trials = pd.DataFrame({
     ...     "role": ["baseline", "search"], "status": "completed", "dense_flops": 1000,
@@ -52,12 +52,12 @@ def search_cost(trials: pd.DataFrame) -> SearchCost:
 
 
 def search_fraction(trials: pd.DataFrame) -> pd.Series[float]:
-    """What the search executed for each trial, as a fraction of a dense run; NaN where nothing is known."""
+    """Return what the search executed for each trial, as a fraction of a dense run; NaN where not known."""
     return _in_dense_runs(trials, _search_flops(trials))
 
 
 def own_fraction(trials: pd.DataFrame) -> pd.Series[float]:
-    """What each trial would have executed alone, as a fraction of a dense run; NaN where nothing is known."""
+    """Return what each trial would have executed alone, as a fraction of a dense run; NaN where not known."""
     return _in_dense_runs(trials, _numbers(trials, "executed_flops"))
 
 
@@ -68,7 +68,7 @@ def _search_flops(trials: pd.DataFrame) -> pd.Series[float]:
 def _in_dense_runs(trials: pd.DataFrame, flops: pd.Series[float]) -> pd.Series[float]:
     dense = _numbers(trials, "dense_flops")
     if "role" in trials.columns and (trials["role"] == "control").any():
-        # A shorter training has a smaller budget of its own; what it costs counts in trainings of the study.
+        # A shorter training has a smaller full budget; its cost is a fraction of the baseline's.
         study = trials["study"] if "study" in trials.columns else pd.Series("", index=trials.index)
         full = dense[trials["role"] == "baseline"].groupby(study).max()
         dense = dense.where(trials["role"] != "control", study.map(full).astype("float64"))
@@ -76,7 +76,7 @@ def _in_dense_runs(trials: pd.DataFrame, flops: pd.Series[float]) -> pd.Series[f
 
 
 def _numbers(trials: pd.DataFrame, name: str) -> pd.Series[float]:
-    """A column as float64, NaN where there is none; float64 is exact for counts below 2^53 and to 1e-16 beyond."""
+    """Return a column as float64, NaN where missing; exact for counts below 2^53, relative error 1e-16 beyond."""
     if name not in trials.columns:
         return pd.Series(np.nan, index=trials.index, dtype="float64")
     return trials[name].astype("Float64").astype("float64")

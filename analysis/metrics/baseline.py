@@ -1,4 +1,4 @@
-"""Every trial against the baseline of its own seed."""
+"""Comparison of every trial with the baseline of its own study, workload and seed."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from numpy.typing import NDArray
 from analysis.io.checked import is_value, keys_of, plain
 from analysis.metrics.saving import SAVED, saved_of
 
-#: Column added: column that it is the saved share of.
+#: Column added, and the column of which it is the saved share.
 _SAVED = {
     "time_saved": "train_time_s",
     "communication_saved": "gradient_bytes",
     "optimizer_bytes_saved": "optimizer_bytes",
     "peak_memory_saved": "peak_memory_bytes",
 }
-#: Column added: accuracy that it is the drop of.
+#: Column added, and the accuracy of which it is the loss.
 _DROPS = {"accuracy_drop": "accuracy", "test_accuracy_drop": "test_accuracy"}
-#: Columns of the baseline that others are compared with.
+#: Columns of the baseline with which trials are compared.
 _REFERENCE = ("epochs", "dense_flops", "backward_flops", *_DROPS.values(), *_SAVED.values())
 
 
 def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns of `trainables.metrics.RELATIVE`: drops in accuracy, shares of time, bytes and memory saved.
+    """Add the columns of `trainables.metrics.RELATIVE`: accuracy losses, shares of time, bytes and memory saved.
 
-    `saved` is what the study ranks by (`analysis.metrics.saving`); it needs no baseline.
+    `saved` is the compute that the study ranks by (`analysis.metrics.saving`); it needs no baseline.
 
-    A trial is compared with the completed trial of role ``baseline`` of the same study, workload and seed (as far as
-    there are such columns). With several, the mean of the longest counts. Where there is none, as among rows that
-    were picked from a study, drops and shares stay as they are, NaN where there are none yet.
+    A trial is compared with the completed trial of role ``baseline`` of the same study, workload and seed (of those
+    columns that exist). With several baselines, the mean of the longest ones counts. Without a baseline, as among rows
+    that were selected from a study, accuracy losses and shares keep their values, NaN where there are none yet.
 
-    A trial measures `compute_saved` and `backward_saved` against its own full budget. For one with another number of
-    epochs than its baseline, such as dense training cut short, or with other FLOPs of a full budget, such as a script
-    that only knows what it executed, they are restated here against the baseline's:
-    ``1 - executed_flops / the baseline's dense_flops``, and the same of the backward FLOPs. Both come from what was
-    counted, so doing this twice changes nothing.
+    A trial measures `compute_saved` and `backward_saved` against its own full budget. For a trial with another number
+    of epochs than its baseline, such as a shorter dense training, or with another full budget in FLOPs, such as a
+    script that knows only what it executed, they are recomputed against the baseline's budget:
+    ``1 - executed_flops / the baseline's dense_flops``, and likewise for the backward FLOPs. Both are computed from
+    counts, so a second call changes nothing.
 
     Args:
-        trials: one row a trial, as `analysis.load` gives it.
+        trials: one row per trial, as `analysis.load` gives it.
 
     Returns:
-        A copy with the columns added (or renewed), in which numbers are numbers (`analysis.io.checked`).
+        A copy with the columns added (or recomputed), and with columns of numbers converted (`analysis.io.checked`).
 
     Raises:
         UserError: a column of numbers holds text.
@@ -60,7 +60,7 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def add_relative(trials: pd.DataFrame) -> None:
-    """The same in a frame of one's own; no value is changed in place, so that a shallow copy of another's will do."""
+    """Add the columns of `relative_to_baseline` to a frame; columns are replaced, so a shallow copy is sufficient."""
     baseline, compared = _baseline_of_each(trials)
     relative = {name: baseline[accuracy] - _numbers(trials, accuracy) for name, accuracy in _DROPS.items()}
     relative |= {name: _saved(trials, spent, baseline[spent]) for name, spent in _SAVED.items()}
@@ -68,7 +68,7 @@ def add_relative(trials: pd.DataFrame) -> None:
         trials[name] = values if compared.all() else values.where(compared, _numbers(trials, name))
     epochs = _numbers(trials, "epochs")
     other_length = epochs.notna() & baseline["epochs"].notna() & (epochs != baseline["epochs"])
-    # Several baselines have the mean of their budgets, which may differ from each by a rounding.
+    # The mean budget of several baselines may differ from each of them by rounding.
     whole_flops = baseline["dense_flops"]
     other_budget = (_numbers(trials, "dense_flops") - whole_flops).abs() > 1e-9 * whole_flops.where(whole_flops > 0)
     for name, spent, whole in (
@@ -84,12 +84,12 @@ def add_relative(trials: pd.DataFrame) -> None:
 
 
 def has_baseline(trials: pd.DataFrame) -> pd.Series[bool]:
-    """Return which trials have a completed baseline of their own study, workload and seed among these."""
+    """Return a mask of the trials with a completed baseline of the same study, workload and seed in the frame."""
     return _baseline_of_each(trials)[1]
 
 
 def _baseline_of_each(trials: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[bool]]:
-    """For each trial what its baseline had, float64, NaN where there is none; and whether there is one."""
+    """Return the baseline's values for each trial (float64, NaN where there is none), and whether it has a baseline."""
     group = groups(trials)
     done = (is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")).to_numpy()
     numbers = pd.DataFrame({name: _numbers(trials, name).to_numpy() for name in _REFERENCE})
@@ -102,7 +102,7 @@ def _baseline_of_each(trials: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[boo
 
 
 def groups(trials: pd.DataFrame) -> NDArray[np.int64]:
-    """(N,) a number for each study, workload and seed, for which one baseline is the yardstick."""
+    """Return (N,) group numbers; trials of equal study, workload and seed share a baseline and a number."""
     codes = np.zeros(len(trials), dtype="int64")
     for name in keys_of(trials):
         own, levels = pd.factorize(trials[name], use_na_sentinel=False)
@@ -116,7 +116,7 @@ def _saved(trials: pd.DataFrame, name: str, whole: pd.Series[float]) -> pd.Serie
 
 
 def _numbers(trials: pd.DataFrame, name: str) -> pd.Series[float]:
-    """A column as float64, NaN where there is none."""
+    """Return a column as float64, NaN where missing."""
     if name not in trials.columns:
         return pd.Series(float("nan"), index=trials.index, dtype="float64")
     return trials[name].astype("Float64").astype("float64")

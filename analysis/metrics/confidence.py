@@ -1,8 +1,8 @@
-"""How sure a drop is: intervals for means of paired differences over a few seeds, and the table that confirms.
+"""Confidence of accuracy losses: intervals for means of paired differences over a few seeds, confirmation table.
 
-A confirmation study trains candidates and the baseline on the same fresh seeds. The difference of a seed compares two
-runs with the same initial weights and data order, which is why pairs are compared and not two means. An interval is
-about training again with another seed, with the test split as it is; it says nothing about another test split.
+A confirmation study trains candidates and the baseline on the same fresh seeds. The difference for a seed compares two
+runs with the same initial weights and data order; therefore pairs are compared and not two means. An interval covers
+retraining with another seed on the same test split, not a change of the test split.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from analysis.metrics.ranking import check_allowed_drop
 from analysis.metrics.saving import SAVED, TRAINING, saved_of, saving_of
 from trainables.errors import UserError
 
-#: Bootstrap resamples of one interval; their generator is always seeded with the same number.
+#: Bootstrap resamples of one interval, from a generator with a constant seed.
 RESAMPLES = 9999
 #: Columns of `confirm_table`.
 COLUMNS = (
@@ -34,13 +34,13 @@ _DTYPES = {
     **dict.fromkeys(("confirmed", "refuted"), "bool"),
     "compared": "string",
 }
-#: Fewest pairs that confirm: two equal differences say next to nothing of how they vary.
+#: Fewest pairs for a confirmation: two differences say almost nothing about their variance.
 FEWEST_PAIRS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A mean and where it may lie."""
+    """Mean of a sample with its confidence interval."""
 
     mean: float
     """Mean of the sample."""
@@ -49,7 +49,7 @@ class Interval:
     high: float
     """Upper end."""
     confidence: float
-    """Probability that this interval and those it was corrected for all hold together."""
+    """Probability that this interval and all others of the same comparison hold together."""
     n: int
     """Size of the sample."""
 
@@ -57,10 +57,10 @@ class Interval:
 def paired_interval(
     differences: ArrayLike, *, confidence: float = 0.95, comparisons: int = 1, resolution: float | None = None
 ) -> Interval:
-    """The interval of `mean_limits` for one sample of paired differences.
+    """Return the interval of `mean_limits` for one sample of paired differences.
 
     Args:
-        differences: (n,) finite differences, one a seed, n >= 2.
+        differences: (n,) finite differences, one per seed, n >= 2.
         confidence: in (0, 1).
         comparisons: intervals that are to hold together, >= 1.
         resolution: least half-width, > 0; see `mean_limits`.
@@ -87,26 +87,26 @@ def mean_limits(
     resolution: float | None = None,
     resamples: int = RESAMPLES,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lower and upper ends of intervals for the means that small samples were drawn from.
+    """Return lower and upper ends of confidence intervals for the means behind small samples.
 
     Each interval holds with probability 1 - (1 - confidence) / comparisons, so that all of them hold together with
-    `confidence` (Bonferroni). It is the widest of three, end by end:
+    `confidence` (Bonferroni). Each end is the outermost of three intervals:
 
     - the bootstrap's percentile interval (`scipy.stats.bootstrap`), taken at the wider level Phi(-sqrt(n / (n - 1)) t)
       instead of Phi(-z), t being Student's quantile with n - 1 degrees of freedom (the *expanded* percentile interval
-      of Hesterberg 2015, "What Teachers Should Know About the Bootstrap"). It cannot go alone: it never reaches beyond
-      the smallest and the greatest value, and 5 values all lie on one side of a symmetric distribution's mean with
-      probability 2 / 2^5, so it covers 93.75 % at most. From about 8 values on it is now and then the widest;
+      of Hesterberg 2015, "What Teachers Should Know About the Bootstrap"). It is not sufficient alone: it never extends
+      beyond the smallest and the largest value, and 5 values all lie on one side of a symmetric distribution's mean
+      with probability 2 / 2^5, so it covers 93.75 % at most. From about 8 values on it is sometimes the widest;
     - Student's t interval, which is exact for normal samples;
-    - the same shifted by g (1 + 2 t^2) / (6 n) standard deviations, g being the sample's skewness (Johnson 1978,
+    - the t interval shifted by g (1 + 2 t^2) / (6 n) standard deviations, g being the sample's skewness (Johnson 1978,
       "Modified t tests and confidence intervals for asymmetrical populations", with the quadratic term kept).
 
-    The bootstrap-t interval was tried, too. It is not used: where most resamples of a few values hardly vary its ends
-    run away, and among many equal values they are unbounded.
+    The bootstrap-t interval was tested and is not used: where most resamples of a few values hardly vary, its ends
+    become extremely large, and with many equal values they are unbounded.
 
-    Coverage in %, Student's t interval alone in brackets; 20,000 samples of n a cell, standard error below 0.3; 99 % is
-    95 % with 5 comparisons. The row *discrete* draws differences of counts over a test set of 599, Poisson with means
-    1 and 0.3 samples; the last row is the same with `resolution` = 1 / 599.
+    Coverage in %, with Student's t interval alone in brackets; 20,000 samples of size n per cell, standard error below
+    0.3; 99 % is 95 % with 5 comparisons. The row *discrete* draws differences of counts over a test set of 599, Poisson
+    with means 1 and 0.3 samples; the last row is the same with `resolution` = 1 / 599.
 
     | differences            | 95 %, n = 3 | n = 5       | n = 10      | 99 %, n = 3 | n = 5       | n = 10      |
     |------------------------|-------------|-------------|-------------|-------------|-------------|-------------|
@@ -116,12 +116,13 @@ def mean_limits(
     | discrete               | 91.6 (91.6) | 95.5 (95.5) | 95.6 (94.7) | 92.0 (92.0) | 98.9 (98.7) | 98.9 (98.6) |
     | discrete, resolution   | 99.0 (91.6) | 98.4 (95.5) | 99.7 (94.7) | 99.5 (92.0) | 99.9 (98.7) | 99.9 (98.6) |
 
-    So the promise is kept for symmetric differences, heavy tails included. It is not kept where few seeds lose much
-    and most lose nothing (exponential): three to ten seeds cannot show how long such a tail is, and what is missed is
-    nearly always a mean above the upper end. For normal differences the price of the shift is 5 to 24 % of width.
+    The nominal coverage is reached for symmetric differences, including heavy tails. It is not reached where few seeds
+    lose much accuracy and most lose none (exponential): three to ten seeds cannot show how long this tail is, and the
+    means outside the interval nearly always lie above its upper end. For normal differences the shift makes intervals
+    5 to 24 % wider.
 
-    Equal values give an interval of no width. For compute saved, which is counted, that is right. An accuracy is a
-    number of test samples, so equal differences of it say that they vary by less than one sample, not by nothing:
+    Equal values give an interval of zero width. This is correct for compute saved, which is counted exactly. An
+    accuracy is a count of test samples, so equal differences show only that they vary by less than one sample:
     `resolution` = 1 / number of test samples is then the least distance of either end from the mean.
 
     Args:
@@ -163,34 +164,34 @@ def confirm_table(
     resolution: float | None = None,
     planned: int = 0,
 ) -> pd.DataFrame:
-    """What retraining on fresh seeds says of each candidate.
+    """Evaluate the retraining of each candidate on fresh seeds.
 
-    Drops are baseline minus candidate in `test_accuracy`, on data the search never saw (in `accuracy` where the runs
-    have no test split: then only the seeds are fresh), over the seeds on which both completed; a seed trained several
-    times counts once, with its mean. Intervals are corrected for the number of candidates, those that never completed
-    among them. Each column's intervals hold together with `confidence`.
+    The accuracy loss is baseline minus candidate in `test_accuracy`, on data the search never used (in `accuracy` where
+    the runs have no test split: then only the seeds are fresh), over the seeds on which both completed; a seed trained
+    several times counts once, with its mean. Intervals are corrected for the number of candidates, including those that
+    never completed. The intervals of each column hold together with `confidence`.
 
-    A candidate is *confirmed* when it was trained on 3 seeds at least, failed on none, saves something there on
-    average, and the drop's upper end is within the allowed drop. It is *refuted* when even the lower end is beyond it,
-    or when it failed on as many seeds as it completed or more. Equal drops whose resolution is not known confirm
-    nothing.
+    A candidate is *confirmed* if it was trained on at least 3 seeds, failed on none, has mean savings above 0 there,
+    and the upper end of its accuracy loss is within the allowed one. It is *refuted* if even the lower end exceeds the
+    allowed loss, or if it failed on at least as many seeds as it completed. Equal losses whose resolution is not known
+    confirm nothing.
 
     Args:
-        trials: of a confirmation study: roles ``baseline`` and ``candidate``, and a column `candidate` with the number
-            of the trial that a row confirms.
-        allowed_drop: accuracy that may be lost, a fraction in [0, 1).
+        trials: trials of a confirmation study: roles ``baseline`` and ``candidate``, and a column `candidate` with the
+            number of the trial that a row confirms.
+        allowed_drop: largest accuracy loss allowed, a fraction in [0, 1).
         confidence: in (0, 1).
-        resolution: 1 / number of test samples, see `mean_limits`; for drops alone.
-        planned: candidates that were picked, where some have not begun yet.
+        resolution: 1 / number of test samples, see `mean_limits`; only for accuracy losses.
+        planned: number of selected candidates, where some have not begun yet.
 
     Returns:
-        One row a candidate: `candidate`, `seeds` (pairs), `failed` (seeds on which it failed and the baseline did
-        not), means and intervals of training compute saved, of what the study ranks by (`saved`) and of the drop
-        (fractions; intervals NaN below two pairs), `confidence`, `confirmed`, `refuted`, and `compared`, the accuracy
-        that drops are of, in words. Confirmed ones first, then by `saved`, most first, then by number.
+        One row per candidate: `candidate`, `seeds` (pairs), `failed` (seeds on which it failed and the baseline did
+        not), means and intervals of training compute saved, of the compute that the study ranks by (`saved`) and of the
+        accuracy loss (fractions; intervals NaN below two pairs), `confidence`, `confirmed`, `refuted`, and `compared`,
+        the accuracy that was compared, in words. Confirmed ones first, then by `saved`, largest first, then by number.
 
     Raises:
-        UserError: a number is out of range, or the trials are of no confirmation study.
+        UserError: a number is out of range, or the trials are not of a confirmation study.
 
     >>> trials = pd.DataFrame({
     ...     "role": ["baseline"] * 3 + ["candidate"] * 3, "candidate": [None] * 3 + [17] * 3, "seed": [1, 2, 3] * 2,
@@ -239,13 +240,13 @@ def confirm_table(
 
 
 def compared_accuracy(trials: pd.DataFrame) -> str:
-    """The column by which runs are compared: that of the test split, or of the validation split where there is none."""
+    """Return the accuracy column for comparing runs: of the test split, else of the validation split."""
     known = "test_accuracy" in trials.columns and trials["test_accuracy"].notna().any()
     return "test_accuracy" if known or "accuracy" not in trials.columns else "accuracy"
 
 
 def _failed_seeds(trials: pd.DataFrame, candidate: int, baseline: pd.Series[float]) -> set[int]:
-    """Seeds on which a candidate failed and the baseline did not."""
+    """Return the seeds on which a candidate failed and the baseline did not."""
     runs = trials[(trials["role"] == "candidate") & (trials["candidate"] == candidate)]
     return set(runs.loc[runs["status"] == "failed", "seed"]) & set(baseline.index)
 
@@ -253,7 +254,7 @@ def _failed_seeds(trials: pd.DataFrame, candidate: int, baseline: pd.Series[floa
 def _mean_and_limits(
     column: pd.Series, confidence: float, comparisons: int, resolution: float | None
 ) -> tuple[float, float, float]:
-    """Mean, low, high; what is not known is NaN."""
+    """Return mean, low, high; NaN where not known."""
     values = column.to_numpy(dtype=float)
     if len(values) < 2:
         return (float(values[0]) if len(values) else math.nan, math.nan, math.nan)

@@ -1,4 +1,4 @@
-"""What a study's confirmation says: which of its best settings held on seeds that the search never saw."""
+"""Results of a study's confirmation: which of its best settings hold on seeds that the search never used."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ CONFIDENCE = 0.95
 def read_confirmation(
     layout: Layout, ranking: pd.DataFrame, *, allowed_drop: float, confidence: float = CONFIDENCE
 ) -> pd.DataFrame | None:
-    """The table of a study's confirmation (`analysis.confirm_table`), or None where none was begun.
+    """Return the table of a study's confirmation (`analysis.confirm_table`), None where there is none or no candidate.
+
+    Warns where the confirmation cannot be read, and returns None.
 
     Args:
-        layout: of the study.
-        ranking: of the study; a candidate is named after its outcome (`duplicates`), which a trial that ended
-            late may have in common with it.
-        allowed_drop: accuracy that may be lost, a fraction.
-        confidence: with which all intervals hold together.
+        layout: files of the study.
+        ranking: ranking of the study; candidates get the number of their outcome (`duplicates`), as a trial that ended
+            later may have the same outcome.
+        allowed_drop: largest accuracy loss allowed, a fraction.
+        confidence: probability that all intervals hold together.
     """
     child = layout.confirmation
     if not child.info.is_file() or not child.journal.is_file():
@@ -50,7 +52,7 @@ def read_confirmation(
 
 
 def of_trial(confirmation: pd.DataFrame | None, trial: pd.Series) -> pd.Series | None:
-    """Return what fresh seeds say of a trial of the ranking: its outcome's row; None where that was not retrained."""
+    """Return the confirmation's row for the outcome of a ranked trial; None where that was not retrained."""
     if confirmation is None:
         return None
     rows = confirmation[confirmation["candidate"] == outcome_of(trial)]
@@ -58,17 +60,17 @@ def of_trial(confirmation: pd.DataFrame | None, trial: pd.Series) -> pd.Series |
 
 
 def compared(row: pd.Series) -> str:
-    """The accuracy that a candidate's drops are of, in words; earlier versions knew that of the test split alone."""
+    """Return the accuracy that was compared, in words; earlier versions compared only that of the test split."""
     return str(row.get("compared", "test accuracy"))
 
 
 def saved_again(row: pd.Series) -> float:
-    """What a candidate saves on fresh seeds of the compute that its study ranks by; earlier versions knew one kind."""
+    """Return what a candidate saves of the ranked compute on fresh seeds; in old tables, of the training compute."""
     return float(row.get("saved", row["compute_saved"]))
 
 
 def held(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> pd.DataFrame:
-    """The ranking without the outcomes that fresh seeds have refuted."""
+    """Return the ranking without the outcomes that the confirmation refuted."""
     if confirmation is None:
         return ranking
     return ranking[~outcomes(ranking).isin(confirmation.loc[confirmation["refuted"], "candidate"])]

@@ -1,16 +1,15 @@
-"""Controls: what simply training shorter would have given for the same compute, and stops at random places.
+"""Controls: shorter training with the same compute, and stops at random places.
 
-A setting that saves 30 % of the compute at a drop of 0.3 points has found nothing if 70 % of the epochs, with the
-schedule shortened with them, end as well. The line that a setting has to beat goes through the baseline, which saves
-nothing, and the shorter trainings. At a saving s it is the better of two:
+A setting that saves 30 % of the compute with an accuracy loss of 0.3 points is useless if training for 70 % of the
+epochs, with the schedule shortened accordingly, reaches the same accuracy. Settings are compared with a line through
+the baseline, which saves nothing, and the shorter trainings. At a saving s its value is the larger of:
 
-- the value of the straight line between the neighbours of s (a length in between would end about there);
-- the best of all shorter trainings that save at least s, for who may save s may save more.
+- the linear interpolation between the neighbours of s (a length in between would give about this accuracy);
+- the best accuracy of all shorter trainings that save at least s, as a larger saving is acceptable, too.
 
-Beyond the shortest training there is no line, and nothing is said. Both sides are one training: within one sample of
-the validation split, and within what another seed changes (`noise`), they are about equal. Compute is the
-training's throughout: in a study that ranks by inference compute, or by both, training shorter is no rival and no
-trial is judged.
+The line ends at the shortest training; settings that save more are not compared. Both sides are single trainings:
+within one sample of the validation split, and within the noise of another seed (`noise`), they are about equal. Compute
+is always that of training: in a study that ranks by inference compute, or by both, no trial is compared.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from trainables.errors import UserError
 
 #: Values of the column ``control``.
 SHORTER, RANDOM_STOPS = "shorter", "random stops"
-#: Whether a setting beats training shorter.
+#: Results of the comparison of a setting with training shorter.
 BEATS, EQUAL, LOSES = "yes", "about equal", "no"
 
 
 def is_control(trials: pd.DataFrame) -> pd.Series[bool]:
-    """Which rows are controls."""
+    """Return a mask of the rows that are controls."""
     return trials["role"] == "control"
 
 
 def control_line(trials: pd.DataFrame) -> pd.DataFrame:
-    """Savings and accuracies of training shorter: the baseline and the controls of kind ``shorter``, ascending.
+    """Return savings and accuracies of the baseline and of the controls of kind ``shorter``, ascending.
 
     Args:
-        trials: one row a trial of one study, as `analysis.load` gives it.
+        trials: one row per trial of one study, as `analysis.load` gives it.
 
     Returns:
         Columns ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy``. Empty where the
@@ -51,7 +50,7 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
         the validation split as a fraction, None where it is not known.
 
     Raises:
-        UserError: a column is missing or holds text instead of numbers; these are controls of several studies or seeds.
+        UserError: a column is missing or holds text instead of numbers; the controls are of several studies or seeds.
 
     >>> trials = pd.DataFrame({
     ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "control", "control"], "status": "completed",
@@ -64,7 +63,7 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     needed = ("trial", "role", "status", "epochs", "compute_saved", "accuracy")
     trials = plain(trials, needed=needed)
     done = trials[is_value(trials, "status", "completed")]
-    # A script that reports `compute_saved` alone has none for another length than its own.
+    # A script that reports only `compute_saved` has none for another number of epochs.
     shorter = done[is_value(done, "control", SHORTER) & done["compute_saved"].notna()]
     if len(np.unique(groups(shorter))) > 1:
         raise UserError("a line of controls is of one study and seed, got several: pick the rows of one")
@@ -79,7 +78,7 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]:
-    """(N,) accuracy that training shorter reaches at these savings; NaN beyond the shortest training.
+    """Return (N,) accuracies that shorter training reaches at these savings; NaN beyond the shortest training.
 
     Args:
         line: from `control_line`.
@@ -93,7 +92,7 @@ def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]
     if len(line) == 0:
         return np.full(wanted.shape, np.nan)
     at, accuracy = line["compute_saved"].to_numpy(float), line["accuracy"].to_numpy(float)
-    # From here on, the best accuracy among those that save at least as much.
+    # Best accuracy among the trainings that save at least as much.
     best_beyond = np.maximum.accumulate(accuracy[::-1])[::-1]
     place = np.searchsorted(at, wanted - ROUNDING)
     inside = place < len(at)
@@ -103,7 +102,7 @@ def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]
 
 
 def difference_that_says_nothing(line: pd.DataFrame, accuracy: Any) -> NDArray[np.float64]:
-    """Return the difference up to which a setting and shorter training are about equal: a sample, or a seed's noise.
+    """Return the difference up to which a setting and shorter training are about equal: a sample or the seed noise.
 
     Args:
         line: from `control_line`.
@@ -114,12 +113,12 @@ def difference_that_says_nothing(line: pd.DataFrame, accuracy: Any) -> NDArray[n
 
 
 def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
-    """Whether each trial is more accurate than training shorter for the same compute, by one seed.
+    """Return whether each trial is more accurate than shorter training with the same compute, judged by one seed.
 
     Returns:
-        ``yes``, ``no`` or, within `difference_that_says_nothing`, ``about equal``, on the trials' index; NA where the
-        line does not reach, for trials that save nothing or did not complete, for the points of the line itself, and
-        where the study ranks by other compute than the training's.
+        ``yes``, ``no`` or, within `difference_that_says_nothing`, ``about equal``, on the trials' index; NA beyond the
+        end of the line, for trials that save nothing or did not complete, for the points of the line itself, and where
+        the study ranks by other compute than that of training.
 
     >>> line = pd.DataFrame({"compute_saved": [0.0, 0.2, 0.4], "accuracy": [0.97, 0.968, 0.95]})
     >>> trials = pd.DataFrame({

@@ -1,15 +1,15 @@
-"""Trials that trained what an earlier one trained: what is one outcome, and what a verdict on it speaks for. Pure.
+"""Duplicate trials, which repeat the training of an earlier trial, and outcomes, which group them. Pure.
 
-A *duplicate* trained what an earlier completed trial of the same table trained. Any of these says so:
+A *duplicate* is a trial with the same training as an earlier completed trial of the same table, shown by one of these:
 
 - it ended in the same stage of the stage tree;
 - its seed and hyperparameters are equal;
-- on the same workload, seed and number of epochs it reported the same training loss, accuracies and FLOPs, to the last
-  bit, as two settings do that stop the same layers at the same iterations; where no training loss is known, as of many
-  scripts, the same stops, at least one, accuracies and FLOPs.
+- on the same workload, seed and number of epochs it reported bitwise equal training loss, accuracies and FLOPs, as do
+  two settings that stop the same layers at the same iterations; where no training loss is known, as for many scripts,
+  equal stops (at least one), accuracies and FLOPs.
 
-Trials of one *outcome* are one setting in all but name: one of them is a candidate for confirmation, and what fresh
-seeds say of it is said of all.
+Trials of one *outcome* are one setting: one of them is the candidate for confirmation, and its result on fresh seeds
+applies to all.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 
 from trainables.config import field_names
 
-#: What two trainings have in common only if they were the same, beside `_evidence`.
+#: Columns that are equal in duplicates, in addition to `_evidence`.
 _RESULT = ("accuracy", "test_accuracy", "executed_flops", "backward_flops", "sparsity")
-#: Without which results say nothing of each other.
+#: Columns that must be equal for results to be comparable.
 _SETTING = ("workload", "seed", "epochs")
 
 
 def duplicate_of(done: pd.DataFrame) -> pd.arrays.IntegerArray:
-    """For each trial the number of the earliest one that trained the same, NA for that one itself."""
+    """Return for each trial the number of the earliest with the same training, NA for that one itself."""
     order = np.argsort(done["trial"].to_numpy(), kind="stable")
     first = np.arange(len(done))
     by_age = done if (order == first).all() else done.iloc[order]
@@ -38,7 +38,7 @@ def duplicate_of(done: pd.DataFrame) -> pd.arrays.IntegerArray:
         _, earliest, group = np.unique(codes, return_index=True, return_inverse=True)
         first = np.where(codes < 0, first, np.minimum(first, earliest[group]))
     while (first[first] != first).any():
-        first = first[first]  # what equals by its settings a trial that equals another by its stage
+        first = first[first]  # equal settings to a trial that has the same stage as another
     numbers = np.empty(len(done), dtype="int64")
     same = np.empty(len(done), dtype=bool)
     numbers[order] = by_age["trial"].to_numpy()[first]
@@ -47,20 +47,20 @@ def duplicate_of(done: pd.DataFrame) -> pd.arrays.IntegerArray:
 
 
 def outcomes(ranking: pd.DataFrame) -> pd.Series[int]:
-    """For each row of a ranking the number of the trial that its outcome is named after: the earliest of it."""
+    """Return for each row of a ranking the number of its outcome, which is that of its earliest trial."""
     if "duplicate_of" not in ranking.columns:
         return ranking["trial"]
     return ranking["duplicate_of"].fillna(ranking["trial"]).astype("int64")
 
 
 def outcome_of(row: pd.Series) -> int:
-    """The same of one row."""
+    """Return the number of the outcome of one row, as `outcomes`."""
     earlier = row.get("duplicate_of")
     return int(row["trial"] if earlier is None or pd.isna(earlier) else earlier)
 
 
 def _stage_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
-    """A number for each stage in which trials ended, -1 where none is known."""
+    """Return a number for each stage in which trials ended, -1 where not known."""
     if "stage" not in trials.columns:
         return np.full(len(trials), -1)
     stages = trials["stage"].astype("object")
@@ -69,15 +69,15 @@ def _stage_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _setting_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
-    """A number for each set of hyperparameters; all -1 in a table without them."""
+    """Return a number for each set of hyperparameters; all -1 in a table without them."""
     names = list(field_names())
-    if not set(names) <= set(trials.columns):  # another's table, or a few columns: a seed alone makes no trials equal
+    if not set(names) <= set(trials.columns):  # columns are missing: an equal seed alone does not make duplicates
         return np.full(len(trials), -1)
     return np.where(trials["method"].notna(), _group_codes(trials, names), -1)
 
 
 def _result_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
-    """A number for each result, -1 where it proves nothing."""
+    """Return a number for each result, -1 where it is too incomplete to identify duplicates."""
     if not {"train_loss", "accuracy", "executed_flops", *_SETTING} <= set(trials.columns):
         return np.full(len(trials), -1)
     evidence = _evidence(trials)
@@ -88,7 +88,7 @@ def _result_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _evidence(trials: pd.DataFrame) -> pd.Series[Any]:
-    """Values that no two trainings share by chance, missing where there are none."""
+    """Return values that two different trainings do not share by chance, missing where there are none."""
     losses = trials["train_loss"].astype("object")
     if "stop_events" not in trials.columns:
         return losses
@@ -97,7 +97,7 @@ def _evidence(trials: pd.DataFrame) -> pd.Series[Any]:
 
 
 def _group_codes(trials: pd.DataFrame, names: Sequence[str]) -> NDArray[np.int64]:
-    """A number for each combination of values, missing ones equal to each other; never across studies."""
+    """Return a number for each combination of values within a study; missing values are equal to each other."""
     codes = np.zeros(len(trials), dtype="int64")
     for name in [*names, *({"study"} & set(trials.columns))]:
         if trials[name].isna().all():

@@ -1,4 +1,4 @@
-"""Which pairs of parameters act together."""
+"""Interactions of pairs of parameters."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from analysis.metrics.parameter_importance import LEAST_TRIALS, SEED, drawn, res
 from analysis.metrics.saving import objectives_of, saving_of
 from trainables.config import field_kinds
 
-#: The forest: trees, most trials it learns from, most trials it is asked about.
+#: Random forest: trees, most trials for training, most trials for partial dependences.
 _TREES, _MOST_LEARNED, _MOST_ASKED = 128, 1000, 40
-#: Below this out-of-bag R^2 the forest does not know the objective, so its interactions are noise.
+#: Below this out-of-bag R^2 the forest does not predict the objective, so its interactions are noise.
 _LEAST_R2 = 0.2
-#: A pair is listed if its joint effect has this share of the prediction's variance. Without such a floor two
-#: parameters that do nothing show the ratio of one noise to another.
+#: Least share of a pair's joint effect in the prediction's variance. Without this limit, H^2 of two parameters
+#: without effect would be a ratio of noise.
 _LEAST_EFFECT = 0.05
 
 
 def interactions(path: str | Path) -> pd.DataFrame:
-    """Pairs of parameters whose effect together is more than the sum of their effects.
+    """Return pairs of parameters whose joint effect is not the sum of their single effects.
 
     Friedman and Popescu's statistic H^2 (2008, "Predictive learning via rule ensembles", section 8.1) of a seeded
     random forest: the share of the variance of a pair's joint partial dependence that is not the sum of the two
-    single ones. On simulated trials it comes to 0.00 to 0.03 for additive objectives and to 0.59 to 1 for a pure
-    product of centred parameters from 120 trials; from few trials a forest sees less interaction than there is.
+    single ones. On simulated trials it is 0.00 to 0.03 for additive objectives and 0.59 to 1 for a pure product of
+    centred parameters from 120 trials; with few trials a forest underestimates interactions.
 
     Args:
-        path: what `analysis.load` reads, one study.
+        path: path of one study, as for `analysis.load`.
 
     Returns:
-        Columns ``objective``, ``first``, ``second``, ``strength`` in [0, 1], strongest first. Pairs that have together
-        less than a twentieth of the forest's variance are left out. Parameters are the columns of `analysis.load` that
-        vary and that every trial has; lists are left out. An objective of which nothing can be said has no rows.
-        ``df.attrs``: ``reason`` (why rows are missing, empty if none are), ``trials`` (how many were looked at) and
-        ``r2`` (for each objective the forest's out-of-bag R^2, the part of the variance that it can predict).
+        Columns ``objective``, ``first``, ``second``, ``strength`` in [0, 1], strongest first. Pairs whose
+        joint effect is below a twentieth of the forest's variance are left out. Parameters are the columns of
+        `analysis.load` that vary and that every trial has; lists are left out. An objective that cannot be analysed has
+        no rows. ``df.attrs``: ``reason`` (why rows are missing, empty if none are), ``trials`` (number of trials used)
+        and ``r2`` (for each objective the forest's out-of-bag R^2, the part of the variance that it can predict).
 
     Raises:
-        UserError: nothing there that can be read.
+        UserError: nothing can be read.
     """
     trials = load(path)
     objectives = objectives_of(saving_of(trials))
@@ -85,11 +85,12 @@ def interactions(path: str | Path) -> pd.DataFrame:
 def pair_strengths(
     predict: Callable[[NDArray[np.float64]], NDArray[np.float64]], points: NDArray[np.float64]
 ) -> list[tuple[int, int, float, float]]:
-    """Friedman and Popescu's H^2 of every pair of columns (2008, equation 44).
+    """Compute Friedman and Popescu's H^2 of every pair of columns (2008, equation 44).
 
     Args:
-        predict: from (M, P) points to (M,) values.
-        points: (N, P) points at which, and over which, partial dependences are taken; N^2 P (P + 1) / 2 predictions.
+        predict: maps (M, P) points to (M,) values.
+        points: (N, P) points at which partial dependences are evaluated and over which they are averaged;
+            N^2 P (P + 1) / 2 predictions.
 
     Returns:
         For each pair j < k: j, k, H^2 in [0, 1] (0 where the pair has no effect), and the variance of its joint
@@ -103,7 +104,7 @@ def pair_strengths(
         for k in range(j + 1, count):
             joint = _partial_dependence(predict, points, (j, k))
             effect, beyond = float(np.mean(joint**2)), float(np.mean((joint - single[j] - single[k]) ** 2))
-            # On few points the ratio may pass 1 a little, for the single effects are not exactly uncorrelated.
+            # On few points the ratio may slightly exceed 1, as the single effects are not exactly uncorrelated.
             strength = min(1.0, beyond / effect) if effect > 1e-12 * variance else 0.0
             found.append((j, k, strength, effect / variance if variance > 0 else 0.0))
     return found
@@ -114,7 +115,7 @@ def _partial_dependence(
     points: NDArray[np.float64],
     columns: tuple[int, ...],
 ) -> NDArray[np.float64]:
-    """(N,) mean prediction with these columns as at each point and the others as at all points; centred."""
+    """Return (N,) centred mean predictions with these columns from one point, the others averaged over all points."""
     number, width = points.shape
     grid = np.tile(points, (number, 1, 1))  # [point, background, column]
     for column in columns:
@@ -132,7 +133,7 @@ def _forest(points: NDArray[np.float64], values: NDArray[np.float64]) -> Any:
 
 
 def _parameters(done: pd.DataFrame) -> pd.DataFrame:
-    """The hyperparameters that vary and that every trial has, as numbers; text by its place in the alphabet."""
+    """Return the hyperparameters that vary and that every trial has, as numbers; text by alphabetical order."""
     found = {}
     for name, kind in field_kinds().items():
         if kind is tuple or name not in done.columns or done[name].isna().any() or done[name].nunique() < 2:

@@ -1,4 +1,4 @@
-"""What mattered: how much each parameter moves each objective."""
+"""Parameter importance: the effect of each parameter on each objective."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ from trainables.metrics import OBJECTIVES
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-#: Fewest trials of which anything is said. In 20 draws of 20 random trials with seven parameters, two of which act with
-#: weights 2 and 1, fANOVA had the first right in all and the second in 16; with 40 trials, both in all; with 10, both
-#: in 6.
+#: Fewest trials that are evaluated. In 20 draws of 20 random trials with seven parameters, two of them effective with
+#: weights 2 and 1, fANOVA ranked the first correctly in all and the second in 16; with 40 trials, both in all; with 10,
+#: both in 6.
 LEAST_TRIALS = 20
-#: Seeds every draw and forest here, so that the same study gives the same numbers.
+#: Seed of every draw and forest, so that the same study gives the same numbers.
 SEED = 0
-#: Most trials that fANOVA takes, as its time grows faster than their number; a seeded draw beyond it.
+#: Most trials for fANOVA, whose time grows faster than linearly; of more trials, a seeded draw is used.
 _MOST_FANOVA_TRIALS = 200
 _FANOVA_TREES = 32
-#: PED-ANOVA asks what the best trials have in common: this share of them, but at least five.
+#: PED-ANOVA evaluates what the best trials have in common: this share of the trials, but at least five.
 _TOP_SHARE, _LEAST_TOP = 0.1, 5
 
 
 def importance(path: str | Path) -> pd.DataFrame:
-    """How much each parameter mattered for each objective, by Optuna's evaluators.
+    """Compute the importance of each parameter for each objective with Optuna's evaluators.
 
-    Where every trial was asked for the same parameters in the same ranges, this is fANOVA (Hutter, Hoos and
+    If all trials have the same parameters with the same ranges, the evaluator is fANOVA (Hutter, Hoos and
     Leyton-Brown 2014, "An Efficient Approach for Assessing Hyperparameter Importance"): the share of the objective's
-    variance over the searched ranges that a parameter explains alone. fANOVA knows only parameters that all trials
-    have, so in a conditional space it is Optuna's default, PED-ANOVA (Watanabe, Bansal and Hutter 2023, and its
-    extension to conditional parameters): how much the best tenth of the trials, at least five, agree on a parameter.
-    Of the two, fANOVA ranks better from few trials. Seeded: the same study gives the same numbers.
+    variance over the searched ranges that a parameter explains alone. fANOVA handles only parameters that all trials
+    have, so in a conditional space the evaluator is Optuna's default, PED-ANOVA (Watanabe, Bansal and Hutter 2023, and
+    its extension to conditional parameters): how much the best tenth of the trials, at least five, agree on a
+    parameter. Of the two, fANOVA ranks better with few trials. Seeded: the same study gives the same numbers.
 
-    Only completed trials of role ``search`` count: the baseline and the controls have no parameters, a published
-    starting point may lie outside the searched ranges, and trials that were known to stop nothing never ran.
+    Only completed trials of role ``search`` count: the baseline and the controls have no parameters, published defaults
+    may lie outside the searched ranges, and trials that were known to stop nothing never ran.
 
     Args:
         path: a study's folder, or its Optuna journal.
 
     Returns:
         Columns ``objective``, ``parameter`` (as in the Optuna study, ``linear.CAC_RULE_DEPTH`` for one of a branch),
-        ``importance`` in [0, 1], greatest first, with the sum 1 for each objective. An objective of which nothing can
-        be said has no rows. ``df.attrs``: ``reason`` (why rows are missing, empty if none are), ``evaluator``,
-        ``trials`` (how many were looked at), and of fANOVA ``explained``: for each objective the share of the variance
-        that the parameters explain each alone, together, in [0, 1]. The rest is what they do in combination, and noise:
-        where little is explained, shares of it that add up to 1 say little.
+        ``importance`` in [0, 1], largest first, with the sum 1 for each objective. An objective that cannot be
+        analysed has no rows. ``df.attrs``: ``reason`` (why rows are missing, empty if none are), ``evaluator``,
+        ``trials`` (number of trials used), and for fANOVA ``explained``: for each objective the summed share of the
+        variance that the parameters explain individually, in [0, 1]. The rest is interactions and noise: where little
+        is explained, the importances mean little.
 
     Raises:
-        UserError: no study there.
+        UserError: there is no study.
     """
     trials = _search_trials(_journal_of(path))
     attrs: dict[str, Any] = {"evaluator": "", "trials": len(trials), "explained": {}}
@@ -70,7 +70,7 @@ def importance(path: str | Path) -> pd.DataFrame:
     evaluate = _ped_anova if conditional else _fanova
     rows: list[dict[str, Any]] = []
     reasons = []
-    # What the search told Optuna is what it ranks by, under whatever name.
+    # The values in Optuna's study are those of the objectives that the study ranks by.
     saving = trials[0].user_attrs.get("config", {}).get("saving") or TRAINING
     for place, objective in enumerate(objectives_of(saving)):
         if is_constant([trial.values[place] for trial in trials]):
@@ -103,7 +103,7 @@ def _journal_of(path: str | Path) -> Path:
 
 
 def _search_trials(journal: Path) -> list[FrozenTrial]:
-    """The trials that count, in the order of their numbers."""
+    """Return the trials that count, in the order of their numbers."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
     from optuna.trial import TrialState
@@ -116,7 +116,7 @@ def _search_trials(journal: Path) -> list[FrozenTrial]:
         trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     except KeyError:
         raise UserError(f"the journal {journal} holds no study of a search: importance needs one") from None
-    except (ValueError, AssertionError, IndexError, TypeError) as error:  # a damaged line stops Optuna's reader
+    except (ValueError, AssertionError, IndexError, TypeError) as error:  # Optuna's reader fails at a damaged line
         raise UserError(f"Optuna cannot read the journal {journal}, so importance cannot be told: {error}") from None
     finally:
         optuna.logging.set_verbosity(level)
@@ -136,7 +136,7 @@ def _counts(trial: FrozenTrial) -> bool:
 
 
 def _within_ranges(trial: FrozenTrial) -> bool:
-    """Whether the values are of the ranges they were asked for in; those that a search begins with need not be."""
+    """Return whether all values lie in their ranges; values of a search's starting points may lie outside."""
     from optuna.trial import create_trial
 
     try:
@@ -159,14 +159,14 @@ def _ped_anova(trials: Sequence[FrozenTrial], place: int) -> dict[str, float]:
 
     share = max(_TOP_SHARE, _LEAST_TOP / len(trials))
     evaluator = PedAnovaImportanceEvaluator(target_quantile=share)
-    # It asks what leads to low values, whatever the study's directions; both objectives are better high.
+    # It evaluates low values, whatever the study's directions; both objectives are to be maximised.
     return _evaluated(trials, evaluator, lambda trial: -trial.values[place])
 
 
 def _evaluated(
     trials: Sequence[FrozenTrial], evaluator: Any, target: Callable[[FrozenTrial], float]
 ) -> dict[str, float]:
-    """An evaluator's values on these trials alone, not normalised: all zero stays visible."""
+    """Return an evaluator's importances on these trials alone, not normalized, so that all zeros stay visible."""
     import optuna
 
     level = optuna.logging.get_verbosity()
@@ -175,7 +175,7 @@ def _evaluated(
         study = optuna.create_study(directions=["maximize"] * len(OBJECTIVES))
         study.add_trials(trials)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that normalize is experimental, and which way the target goes
+            warnings.simplefilter("ignore")  # that normalize is experimental, and the direction of the target
             found = optuna.importance.get_param_importances(study, evaluator=evaluator, target=target, normalize=False)
     finally:
         optuna.logging.set_verbosity(level)
@@ -183,21 +183,21 @@ def _evaluated(
 
 
 def drawn(count: int, most: int) -> NDArray[np.int64]:
-    """Places of at most so many of `count`, ascending; a seeded draw where there are more."""
+    """Select at most `most` of `count` indices, ascending; by a seeded draw where there are more."""
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(SEED).choice(count, most, replace=False))
 
 
 def too_few(count: int) -> str:
-    """Why nothing is said of so many trials."""
+    """Return the reason text for too few trials."""
     return f"{count} completed trials of the search with parameters are too few, {LEAST_TRIALS} are needed"
 
 
 def result_frame(
     rows: list[dict[str, Any]], columns: list[str], reasons: Sequence[str], attrs: dict[str, Any]
 ) -> pd.DataFrame:
-    """Rows as a frame: `objective`, `columns`, of which the last is a number; attributes, and why rows are missing."""
+    """Build a frame with `objective` and `columns` (the last one numeric), and `attrs` with `reason` added."""
     frame = pd.DataFrame(rows, columns=["objective", *columns])
     number = columns[-1]
     frame = frame.astype({name: "float64" if name == number else "string" for name in frame.columns})

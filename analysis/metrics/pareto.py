@@ -1,4 +1,4 @@
-"""Pareto front, hypervolume and knee of plain numbers. NumPy only; every column is to be maximised.
+"""Pareto front, hypervolume and knee of arrays of numbers. NumPy only; every column is to be maximised.
 
 A row *dominates* another if it is at least as good in every column and better in one. Callers flip the sign of a
 column that is to be minimised, and drop rows with missing values first: NaN is neither better nor worse than a number.
@@ -13,12 +13,12 @@ from trainables.errors import UserError
 
 #: Pairs of rows compared in one array operation, at most; beyond it the rows are split.
 _PAIRS = 1 << 18
-#: A knee must stand out by more than rounding of scaled values does.
+#: Least height of a knee above the hyperplane, greater than rounding errors of scaled values.
 _ROUNDING = 1e-9
 
 
 def non_dominated(values: ArrayLike) -> NDArray[np.bool_]:
-    """Which rows no other row dominates.
+    """Return a mask of the rows that no other row dominates.
 
     Equal rows do not dominate each other, so they are on the front together. One and two columns take n log n by a
     sweep over the sorted rows. More columns take n (log n)^(M - 1) by divide and conquer (Kung, Luccio and Preparata
@@ -31,7 +31,7 @@ def non_dominated(values: ArrayLike) -> NDArray[np.bool_]:
         (N,) mask.
 
     Raises:
-        UserError: the shape is another, or a value is NaN.
+        UserError: the shape is not (N, M), or a value is NaN.
 
     >>> non_dominated([[1, 2], [2, 1], [1, 1], [2, 1]]).tolist()
     [True, True, False, True]
@@ -48,7 +48,7 @@ def non_dominated(values: ArrayLike) -> NDArray[np.bool_]:
     if columns == 1:
         front[0] = True
     elif columns == 2:
-        # What comes earlier is at least as good in the first column, so only the second decides.
+        # Earlier rows are at least as good in the first column, so only the second decides.
         best_before = np.r_[-np.inf, np.maximum.accumulate(distinct[:-1, 1])]
         front = distinct[:, 1] > best_before
         front[0] = True  # also where its second value is -inf
@@ -60,14 +60,14 @@ def non_dominated(values: ArrayLike) -> NDArray[np.bool_]:
 
 
 def hypervolume(values: ArrayLike, reference: ArrayLike) -> float:
-    """The volume of what the rows dominate above a reference point, exactly.
+    """Compute the exact volume that the rows dominate above a reference point.
 
-    One and two columns take a sweep; more are cut along the last column, each slice less what better rows cover of it
-    (While, Bradstreet and Barone 2012, "A fast way of calculating exact hypervolumes"). That is about n^(M - 1) for n
-    rows on the front: milliseconds for hundreds of rows and three columns.
+    One and two columns take a sweep; more are cut along the last column, and from each slice the part that better rows
+    cover is subtracted (While, Bradstreet and Barone 2012, "A fast way of calculating exact hypervolumes"). This takes about n^(M - 1)
+    steps for n rows on the front: milliseconds for hundreds of rows and three columns.
 
     Args:
-        values: (N, M) finite numbers, M >= 1, in any order, dominated rows among them or not.
+        values: (N, M) finite numbers, M >= 1, in any order, with or without dominated rows.
         reference: (M,) finite numbers. A row that is not better than it in every column adds nothing.
 
     Returns:
@@ -93,7 +93,7 @@ def hypervolume(values: ArrayLike, reference: ArrayLike) -> float:
 
 
 def knee(values: ArrayLike) -> int | None:
-    """The row of the front that gives up least everywhere: its bulge.
+    """Return the number of the knee: the row of the front farthest above the line between its ends.
 
     Each column is scaled to [0, 1] over the front. The knee is the row farthest above the hyperplane through the
     scaled corners (1, 0, ...), (0, 1, ...), ...; with two columns these are the front's two ends and this is the knee
@@ -105,10 +105,10 @@ def knee(values: ArrayLike) -> int | None:
 
     Returns:
         Number of the row, the first of equals; None if the front has fewer than 3 distinct rows, or none above the
-        hyperplane (a front that is straight or bulges inwards).
+        hyperplane (a front that is straight or curved inwards).
 
     Raises:
-        UserError: the shape is another, or a number is not finite.
+        UserError: the shape is not (N, M), or a number is not finite.
 
     >>> knee([[0, 10], [6, 9], [10, 0], [3, 3]])
     1
@@ -121,7 +121,7 @@ def knee(values: ArrayLike) -> int | None:
     if len(np.unique(front, axis=0)) < 3:
         return None
     span = np.ptp(front, axis=0)
-    # A column in which the whole front is equal tells nothing apart.
+    # A column with equal values over the whole front distinguishes no rows.
     scaled = (front - front.min(axis=0)) / np.where(span > 0, span, 1)
     above = scaled.sum(axis=1) - 1
     if above.max() <= _ROUNDING:
@@ -140,9 +140,9 @@ def _table(values: ArrayLike) -> NDArray[np.float64]:
 
 
 def _front_places(distinct: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Places of the front of (n, M) distinct rows in descending lexicographic order.
+    """Return the indices of the front of (n, M) distinct rows in descending lexicographic order.
 
-    In this order a row can be dominated by an earlier one alone, and the first column needs no comparison any more.
+    In this order a row can be dominated only by an earlier one, and the first column needs no comparison.
     """
     count = len(distinct)
     if count * count <= _PAIRS:
@@ -153,7 +153,7 @@ def _front_places(distinct: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def _covered(rows: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """(n,) which of (n, k) rows have one among (m, k) others that is at least as good in all k columns."""
+    """Return (n,) which of the (n, k) rows are at most as good as one of (m, k) others in all k columns."""
     if len(rows) == 0 or len(by) == 0:
         return np.zeros(len(rows), dtype=bool)
     if rows.shape[1] == 1:
@@ -166,7 +166,7 @@ def _covered(rows: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.b
     found = np.zeros(len(rows), dtype=bool)
     high = rows[:, 0] > middle
     found[high] = _covered(rows[high], by[by[:, 0] > middle])
-    # Below, the upper half of the others is at least as good in the first column, so the rest decides.
+    # The upper half of the others is at least as good as these in the first column, so the other columns decide.
     found[~high] = _covered(rows[~high, 1:], by[by[:, 0] >= middle, 1:])
     left = ~high & ~found
     found[left] = _covered(rows[left], by[by[:, 0] < middle])
@@ -175,7 +175,7 @@ def _covered(rows: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.b
 
 def _covered_in_the_plane(rows: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.bool_]:
     order = np.argsort(-by[:, 0], kind="stable")
-    best = np.r_[-np.inf, np.maximum.accumulate(by[order, 1])]  # among the first so many
+    best = np.r_[-np.inf, np.maximum.accumulate(by[order, 1])]  # best[i]: among the first i
     as_good = np.searchsorted(-by[order, 0], -rows[:, 0], side="right")
     return (as_good > 0) & (best[as_good] >= rows[:, 1])
 
@@ -183,7 +183,7 @@ def _covered_in_the_plane(rows: NDArray[np.float64], by: NDArray[np.float64]) ->
 def _covered_pairwise(
     rows: NDArray[np.float64], by: NDArray[np.float64], *, earlier_only: bool = False
 ) -> NDArray[np.bool_]:
-    """`_covered`, every pair compared; with `earlier_only` by rows of a smaller number."""
+    """Compute `_covered` by comparing every pair; with `earlier_only`, with rows of smaller index only."""
     covers = np.ones((len(rows), len(by)), dtype=bool)
     for row_values, by_values in zip(rows.T, by.T, strict=True):
         covers &= by_values >= row_values[:, None]
@@ -193,7 +193,7 @@ def _covered_pairwise(
 
 
 def _volume(above: NDArray[np.float64]) -> float:
-    """Volume between (n, M) rows of positive numbers and the origin."""
+    """Compute the volume between (n, M) rows of positive numbers and the origin."""
     if len(above) == 0:
         return 0.0
     if above.shape[1] == 1:

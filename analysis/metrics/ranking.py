@@ -1,8 +1,8 @@
-"""Ranking: compute saved against accuracy lost.
+"""Ranking of trials by compute saved and accuracy loss.
 
-Compute is the training's, that of inference or the mean of both, as the study says (`analysis.metrics.saving`).
+Compute is that of training, that of inference or their mean, as the study specifies (`analysis.metrics.saving`).
 
-What counts as a result:
+Treatment of the trials:
 
 | trial | ranking | front, hypervolume, knee |
 |---|---|---|
@@ -16,10 +16,10 @@ What counts as a result:
 | role ``control`` | left out unless `controls=True` | left out unless `controls=True` |
 | role ``baseline`` | ranked like any other: it saves nothing at no drop | like any other |
 
-What a *duplicate* is: `analysis.metrics.duplicates`.
+For duplicates, see `analysis.metrics.duplicates`.
 
-Among trials of one study, workload and seed, accuracy and drop order alike, and fronts are of accuracy. Among several,
-accuracies have different yardsticks: each trial counts by the drop against its own baseline, in fronts, too.
+Among trials of one study, workload and seed, accuracy and accuracy loss give the same order, and fronts use accuracy.
+Among several, each trial counts by the accuracy loss against its own baseline, in fronts, too.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from analysis.metrics.saving import SAVED, objectives_of, saved_of, saving_of, s
 from trainables.errors import UserError, unknown_name
 from trainables.metrics import METRICS
 
-#: One point of accuracy, which a price is for.
+#: One point of accuracy, the unit of a price.
 POINT = 0.01
-#: What has another yardstick for each study and seed, and what is compared in its place.
+#: Columns that are not comparable across studies and seeds, and the columns that are compared instead.
 _DROP_OF = {"accuracy": "accuracy_drop", "test_accuracy": "test_accuracy_drop"}
-#: Decimals of a drop that count: differences of equal counts over equal splits are equal to about 1e-16.
+#: Decimals of an accuracy loss that count: differences of equal counts over equal splits agree to about 1e-16.
 _DECIMALS = 12
-#: Accuracy that the default reference of the hypervolume gives away against the baseline.
+#: Accuracy by which the default reference of the hypervolume is below the baseline.
 GIVEN_AWAY = 0.05
 
 
 def check_allowed_drop(allowed_drop: float) -> None:
-    """Raise UserError unless it is a fraction in [0, 1)."""
+    """Raise UserError unless the allowed accuracy loss is a fraction in [0, 1)."""
     if not 0 <= allowed_drop < 1:
         raise UserError(
             f"the allowed drop must be a fraction in [0, 1), such as 0.005 for half a point, got {allowed_drop}"
@@ -60,7 +60,7 @@ def check_allowed_drop(allowed_drop: float) -> None:
 
 
 def check_price(price: float) -> None:
-    """Raise UserError unless it is a finite number > 0."""
+    """Raise UserError unless the price is a finite number > 0."""
     if not (math.isfinite(price) and price > 0):
         raise UserError(
             "the price of a point of accuracy must be a fraction of the compute above 0, "
@@ -71,32 +71,32 @@ def check_price(price: float) -> None:
 def rank(
     trials: pd.DataFrame, *, allowed_drop: float = 0.005, price: float | None = None, controls: bool = False
 ) -> pd.DataFrame:
-    """The completed trials, best first.
+    """Return the completed trials, best first.
 
-    Without a price: first those within the allowed drop by `saved`, then the others by their drop (smallest first).
-    With a price: by `worth`, that is `saved` minus what the lost accuracy costs. Ties go to the higher accuracy, then
-    to the earlier trial.
+    Without a price: first trials within the allowed accuracy loss by `saved`, then the others by their loss (smallest
+    first). With a price: by `worth`, that is `saved` minus the price of the accuracy loss. Ties are ordered by higher
+    accuracy, then by earlier trial.
 
     Args:
-        trials: one row a trial.
-        allowed_drop: accuracy that may be lost against the baseline, a fraction in [0, 1).
-        price: fraction of the compute that a point (0.01) of accuracy is worth, > 0. With 0.1, a trial that saves 30 %
-            at one point of drop is worth 0.2. Accuracy won counts in the same way.
+        trials: one row per trial.
+        allowed_drop: largest accuracy loss allowed against the baseline, a fraction in [0, 1).
+        price: price of a point (0.01) of accuracy as a fraction of the compute, > 0. With 0.1, a trial that saves 30 %
+            at an accuracy loss of one point has the worth 0.2. An accuracy gain counts in the same way.
         controls: whether trials of role ``control`` are ranked, too.
 
     Returns:
-        The trials with `rank` (from 1), `within_drop` (of the allowed drop), `on_front` (accuracy, or the drop among
-        several studies or seeds, against `saved`, among the ranked) and `duplicate_of` (Int64: an earlier trial, see
-        `duplicates`) in front of the other columns; with a price also `worth`, a fraction of the compute that
-        the study ranks by.
+        The trials with `rank` (from 1), `within_drop` (within the allowed loss), `on_front` (of accuracy, or of the
+        loss among several studies or seeds, and `saved`, among the ranked) and `duplicate_of` (Int64: an earlier trial,
+        see `duplicates`) before the other columns; with a price also `worth`, a fraction of the compute that the study
+        ranks by.
 
     Raises:
-        UserError: the allowed drop or the price is out of range; a column is missing (`trial`, `status`, `accuracy`,
-            `compute_saved`, and `role` unless there is an `accuracy_drop`) or holds text instead of numbers; a trial is
-            there twice.
+        UserError: the allowed loss or the price is out of range; a column is missing (`trial`, `status`, `accuracy`,
+            `compute_saved`, and `role` unless there is an `accuracy_drop`) or holds text instead of numbers; a trial
+            occurs twice.
 
     Warns:
-        UserWarning: some of several studies, workloads or seeds have no completed baseline, or no trial is one.
+        UserWarning: some of several studies, workloads or seeds have no completed baseline, or there is none at all.
 
     >>> trials = pd.DataFrame({
     ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "search", "search"], "status": "completed", "seed": 0,
@@ -105,7 +105,7 @@ def rank(
     >>> rank(trials, allowed_drop=0.005)[["rank", "trial", "within_drop", "on_front"]].values.tolist()
     [[1, 1, True, True], [2, 0, True, True], [3, 2, False, True], [4, 3, False, False]]
 
-    Where a point costs a tenth of the compute, half the compute saved at 2.5 points of drop is worth a quarter:
+    If a point costs a tenth of the compute, saving half of it at a loss of 2.5 points has the worth 0.25:
 
     >>> rank(trials, price=0.1).set_index("trial")["worth"].round(3).to_dict()
     {1: 0.27, 2: 0.25, 3: 0.05, 0: 0.0}
@@ -132,7 +132,7 @@ def rank(
         done["role"] = pd.Series(pd.NA, index=done.index, dtype="string")
     done["duplicate_of"] = duplicate_of(done)
     front = ["rank", "trial", "role", "within_drop", "on_front", "accuracy", "accuracy_drop", "compute_saved"]
-    keys = [done["trial"], -done["accuracy"]]  # the last key is the first to decide
+    keys = [done["trial"], -done["accuracy"]]  # the last key is the primary one
     if price is None:
         keys += [
             -done[SAVED].where(done["within_drop"], 0),
@@ -152,10 +152,10 @@ def rank(
 
 
 def best(ranking: pd.DataFrame) -> pd.Series | None:
-    """The first of a ranking that is within the allowed drop, None if nothing is.
+    """Return the first trial of a ranking that is within the allowed accuracy loss, None if there is none.
 
-    Without a price that is the first row or none. With a price it is the trial of the greatest worth among those
-    within the drop, which stays a limit.
+    Without a price this is the first row or None. With a price it is the trial of the largest worth among those within
+    the allowed loss, which remains a limit.
 
     >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "worth": [0.3, 0.2, 0.0], "within_drop": [False, True, True]})
     >>> int(best(ranking)["trial"])
@@ -170,27 +170,29 @@ def best(ranking: pd.DataFrame) -> pd.Series | None:
 def pareto_front(
     trials: pd.DataFrame, objectives: Sequence[str] | None = None, *, controls: bool = False
 ) -> pd.DataFrame:
-    """The trials that no other beats in all objectives; in n log n for two of them.
+    """Return the trials on the Pareto front; takes n log n for two objectives.
 
     A trial is on the front unless another is at least as good in every objective and better in one; trials with equal
-    values are on it together. Only completed trials with a value in each objective count.
+    values are all on it. Only completed trials with a value in each objective count.
 
     Args:
-        trials: one row a trial.
+        trials: one row per trial.
         objectives: columns of `trainables.metrics.METRICS` that have a direction, at least one; by default accuracy
-            (of several studies or seeds the drop against the baseline of each) and what the study ranks by.
+            (for several studies or seeds the accuracy loss against the baseline of each) and the compute saved that
+            the study ranks by.
         controls: whether trials of role ``control`` count, too.
 
     Returns:
-        The front, best in the last objective first (by default: most saved), ties by the one before.
+        The front, best in the last objective first (by default: most saved), ties by the objective before it.
 
     Raises:
-        UserError: an objective is unknown, has no direction or is no column of these trials; there is no column
-            `status`; a column of numbers holds text; drops are needed, and neither `accuracy_drop` nor `role` is there.
+        UserError: an objective is unknown, has no direction or is not a column of these trials; there is no column
+            `status`; a column of numbers holds text; accuracy losses are needed, and neither `accuracy_drop` nor `role`
+            exists.
 
     Warns:
-        UserWarning: some of several studies, workloads or seeds have no completed baseline; or accuracy itself was
-            asked for among several.
+        UserWarning: some of several studies, workloads or seeds have no completed baseline; or accuracy itself is an
+            objective among several.
 
     >>> trials = pd.DataFrame({
     ...     "trial": [0, 1, 2, 3], "role": ["baseline", "search", "search", "search"], "status": "completed", "seed": 0,
@@ -213,22 +215,22 @@ def front_hypervolume(
     *,
     controls: bool = False,
 ) -> float:
-    """The volume of objectives that the trials dominate above a reference.
+    """Compute the volume of the objectives that the trials dominate above a reference.
 
     Args:
-        trials: one row a trial.
+        trials: one row per trial.
         objectives: as for `pareto_front`.
-        reference: one number an objective, in its own units; trials that do not beat it in every objective add
-            nothing. By default `default_reference`. Volumes can be compared only with the same reference: studies
-            with the same workload, epochs and seed have the same baseline and so the same default; for others take
-            it from one and give it to each.
+        reference: one number per objective, in its units; trials that are not better in every objective add nothing.
+            By default `default_reference`. Volumes are comparable only with the same reference: studies with the same
+            workload, epochs and seed have the same baseline and so the same default; for others pass one reference to
+            all.
         controls: as for `pareto_front`.
 
     Returns:
         The volume in the product of the objectives' units; by default at most a little above `GIVEN_AWAY`.
 
     Raises:
-        UserError: as `pareto_front`; there is no baseline to take a reference from; the reference does not fit.
+        UserError: as `pareto_front`; there is no baseline for a default reference; the reference has another length.
 
     >>> trials = pd.DataFrame({
     ...     "role": ["baseline", "search", "search"], "status": "completed",
@@ -250,13 +252,14 @@ def front_hypervolume(
 
 
 def default_reference(trials: pd.DataFrame, objectives: Sequence[str] | None = None) -> tuple[float, ...]:
-    """The baseline, with five points of accuracy (`GIVEN_AWAY`) given away: a reference for `front_hypervolume`.
+    """Return the default reference of `front_hypervolume`: the baseline minus five points of accuracy (`GIVEN_AWAY`).
 
     Returns:
-        One number an objective: the mean over the completed baselines; accuracies less, drops more by `GIVEN_AWAY`.
+        One number per objective: the mean over the completed baselines; accuracies are decreased and accuracy losses
+        increased by `GIVEN_AWAY`.
 
     Raises:
-        UserError: an objective is wrong, or no completed baseline has a value in each.
+        UserError: an objective is invalid, or no completed baseline has a value in each.
     """
     return _reference(*_counting(trials, objectives, controls=False))
 
@@ -277,7 +280,7 @@ def _reference(done: pd.DataFrame, objectives: Sequence[str]) -> tuple[float, ..
 def knee_trial(
     trials: pd.DataFrame, objectives: Sequence[str] | None = None, *, controls: bool = False
 ) -> pd.Series | None:
-    """The trial on the front that gives up least everywhere (`pareto.knee`), None if the front has no bulge.
+    """Return the trial at the knee of the front (`pareto.knee`), None if the front has no knee.
 
     Args and errors are those of `pareto_front`; of trials with equal values it is the earlier row.
 
@@ -297,7 +300,7 @@ def knee_trial(
 def _counting(
     trials: pd.DataFrame, objectives: Sequence[str] | None, *, controls: bool
 ) -> tuple[pd.DataFrame, Sequence[str]]:
-    """The trials that count, plain, their index the places among all; and the objectives."""
+    """Return the trials that count, converted (`plain`) and indexed by position among all, and the objectives."""
     table = plain(trials, needed=("status",)).reset_index(drop=True)
     done = table[_has_result(table, controls=controls)]
     several = _several_yardsticks(done)
@@ -318,7 +321,7 @@ def _counting(
 
 
 def _add_drops(trials: pd.DataFrame) -> None:
-    """Add what is relative to the baseline to a frame of one's own."""
+    """Add the columns relative to the baseline to a frame in place."""
     if "role" not in trials.columns and "accuracy_drop" not in trials.columns:
         raise UserError(
             "the trials have no column 'role', which says which of them is the baseline, and no column "
@@ -332,7 +335,7 @@ def _several_yardsticks(done: pd.DataFrame) -> bool:
 
 
 def _warn_of_missing_baselines(done: pd.DataFrame, trials: pd.DataFrame) -> None:
-    """Warn of trials without a drop; both frames are indexed by the places of trials."""
+    """Warn of trials without an accuracy loss; both frames are indexed by position."""
     without = done[done["accuracy_drop"].isna() & ~has_baseline(trials).loc[done.index]]
     if without.empty:
         return
@@ -358,7 +361,7 @@ def _has_result(trials: pd.DataFrame, *, controls: bool) -> pd.Series[bool]:
 
 
 def _signs(objectives: Sequence[str]) -> NDArray[np.float64]:
-    """1 for objectives to be maximised, -1 for the others."""
+    """Return 1 for objectives to be maximised, -1 for the others."""
     valid = [name for name, metric in METRICS.items() if metric.direction]
     if len(objectives) == 0:
         raise UserError(f"a front needs at least one objective, got none. Valid: {', '.join(sorted(valid))}")
@@ -369,9 +372,9 @@ def _signs(objectives: Sequence[str]) -> NDArray[np.float64]:
 
 
 def _to_maximise(trials: pd.DataFrame, objectives: Sequence[str]) -> NDArray[np.float64]:
-    """(N, M) values of the objectives, every one to be maximised, NaN where there is none."""
+    """Return (N, M) values of the objectives, signed so that all are to be maximised; NaN where missing."""
     signs = _signs(objectives)
-    needed = ["compute_saved" if name == SAVED else name for name in objectives]  # it follows from others
+    needed = ["compute_saved" if name == SAVED else name for name in objectives]  # SAVED is computed from other columns
     for name in needed:
         if name not in trials.columns:
             raise UserError(

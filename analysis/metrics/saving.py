@@ -1,6 +1,6 @@
-"""Which compute a study ranks by, and how that is said.
+"""Kind of compute that a study ranks by, and the words for it.
 
-Skipped gradients save compute of the training, pruned weights that of inference; a study ranks by one of the two or by
+Skipped gradients save training compute, pruned weights save inference compute; a study ranks by one of the two or by
 their mean. Symbols: T training compute saved (`compute_saved`), I inference compute saved (`inference_saved`), both
 fractions <= 1.
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-#: The column that `relative_to_baseline` adds: what the study ranks by.
+#: Column that `relative_to_baseline` adds: the compute saved that the study ranks by.
 SAVED = "saved"
 TRAINING, INFERENCE, BOTH = "training", "inference", "both"
 _SHARE = {
@@ -33,14 +33,14 @@ _SAVED = {
 
 
 def saved_of(trials: pd.DataFrame) -> pd.Series[float]:
-    """What each trial saves of the compute that its study ranks by.
+    """Return what each trial saves of the compute that its study ranks by.
 
     Args:
-        trials: one row a trial, with a column ``compute_saved``. Where the column ``saving`` or ``inference_saved`` is
-            not there, as in a table of a few columns, that is what counts; so it does for a row without a ``saving``.
+        trials: one row per trial, with a column ``compute_saved``, which is returned where there is no column
+            ``saving`` or ``inference_saved``, as in a table of a few columns, and for rows without a ``saving``.
 
     Returns:
-        Fractions, float64; NaN where what counts is not known.
+        Fractions, float64; NaN where not known.
 
     >>> trials = pd.DataFrame({
     ...     "saving": [None, "training", "inference", "both"], "compute_saved": 0.2, "inference_saved": 0.6,
@@ -57,7 +57,7 @@ def saved_of(trials: pd.DataFrame) -> pd.Series[float]:
 
 
 def saved_of_one(row: pd.Series) -> float:
-    """The same of one trial's row; NaN where it is not known."""
+    """Return what one trial saves of the compute that its study ranks by; NaN where not known."""
     training, inference = (_number(row, name) for name in ("compute_saved", "inference_saved"))
     saving = saving_of(row)
     if saving == TRAINING or "inference_saved" not in row.index:
@@ -71,7 +71,7 @@ def _number(row: pd.Series, name: str) -> float:
 
 
 def ranks_by_training(trials: pd.DataFrame) -> pd.Series[bool]:
-    """Which rows belong to a study that ranks by training compute."""
+    """Return a mask of the rows of studies that rank by training compute."""
     if "saving" not in trials.columns:
         return pd.Series(True, index=trials.index)
     return ~(_is(trials, INFERENCE) | _is(trials, BOTH))
@@ -86,7 +86,7 @@ def _is(trials: pd.DataFrame, saving: str) -> pd.Series[bool]:
 
 
 def objectives_of(saving: str) -> tuple[str, str]:
-    """Columns of what such a study looks for, most of both.
+    """Return the columns that a study with this saving maximises.
 
     >>> objectives_of("training"), objectives_of("both")
     (('accuracy', 'compute_saved'), ('accuracy', 'saved'))
@@ -95,10 +95,10 @@ def objectives_of(saving: str) -> tuple[str, str]:
 
 
 def saving_of(trials: pd.DataFrame | pd.Series | None) -> str:
-    """What a study ranks by: ``training``, ``inference`` or ``both``, by its first trial that says so.
+    """Return what a study ranks by, from its first trial with a ``saving``: ``training``, ``inference`` or ``both``.
 
     Args:
-        trials: rows of one study, or one row; None: training.
+        trials: rows of one study, or one row. Where there is no ``saving``, and for None: training.
 
     >>> saving_of(pd.DataFrame({"saving": [None, "both"]})), saving_of(pd.Series({"trial": 1}))
     ('both', 'training')
@@ -112,12 +112,12 @@ def saving_of(trials: pd.DataFrame | pd.Series | None) -> str:
 
 
 def savings_of(trials: pd.DataFrame) -> list[str]:
-    """The different kinds of compute that these trials' studies rank by, as far as they say so."""
+    """Return the different values of ``saving`` of these trials, without missing ones."""
     return [str(found) for found in trials["saving"].dropna().unique()] if "saving" in trials.columns else []
 
 
 def share_words(saving: str) -> str:
-    """What a share is of, for a sentence: "you can skip 31 % of ...".
+    """Return the words for the ranked compute in a sentence such as "you can skip 31 % of ...".
 
     >>> share_words("inference")
     'the inference compute'
@@ -126,7 +126,7 @@ def share_words(saving: str) -> str:
 
 
 def saved_words(saving: str) -> str:
-    """What a number is, for a heading, an axis or a line of figures.
+    """Return the words for the ranked saving in a heading, an axis label or a line of numbers.
 
     >>> saved_words("training"), saved_words("inference")
     ('compute saved', 'inference compute saved')

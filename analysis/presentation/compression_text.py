@@ -1,6 +1,6 @@
-"""A trial's compression settings in a line. Pure; loads no YAML reader.
+"""A trial's compression settings in one line. Pure; loads no YAML reader.
 
-A schedule's text is never shown whole: its marked values are, and how long it is.
+A schedule's text is never shown in full, only its marked values or its number of lines.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: Fields whose text is a whole file.
+#: Fields whose value is the text of a whole file.
 WHOLE_FILES = ("schedule",)
-#: What a parameter's name ends with, which is not said.
+#: Suffix of parameter names, omitted in the output.
 _WEIGHT = ".weight"
-#: Distillation's temperature, weight and first epoch where they are not set (`from_config`).
+#: Default temperature, weight and first epoch of distillation (`from_config`).
 _TEMPERATURE, _DISTILL_WEIGHT, _DISTILL_FROM = 1.0, 0.5, 0
 
 
 def compression_text(values: Mapping[str, Any]) -> str:
-    """Fields of a configuration that concern compression, in short; empty where none is set.
+    r"""Return the compression fields of a configuration in short; empty if none is set.
 
     Epochs are those of the schedule: from the first that prunes to the one after the last.
 
@@ -31,7 +31,7 @@ def compression_text(values: Mapping[str, Any]) -> str:
     'agp 0.8 epochs 0-18 every 1'
     >>> compression_text({"distill_temperature": 4.0, "distill_weight": 0.5, "distill_start_epoch": 0})
     'T=4 w=0.5 from 0'
-    >>> compression_text({"schedule": "version: 1\\n", "schedule_values": ("pruners.agp.final_sparsity=0.7",)})
+    >>> compression_text({"schedule": "version: 1\n", "schedule_values": ("pruners.agp.final_sparsity=0.7",)})
     'final_sparsity=0.7'
     """
     parts = [
@@ -53,7 +53,7 @@ def _sensitivities(values: Mapping[str, Any]) -> str:
 
 
 def sensitivities_text(texts: Sequence[str]) -> str:
-    """Layers and their sensitivities, without those of 0, which prune nothing.
+    """Return layers and their sensitivities; a layer with sensitivity 0 is never pruned and is omitted.
 
     >>> sensitivities_text(["conv1.weight=0.5", "conv2.weight=0", "fc.weight=0.25"])
     'conv1 0.5, fc 0.25'
@@ -71,7 +71,7 @@ def _gradual(values: Mapping[str, Any]) -> str:
 
 
 def _epochs(values: Mapping[str, Any]) -> str:
-    """When it prunes, as far as that is set."""
+    """Return the pruning epochs and the pruning frequency as far as they are set."""
     start, end = values.get("pruning_start_epoch"), values.get("pruning_end_epoch")
     frequency = values.get("pruning_frequency")
     if start is not None and end is not None:
@@ -92,7 +92,7 @@ def _distillation(values: Mapping[str, Any]) -> str:
 
 
 def marks_text(texts: Sequence[str]) -> str:
-    """Values of a schedule's marks by the last part of their paths, by more of it where that says nothing alone.
+    """Return the values of a schedule's marks, each named by the shortest unambiguous end of its path.
 
     >>> marks_text(["pruners.a.final_sparsity=0.7", "pruners.b.final_sparsity=0.8", "policies.0.ending_epoch=9"])
     'a.final_sparsity=0.7 b.final_sparsity=0.8 ending_epoch=9'
@@ -103,7 +103,7 @@ def marks_text(texts: Sequence[str]) -> str:
 
 
 def _last(path: list[str], paths: Sequence[list[str]]) -> str:
-    """The shortest end of a path that no other path has, and that is no number of a list."""
+    """Return the shortest end of a path that no other path has and that does not begin with a list index."""
     for length in range(1, len(path)):
         end = path[-length:]
         if not end[0].isdigit() and sum(other[-length:] == end for other in paths) == 1:
@@ -117,9 +117,9 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def schedule_summary(text: str) -> str:
-    """What stands for a schedule's text where one cell or line is all there is.
+    r"""Return a replacement for a schedule's text that fits into one cell or line.
 
-    >>> schedule_summary("version: 1\\npolicies: []\\n")
+    >>> schedule_summary("version: 1\npolicies: []\n")
     'YAML of 2 lines'
     """
     count = len(text.strip().splitlines())
@@ -127,12 +127,12 @@ def schedule_summary(text: str) -> str:
 
 
 def without_files(hold: Mapping[str, Any]) -> dict[str, Any]:
-    """What a search holds, to be said in a line: a whole file by its length."""
+    """Return a search's fixed parameters for display in one line; a whole file is replaced by its length."""
     return {name: schedule_summary(value) if name in WHOLE_FILES else value for name, value in hold.items()}
 
 
 def field_text(name: str, text: str) -> str:
-    """A field of a table, which has lists as JSON, in as few letters as say it.
+    """Return a table's field in short form; lists are given as JSON.
 
     >>> field_text("pruning_sensitivities", '["conv1.weight=0.5"]'), field_text("CAC_STOP_LAYER_NUM", "[3, 9]")
     ('conv1 0.5', '3,9')

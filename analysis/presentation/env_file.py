@@ -7,26 +7,27 @@ import textwrap
 
 from analysis.presentation.schedule_text import compresses
 from trainables.config import TrialConfig
-from trainables.gradskip.settings import BY_NAME, Settings
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.variables import BY_NAME
 
-#: Columns of a line of names.
+#: Maximum length of a line of names, in characters.
 _WIDTH = 110
 
 
 def environment_lines(config: TrialConfig, *, schedule: str) -> list[str]:
-    """Comments, ``unset`` of every other variable and ``export`` of these, for a POSIX shell.
+    """Return lines for a POSIX shell: comments, ``export`` of the configuration's variables, ``unset`` of all others.
 
     Args:
-        config: of a trial.
-        schedule: where its compression schedule is, which no variable holds; said where it has one. If that is all
-            that it has, there is nothing to unset or export.
+        config: configuration of a trial.
+        schedule: location of its compression schedule, which no variable can set; mentioned in a comment if the trial
+            compresses. A trial that only compresses has no lines to unset or export.
     """
     lines = []
     if compresses(config):
         if not config.skips_gradients:
             return [f"# It compresses, and no variable says how: the answer is {schedule}."]
         lines.append(f"# It compresses, too, and no variable says how: the schedule is {schedule}.")
-    # Without a method nothing stops, which in the variables is auto mode turned off.
+    # Without a method no layer stops; the variables express this by turning auto mode off.
     settings = config.gradskip_settings() if config.skips_gradients else Settings(start_thr=-1)
     environment = settings.to_environment()
     if config.forward_cache_mb:
@@ -35,8 +36,8 @@ def environment_lines(config: TrialConfig, *, schedule: str) -> list[str]:
     if ours:
         lines.append("# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:")
         lines += textwrap.wrap(", ".join(ours), width=_WIDTH, initial_indent="#   ", subsequent_indent="#   ")
-    # One left over in the shell could win over these, or be refused beside them.
+    # A variable left over in the shell could override these or conflict with them.
     unset = [name for name in BY_NAME if name not in environment]
     lines += textwrap.wrap(" ".join(unset), width=_WIDTH, initial_indent="unset ", subsequent_indent="unset ")
-    # Plain numbers, names and comma lists need no quotes and get none.
+    # shlex.quote leaves plain numbers, names and comma lists unquoted.
     return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in environment.items())]

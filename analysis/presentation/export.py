@@ -1,4 +1,4 @@
-"""A trial's settings and a study's ranking in other programs' formats. Pure: rows and frames in, text or bytes out."""
+"""Export of a trial's settings and a study's ranking to other formats. Pure: rows and frames in, text or bytes out."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from trainables.errors import UserError, unknown_name
 TRIAL_FORMATS = ("env", "yaml", "json", "schedule")
 TABLE_FORMATS = ("csv", "parquet", "latex", "markdown")
 FORMATS = (*TRIAL_FORMATS, *TABLE_FORMATS)
-#: Columns that no choice may be made by; reports alone show them.
+#: Columns that must not influence any choice; only reports show them.
 _HIDDEN = ("test_accuracy", "test_accuracy_drop")
-#: Columns of a table for a paper: heading, column, factor, decimals. The settings come behind them.
+#: Columns of a table for a paper: heading, column, factor, decimals. The settings come last.
 _Column = tuple[str, str, int, int]
 _OUTCOME: tuple[_Column, ...] = (
     ("accuracy (%)", "accuracy", 100, 2),
@@ -51,18 +51,18 @@ _LATEX = {
 
 
 def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
-    """The settings of one completed trial.
+    """Return the settings of one completed trial as text.
 
     Args:
         row: a row of `analysis.load` or `analysis.rank`.
-        info: of its study.
-        format: ``env``: lines for a POSIX shell that leave exactly these settings set; of the trial's config they
-            hold what has a variable. ``yaml`` and ``json``: the whole config, for `TrialConfig.from_mapping`.
-            ``schedule``: its compression schedule as plain YAML, marked values filled in.
+        info: description of its study.
+        format: ``env``: lines for a POSIX shell that set these settings and unset all others; config fields without a
+            variable are not included. ``yaml`` and ``json``: the whole config, for `TrialConfig.from_mapping`.
+            ``schedule``: the compression schedule as plain YAML with the marked values filled in.
 
     Raises:
-        UserError: an unknown format or one for tables, a trial that has no result, or the schedule of one that
-            compresses nothing.
+        UserError: if the format is unknown or one for tables, if the trial has no result, or if the schedule of a
+            trial without compression is requested.
     """
     if format not in TRIAL_FORMATS:
         raise unknown_name("format of a trial", format, TRIAL_FORMATS)
@@ -101,21 +101,21 @@ def _about(row: pd.Series, info: StudyInfo) -> list[str]:
 
 
 def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) -> str | bytes:
-    """A ranking as a table.
+    """Return a ranking as a table.
 
     Args:
         ranking: from `analysis.rank`.
-        format: ``csv`` (text) and ``parquet`` (bytes): every column but those of the test split, fractions as they
-            are; in CSV a schedule is only counted in lines. ``latex`` and ``markdown``: what a paper shows, in per
-            cent and points: rank, accuracy, drop, compute and backward FLOPs saved, settings; where the study ranks
-            by inference compute, or both, what is saved of it and the sparsity.
-        top: so many of the best; None for all. The baseline is always among them.
+        format: ``csv`` (text) and ``parquet`` (bytes): every column except those of the test split, fractions
+            unchanged; in CSV a schedule is replaced by its number of lines. ``latex`` and ``markdown``: the columns of
+            a paper's table, in percent and points: rank, accuracy, accuracy loss, compute and backward FLOPs saved,
+            settings; if the study ranks by inference compute, or both, the saving of that compute and the sparsity.
+        top: number of best trials; None for all. The baseline is always included.
 
     Returns:
         Text, or the bytes of a Parquet file.
 
     Raises:
-        UserError: an unknown format or one for a trial, `top` below 1, or nothing to show.
+        UserError: if the format is unknown or one for a trial, `top` is below 1, or the ranking is empty.
 
     >>> ranking = pd.DataFrame({
     ...     "rank": [1, 2], "trial": [5, 0], "role": ["search", "baseline"], "method": ["gradskip", "none"],
@@ -149,7 +149,7 @@ def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) 
 
 
 def paper_cells(ranking: pd.DataFrame) -> list[list[str]]:
-    """Rank, figures and settings as text cells, header first; ``-`` for what is not known."""
+    """Return rank, figures and settings as text cells, header first; ``-`` for unknown values."""
     columns = _columns_of(saving_of(ranking))
     table = [["rank", *(heading for heading, *_ in columns), "settings"]]
     for _, row in ranking.iterrows():
@@ -160,7 +160,7 @@ def paper_cells(ranking: pd.DataFrame) -> list[list[str]]:
 
 
 def _columns_of(saving: str) -> tuple[_Column, ...]:
-    """What a table for a paper has of a study that ranks by that."""
+    """Return the columns of a paper's table for a study that ranks by this saving."""
     if saving == TRAINING:
         return (*_OUTCOME, _TRAINING_SAVED, _BACKWARD_SAVED)
     mean = ((f"{saved_words(BOTH)} (%)", SAVED, 100, 1), _TRAINING_SAVED) if saving == BOTH else ()
@@ -174,7 +174,7 @@ def _figure(value: object, factor: int, decimals: int) -> str:
 
 
 def latex_text(text: str) -> str:
-    r"""Text that LaTeX shows as it is.
+    r"""Escape text for LaTeX and put it on one line.
 
     >>> print(latex_text("50 % of a_b & {c}"))
     50 \% of a\_b \& \{c\}
@@ -212,5 +212,5 @@ def _markdown_text(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text with every run of white space, line ends among it, as one blank: a comment cannot become a command."""
+    """Replace each run of white space, including line breaks, by one space: a comment cannot become a command."""
     return " ".join(text.split())

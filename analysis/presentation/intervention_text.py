@@ -1,4 +1,4 @@
-"""Interventions in words."""
+"""Descriptions of interventions in words."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from trainables.gradskip.settings import Settings
 
-#: The key of what a compression schedule does (`trainables.compression.trial.replay`).
+#: The key of a compression schedule's actions (`trainables.compression.trial.replay`).
 _SCHEDULE = "compression"
-#: How a stop's other effects are said, by their key.
+#: Text templates for the other effects of a stop, by key.
 _HOW = {"norm_statistics": "norm statistics {}", "forward_cache_mb": "forward cache {} MB"}
 
 
 def action_words(action: str, layer_names: Sequence[str], *, before: str | None = None) -> str:
-    """An action as a person would say it.
+    """Describe an action in words.
 
     Args:
         action: an intervention's action.
         layer_names: names of the parameters by number, as far as they are known.
-        before: the action of the intervention before, if there was one.
+        before: the action of the previous intervention, if there was one.
 
     >>> action_words('{"braking":6,"stop":[0,1]}', ["conv1.weight", "conv1.bias"])
     'stop through conv1.bias, braking 6'
@@ -53,7 +53,7 @@ def _values(action: str) -> dict[str, Any] | None:
 
 def _stop_words(values: Mapping[str, Any], layer_names: Sequence[str], before: Mapping[str, Any]) -> str:
     stopped = [int(number) for number in values["stop"]]
-    if "order" in values:  # not the numbering's, so the highest number need not be the last: say what is new
+    if "order" in values:  # custom order: the highest number may not be the last layer stopped, so name the new ones
         new = sorted(set(stopped) - set(before.get("stop", ()))) or stopped
         others = f" and {len(new) - 2} more" if len(new) > 2 else ""
         parts = [f"stop {', '.join(_layer(number, layer_names) for number in new[:2])}{others}"]
@@ -66,7 +66,7 @@ def _stop_words(values: Mapping[str, Any], layer_names: Sequence[str], before: M
 
 
 def _schedule_words(acts: Sequence[Any]) -> str:
-    """The policies of a compression schedule that begin here, by the instances that they apply.
+    """Describe the policies of a compression schedule that begin here, by the instances that they apply.
 
     >>> _schedule_words([{"policy": {"pruner": {"instance_name": "agp"}}}, "learning rates"])
     'agp, learning rates begin'
@@ -81,7 +81,7 @@ def _instance(act: Mapping[str, Any]) -> str:
 
 
 def _rule_words(values: Mapping[str, Any]) -> str:
-    """A rule that acts throughout: its name and what is not at its default."""
+    """Describe a rule that applies to the whole run: name, iterations and settings that differ from the defaults."""
     schedule = ("rule", "rule_start_itr", "rule_end_itr")
     begin, end = values.get("rule_start_itr"), values.get("rule_end_itr")
     defaults = vars(Settings())

@@ -30,17 +30,17 @@ from analysis.presentation.summary_text import (
 def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
                     allowed_drop: float, *, top: int = 20, picture: str | None = None,
                     confirmation: pd.DataFrame | None = None) -> str:  # fmt: skip
-    """The report: headline, the best trial on the test split, settings, ranked table, failures, versions.
+    """Return the report: headline, best trial on the test split, settings, ranked table, failures, versions.
 
     Args:
-        info: what was searched.
+        info: description of the study.
         trials: from `analysis.load`.
         ranking: from `analysis.rank`.
         best: from `analysis.best`.
-        allowed_drop: accuracy that may be lost, a fraction.
+        allowed_drop: allowed accuracy loss, a fraction.
         top: rows of the ranked table.
-        picture: file name of the stage tree's picture, beside the report; None without one.
-        confirmation: from `analysis.confirm_table`; None where none was begun.
+        picture: file name of the stage tree's picture in the report's folder; None without one.
+        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
     """
     line = control_line(trials)
     said = headline(ranking, best, allowed_drop, confirmation=confirmation, line=line, why_little=info.why_little)
@@ -108,7 +108,7 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
 
 
 def sparsity_lines(best: pd.Series) -> list[str]:
-    """The section on what is zero in the best trial, in Markdown; nothing where nothing compressed it."""
+    """Return the Markdown section on the best trial's sparsity; empty if the trial was not compressed."""
     if not is_compressed(best):
         return []
     lines = ["", "## Sparsity", ""]
@@ -128,7 +128,13 @@ def _cell(text: str) -> str:
 
 
 def confirmation_lines(confirmation: pd.DataFrame | None, saved: str, allowed_drop: float) -> list[str]:
-    """The section on fresh seeds in Markdown, with what the study ranks by in words; nothing where none was begun."""
+    """Return the Markdown section on retraining with fresh seeds; empty if no confirmation was started.
+
+    Args:
+        confirmation: from `analysis.confirm_table`.
+        saved: the compute saving that the study ranks by, in words.
+        allowed_drop: allowed accuracy loss, a fraction.
+    """
     if confirmation is None:
         return []
     lines = [
@@ -150,7 +156,7 @@ def confirmation_lines(confirmation: pd.DataFrame | None, saved: str, allowed_dr
 
 
 def control_lines(trials: pd.DataFrame, line: pd.DataFrame) -> list[str]:
-    """The section on controls in Markdown; nothing where there are none."""
+    """Return the Markdown section on controls; empty if there are none."""
     stops = trials[(trials["status"] == "completed") & (trials["role"] == "control")]
     stops = stops[stops["control"] == RANDOM_STOPS] if len(stops) else stops
     if len(line) == 0 and len(stops) == 0:

@@ -20,19 +20,20 @@ def ranked_table(
     beats: pd.Series[Any] | None = None,
     allowed_drop: float | None = None,
 ) -> list[list[str]]:
-    """The ranked table as text cells, header first.
+    """Return the ranked table as text cells, header first.
 
-    ``saved`` is what the study ranks by. ``GFLOPs`` is the trial's own training compute, as if it had been trained
-    alone; ``search cost`` what the search executed for it, as a fraction of a dense run. Where the study ranks by
-    inference compute, or by both: ``sparsity``, and ``MACs`` of the weights that are not zero, of those of the model as
-    it was built; where by both: ``training saved``.
+    ``saved`` is the saving that the study ranks by. ``GFLOPs`` is the trial's own training compute without sharing;
+    ``search cost`` is the compute that the search executed for it, as a fraction of a dense run. Added if the study
+    ranks by inference compute, or by both: ``sparsity``, and ``MACs`` of the nonzero weights as a share of the original
+    model's MACs. Added if it ranks by both: ``training saved``.
 
     Args:
         ranking: from `analysis.rank`.
-        top: rows to show; None for all. The baseline is always among them.
+        top: rows to show; None for all. The baseline is always included.
         test: add the test accuracy, which a search must not choose by.
-        allowed_drop: that of the ranking: a drop above it has as many decimals as show it.
-        beats: from `analysis.beats_shorter`, on the ranking's index: a column says who beats training shorter.
+        allowed_drop: allowed accuracy loss of the ranking; a loss above it gets enough decimals to show that.
+        beats: from `analysis.beats_shorter`, on the ranking's index; adds a column with the comparison to training
+            shorter.
     """
     header = [
         "rank", "trial", "accuracy", "drop", "saved", "GFLOPs", "search cost", "time s", "within", "front",

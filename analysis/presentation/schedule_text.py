@@ -1,4 +1,4 @@
-"""The compression schedule of a trial as plain YAML, filled in: what a plain training loop can run. Without torch."""
+"""The compression schedule of a trial as plain YAML with all values filled in. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from trainables.config import TrialConfig
 
 
 def compresses(config: TrialConfig) -> bool:
-    """Whether a trial's configuration compresses anything: it has a schedule with a policy."""
+    """Return whether a trial's configuration compresses anything, that is, has a schedule with a policy."""
     return config.compresses and bool(_schedule(config)["policies"])
 
 
 def schedule_text(config: TrialConfig, about: Sequence[str] = ()) -> str:
-    """The schedule of a configuration that compresses, without marks, under comment lines.
+    """Return the schedule of a configuration that compresses, without marks, after comment lines.
+
+    The YAML can be run by a plain training loop.
 
     Args:
-        config: of a trial.
+        config: configuration of a trial.
         about: comment lines, with their number signs.
 
     Raises:
-        UserError: its schedule cannot be read.
+        UserError: if the schedule cannot be read.
     """
     from trainables.compression.schedule import dump
 
@@ -30,6 +32,6 @@ def schedule_text(config: TrialConfig, about: Sequence[str] = ()) -> str:
 
 
 def _schedule(config: TrialConfig) -> Mapping[str, Any]:
-    from trainables.compression.trial.from_config import schedule_of  # it loads pydantic and a reader of YAML
+    from trainables.compression.trial.from_config import schedule_of  # loads pydantic and a YAML reader
 
     return schedule_of(config)

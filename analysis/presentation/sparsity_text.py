@@ -1,6 +1,6 @@
-"""What is zero in a trial's model, and what it computes: sums and layers as text cells. Pure: a row in, cells out.
+"""Sparsity and MACs of a trial's model, in total and by layer, as text cells. Pure: a row in, cells out.
 
-Sparsities are fractions of the elements, MACs multiplications with an addition each, of one sample.
+Sparsities are fractions of the elements; MACs are multiply-accumulate operations for one sample.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis.formatting import percent
 
-#: Counts of the sums: column, what it is called.
+#: Counts among the totals: column, label.
 _COUNTS = (
     ("dense_macs", "MACs of a sample, zeros included"),
     ("effective_macs", "MACs of the weights that are not zero"),
@@ -27,12 +27,12 @@ _SHARES = (
 
 
 def is_compressed(row: pd.Series | None) -> bool:
-    """Whether a compression schedule was at work in a trial."""
+    """Return whether a trial used a compression schedule."""
     return row is not None and "compression" in str(row.get("method")).split("+")
 
 
 def sums(row: pd.Series) -> list[tuple[str, str]]:
-    """Names and values of what a model is in all; what was not measured is left out.
+    """Return names and values of a model's totals; values that were not measured are left out.
 
     >>> sums(pd.Series({"sparsity": 0.8, "effective_macs": 51200, "latency_s": 0.0123}))
     [('sparsity', '80.0 %'), ('MACs of the weights that are not zero', '51,200'), ('latency of a batch', '12.30 ms')]
@@ -45,7 +45,7 @@ def sums(row: pd.Series) -> list[tuple[str, str]]:
 
 
 def layers(row: pd.Series) -> list[tuple[str, str]]:
-    """Names of the weights and their sparsities, in the model's order; none where they were not measured.
+    """Return the names of the weights and their sparsities, in the model's order; empty if not measured.
 
     >>> layers(pd.Series({"layer_sparsity": '{"conv1.weight": 0.25, "fc.weight": 0}'}))
     [('conv1.weight', '25.0 %'), ('fc.weight', '0.0 %')]

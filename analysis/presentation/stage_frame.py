@@ -1,7 +1,7 @@
-"""The stage tree of a study as one tidy DataFrame, a row a stage, and as text for a terminal.
+"""The stage tree of a study as a tidy DataFrame with one row per stage, and as text for a terminal.
 
-Symbols: i iteration, from 0. A stage's bar runs from ``begin``, the iteration of the intervention that it was entered
-by, to ``known_until``.
+Symbols: i iteration, from 0. A stage's bar runs from ``begin``, the iteration of the intervention that starts the
+stage, to ``known_until``.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """What the store says of one stage."""
+    """Data of one stage from the store."""
 
     root: str
     """Its root's id."""
     link: tuple[str, Intervention] | None
-    """Parent's id and intervention, None for the root stage."""
+    """Id of the parent and the intervention that starts the stage; None for the root stage."""
     start: int
     """Its first own iteration."""
     known_until: int
-    """The iteration after the last that was recorded."""
+    """The iteration after the last recorded one."""
     result: Mapping[str, Any]
-    """The row at the run's end; empty if it was not trained so far."""
+    """The row at the end of the run; empty if the stage was not trained to the end."""
 
     @property
     def begin(self) -> int:
@@ -52,36 +52,38 @@ class _Read:
 
 
 def stage_frame(path: str | Path) -> pd.DataFrame:
-    """The stages of a study, in the order of the tree: each before those that leave it, these by iteration.
+    """Return the stages of a study in tree order: parents before their children, siblings by iteration.
 
     Args:
         path: the folder that a search wrote; the search may be running.
 
     Returns:
-        One row a stage; none if the study has no tree. ``df.attrs["total_steps"]`` has the steps of a whole run,
-        ``df.attrs["saving"]`` which compute the study ranks by.
+        One row per stage; none if the study has no tree. ``df.attrs["total_steps"]`` is the number of steps of a whole
+        run, ``df.attrs["saving"]`` the compute that the study ranks by.
 
         - ``root``, ``stage``, ``parent``: ids; ``parent`` is missing for a root stage.
-        - ``depth``: interventions before it.
-        - ``begin``: iteration of the intervention that it was entered by, missing for a root stage; ``start``: its
-          first own iteration; ``known_until``: the iteration after the last that was recorded.
+        - ``depth``: number of interventions from the root to the stage.
+        - ``begin``: iteration of the intervention that starts the stage, missing for a root stage; ``start``: its
+          first own iteration; ``known_until``: the iteration after the last recorded one.
         - ``action``: the intervention in words.
-        - ``trials``: numbers of the trials whose training goes through it; ``ends``: of those whose last stage it is.
-        - ``accuracy`` (fraction, validation), ``compute_saved``, ``inference_saved``, ``saved`` (fractions, the last
-          what the study ranks by): of the run that ends in it; NaN where none was trained to the end.
-        - ``steps_shared``: steps that its trials would have trained alone beyond those that they trained here once.
-        - ``checkpoints``: their number; ``checkpoint_bytes``: bytes of their contents (what two stages have in common
-          counts for both); ``checkpoint_steps``: their iterations, ascending.
+        - ``trials``: numbers of the trials whose training contains the stage; ``ends``: numbers of the trials whose
+          last stage it is.
+        - ``accuracy`` (fraction, validation), ``compute_saved``, ``inference_saved``, ``saved`` (fractions; the study
+          ranks by the last one): results of the run that ends in the stage; NaN if no run was trained to the end.
+        - ``steps_shared``: additional steps that the stage's trials would have executed without sharing it.
+        - ``checkpoints``: number of checkpoints; ``checkpoint_bytes``: bytes of their contents (contents shared by two
+          stages count for both); ``checkpoint_steps``: their iterations, ascending.
 
-        A stage whose way to the root was lost (a file that was corrupt) is left out until a trial writes it anew.
+        A stage whose path to the root was lost because a file was corrupt is left out until a trial writes the file
+        again.
 
     Raises:
-        UserError: no study there.
+        UserError: if there is no study at the path.
     """
     tree = Layout(Path(path)).tree
     trials = load(path)
     last, saving = _last_stages(trials), saving_of(trials)
-    checkpoints = Checkpoints(tree, budget_bytes=0)  # reads alone
+    checkpoints = Checkpoints(tree, budget_bytes=0)  # only reads
     rows: list[dict[str, Any]] = []
     total_steps = 0
     for root in roots(tree):
@@ -98,7 +100,7 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
 
 
 def _last_stages(trials: pd.DataFrame) -> dict[int, str]:
-    """The last stage of every trial that has a result and went through the tree, by trial."""
+    """Return the last stage of each completed trial that was trained in the tree, keyed by trial number."""
     if "stage" not in trials.columns:  # a study of an earlier version
         return {}
     done = trials[(trials["status"] == "completed") & trials["stage"].notna() & (trials["stage"] != "")]
@@ -106,7 +108,10 @@ def _last_stages(trials: pd.DataFrame) -> dict[int, str]:
 
 
 def _read(store: StageStore, total_steps: int) -> dict[str, _Read]:
-    """Every stage of a root by its id. One at a time: the traces of a long run together may not fit into memory."""
+    """Return all stages of a root by id.
+
+    Reads one stage at a time because all traces of a long run together may not fit into memory.
+    """
     found = {}
     for name, link in store.links().items():
         stage = Stage(store.folder / "stages" / name, name, 0 if link is None else link[1].iteration + 1)
@@ -124,7 +129,7 @@ def _read(store: StageStore, total_steps: int) -> dict[str, _Read]:
 def _root_rows(
     stages: Mapping[str, _Read], facts: Mapping[str, Any], last: Mapping[int, str], checkpoints: Checkpoints
 ) -> list[dict[str, Any]]:
-    """The rows of one root's stages, in the order of the tree."""
+    """Return the rows of one root's stages in tree order."""
     ends = _ends(stages, last)
     through: dict[str, list[int]] = {name: [] for name in stages}
     spans: dict[str, list[int]] = {name: [] for name in stages}
@@ -163,7 +168,7 @@ def _root_rows(
 
 
 def _ends(stages: Mapping[str, _Read], last: Mapping[int, str]) -> dict[str, list[int]]:
-    """Trials, ascending, by the stage that they end in."""
+    """Return the trials that end in each stage, ascending, keyed by stage id."""
     ends: dict[str, list[int]] = {}
     for trial, name in sorted(last.items()):
         if name in stages:
@@ -172,7 +177,7 @@ def _ends(stages: Mapping[str, _Read], last: Mapping[int, str]) -> dict[str, lis
 
 
 def _way_back(stages: Mapping[str, _Read], name: str) -> Iterator[str]:
-    """A stage and those before it, as far back as they are known."""
+    """Yield a stage and its known ancestors, from the stage back to the root."""
     link = stages[name].link
     yield name
     while link is not None and link[0] in stages:
@@ -188,7 +193,7 @@ def _words(stages: Mapping[str, _Read], stage: _Read, layer_names: Iterable[str]
 
 
 def _in_order(stages: Mapping[str, _Read]) -> list[tuple[str, int]]:
-    """Stages that the root leads to, with their depth: each before those that leave it, these by iteration."""
+    """Return the stages reachable from the root with their depths: parents before children, siblings by iteration."""
     children: dict[str, list[str]] = {}
     waiting: list[tuple[str, int]] = []
     for name, stage in stages.items():
@@ -206,22 +211,23 @@ def _in_order(stages: Mapping[str, _Read]) -> list[tuple[str, int]]:
 
 
 def most_visited(frame: pd.DataFrame, count: int) -> set[str]:
-    """Ids of the ``count`` stages that most trials go through; with a stage, those before it are among them.
+    """Return the ids of the ``count`` stages with the most trials; the ancestors of each stage are included.
 
-    Equally visited stages count in the frame's order, so that ways are shown to their ends, early stops first.
+    Stages with equally many trials are taken in the frame's order, so that paths are shown to their ends, early stops
+    first.
     """
     visits = frame["trials"].map(len).sort_values(ascending=False, kind="stable")
     return set(frame.loc[visits.index[:count], "stage"])
 
 
 def tree_text(frame: pd.DataFrame, *, depth: int | None = None, top: int | None = None) -> str:
-    """The tree as indented lines, every stage once; empty for a frame without rows.
+    """Return the tree as indented lines, each stage once; empty for a frame without rows.
 
     Args:
         frame: from `stage_frame`, in its order.
-        depth: interventions to go down to, >= 0; None for all.
-        top: stages to show, >= 1, those that most trials go through; None for all. What is left out is counted in
-            the place where it would stand.
+        depth: largest depth to show, in interventions, >= 0; None for all.
+        top: number of stages to show, >= 1, those with the most trials; None for all. Omitted stages are counted in a
+            line at their position.
     """
     shown = most_visited(frame, len(frame) if top is None else top)
     if depth is not None:
@@ -231,7 +237,7 @@ def tree_text(frame: pd.DataFrame, *, depth: int | None = None, top: int | None 
 
 
 class _Tree:
-    """The rows of a frame by stage, and which stages leave which."""
+    """The rows of a frame by stage, and the children of each stage."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self.rows: dict[str, dict[Any, Any]] = {row["stage"]: row for row in frame.to_dict("records")}
@@ -242,14 +248,22 @@ class _Tree:
                 self.children[row["parent"]].append(name)
 
     def below(self, names: Iterable[str]) -> Iterator[str]:
-        """These stages and all that they lead to."""
+        """Yield these stages and all their descendants."""
         for name in names:
             yield name
             yield from self.below(self.children[name])
 
 
 def _lines(tree: _Tree, name: str, shown: Collection[str], front: str, under: str) -> Iterator[str]:
-    """A stage's line and those below it; ``front`` is what stands before its own, ``under`` before theirs."""
+    """Yield the lines of a stage and its descendants.
+
+    Args:
+        tree: the whole tree.
+        name: id of the stage.
+        shown: ids of the stages to show.
+        front: prefix of the stage's own line.
+        under: prefix of its descendants' lines.
+    """
     yield front + _stage_line(tree.rows[name], several=len(tree.roots) > 1)
     below = [child for child in tree.children[name] if child in shown]
     hidden = [child for child in tree.children[name] if child not in shown]
@@ -277,7 +291,7 @@ def _stage_line(row: Mapping[str, Any], *, several: bool) -> str:
 
 
 def _numbers(trials: Sequence[int], most: int = 6) -> str:
-    """Trials by their numbers.
+    """Return a list of trial numbers as text; beyond ``most`` they are only counted.
 
     >>> _numbers((0, 7))
     'trials 0, 7'

@@ -1,9 +1,10 @@
-"""Several studies of the same training side by side: front against front, hypervolume, cost.
+"""Comparison of several studies of the same training: Pareto fronts, hypervolume, cost.
 
-All rank by the same compute, the training's, that of inference or the mean of both: that is what is saved here.
-Accuracy enters as the drop from the baseline of a study's own seed, so that studies of different seeds are on equal
-terms. On a front is what beats the reference (nothing saved at a drop of five points) and is beaten by no other trial.
-Baselines and controls are on no front: they are what all studies have in common.
+All studies rank by the same compute saving: that of training, of inference, or the mean of both; "saved" means this
+saving here. Accuracy is compared as the accuracy loss against the baseline with the study's own seed, so that studies
+with different seeds are comparable. A trial is on a front if it is better than the reference (nothing saved at an
+accuracy loss of five points) and no other trial dominates it. Baselines and controls are excluded from fronts because
+all studies share them.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from analysis.presentation.compression_text import without_files
 from analysis.presentation.summary_text import settings_text
 from trainables.errors import UserError
 
-#: Decimals to which outcomes count as equal: drops of fractions such as 583/599 differ in the last bits.
+#: Outcomes equal to this many decimals count as equal: losses of fractions such as 583/599 differ in the last bits.
 _DECIMALS = 9
-#: Roles that no study found.
+#: Roles of trials that all studies have in common.
 _COMMON = ("baseline", "control")
 
 
@@ -42,54 +43,54 @@ class Comparison:
     """Two or more studies of one workload and number of epochs."""
 
     workload: str
-    """What they train."""
+    """Name of the workload that all studies train."""
     length: str
     """Epochs of the full budget."""
     studies: pd.DataFrame
-    """One row a study, in the order given; see `compare`."""
+    """One row per study, in the order given; see `compare`."""
     joint_front: pd.DataFrame
-    """Trials that none of any study beats, each outcome once a study, most compute saved first: `study`, then the
-    columns of `analysis.rank` but its places."""
+    """Trials that no trial of any study dominates, each outcome once per study, most compute saved first: `study`, then
+    the columns of `analysis.rank` except the rank and the front flag."""
     candidates: pd.DataFrame
-    """All completed trials beside baselines and controls, with the same columns and `on_own_front`."""
+    """All completed trials except baselines and controls, with the same columns and `on_own_front`."""
     allowed_drop: float
-    """Accuracy that may be lost, a fraction."""
+    """Allowed accuracy loss, a fraction."""
     reference_drop: float
-    """Drop at which the hypervolumes' reference lies; its compute saved is 0."""
+    """Accuracy loss of the hypervolumes' reference point; its compute saved is 0."""
     saving: str
     """Compute that the studies rank by: training, inference or both."""
     notes: tuple[str, ...]
-    """What makes the studies less than comparable, a sentence each."""
+    """Differences that limit the comparability of the studies, one sentence each."""
 
 
 def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -> Comparison:
-    """Compare studies that search the same training in different spaces, with different methods or settings held.
+    """Compare studies of the same training with different spaces, methods or fixed settings.
 
     Args:
         paths: folders of two or more studies.
-        allowed_drop: accuracy that may be lost, a fraction in [0, 1); by default that of the studies, the smallest if
-            they differ.
+        allowed_drop: allowed accuracy loss, a fraction in [0, 1); by default that of the studies, the smallest if they
+            differ.
 
     Returns:
         A comparison. Columns of its `studies`:
 
-        - ``study`` (folder name), ``space``, ``trials`` (completed or failed, baseline and controls among them),
+        - ``study`` (folder name), ``space``, ``trials`` (completed or failed, including the baseline and controls),
           ``failed``;
-        - ``front_size``: distinct outcomes on the study's own front of drop against compute saved;
-        - ``hypervolume``: area that this front dominates above the reference, which is the same for all studies: a
-          drop of `GIVEN_AWAY` (five points; twice the allowed drop if that is not below it) with nothing saved. While
-          no trial is more accurate than its baseline, the area over that drop is the compute that can be saved on
-          average over all allowances between no drop and the reference's;
-        - ``best_trial``, ``compute_saved`` (training), ``saved`` (what the studies rank by), ``accuracy_drop``: most
-          saved within the allowed drop; missing where nothing saves compute within it;
-        - ``search_trainings``: what the search cost without controls, in dense trainings (`analysis.search_cost`);
+        - ``front_size``: distinct outcomes on the study's own front of accuracy loss against compute saved;
+        - ``hypervolume``: area that this front dominates relative to a reference point that is the same for all
+          studies: an accuracy loss of `GIVEN_AWAY` (five points; twice the allowed loss if that is not below five
+          points) with nothing saved. If no trial is more accurate than its baseline, the area divided by the
+          reference's loss is the compute saving averaged over all allowed losses from 0 to the reference's;
+        - ``best_trial``, ``compute_saved`` (training), ``saved`` (what the studies rank by), ``accuracy_drop``: of the
+          trial that saves most within the allowed loss; missing if no trial saves compute within it;
+        - ``search_trainings``: cost of the search without controls, in dense trainings (`analysis.search_cost`);
         - ``share_of_joint_front``: share of the joint front's distinct outcomes that the study reached. An outcome
-          that several reached counts for each, so the shares may add up to more than 1. Missing where the joint front
-          is empty.
+          reached by several studies counts for each, so the shares may add up to more than 1. Missing if the joint
+          front is empty.
 
     Raises:
-        UserError: fewer than two studies, one given twice, none there, or another workload, number of epochs or
-            compute that they rank by.
+        UserError: if there are fewer than two studies, a study is given twice or does not exist, or the studies differ
+            in workload, workload options, number of epochs or the compute that they rank by.
     """
     if allowed_drop is not None:
         check_allowed_drop(allowed_drop)
@@ -144,9 +145,9 @@ def _check_same(infos: dict[str, StudyInfo], field: str) -> None:
 
 
 def _candidates(trials: dict[str, pd.DataFrame], allowed_drop: float, reference: float) -> pd.DataFrame:
-    """Every study's completed trials that have a drop, best first, with helper columns `_saved` and `_gain`.
+    """Return each study's completed trials with a known accuracy loss, best first, with columns `_saved` and `_gain`.
 
-    `_gain` is minus the drop; both are rounded, so that equal outcomes are equal.
+    `_gain` is the negative accuracy loss; both helper columns are rounded, so that equal outcomes compare as equal.
     """
     frames = []
     for name, frame in trials.items():
@@ -177,9 +178,9 @@ def _on_front(candidates: pd.DataFrame, reference: float) -> NDArray[np.bool_]:
 
 
 def _figures(trials: pd.DataFrame, own: pd.DataFrame, reference: float) -> dict[str, Any]:
-    chosen = best(own[own["_saved"] > 0])  # in the order of the ranking still
+    chosen = best(own[own["_saved"] > 0])  # still in the order of the ranking
     front = set(_outcomes(own[own["on_own_front"]]))
-    cost = search_cost(trials[~is_control(trials)])  # which not every study has
+    cost = search_cost(trials[~is_control(trials)])  # without controls, which not every study has
     return {
         "trials": cost.trials,
         "failed": int((trials["status"] == "failed").sum()),
@@ -245,7 +246,7 @@ def _listed(values: dict[str, Any]) -> str:
 
 
 def comparison_table(comparison: Comparison) -> list[list[str]]:
-    """The studies as text cells, header first."""
+    """Return the studies as text cells, header first."""
     table = [
         [
             "study", "space", "trials", "failed", "front", "hypervolume", "best trial", "saved", "drop", "trainings",
@@ -272,7 +273,7 @@ def comparison_table(comparison: Comparison) -> list[list[str]]:
 
 
 def joint_front_table(comparison: Comparison, *, top: int | None = None) -> list[list[str]]:
-    """The joint front as text cells, header first, most saved first; at most `top` rows."""
+    """Return the joint front as text cells, header first, most saved first; at most `top` rows."""
     table = [["study", "trial", "saved", "drop", "accuracy", "configuration"]]
     for _, row in comparison.joint_front.head(len(comparison.joint_front) if top is None else top).iterrows():
         table.append(
@@ -289,7 +290,7 @@ def joint_front_table(comparison: Comparison, *, top: int | None = None) -> list
 
 
 def comparison_line(comparison: Comparison) -> str:
-    """Which study saves most within the allowed drop, in one sentence."""
+    """Return one sentence that names the study that saves most within the allowed accuracy loss."""
     within = f"within the allowed drop of {points(comparison.allowed_drop)}"
     found = comparison.studies.dropna(subset=[SAVED])
     found = found[found[SAVED] > 0].sort_values(SAVED, ascending=False, kind="stable")

@@ -1,4 +1,4 @@
-"""The answer in words and as settings to paste. Pure: frames in, text out."""
+"""The study's result in words and as settings to paste. Pure: frames in, text out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from analysis.presentation.compression_text import compression_text
 from analysis.presentation.env_file import environment_lines
 from analysis.presentation.schedule_text import compresses, schedule_text
 from trainables.config import TrialConfig, field_kinds
-from trainables.gradskip.settings import BY_NAME
+from trainables.gradskip.variables import BY_NAME
 
 
 def trials_for_trainings(trials: int, trainings: float) -> str:
-    """So many trials for the compute of so many dense trainings.
+    """Return the number of trials and their compute in dense trainings, as text.
 
     >>> trials_for_trainings(100, 11.83)
     '100 trials for 11.8 trainings'
@@ -33,7 +33,7 @@ def trials_for_trainings(trials: int, trainings: float) -> str:
 
 
 def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
-    """One sentence: what was executed, and what the trials would have executed alone where that is more."""
+    """Return one sentence on the compute executed, and on the trials' compute without sharing if that is more."""
     line = f"{of}: {trials_for_trainings(cost.trials, cost.dense_equivalents)}"
     alone, executed = f"{cost.own_equivalents:.1f}", f"{cost.dense_equivalents:.1f}"
     if cost.own_equivalents > cost.dense_equivalents and alone != executed:
@@ -42,18 +42,18 @@ def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
 
 
 def config_of(row: pd.Series) -> TrialConfig:
-    """The configuration of a row of `analysis.load`."""
+    """Return the configuration of a row of `analysis.load`."""
     return TrialConfig(**_hyperparameters(row))
 
 
 def _hyperparameters(row: pd.Series) -> dict[str, Any]:
-    """The fields that are set in a row, each in its own type."""
+    """Return the fields that are set in a row, each in its own type."""
     values = {}
     for name, kind in field_kinds().items():
         value = row.get(name)  # a study of an earlier version may lack a column
         if value is None or pd.isna(value):
             continue
-        # By the field's type, not the column's: pandas holds integers beside missing values as floats.
+        # By the field's type, not the column's: pandas stores integers as floats if values are missing.
         values[name] = tuple(json.loads(value)) if kind is tuple else kind(value)
     return values
 
@@ -67,15 +67,17 @@ def headline(
     line: pd.DataFrame | None = None,
     why_little: str = "",
 ) -> str:
-    """What can be skipped at what drop, or that nothing can; how sure that is; whether training shorter does it, too.
+    """Return the result in a few sentences: saving, accuracy loss, confirmation, comparison with shorter training.
+
+    If no setting is recommended, the text says so and adds `why_little`.
 
     Args:
         ranking: from `analysis.rank`.
         best: the recommended trial.
-        allowed_drop: accuracy that may be lost, a fraction.
-        confirmation: from `analysis.confirm_table`; None where none was begun.
-        line: from `analysis.control_line`; None where nothing is compared with shorter training.
-        why_little: why settings of the space do nothing or little on this run (`StudyInfo.why_little`).
+        allowed_drop: allowed accuracy loss, a fraction.
+        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
+        line: from `analysis.control_line`; None for no comparison with shorter training.
+        why_little: why the space's settings have little or no effect on this run (`StudyInfo.why_little`).
     """
     if len(ranking) == 0:
         return "No trial has completed, so there is nothing to rank."
@@ -109,7 +111,7 @@ def headline(
 
 
 def _share(row: pd.Series) -> str:
-    """What a share is of, in the middle of a sentence."""
+    """Return the words for the compute that a share refers to, for use in the middle of a sentence."""
     words = share_words(saving_of(row))
     return f"{words}," if "," in words else words
 
@@ -133,7 +135,7 @@ def _at_most(high: float, allowed_drop: float) -> str:
 
 
 def _again(again: pd.Series, allowed_drop: float) -> str:
-    """What fresh seeds said of a setting that they did not confirm."""
+    """Return the results on fresh seeds of a setting that they did not confirm."""
     failed = f"it failed on {plural(again['failed'], 'fresh seed')}" if again["failed"] else ""
     if again["seeds"] == 0:
         return failed or "it was not retrained to the end"
@@ -146,7 +148,7 @@ def _again(again: pd.Series, allowed_drop: float) -> str:
 
 
 def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.DataFrame | None) -> str:
-    """A sentence where another trial saves more than what was confirmed, and was not retrained."""
+    """Return a sentence if a trial that was not retrained saves more than the best; empty otherwise."""
     if confirmation is None:
         return ""
     others = ranking[ranking["within_drop"] & ~outcomes(ranking).isin(confirmation["candidate"])]
@@ -158,9 +160,10 @@ def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.Data
 
 
 def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None, *, confirmed: bool) -> str:
-    """A sentence where the best setting does not beat training shorter for the same compute, or cannot be compared.
+    """Return a sentence if shorter training with the same compute is not beaten, or was not tried; empty otherwise.
 
-    One that was confirmed is confirmed against the baseline, so that the sentence is there then whatever it says.
+    For a confirmed setting the sentence is returned even if shorter training is beaten, because confirmation compares
+    with the baseline only.
     """
     if line is None or len(line) == 0 or saving_of(best) != TRAINING:
         return ""
@@ -182,7 +185,7 @@ def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None, *, confirmed: b
 
 
 def _shorter_line(best: pd.Series, line: pd.DataFrame | None) -> list[str]:
-    """The comment that says what training shorter reaches; none where that is not known."""
+    """Return the comment line on the accuracy of training shorter; empty if that is not known."""
     word = pd.NA if line is None or len(line) == 0 else beats_shorter(best.to_frame().T, line).iloc[0]
     if line is None or pd.isna(word):
         return []
@@ -191,7 +194,7 @@ def _shorter_line(best: pd.Series, line: pd.DataFrame | None) -> list[str]:
 
 
 def is_answer(best: pd.Series | None) -> bool:
-    """Whether a study recommends anything: a trial with a method that saves something."""
+    """Return whether a study recommends a setting: a trial with a method that saves compute."""
     return best is not None and best["method"] != "none" and saved_of_one(best) > 0
 
 
@@ -199,7 +202,7 @@ def best_env(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None,
 ) -> str:  # fmt: skip
-    """The best settings as lines that a POSIX shell can source; comments say what was confirmed, and on what."""
+    """Return the best settings as lines that a POSIX shell can source, with comments on their confirmation."""
     lines = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line)
     config = TrialConfig(method="none")
     if not is_answer(best) and info.method == "compression":
@@ -215,7 +218,7 @@ def best_schedule(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None,
 ) -> str | None:  # fmt: skip
-    """The best trial's compression schedule as plain YAML, under the comments of `best_env`; None without one."""
+    """Return the best trial's compression schedule as plain YAML, with the comments of `best_env`; None without one."""
     if best is None or not is_answer(best) or not compresses(config := config_of(best)):
         return None
     about = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line)
@@ -226,14 +229,14 @@ def about_answer(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None,
 ) -> list[str]:  # fmt: skip
-    """Return the comments that a file with the best settings begins with: their origin, what was confirmed and how.
+    """Return the comments at the top of a file with the best settings: their origin and confirmation.
 
     Args:
-        info: what was searched.
+        info: description of the study.
         best: the recommended trial.
-        allowed_drop: accuracy that may be lost, a fraction.
-        confirmation: from `analysis.confirm_table`; None where none was begun.
-        line: from `analysis.control_line`: what training shorter reaches is said, too.
+        allowed_drop: allowed accuracy loss, a fraction.
+        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
+        line: from `analysis.control_line`; adds the accuracy of training shorter.
     """
     study = f"# tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {info.seed}"
     if best is None or not is_answer(best):
@@ -264,9 +267,9 @@ def _and_split(best: pd.Series) -> str:
 
 
 def settings_text(row: pd.Series) -> str:
-    """The method's settings of a row in short: ``START_THR=0.97 SAMPLES=5; s: conv1 0.5``; ``-`` for the baseline.
+    """Return a row's settings in short form: ``START_THR=0.97 SAMPLES=5; s: conv1 0.5``; ``-`` for the baseline.
 
-    The prefix common to all variables is left out. Lists and flags are written as the variables take them.
+    The variables' common prefix is left out. Lists and flags are written in the format of the variables.
     """
     method = row["method"]
     if method == "none":
@@ -281,12 +284,12 @@ def settings_text(row: pd.Series) -> str:
 
 
 def compression_of(row: pd.Series) -> str:
-    """The part of `settings_text` that no variable says; empty for a trial that does not compress."""
+    """Return the part of `settings_text` that no variable sets; empty for a trial that does not compress."""
     return compression_text(_hyperparameters(row)) if "compression" in str(row["method"]) else ""
 
 
 def short(value: Any) -> str:
-    """A value as its variable takes it, numbers to four digits."""
+    """Return a value in the format of its variable, floats to four significant digits."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""The stage tree as a picture: a self-contained SVG, a lane a stage. Pure: a frame in, text out.
+"""The stage tree as a picture: a self-contained SVG with one lane per stage. Pure: a frame in, text out.
 
-A bar runs over the iterations of its stage and hangs by a thin line from the stage that it leaves. Of the stages that
-leave one, the latest comes first: then no line crosses a bar.
+A bar covers the iterations of its stage and is connected by a thin line to its parent's bar. The children of a stage
+are drawn latest first, so that no line crosses a bar.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from analysis.formatting import percent, plural
 from analysis.metrics.saving import TRAINING, saved_words
 from analysis.presentation.stage_frame import most_visited
 
-#: Most lanes of a picture; the stages beyond are counted in its last line.
+#: Maximum number of lanes in a picture; further stages are counted in its last line.
 MOST_LANES = 60
 
 # Lengths in pixels.
@@ -28,41 +28,41 @@ _BAR = 11
 _FIRST_LANE = 128
 _INDENT = 8
 _MOST_INDENTS = 8
-_LETTER = 6.7  # of the 11 px font: wide enough for the widest of the fonts asked for
+_LETTER = 6.7  # width at 11 px, enough for the widest of the listed fonts
 _MOST_LETTERS = 60
 _LABELS = "what was done, at which iteration"
 _NUMBERS = (("trials", 58), ("saved", 64), ("accuracy", 70))
-_TICK_STEP = 0.5  # checkpoints nearer to each other are one tick
+_TICK_STEP = 0.5  # checkpoints closer together share one tick
 
 _TEXT, _FAINT, _LINE, _GRID, _STRIPE, _UNKNOWN = "#1f2933", "#52606d", "#8491a0", "#d9dee3", "#f5f7f9", "#aab4be"
-#: From nothing saved to the most saved; all stand out from the background, and from each other in grey print too.
+#: From nothing saved to the most saved; all contrast with the background, and with each other also in grey print.
 _SCALE = ((127, 205, 187), (65, 182, 196), (29, 145, 192), (34, 94, 168), (12, 44, 132))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Lane:
-    """Where a stage is drawn."""
+    """Position of a stage in the picture."""
 
     row: Mapping[Any, Any]
     """Its row of the frame."""
     begin: int
-    """The iteration at which it leaves its parent, 0 for a root stage."""
+    """The iteration at which it branches off its parent, 0 for a root stage."""
     y: float
-    """Middle of its bar."""
+    """Vertical middle of its bar."""
     parent_y: float | None
-    """Middle of its parent's bar, None for a root stage."""
+    """Vertical middle of its parent's bar, None for a root stage."""
 
 
 def tree_svg(frame: pd.DataFrame, total_steps: int, *, title: str | None = None) -> str:
-    """A picture of the tree: iterations to the right, one bar a stage, shared stretches once.
+    """Draw the tree: iterations on the horizontal axis, one bar per stage, shared parts of runs drawn once.
 
-    Bars are coloured by the compute saved of the run that ends in them, checkpoints are ticks under them. Beyond
-    `MOST_LANES` stages the least visited are counted in a line instead of drawn.
+    Bars are coloured by the compute saved of the run that ends in them; ticks under a bar are checkpoints. Of more than
+    `MOST_LANES` stages, those with the fewest trials are counted in a line instead of drawn.
 
     Args:
         frame: from `analysis.stage_frame`, in its order, with at least one row.
         total_steps: iterations of a whole run.
-        title: what stands above, such as "24 trials for 3.4 trainings"; None for the number of trials.
+        title: title, for example "24 trials for 3.4 trainings"; None for the number of trials.
 
     Returns:
         The SVG's text. Each drawn stage is a ``rect`` of class ``stage`` with its id in ``data-stage``.
@@ -106,14 +106,14 @@ def tree_svg(frame: pd.DataFrame, total_steps: int, *, title: str | None = None)
 
 @dataclass(frozen=True, kw_only=True)
 class _Scale:
-    """Iterations to pixels and savings to colours."""
+    """Mapping of iterations to pixels and of savings to colours."""
 
     total_steps: int
     """Iterations of a whole run."""
     most_saved: float
-    """The saving of the darkest colour, a fraction; 0 where nothing is saved."""
+    """The saving shown in the darkest colour, a fraction; 0 if nothing is saved."""
     said: str
-    """What is saved, in words."""
+    """Name of the saving, in words."""
 
     def x(self, iteration: float) -> float:
         return _MARGIN + _PLOT_WIDTH * min(max(iteration / self.total_steps, 0.0), 1.0)
@@ -134,12 +134,12 @@ def _most_saved(frame: pd.DataFrame) -> float:
 
 
 def _lanes(frame: pd.DataFrame) -> Iterator[_Lane]:
-    """Stages from top to bottom: each above those that leave it, the latest of these first."""
+    """Yield the lanes from top to bottom: each stage above its children, the latest child first."""
     children: dict[Any, list[Mapping[Any, Any]]] = {}
     for found in frame.to_dict("records"):
         children.setdefault(found["parent"] if found["depth"] > 0 else None, []).append(found)
     for leaving in children.values():
-        leaving.sort(key=lambda row: (_begin(row), len(row["trials"])))  # the last is taken first
+        leaving.sort(key=lambda row: (_begin(row), len(row["trials"])))  # taken from the end of the list
     heights: dict[str, float] = {}
     waiting = children.get(None, [])
     while waiting:
@@ -175,7 +175,7 @@ def _head(width: int, height: int, title: str) -> list[str]:
 
 
 def _legend(scale: _Scale) -> list[str]:
-    """The colours, what grey means, and a checkpoint's tick, in one line under the title."""
+    """Return the legend line under the title: colour scale, meaning of grey, tick of a checkpoint."""
     y, x = 70.0, float(_MARGIN)
     stops = "".join(
         f'<stop offset="{place / (len(_SCALE) - 1):.2f}" stop-color="#{r:02x}{g:02x}{b:02x}"/>'
@@ -218,7 +218,7 @@ def _columns(label_x: float, numbers_x: float) -> list[str]:
 
 
 def _stripes(lanes: Sequence[_Lane], width: int) -> list[str]:
-    """Every second lane is shaded, which leads the eye from a bar to its words."""
+    """Shade every second lane, so that a bar and its text are seen as one row."""
     return [
         f'<rect x="{_MARGIN - 8}" y="{lane.y - _LANE / 2:g}" width="{width - 2 * _MARGIN + 16}" height="{_LANE}" '
         f'fill="{_STRIPE}"/>'
@@ -236,7 +236,7 @@ def _axis(scale: _Scale, bottom: float) -> list[str]:
 
 
 def _round_numbers(total: int, most: int = 7) -> list[int]:
-    """At most ``most`` + 1 round numbers from 0, and the end where there is room for its label.
+    """Return at most ``most`` + 1 round numbers from 0, and the total if there is room for its label.
 
     >>> _round_numbers(300)
     [0, 50, 100, 150, 200, 250, 300]
@@ -261,10 +261,10 @@ def _connector(lane: _Lane, scale: _Scale) -> str:
 
 
 def _stage(lane: _Lane, scale: _Scale) -> list[str]:
-    """The bar, with its words for a pointer that rests on it, and the ticks of its checkpoints."""
+    """Return the bar of a stage, with its tooltip, and the ticks of its checkpoints."""
     row = lane.row
     left, right = scale.x(lane.begin), scale.x(row["known_until"])
-    left = min(left, _MARGIN + _PLOT_WIDTH - 2)  # a stage of a single step is seen, too
+    left = min(left, _MARGIN + _PLOT_WIDTH - 2)  # keeps a stage of a single step visible
     told = f"{row['begin']}: {row['action']}" if row["depth"] > 0 else row["action"]
     counts = f"{plural(len(row['trials']), 'trial')}, {plural(row['checkpoints'], 'checkpoint')}"
     told += f", to {row['known_until']}; {counts}"
@@ -314,5 +314,5 @@ def _text(
 
 
 def _clean(words: str) -> str:
-    """As XML's text; characters that XML cannot hold become the replacement character."""
+    """Escape text for XML; characters that are not printable become the replacement character."""
     return escape("".join(c if c.isprintable() else "\ufffd" for c in words))

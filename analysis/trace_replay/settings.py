@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.settings import BY_NAME, DEFAULT_SAMPLES, VARIABLES, Settings
+from trainables.gradskip.settings import DEFAULT_SAMPLES, Settings
+from trainables.gradskip.variables import BY_NAME, VARIABLES
 
 #: The numbers of the variance rule, with the fields of `Settings` that hold their defaults.
 AUTO_COLUMNS = {

@@ -13,7 +13,7 @@ import analysis
 from analysis.io.layout import Layout
 from analysis.presentation.summary_text import best_env, config_of
 from trainables.config import TrialConfig
-from trainables.gradskip.settings import RULES
+from trainables.gradskip.variables import RULES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_ray")]
 

@@ -10,7 +10,7 @@ import pytest
 from search_spaces import SpaceContext, load
 from search_spaces.space import describe, searched_fields
 from trainables.config import TrialConfig
-from trainables.gradskip.settings import RULES, VARIABLES
+from trainables.gradskip.variables import RULES, VARIABLES
 
 CONTEXT = SpaceContext(total_steps=300)
 

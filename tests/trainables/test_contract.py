@@ -18,7 +18,7 @@ from search_spaces import SpaceContext
 from search_spaces.space import corners, describe
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
-from trainables.gradskip.settings import BY_NAME
+from trainables.gradskip.variables import BY_NAME
 from trainables.metrics import ROW
 from trainables.registry import METHODS, WORKLOADS
 from trainables.runtime.checkpoint_file import CHECKPOINT_FILE

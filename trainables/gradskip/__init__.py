@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainables.gradskip.settings import RULES, VARIABLES, Settings
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.variables import RULES, VARIABLES
 
 if TYPE_CHECKING:
     from trainables.gradskip.controller import GradientSkip

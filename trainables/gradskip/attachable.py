@@ -9,7 +9,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainables.errors import UserError
-from trainables.gradskip.settings import RULES, Settings
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.variables import RULES
 
 
 def check_attachable(optimizer: Optimizer) -> None:

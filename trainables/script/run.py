@@ -16,7 +16,8 @@ from typing import Any
 
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
-from trainables.gradskip.settings import BY_NAME, Settings
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.variables import BY_NAME
 from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS
 from trainables.script.placeholders import fill
 from trainables.script.process import ScriptProcess

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from trainables.config import TrialConfig
+from trainables.runtime.checkpoint_file import read_state
+from trainables.stage_tree.packing import unpack
 from trainables.stage_tree.recorder import SignalRecorder
 from trainables.training.run import TrainingRun
 
@@ -42,3 +49,43 @@ class LiveRun:
             self.step_s = 0.9 * self.step_s + 0.1 * took if self.step_s else took
             self.slowest_s = max(self.slowest_s, took)
         self.steps += 1
+
+
+def resume_live(
+    config: TrialConfig,
+    data: bytes | None,
+    metadata: Mapping[str, Any],
+    replay_state: Mapping[str, Any],
+    watches: Sequence[tuple[str, ...]],
+) -> LiveRun:
+    """Build a run that records its signals, from its start or from a checkpoint of the tree.
+
+    Args:
+        config: of the trial.
+        data: a checkpoint as the tree keeps it; None: from the start.
+        metadata: what the tree has noted of the model for this method.
+        replay_state: where the trial's replay stands.
+        watches: what else is recorded.
+
+    Raises:
+        RuntimeError, KeyError, EOFError, UnpicklingError: the checkpoint cannot be loaded.
+    """
+    run = TrainingRun(config)
+    try:
+        found = run.method.model_metadata()
+        if json.dumps(found) != json.dumps(metadata):
+            raise AssertionError(
+                "internal error: the method sees other layers in this model than the stage tree has noted for its "
+                f"settings: {found}, not {metadata}; --no-sharing trains without the tree"
+            )
+        if data is not None:
+            state = unpack(read_state(io.BytesIO(data)))
+            training_state = state.pop("training_state")
+            run.method.prepare_structure(training_state)
+            run.load_state_dict({**state, "row": None, "wall_time_s": 0.0, "search_flops": 0, "method": {}})
+            run.method.resume(replay_state, training_state)
+        recorder = SignalRecorder(run, watches)
+    except BaseException:
+        run.close()
+        raise
+    return LiveRun(run=run, recorder=recorder, flops_at_load=run.executed_flops)

@@ -1,63 +1,41 @@
-"""A trial trained over the stage tree: it walks what is known and trains only what is not.
+"""A trial trained over the stage tree: it replays what is known and trains only what is not.
 
-The walk follows the trial's own rule over recorded signals. Where the recording ends, or the rule acts as no trial
-before it did, the trial claims that stage, continues from the nearest checkpoint of its own path and trains live,
-publishing as it goes, until its path enters a stage that others know; there it walks again. What it reports is what it
-would have reported alone.
+The trial's own rule is replayed over recorded signals. Where the recording ends, or the rule acts as in no trial
+before, the trial leases that stage, continues from the nearest checkpoint of its own path and trains live, publishing
+what it records, until its path enters a stage that others know; there it replays again. It reports what it would have
+reported alone.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 import time
-import warnings
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from trainables.attachment import metadata_key, start_replay
+from trainables.attachment import start_replay
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged
-from trainables.interventions import Intervention, MethodReplay, MissingSignal
+from trainables.interventions import MissingSignal
 from trainables.metrics import METHOD_DEFAULTS
-from trainables.registry import METHODS
-from trainables.runtime.checkpoint_file import read_state
 from trainables.stage_tree.checkpoint_policy import Keeper, Sharing
 from trainables.stage_tree.checkpoints import Entry
 from trainables.stage_tree.leases import NoClaims, StageClaims
-from trainables.stage_tree.live import LiveRun
-from trainables.stage_tree.packing import unpack
-from trainables.stage_tree.recorder import SignalRecorder
+from trainables.stage_tree.live import LiveRun, resume_live
 from trainables.stage_tree.root import root_facts, root_id
-from trainables.stage_tree.run_metadata import method_facts, root_files
-from trainables.stage_tree.store import Stage, StageStore
-from trainables.training.run import TrainingRun, check_device, check_forward_cache
+from trainables.stage_tree.stage_lease import StageLease
+from trainables.stage_tree.store import StageStore
+from trainables.stage_tree.tree_writer import DIVERGED, TreeWriter
+from trainables.stage_tree.trial_path import TrialPath
+from trainables.training.forward_cache import check_forward_cache
+from trainables.training.run import TrainingRun, check_device
 from trainables.workloads import build
 
 #: Columns of a row that are a trial's own, not its stage's.
 _OWN_COLUMNS = ("wall_time_s", "search_flops", "stage", *METHOD_DEFAULTS)
-#: A row that says that training ended there.
-_DIVERGED = "diverged"
-#: A trainer that is not heard of for so long, or for so many of its slowest steps, has given its stage up.
-_LEASE_S, _LEASE_STEPS = 15.0, 20
-#: The same before its first step: the model is built, kernels are chosen, FLOPs are counted.
-_BEGINNING_S = 60.0
 #: Waiting for another trial: from one look to the next.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
-
-
-@dataclass(kw_only=True)
-class _Visit:
-    """A stage on the trial's path."""
-
-    stage: Stage
-    entered_by: Intervention | None
-    replay_state: dict[str, Any]
-    """The replay's state on entering."""
 
 
 class SharedRun:
@@ -66,7 +44,7 @@ class SharedRun:
     Args:
         config: the trial's configuration.
         sharing: where and how.
-        claims: who trains what (`claims.Claims` or a client of it); None if nobody else is at work.
+        claims: who trains what (`leases.Claims` or a client of it); None if nobody else is at work.
         holder: this trial's name there.
 
     Raises (in `train_epoch`):
@@ -78,36 +56,33 @@ class SharedRun:
     ) -> None:
         self.config = config
         self.sharing = sharing
-        self._claims: StageClaims = NoClaims() if claims is None else claims
-        self._holder = holder
         self._begun = time.perf_counter()
         check_device(config)
         workload = build(config.workload, config.options)
         check_forward_cache(config, workload)
         root = root_facts(config, workload)
-        self._root = root
         self._epoch_steps = int(root["steps_per_epoch"])
         self.total_steps = int(root["total_steps"])
         self.store = StageStore(sharing.tree, root_id(root))
         self._live: LiveRun | None = None
         self._spent_before = 0
-        self._held: str | None = None
-        self._bad: set[Entry] = set()
-        self._renewed = 0.0
-        self._described = False
-        self._replay = self._make_replay()
+        self._lease = StageLease(NoClaims() if claims is None else claims, holder, self._slowest_step_s)
+        self._unreadable: set[Entry] = set()
+        self._writer = TreeWriter(self.store, root, config, sharing.tree)
+        self._metadata = self._writer.method_metadata()
+        self._replay = start_replay(config, self._metadata)
         self._keeper = Keeper(
             self.store, sharing, self._replay, epoch_steps=self._epoch_steps, total_steps=self.total_steps
         )
         self.checkpoints = self._keeper.checkpoints
-        first = self.store.first()
-        self._path = [_Visit(stage=first, entered_by=None, replay_state=self._replay.state_dict())]
+        self.path = TrialPath(self.store, self._replay)
+        """The stages that the trial's run leads through."""
         self._reported = 0  # steps at the end of the last row
         self.row: dict[str, Any] | None = None
         """The last epoch's row; None before the first."""
         self.trained_steps = 0
         """Steps that this trial executed."""
-        self._rows = self._go()
+        self._rows = self._next_rows()
 
     def __enter__(self) -> SharedRun:
         return self
@@ -116,121 +91,75 @@ class SharedRun:
         self.close()
 
     def close(self) -> None:
-        """Give up what is claimed and put the process state back."""
+        """Release what is leased and put the process state back."""
         self._rows.close()
-        self._release()
+        self._lease.release()
         self._drop_live()
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are reported."""
+        """Return whether all epochs are reported."""
         return self._reported >= self.total_steps
 
     @property
     def run(self) -> TrainingRun | None:
-        """The run that this trial trains in this process; None where nothing had to be trained so far."""
+        """Return the run that this trial trains in this process; None where nothing had to be trained so far."""
         return None if self._live is None else self._live.run
 
     @property
     def search_flops(self) -> int:
-        """FLOPs that this trial executed so far."""
+        """Return the FLOPs that this trial executed so far."""
         live = self._live
         return self._spent_before + (0 if live is None else live.executed_flops)
 
     def train_epoch(self) -> dict[str, Any]:
-        """The next epoch's row, trained or known."""
+        """Return the next epoch's row, trained or known."""
         try:
             self.row = next(self._rows)
         except BaseException:
-            self._release()
+            self._lease.release()
             raise
         if self.finished:
-            self._release()  # nobody asks this trial for more, and it may stay for long
-            self._describe_root(self.run)
+            self._lease.release()  # no more rows are asked of this trial, and it may live on for long
+            self._writer.describe_root(self.run, finished=True)
         return self.row
 
-    def _go(self) -> Generator[dict[str, Any], None, None]:
+    def _next_rows(self) -> Generator[dict[str, Any], None, None]:
         wait_s = _SHORTEST_WAIT_S
         while not self.finished:
             before = self._replay.iteration
-            yield from self._walk()
+            yield from self._replay_known()
             if self.finished:
                 break
             if self._replay.iteration > before:
                 wait_s = _SHORTEST_WAIT_S
-            if not self._claim(self._here):
-                time.sleep(wait_s)  # another trial trains it, and is there no later than this one would be
+            if not self._lease.claim(self.path.here):
+                time.sleep(wait_s)  # another trial trains it, and finishes no later than this one would
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                 continue
-            if self._here.refresh():
-                continue  # something came while we asked
+            if self.path.here.refresh():
+                continue  # something was published while the lease was requested
             yield from self._train()
 
-    # --- where the trial is -----------------------------------------------------------------------------------------
-
-    @property
-    def _here(self) -> Stage:
-        return self._path[-1].stage
-
-    @property
-    def _depth(self) -> int:
-        """Interventions on the way here."""
-        return len(self._path) - 1
-
-    def _make_replay(self) -> MethodReplay:
-        self._known_facts = self._facts(metadata_key(self.config))
-        return start_replay(self.config, self._known_facts)
-
-    def _facts(self, key: Any) -> Mapping[str, Any]:
-        if METHODS[self.config.method].replay_module is None:
-            return {}
-        known = _FACTS.get((self.store.folder, key))
-        if known is None:
-            known = _FACTS[(self.store.folder, key)] = method_facts(self.store, self.config, self._write_small)
-        return known
-
-    def _write_small(self, name: str, values: Any) -> None:
-        try:
-            self.store.write(name, values)
-        except OSError as error:
-            self._tell_unwritten(error)
-
-    def _tell_unwritten(self, error: OSError) -> None:
-        self._warn_once(
-            "unwritten",
-            f"the stage tree cannot be written ({error.strerror or error}): trials train on without sharing what they "
-            "train now",
-        )
-
-    def _warn_once(self, what: str, message: str) -> None:
-        """Once a tree and process."""
-        if (self.sharing.tree, what) not in _WARNED:
-            _WARNED.add((self.sharing.tree, what))
-            warnings.warn(message, stacklevel=4)
-
-    def _enter(self, intervention: Intervention) -> Stage:
-        stage = self.store.child(self._here, intervention)
-        self._path.append(_Visit(stage=stage, entered_by=intervention, replay_state=self._replay.state_dict()))
-        return stage
-
     def _row(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """A stage's row as this trial's own."""
-        if _DIVERGED in stored:
-            raise TrainingDiverged(stored[_DIVERGED])
+        """Return a stage's row as this trial's own."""
+        if DIVERGED in stored:
+            raise TrainingDiverged(stored[DIVERGED])
         return {
             **stored,
             "wall_time_s": time.perf_counter() - self._begun,
             "search_flops": self.search_flops,
-            "stage": self._here.id,
+            "stage": self.path.here.id,
             **self._replay.columns(),
         }
 
-    # --- walking ----------------------------------------------------------------------------------------------------
+    def _slowest_step_s(self) -> float:
+        return 0.0 if self._live is None else self._live.slowest_s
 
-    def _walk(self) -> Iterator[dict[str, Any]]:
-        """Follow the rule over what is known, reporting the rows on the way."""
+    def _replay_known(self) -> Iterator[dict[str, Any]]:
+        """Replay the rule over what is known; yield the rows on the way."""
         while not self.finished:
-            stage = self._here
+            stage = self.path.here
             next_row = self._reported + self._epoch_steps
             if stage.known_until < next_row or next_row not in stage.rows:
                 stage.refresh()
@@ -240,42 +169,12 @@ class SharedRun:
             except MissingSignal:
                 return
             if intervention is not None:
-                self._enter(intervention)
+                self.path.enter(intervention)
             elif self._replay.iteration == next_row and next_row in stage.rows:
                 self._reported = next_row
                 yield self._row(stage.rows[next_row])
             else:
                 return
-
-    # --- claims -----------------------------------------------------------------------------------------------------
-
-    def _claim(self, stage: Stage) -> bool:
-        if self._held == stage.id:
-            return True
-        self._release()
-        if not self._claims.claim(stage.id, self._holder, self._lease_s()):
-            return False
-        self._held = stage.id
-        self._renewed = time.monotonic()
-        return True
-
-    def _release(self) -> None:
-        if self._held is not None:
-            self._claims.release(self._held, self._holder)
-            self._held = None
-
-    def _lease_s(self) -> float:
-        if self._live is None or not self._live.slowest_s:
-            return _BEGINNING_S
-        return _LEASE_S + _LEASE_STEPS * self._live.slowest_s
-
-    def _renew(self, silence_s: float = 0.0) -> None:
-        """Say that this trial is alive: now and then, and before it is silent for so many seconds."""
-        if self._held is not None and time.monotonic() - self._renewed + silence_s > _LEASE_S / 5:
-            self._claims.renew(self._holder, self._lease_s() + silence_s)
-            self._renewed = time.monotonic()
-
-    # --- training ---------------------------------------------------------------------------------------------------
 
     def _train(self) -> Iterator[dict[str, Any]]:
         """Train live from the nearest state of the path until the end, or into a stage that others know."""
@@ -294,23 +193,23 @@ class SharedRun:
                 if not stays:
                     run.pause()
                     return
-            known = self._here.rows.get(run.step)
-            if run.step <= frontier and known is not None and _DIVERGED not in known:
+            known = self.path.here.rows.get(run.step)
+            if run.step <= frontier and known is not None and DIVERGED not in known:
                 run.skip_evaluation(known)
                 self._publish(live, {})
                 continue
             # Evaluating takes less than training an epoch did, or about as long as the time before.
-            self._renew(max(2 * live.evaluation_s, self._epoch_steps * live.step_s))
+            self._lease.renew(max(2 * live.evaluation_s, self._epoch_steps * live.step_s))
             begun = time.perf_counter()
             try:
                 row = run.end_epoch()
             except TrainingDiverged as error:
-                self._publish(live, {run.step: {_DIVERGED: str(error)}})
+                self._publish(live, {run.step: {DIVERGED: str(error)}})
                 raise
             live.evaluation_s = time.perf_counter() - begun
             stored = {name: value for name, value in row.items() if name not in _OWN_COLUMNS}
             self._publish(live, {run.step: stored})
-            self._describe_root(run)
+            self._writer.describe_root(run, finished=self.finished)
             if run.step > self._reported:
                 self._reported = run.step
                 yield self._row(stored)
@@ -318,105 +217,59 @@ class SharedRun:
                 return
 
     def _before_step(self, live: LiveRun) -> None:
-        if self._keeper.is_overdue(live) and self._keeper.may(live, self._depth):
+        if self._keeper.is_overdue(live) and self._keeper.may(live, self.path.depth):
             self._publish(live, {})  # the checkpoint that comes now is of use only if what leads to it is known
         live.recorder.before_step()
-        self._renew()
-        if self._keeper.wants(live, self._here, self._depth, lambda: self._acts_now(live)):
+        self._lease.renew()
+        if self._keeper.wants(
+            live, self.path.here, self.path.depth, lambda: self.path.acts_at(live.recorder, live.run.step)
+        ):
             self._check_agreement(live)
-            self._keeper.write(live, self._here)
+            self._keeper.write(live, self.path.here)
 
     def _after_step(self, live: LiveRun, frontier: int) -> bool:
-        """Follow the step that was trained; False if the path goes on in a stage that others know or train."""
+        """Replay the step that was trained; return False if the path continues in a stage that others know or train."""
         intervention = self._replay.advance(live.recorder, live.run.step)
         if intervention is None:
             return True
         self._publish(live, {})
-        stage = self._enter(intervention)
+        stage = self.path.enter(intervention)
         if live.run.step <= frontier:
             return True  # a known part of the path, or the stage that this trial has claimed
         stage.refresh()
         if stage.known_until > stage.start or stage.rows:
-            self._release()
+            self._lease.release()
             return False
-        return self._claim(stage) and not stage.refresh()
+        return self._lease.claim(stage) and not stage.refresh()
 
     def _stand_before(self, frontier: int) -> LiveRun:
-        """A live run at the nearest state of the path at or before the frontier, the replay with it."""
+        """Return a live run at the nearest state of the path at or before the frontier, and set the replay there."""
         # A row that is missing at the frontier is an evaluation of the state there, with the losses on the way.
         latest = frontier if frontier < self._reported + self._epoch_steps else frontier - 1
-        path = list(self._path)
+        visits = list(self.path.visits)
         while True:
-            self._path = list(path)
-            found = self._nearest_checkpoint(latest)
+            self.path.visits = list(visits)
+            found = self.path.nearest_checkpoint(self.checkpoints, latest, self._unreadable)
             live = self._live
             if live is not None and (found is None or live.run.step >= found[1].step):
-                self._set_back(live.run.step)
+                self.path.set_back(live.run.step)
                 return live
             self._drop_live()
             if found is None:
-                self._set_back(0)
+                self.path.set_back(0)
                 return self._resume(None)
             place, entry = found
-            data = self.checkpoints.read(self._path[place].stage.id, entry)
+            data = self.checkpoints.read(self.path.visits[place].stage.id, entry)
             if data is not None:
-                self._set_back(entry.step)
+                self.path.set_back(entry.step)
                 try:
                     return self._resume(data)
                 except (RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
-                    self._warn_once(
-                        "unloadable",
-                        f"a checkpoint of the stage tree cannot be loaded ({error}): trials train on from an earlier "
-                        "one. The state of the workload's optimizer and schedule must be tensors and plain types",
-                    )
-            self._bad.add(entry)
-
-    def _nearest_checkpoint(self, frontier: int) -> tuple[int, Entry] | None:
-        """The last checkpoint on the path that this trial can go on from: place on the path, and entry."""
-        until = frontier
-        for place in range(len(self._path) - 1, -1, -1):
-            visit = self._path[place]
-            usable = [
-                entry
-                for entry in self.checkpoints.entries(visit.stage.id)
-                if visit.stage.start <= entry.step <= until
-                and (self._replay.kind == "any" or entry.kind == self._replay.kind)
-                and entry not in self._bad
-            ]
-            if usable and not (place > 0 and self._replay.first_stage_only):
-                return place, max(usable, key=lambda entry: entry.step)
-            if visit.entered_by is not None:
-                until = visit.entered_by.iteration
-        return None
-
-    def _set_back(self, step: int) -> None:
-        """Bring path and replay back to the start of a step."""
-        while len(self._path) > 1 and self._path[-1].stage.start > step:
-            self._path.pop()
-        visit = self._path[-1]
-        self._replay.load_state_dict(visit.replay_state)
-        self._replay.advance(visit.stage, step)
+                    self._writer.warn_unloadable(error)
+            self._unreadable.add(entry)
 
     def _resume(self, data: bytes | None) -> LiveRun:
-        run = TrainingRun(self.config)
-        try:
-            if json.dumps(run.method.model_metadata()) != json.dumps(self._known_facts):
-                raise AssertionError(
-                    "internal error: the method sees other layers in this model than the stage tree has noted for its "
-                    f"settings: {run.method.model_metadata()}, not {self._known_facts}; --no-sharing trains without "
-                    "the tree"
-                )
-            if data is not None:
-                state = unpack(read_state(io.BytesIO(data)))
-                carried = state.pop("training_state")
-                run.method.prepare_structure(carried)
-                run.load_state_dict({**state, "row": None, "wall_time_s": 0.0, "search_flops": 0, "method": {}})
-                run.method.resume(self._replay.state_dict(), carried)
-            recorder = SignalRecorder(run, self.sharing.watches)
-        except BaseException:
-            run.close()
-            raise
-        self._live = LiveRun(run=run, recorder=recorder, flops_at_load=run.executed_flops)
+        self._live = resume_live(self.config, data, self._metadata, self._replay.state_dict(), self.sharing.watches)
         return self._live
 
     def _drop_live(self) -> None:
@@ -426,7 +279,7 @@ class SharedRun:
             live.run.close()
 
     def _check_agreement(self, live: LiveRun) -> None:
-        """The replay says where the training belongs that the method directs. Nothing is left before this holds."""
+        """Check that method and replay stand at the same point; nothing is published before this holds."""
         stands, followed = live.run.method.decision_state(), self._replay.state_dict()
         if stands and json.dumps(stands, sort_keys=True) != json.dumps(followed, sort_keys=True):
             raise RuntimeError(
@@ -434,53 +287,6 @@ class SharedRun:
                 f"{followed}; --no-sharing trains without the stage tree. Please report this with the trial's settings"
             )
 
-    # --- what it leaves ---------------------------------------------------------------------------------------------
-
     def _publish(self, live: LiveRun, rows: dict[int, dict[str, Any]]) -> None:
-        """Write what was recorded since the last time, unless all of it is known."""
         self._check_agreement(live)
-        chunk = live.recorder.cut(rows)
-        visit = self._path[-1]
-        stage = visit.stage
-        known = (
-            chunk.end <= stage.known_until
-            and all(step in stage.rows for step in rows)
-            and not any(_DIVERGED in stage.rows[step] for step in rows)
-            and all(stage.covers(name, chunk.begin, chunk.end) for name in chunk.names)
-            and all(stage.has(name, i) for name, pairs in chunk.sparse.items() for i, _ in pairs)
-        )
-        if known:
-            return
-        link = None if visit.entered_by is None else (self._path[-2].stage, visit.entered_by)
-        try:
-            self.store.publish(stage, chunk, link)
-        except OSError as error:
-            self._tell_unwritten(error)
-
-    def _acts_now(self, live: LiveRun) -> bool:
-        """Whether the rule acts in the step that begins: others will fork where one has."""
-        if self._replay.is_quiet():
-            return False
-        state = self._replay.state_dict()
-        try:
-            return self._replay.advance(live.recorder, live.run.step + 1) is not None
-        except MissingSignal:
-            return False  # measured in the step itself
-        finally:
-            self._replay.load_state_dict(state)
-
-    def _describe_root(self, run: TrainingRun | None) -> None:
-        """Write what the root's files lack, once a trial: after its first epoch, and at its end if they were lost."""
-        if self._described or not (self.finished or (run is not None and run.epoch_shapes is not None)):
-            return
-        self._described = True
-        if self.store.read("root.json") is None or self.store.read("shapes.json") is None:
-            with TrainingRun(self.config) if run is None else nullcontext(run) as built:
-                for name, values in root_files(self._root, built).items():
-                    self._write_small(name, values)
-
-
-#: What this process has read, by a root's folder and key: facts, not state.
-_FACTS: dict[tuple[Path, Any], Mapping[str, Any]] = {}
-#: What was said of a tree in this process.
-_WARNED: set[tuple[Path, str]] = set()
+        self._writer.publish(self.path, live.recorder, rows)

@@ -116,21 +116,22 @@ class ParallelRun(TrainingRun):
 
     def end_epoch(self) -> dict[str, Any]:
         """As alone, with what all processes did."""
-        own_counts, own_before = self._counts, self._flops_before
+        cost, resources = self.cost, self.resources
+        own_counts, own_before = cost.counts, cost.flops_before
         names = [name for name in own_counts if name != "step"]
         own = [self._samples, own_before, *(own_counts[name] for name in names)]
         sums = torch.tensor(own, dtype=torch.int64, device=self.device)
         dist.all_reduce(sums)
         dist.all_reduce(self._loss_sum)
-        peak = torch.tensor([super()._peak_bytes()], dtype=torch.int64, device=self.device)
+        peak = torch.tensor([resources.peak_bytes], dtype=torch.int64, device=self.device)
         dist.all_reduce(peak, op=dist.ReduceOp.MAX)
-        self._peak_before = int(peak)
-        self._samples, self._flops_before, *totals = sums.tolist()
-        self._counts = {**own_counts, **dict(zip(names, totals, strict=True))}
+        resources.peak_before = int(peak)
+        self._samples, cost.flops_before, *totals = sums.tolist()
+        cost.counts = {**own_counts, **dict(zip(names, totals, strict=True))}
         try:
             return super().end_epoch()
         finally:
-            self._counts, self._flops_before = own_counts, own_before
+            cost.counts, cost.flops_before = own_counts, own_before
 
     def _accuracy(self, split: str) -> float:
         # Told to all, so that they end together where it is not a number.

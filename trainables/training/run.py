@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -16,18 +16,17 @@ from torch import Tensor, nn
 from trainables.attachment import RunFacts, attach
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
-from trainables.gradskip.forward_cache.cache import ForwardCache
 from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS
 from trainables.runtime.checkpoint_file import CHECKPOINT_FILE, read_state
 from trainables.runtime.generators import generators_state, kept_generators, set_generators
 from trainables.runtime.isolation import ProcessState
-from trainables.runtime.memory import peak_bytes, reset_peak
-from trainables.runtime.stopwatch import Stopwatch
-from trainables.training.cost import CostTable
+from trainables.training.forward_cache import open_forward_cache
+from trainables.training.run_cost import RunCost
+from trainables.training.run_resources import RunResources
 from trainables.training.warm_up import warm_up
 from trainables.workloads import build
-from trainables.workloads.base import Batch, Workload
-from trainables.workloads.batch_shapes import see_batch, structure_of
+from trainables.workloads.base import Batch
+from trainables.workloads.batch_shapes import EpochShapes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,17 +36,6 @@ def check_device(config: TrialConfig) -> None:
     """Raise UserError where the device is not there."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device cuda was asked for, but torch sees no CUDA device here: use cpu")
-
-
-def check_forward_cache(config: TrialConfig, workload: Workload) -> None:
-    """Raise UserError for a forward cache where inputs do not repeat."""
-    if config.forward_cache_mb == 0:
-        return
-    if workload.train_samples is None or workload.train_sample_indices(0, config.seed) is None:
-        raise UserError(
-            f"forward_cache_mb must be 0 for workload {workload.name}, whose inputs do not repeat, "
-            f"got {config.forward_cache_mb}"
-        )
 
 
 class TrainingRun:
@@ -88,9 +76,7 @@ class TrainingRun:
         self.optimizer = self.workload.make_optimizer(self.model.named_parameters())
         base_lrs = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
         self.scheduler = self.workload.make_scheduler(self.optimizer, self.total_steps)
-        self._cost = self._dense_cost = CostTable(self.workload, self.model)
-        self._tables = [self._dense_cost]
-        self._beside: dict[int, CostTable] = {}
+        self.cost = RunCost(self.workload, self.model)
         facts = RunFacts(
             model=self.model,
             forward=self._example_forward,
@@ -101,76 +87,31 @@ class TrainingRun:
             example_batch=lambda: next(iter(self.workload.train_batches(0, config.seed))),
             validation_loss=self._validation_loss,
             make_model=self.workload.make_model,
-            before_change=self._dense_cost.freeze,
-            changed=self._model_changed,
+            before_change=self.cost.freeze_dense,
+            changed=lambda: self.cost.change_model(self.model),
         )
         self.method = attach(self.optimizer, config, facts)
         self.trains_at_first = tuple(p.requires_grad for p in self.model.parameters())
         """Whether each parameter trains at step 0, by number."""
-        self.epoch_shapes: list[tuple[int, Batch]] | None = None
-        """Run lengths of the batches of an epoch, on the meta device; None until one was trained from its start."""
-        self._shapes: list[tuple[int, Batch]] = []
-        self.forward_cache = self._make_forward_cache()
+        self._shapes = EpochShapes(self.workload.steps_per_epoch)
+        self.forward_cache = open_forward_cache(config, self.workload, self.model)
+        if self.forward_cache is not None:
+            self._stack.enter_context(self.forward_cache)
         warm_up(self.workload, self.model, self.device, config.seed)
-        reset_peak(self.device)
+        self.resources = RunResources(self.device, self._started, lambda: self.cost.counting_time_s)
+        self.resources.reset_peak()
         self.epoch = 0
         """Epochs trained and evaluated."""
         self._in_epoch = 0  # steps into the epoch
         self._samples = 0
         self._loss_sum = torch.zeros((), device=self.device)
         self._epoch_batches: Iterator[tuple[Batch, Tensor | None]] = iter(())
-        self._counts = dict.fromkeys(
-            ("step", "forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes",
-             "dense_flops", "dense_backward_flops"), 0
-        )  # fmt: skip
-        self._train_time = Stopwatch(self._counting_time_s)
-        self._wall_time_before_s = 0.0
-        self._peak_before = 0  # in the process of whoever saved what was loaded
-        self._flops_before = 0  # executed by whoever saved what was loaded
         self.row: dict[str, Any] | None = None
         """The last epoch's row; None before the first."""
-
-    def _model_changed(self) -> None:
-        """Steps cost something else now; what is saved is still counted against the model as it was built."""
-        self._cost = self._new_table(self.model, structure_of(self.model))
-        self._cost.freeze()  # what looks at the model is away now, and will be back when a step is counted
-        self._beside.clear()
-
-    def _new_table(self, model: nn.Module, structure: Hashable) -> CostTable:
-        table = CostTable(self.workload, model, structure)
-        self._tables.append(table)
-        return table
-
-    def _counting_time_s(self) -> float:
-        return sum(table.counting_time_s for table in self._tables)
-
-    def _flops_beside(self, batch: Batch) -> int:
-        """Forward FLOPs of other models in this step."""
-        flops = 0
-        for model in self.method.runs_beside():
-            table = self._beside.get(id(model))
-            if table is None:
-                table = self._beside[id(model)] = self._new_table(model, ("beside", structure_of(model)))
-            flops += table.forward_flops(batch)
-        return flops
 
     def _example_forward(self, model: nn.Module) -> torch.Tensor:
         batch = next(iter(self.workload.train_batches(0, self.config.seed)))
         return self.workload.loss(model, tuple(t.to(self.device) for t in batch))
-
-    def _make_forward_cache(self) -> ForwardCache | None:
-        megabytes, workload = self.config.forward_cache_mb, self.workload
-        if megabytes == 0:
-            return None
-        check_forward_cache(self.config, workload)
-        assert workload.train_samples is not None
-        cache = ForwardCache(
-            self.model,
-            samples=workload.train_samples,
-            budget_bytes=megabytes * 10**6,
-            chain=workload.forward_chain(self.model),
-        )
-        return self._stack.enter_context(cache)
 
     def __enter__(self) -> Self:
         return self
@@ -191,12 +132,17 @@ class TrainingRun:
     @property
     def step(self) -> int:
         """Optimizer steps executed, from the run's start."""
-        return self._counts["step"]
+        return self.cost.counts["step"]
 
     @property
     def executed_flops(self) -> int:
         """FLOPs of those steps."""
-        return self._counts["forward_flops"] + self._counts["backward_flops"]
+        return self.cost.executed_flops
+
+    @property
+    def epoch_shapes(self) -> list[tuple[int, Batch]] | None:
+        """Return run lengths of an epoch's batches, on the meta device; None until one was trained from its start."""
+        return self._shapes.complete
 
     def train_epoch(self) -> dict[str, Any]:
         """Train one epoch (what is left of it) and evaluate; the row of result columns (`trainables.metrics.ROW`).
@@ -213,7 +159,7 @@ class TrainingRun:
         """Make ready for the epoch's next step."""
         self.model.train()
         self._epoch_batches = self._batches()
-        self._train_time.start()
+        self.resources.train_time.start()
 
     @property
     def epoch_is_trained(self) -> bool:
@@ -223,38 +169,28 @@ class TrainingRun:
     def train_step(self) -> None:
         """One optimizer step."""
         batch, indices = next(self._epoch_batches)
-        if self.epoch_shapes is None:
-            self._see_shapes(batch)
+        self._shapes.see(batch, self._in_epoch)
         samples = len(batch[0])
         self._loss_sum += samples * self._step(tuple(t.to(self.device, non_blocking=True) for t in batch), indices)
         self._samples += samples
         self._in_epoch += 1
 
-    def _see_shapes(self, batch: Batch) -> None:
-        if self._in_epoch == 0:
-            self._shapes = []
-        elif not self._shapes:
-            return  # begun in the middle of an epoch
-        see_batch(self._shapes, batch)
-        if self._in_epoch == self.workload.steps_per_epoch - 1:
-            self.epoch_shapes = self._shapes
-
     def pause(self) -> None:
         """Training is interrupted until `begin_epoch`."""
-        self._train_time.pause()
+        self.resources.train_time.pause()
 
     @contextmanager
     def untimed(self) -> Iterator[None]:
         """For work between steps that is no part of the training time."""
-        self._train_time.pause()
+        self.resources.train_time.pause()
         try:
             yield
         finally:
-            self._train_time.start()
+            self.resources.train_time.start()
 
     def skip_evaluation(self, known: Mapping[str, Any]) -> None:
         """End the epoch where its row is known."""
-        self._train_time.pause()
+        self.resources.train_time.pause()
         self._close_epoch()
         self.method.end_epoch(known)
 
@@ -270,7 +206,7 @@ class TrainingRun:
             TrainingDiverged: the loss or the accuracy is not finite.
         """
         train_loss = float(self._loss_sum) / self._samples  # the epoch's only host-device synchronization
-        self._train_time.pause()
+        self.resources.train_time.pause()
         self._close_epoch()
         if not math.isfinite(train_loss):
             raise TrainingDiverged(f"the training loss is {train_loss} in epoch {self.epoch}")
@@ -289,12 +225,12 @@ class TrainingRun:
         return zip(batches, islice(indices, self._in_epoch, None), strict=True)
 
     def _step(self, batch: Batch, indices: Tensor | None = None) -> Tensor:
-        dense = self._dense_cost.dense_step(batch)
+        dense = self.cost.dense_step(batch)
         self.method.begin_step(self.epoch, self._in_epoch)
         cache = self.forward_cache
         with cache.batch(indices) if cache is not None and indices is not None else nullcontext():
             loss = self._loss(batch)
-        cost = self._cost.step(self.method.stop_key(), batch, None if cache is None else cache.last)
+        cost = self.cost.step(self.method.stop_key(), batch, None if cache is None else cache.last)
         self.optimizer.zero_grad(set_to_none=True)
         whole = self.method.loss(loss)
         if whole.requires_grad:
@@ -304,14 +240,7 @@ class TrainingRun:
         if not self.method.replaces_schedule:
             self.scheduler.step()
         self.method.end_step()
-        counts = self._counts
-        counts["step"] += 1
-        counts["forward_flops"] += cost.forward_flops + self._flops_beside(batch)
-        counts["backward_flops"] += cost.backward_flops
-        counts["gradient_bytes"] += cost.gradient_bytes
-        counts["optimizer_bytes"] += cost.optimizer_bytes
-        counts["dense_flops"] += dense.flops
-        counts["dense_backward_flops"] += dense.backward_flops
+        self.cost.add(dense, cost, batch, self.method.runs_beside())
         return loss.detach()
 
     def _loss(self, batch: Batch) -> Tensor:
@@ -325,33 +254,14 @@ class TrainingRun:
     def _row(self, train_loss: float) -> dict[str, Any]:
         accuracy = self._accuracy("validation")
         test_accuracy = self._accuracy("test") if self.finished and "test" in self.workload.splits else None
-        counts = self._counts
-        # Epochs are alike, so the executed part gives the full budget's cost.
-        budget = counts["dense_flops"] * self.config.epochs // self.epoch
-        backward_budget = counts["dense_backward_flops"] * self.config.epochs // self.epoch
-        executed = self.executed_flops
         return {
             "epoch": self.epoch,
-            "step": counts["step"],
+            "step": self.step,
             "train_loss": train_loss,
             "accuracy": accuracy,
             "test_accuracy": test_accuracy,
-            "compute_saved": (counts["dense_flops"] - executed) / budget if budget else 0.0,
-            "backward_saved": (
-                (counts["dense_backward_flops"] - counts["backward_flops"]) / backward_budget
-                if backward_budget
-                else 0.0
-            ),
-            "executed_flops": executed,
-            "search_flops": executed - self._flops_before,
-            "forward_flops": counts["forward_flops"],
-            "backward_flops": counts["backward_flops"],
-            "dense_flops": budget,
-            "gradient_bytes": counts["gradient_bytes"],
-            "optimizer_bytes": counts["optimizer_bytes"],
-            "train_time_s": self._train_time.elapsed_s,
-            "wall_time_s": self._wall_time_s(),
-            "peak_memory_bytes": self._peak_bytes(),
+            **self.cost.columns(self.epoch, self.config.epochs),
+            **self.resources.state_dict(),
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             "stage": "",
             **MODEL_DEFAULTS,
@@ -372,12 +282,6 @@ class TrainingRun:
         with torch.no_grad(), kept_generators([self.device]):
             return self.workload.mean_loss(self.model, "validation", self.device)
 
-    def _peak_bytes(self) -> int:
-        return max(self._peak_before, peak_bytes(self.device))
-
-    def _wall_time_s(self) -> float:
-        return self._wall_time_before_s + time.perf_counter() - self._started
-
     def state_dict(self) -> dict[str, Any]:
         """The run's whole state at a step's start: weights, optimizer and rule, schedule, counts, generators, place.
 
@@ -392,12 +296,10 @@ class TrainingRun:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
-            "counts": self._counts,
+            "counts": self.cost.counts,
             "row": self.row,
-            "train_time_s": self._train_time.elapsed_s,
-            "wall_time_s": self._wall_time_s(),
-            "search_flops": self.executed_flops - self._flops_before,
-            "peak_memory_bytes": self._peak_bytes(),
+            **self.resources.state_dict(),
+            "search_flops": self.cost.search_flops,
             "generators": generators_state(self.device),
             "method": self.method.state_dict(),
         }
@@ -413,18 +315,12 @@ class TrainingRun:
         self._samples = state["samples"]
         self._loss_sum = state["loss_sum"].to(self.device)
         self.row = state["row"]
-        self._counts = dict(state["counts"])
-        self._flops_before = self.executed_flops - state["search_flops"]
-        self._train_time.elapsed_s = state["train_time_s"]
-        self._wall_time_before_s = state["wall_time_s"]
-        self._peak_before = int(state["peak_memory_bytes"])
+        self.cost.counts = dict(state["counts"])
+        self.cost.flops_before = self.executed_flops - state["search_flops"]
+        self.resources.load_state_dict(state)
         if state["method"]:
             self.method.resume(**state["method"])
         set_generators(state["generators"], self.device)
-
-    def count_spent_from_here(self) -> None:
-        """`search_flops` begins anew: what was executed before is another trial's."""
-        self._flops_before = self.executed_flops
 
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import search_spaces
 from trainables.errors import UserError, cannot_write
-from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.variables import BY_NAME, VARIABLES
 from tune_cac.cli.options import add_study
 from tune_cac.tuning.fixed_params import read_assignments, shown_hold, with_watch
 from tune_cac.tuning.recorded_run import of_run

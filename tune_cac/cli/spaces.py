@@ -10,7 +10,7 @@ import search_spaces
 from search_spaces.space import Range, Space, describe
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.settings import BY_NAME
+from trainables.gradskip.variables import BY_NAME
 from trainables.registry import METHODS
 from trainables.workloads import default_epochs
 from tune_cac.cli.console import print_list, print_table

@@ -10,7 +10,8 @@ from typing import Any
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError, cannot_write
 from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
-from trainables.gradskip.settings import BY_NAME, VARIABLES, Settings
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.variables import BY_NAME, VARIABLES
 from trainables.workloads import default_epochs
 from tune_cac.cli.options import add_compatible
 from tune_cac.cli.workload_arguments import add_workload_options, workload_options

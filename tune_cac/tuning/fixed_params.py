@@ -15,7 +15,7 @@ from search_spaces import SpaceContext
 from search_spaces.space import corners, searched_fields
 from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.settings import BY_NAME, variable_named
+from trainables.gradskip.variables import BY_NAME, variable_named
 
 #: Fields that have options of their own.
 _OPTIONS = {

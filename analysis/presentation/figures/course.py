@@ -1,4 +1,4 @@
-"""The numbers of the plots that show how a search went: convergence, cost, learning curves. Pure."""
+"""The numbers of the plots of convergence, cost and learning curves. Pure."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from analysis.metrics.ranking import GIVEN_AWAY
 from analysis.presentation.html.plain_columns import is_one_of, numbers, percent_values, saved
 from analysis.presentation.html.report_data import ReportData
 
-#: Learning curves drawn beside the baseline's and the chosen trial's.
+#: Maximum number of learning curves in addition to the baseline's and the chosen trial's.
 _MOST_CURVES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convergence:
-    """What the search had found by each trial."""
+    """Best saving and hypervolume after each trial."""
 
     what: str
-    """What is saved, in words."""
+    """Name of the saving, in words."""
     trial: list[int]
     """Numbers of completed trials, ascending."""
     saved: list[float]
-    """Saved by each of the compute that the study ranks by, %."""
+    """Each trial's saving of the compute that the study ranks by, %."""
     within: list[bool]
-    """Whether each is within the allowed drop."""
+    """Whether each trial is within the allowed accuracy loss."""
     best: list[float]
-    """Most saved within the drop up to and including it, %; 0 before the first."""
+    """Largest saving within the allowed loss up to and including each trial, %; 0 before the first."""
     hypervolume: list[float]
-    """Area dominated so far, in % compute x points of accuracy, over the corner of nothing saved and the baseline's
-    accuracy less 5 points; empty without a baseline."""
+    """Dominated area after each trial, in % compute x points of accuracy; the reference point is nothing saved at the
+    baseline's accuracy minus 5 points. Empty without a baseline."""
     labels: list[str]
-    """What is said of each."""
+    """Hover text of each trial."""
 
 
 def convergence(data: ReportData) -> Convergence | None:
-    """How the answer grew; None if no trial completed."""
+    """Return the best saving and the hypervolume after each trial; None if no trial completed."""
     counted = is_one_of(data.trials, "status", "completed") & ~is_one_of(data.trials, "role", "control")
     rows = data.trials[counted].sort_values("trial")
     share, drop = saved(rows), numbers(rows, "accuracy_drop")
@@ -48,7 +48,7 @@ def convergence(data: ReportData) -> Convergence | None:
     rows, share, drop = rows[known], share[known], drop[known]
     if len(rows) == 0:
         return None
-    within = drop <= data.allowed_drop + ROUNDING  # NaN: no baseline, so nothing is
+    within = drop <= data.allowed_drop + ROUNDING  # False for NaN, that is, without a baseline
     best = np.maximum.accumulate(np.where(within, np.maximum(share, 0.0), 0.0))
     numbers_ = [int(trial) for trial in rows["trial"]]
     return Convergence(
@@ -66,7 +66,7 @@ def convergence(data: ReportData) -> Convergence | None:
 
 
 def _areas(saved: NDArray[np.float64], drop: NDArray[np.float64]) -> list[float]:
-    """The dominated area after each trial; the front is kept, so that a trial costs what the front is long."""
+    """Compute the dominated area after each trial; keeps the front, so the cost per trial depends on its length."""
     front: list[tuple[float, float]] = []
     areas: list[float] = []
     for x, y in zip(100 * saved, 100 * (GIVEN_AWAY - drop), strict=True):
@@ -83,18 +83,18 @@ def _areas(saved: NDArray[np.float64], drop: NDArray[np.float64]) -> list[float]
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Compute of the search, summed up trial by trial, in trainings without the method."""
+    """Cumulative compute of the search after each trial, in dense trainings."""
 
     trial: list[int]
-    """Numbers of the trials of which it is known, ascending."""
+    """Numbers of the trials whose compute is known, ascending."""
     executed: list[float]
-    """Executed up to and including it."""
+    """Compute executed up to and including each trial."""
     alone: list[float]
-    """What the same trials would have executed, each trained from its start."""
+    """Compute of the same trials if each was trained alone from its start."""
 
 
 def cost(data: ReportData) -> Cost | None:
-    """What the search cost; None where nothing is known."""
+    """Return the cumulative compute of the search; None if it is unknown."""
     rows = data.trials.sort_values("trial")
     executed = np.asarray(search_fraction(rows), dtype=np.float64)
     alone = np.asarray(own_fraction(rows), dtype=np.float64)
@@ -113,17 +113,17 @@ class Curve:
     """One trial's accuracy over its epochs."""
 
     name: str
-    """Which trial."""
+    """Number of the trial, with its kind for the baseline and the chosen trial."""
     kind: str
     """``baseline``, ``chosen`` or ``trial``."""
     epoch: list[float]
     """Epochs trained."""
     accuracy: list[float]
-    """On the validation split after them, %."""
+    """Validation accuracy after these epochs, %."""
 
 
 def learning_curves(data: ReportData) -> list[Curve]:
-    """The best of the ranking first and thin, then the baseline and the chosen trial on top of them."""
+    """Return the curves in drawing order: the best other trials of the ranking, the baseline, the chosen trial."""
     history = data.history
     if history is None or len(history) == 0:
         return []
@@ -153,7 +153,7 @@ def _curve(rows: pd.DataFrame, trial: int, kind: str) -> Curve:
 
 
 def accuracy_range(curves: list[Curve]) -> tuple[float, float]:
-    """Accuracies (%) shown at first: all but what the first quarter of the epochs climbs through."""
+    """Return the initial range of accuracies (%): its lower end ignores the first quarter of the epochs."""
     end = max(curve.epoch[-1] for curve in curves)
     late = [a for curve in curves for e, a in zip(curve.epoch, curve.accuracy, strict=True) if e >= end / 4]
     low, high = min(late), max(a for curve in curves for a in curve.accuracy)

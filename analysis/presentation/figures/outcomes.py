@@ -1,7 +1,8 @@
-"""The numbers of the plots that compare outcomes: Pareto picture, confirmation, importance. Pure, without a plotter.
+"""The numbers of the plots that compare outcomes: Pareto picture, confirmation, importance. Pure; draws nothing.
 
-Here and in `course_figures` and `stop_figures` a figure is None where there is nothing to draw. Percentages and points
-(of accuracy, 0.01 each) are on the axes, fractions in the frames. Labels are plain text, lines separated by newlines.
+Here and in `figures.course` and `figures.stops` a figure is None if there is nothing to draw. The axes show percentages
+and points (of accuracy, 0.01 each), the frames contain fractions. Labels are plain text with lines separated by
+newlines.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ from analysis.presentation.html.plain_columns import (
 from analysis.presentation.html.report_data import ReportData
 from analysis.presentation.summary_text import settings_text
 
-#: Trial numbers that a label lists.
+#: Maximum number of trial numbers in a label.
 _MOST_NUMBERS = 6
-#: Bars of an objective in the pictures of importance and interaction.
+#: Maximum number of bars per objective in the plots of importance and interactions.
 _MOST_BARS = 10
-#: Free room above and below, as a share of the accuracies shown.
+#: Margin above and below, as a share of the range of accuracies shown.
 _MARGIN = 0.12
-#: Points of accuracy below the lowest of what the Pareto picture is about that it shows at least, if trials are there.
+#: Minimum reach, in points of accuracy, below the lowest reference outcome of the Pareto picture, if it has trials.
 _LEAST_REACH = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
-    """Points of one kind."""
+    """Points of one kind in a plot."""
 
     x: list[float]
-    """Horizontal places."""
+    """Horizontal coordinates."""
     y: list[float]
-    """Vertical places."""
+    """Vertical coordinates."""
     labels: list[str]
-    """What is said of each."""
+    """Hover text of each point."""
     counts: list[int]
-    """Trials that each stands for."""
+    """Number of trials that each point represents."""
 
     def __len__(self) -> int:
         return len(self.x)
@@ -56,35 +57,35 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True)
 class Pareto:
-    """What the study ranks by (x, %) against validation accuracy (y, %)."""
+    """Saving that the study ranks by (x, %) against validation accuracy (y, %)."""
 
     saved: str
-    """What is saved, in words."""
+    """Name of the saving, in words."""
     trials: Points
     """Outcomes of searched trials."""
     front: Points
-    """Those that no other beats in both, by compute saved."""
+    """Outcomes on the Pareto front, by saving."""
     baseline: Points
     """Training without the method."""
     published: Points
     """The method's published defaults."""
     shorter: Points
-    """Dense training cut short, by compute saved: what any setting has to beat. Like the other controls none where the
-    study ranks by other compute than the training's."""
+    """Shortened dense training, by compute saved, which any setting has to beat. Like the other controls, empty if the
+    study does not rank by training compute."""
     random_stops: Points
     """Other controls."""
     chosen: Points
-    """The answer."""
+    """The chosen trial."""
     least_accuracy: float | None
-    """Accuracy (%) at the allowed drop; None without a baseline."""
+    """Accuracy (%) at the allowed accuracy loss; None without a baseline."""
     y_range: tuple[float, float]
-    """Accuracies (%) that the picture shows at first."""
+    """Initial range of accuracies (%)."""
     below: int
-    """Trials under that range."""
+    """Number of trials below that range."""
 
 
 def pareto(data: ReportData) -> Pareto | None:
-    """The picture of all outcomes; None if no trial completed."""
+    """Return the picture of all outcomes; None if no trial completed."""
     ranking = bare(data.ranking)
     if len(ranking) == 0:
         return None
@@ -94,7 +95,7 @@ def pareto(data: ReportData) -> Pareto | None:
     front = _by_x(_outcomes(ranking[on_front & ~is_one_of(ranking, "role", "control")]))
     shorter, random_stops = _controls(data.controls if data.saving == TRAINING else None)
     if len(shorter):
-        shorter = _by_x(_joined(baseline, shorter))  # the line begins where nothing is cut
+        shorter = _by_x(_joined(baseline, shorter))  # the line begins at the full length
     chosen = ranking.iloc[:0] if data.best is None else data.best.to_frame().T
     trials = _outcomes(searched)
     least = None if len(baseline) == 0 else float(np.mean(baseline.y)) - 100 * data.allowed_drop
@@ -117,7 +118,11 @@ def pareto(data: ReportData) -> Pareto | None:
 
 
 def _y_range(about: list[float], others: list[float]) -> tuple[float, float]:
-    """Baseline, controls and the answer in full, and as many of the trials below as do not squeeze these."""
+    """Return the initial range of accuracies (%).
+
+    The range contains all values in `about` (baseline, shorter training, chosen trial), and of `others` those that are
+    not too far below them.
+    """
     low, high = min(about), max(about)
     reach = max(2 * (high - low), _LEAST_REACH)
     shown = [*about, *(y for y in others if y >= low - reach)]
@@ -127,7 +132,7 @@ def _y_range(about: list[float], others: list[float]) -> tuple[float, float]:
 
 
 def _outcomes(rows: pd.DataFrame) -> Points:
-    """One point for all trials of one outcome."""
+    """Return one point for all trials with the same outcome."""
     trials = rows["trial"].tolist()
     groups: dict[tuple[float, float], list[int]] = {}
     for place, (x, y) in enumerate(zip(saved(rows), numbers(rows, "accuracy"), strict=True)):
@@ -167,7 +172,7 @@ def _folded(settings: str, width: int = 44) -> list[str]:
 
 
 def _controls(controls: pd.DataFrame | None) -> tuple[Points, Points]:
-    """Dense training cut short, and the others."""
+    """Return the controls of shortened dense training, and the other controls."""
     if controls is None or len(controls) == 0:
         empty = Points(x=[], y=[], labels=[], counts=[])
         return empty, empty
@@ -216,26 +221,26 @@ def _by_x(found: Points) -> Points:
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmation:
-    """Drops in accuracy over fresh seeds with their intervals, in points; one entry a candidate."""
+    """Accuracy losses over fresh seeds with their intervals, in points; one entry per candidate."""
 
     candidates: list[str]
-    """Which trial it is."""
+    """Name of the trial."""
     drop: list[float]
-    """Mean drop."""
+    """Mean accuracy loss."""
     low: list[float]
-    """Lower end of its interval."""
+    """Lower end of the interval."""
     high: list[float]
-    """Upper end."""
+    """Upper end of the interval."""
     confirmed: list[bool]
-    """Whether the upper end is within the allowed drop."""
+    """Whether the upper end is within the allowed accuracy loss."""
     labels: list[str]
-    """What is said of each."""
+    """Hover text of each candidate."""
     allowed: float
-    """The allowed drop."""
+    """The allowed accuracy loss."""
 
 
 def confirmation(data: ReportData) -> Confirmation | None:
-    """Candidates in the order given; None if none was retrained."""
+    """Return the retrained candidates in the order given; None if there are none."""
     frame = data.confirmation
     if frame is None or len(frame) == 0:
         return None
@@ -267,28 +272,28 @@ class Bars:
     """Named shares of one objective, greatest first."""
 
     objective: str
-    """Column that they are of."""
+    """Column of the objective."""
     names: list[str]
-    """A parameter, or two."""
+    """Names of a parameter or a pair of parameters."""
     values: list[float]
     """Shares in [0, 1]."""
     explained: float | None = None
-    """What they are shares of, as a part of the objective's variance; None where that is not known."""
+    """The total of which these are shares, as a fraction of the objective's variance; None if unknown."""
 
     @property
     def title(self) -> str:
-        """The objective in words, with what is explained of it."""
+        """Return the objective in words, with the explained share of its variance if known."""
         words = self.objective.replace("_", " ")
         return words if self.explained is None else f"{words}: shares of {percent(self.explained)} of its variance"
 
 
 def importance(data: ReportData) -> list[Bars]:
-    """How much of each objective's variation every parameter explains."""
+    """Return the importance of every parameter: its share of each objective's explained variance."""
     return _bars(data.importance, "importance", lambda frame: [short_name(n) for n in texts(frame, "parameter")])
 
 
 def interactions(data: ReportData) -> list[Bars]:
-    """How strongly two parameters act together, beyond what each does alone."""
+    """Return the strength of the interaction of two parameters, beyond their separate effects."""
     return _bars(
         data.interactions,
         "strength",
@@ -321,7 +326,7 @@ def _bars(frame: pd.DataFrame | None, column: str, names_of: object) -> list[Bar
 
 
 def short_name(variable: str) -> str:
-    """A variable without the prefix common to all.
+    """Return a variable's name without the prefix common to all.
 
     >>> short_name("CAC_VAR_START_THR"), short_name("epochs")
     ('START_THR', 'epochs')

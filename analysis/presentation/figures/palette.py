@@ -1,12 +1,13 @@
-"""Colours of the report: Okabe and Ito's, which colour-blind people tell apart, in two schemes.
+"""Colours of the report: Okabe and Ito's colour-blind-safe palette, in a light and a dark scheme.
 
-Okabe, Ito: Color Universal Design (2008). Where one of them has too little contrast on white or on the dark ground it
-is darkened or lightened; text has a contrast of 4.5 to its ground at least, marks of 3 (WCAG 2.2, 1.4.3 and 1.4.11).
+Okabe, Ito: Color Universal Design (2008). Colours with too little contrast on the white or the dark background are
+darkened or lightened; the contrast to the background is at least 4.5 for text and at least 3 for marks (WCAG 2.2, 1.4.3
+and 1.4.11).
 """
 
 from __future__ import annotations
 
-#: Role of a colour to its value. Figures name the role; the page and matplotlib look it up.
+#: Mapping of a colour's role to its value. Figures name the role; the page and matplotlib look up the value.
 LIGHT = {
     "ground": "#ffffff",
     "panel": "#f5f7f9",
@@ -39,13 +40,13 @@ DARK = {
     "link": "#6fc0ee",
     "focus": "#56b4e9",
 }  # fmt: skip
-#: From the first layer to the last: one hue's lightness rises or falls evenly, so that the order is seen in grey, too.
+#: From the first layer to the last: lightness rises or falls evenly, so that the order is also visible in grey.
 DEPTH_LIGHT = ("#08306b", "#0f6292", "#2b8888", "#539a55", "#a89e17")
 DEPTH_DARK = ("#5a7fd6", "#4fa3d6", "#4fc2b0", "#93d46b", "#f0e442")
 
 
 def depth_colour(place: float, stops: tuple[str, ...] = DEPTH_LIGHT) -> str:
-    """The colour at a place in [0, 1] of a scale, linear between its stops.
+    """Return the colour at a place in [0, 1] of a scale, linear between its stops.
 
     >>> depth_colour(0.0, ("#000000", "#102030")), depth_colour(0.5, ("#000000", "#102030"))
     ('#000000', '#081018')
@@ -58,7 +59,9 @@ def depth_colour(place: float, stops: tuple[str, ...] = DEPTH_LIGHT) -> str:
 
 
 def contrast(first: str, second: str) -> float:
-    """Contrast ratio of two colours, in [1, 21] (WCAG 2.2, definitions of contrast ratio and relative luminance).
+    """Return the contrast ratio of two colours, in [1, 21].
+
+    WCAG 2.2, definitions of contrast ratio and relative luminance.
 
     >>> contrast("#000000", "#ffffff")
     21.0

@@ -1,4 +1,4 @@
-"""The numbers of the plots that show what stopped when, and why: stop timeline, weight variances. Pure."""
+"""The numbers of the plots of stops: stop timeline, weight variances. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from analysis.presentation.figures.outcomes import Points, short_name
 from analysis.presentation.html.plain_columns import bare, is_one_of, number, numbers, stop_events, texts
 from analysis.presentation.html.report_data import ReportData
 
-#: Outcomes that the timeline shows.
+#: Maximum number of outcomes in the timeline.
 MOST_ROWS = 30
-#: Points of one line of the variance picture; more cannot be told apart on a screen.
+#: Maximum number of points per line of the variance picture; more cannot be distinguished on a screen.
 _MOST_POINTS = 400
 
 
@@ -24,28 +24,28 @@ class Stretch:
     """Iterations of a run between two stops."""
 
     begin: int
-    """Its first."""
+    """Its first iteration."""
     end: int
-    """The one after its last."""
+    """The iteration after its last."""
     layer: int
-    """Number of the layer that training is stopped through; -1 while every layer trains."""
+    """Highest number among the stopped layers; -1 while every layer trains."""
     label: str
-    """What is said of it."""
+    """Its hover text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineRow:
-    """One outcome."""
+    """One outcome of the timeline."""
 
     name: str
-    """Its trial and what it saves."""
+    """Its first trial, the number of equal trials and the compute saved."""
     stretches: list[Stretch]
     """From the first iteration to the last, without a gap."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """When layers stopped, best trial first."""
+    """Stops of layers over the iterations, best trial first."""
 
     rows: list[TimelineRow]
     """At most `MOST_ROWS` outcomes that stop something."""
@@ -60,7 +60,7 @@ class Timeline:
 
 
 def timeline(data: ReportData) -> Timeline | None:
-    """The stops of the ranking's first outcomes, equal ones together; None if nothing was stopped."""
+    """Return the stops of the best outcomes, with equal outcomes merged; None if no trial stopped a layer."""
     ranking = bare(data.ranking)[~is_one_of(data.ranking, "role", "baseline", "control")]
     groups: dict[tuple[Any, ...], list[int]] = {}
     events_of: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -130,31 +130,31 @@ class VarianceLine:
     place: float
     """Its place among the layers, 0 first, 1 last."""
     examined: bool
-    """Whether the rule looked at it then."""
+    """Whether the rule examined the layer at these iterations."""
     iteration: list[int]
-    """When."""
+    """Iterations of the ratios."""
     ratio: list[float]
     """The ratio, at most 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variance:
-    """Why layers stopped in the chosen trial."""
+    """Weight variances and stops of layers in the chosen trial."""
 
     lines: list[VarianceLine]
-    """Layers from first to last, each with what was examined after what was not."""
+    """Lines of the layers from first to last; for each layer, the line not examined comes before the examined one."""
     layers: list[str]
     """Names of the layers in this order."""
     stops: Points
-    """Where they stopped (x iteration, y ratio)."""
+    """Stops of the layers (x iteration, y ratio)."""
     thresholds: list[tuple[str, float]]
-    """Name and value."""
+    """Name and value of each threshold."""
     y_range: tuple[float, float]
-    """Ratios shown at first."""
+    """Initial range of ratios."""
 
 
 def variance(data: ReportData) -> Variance | None:
-    """The variance picture; None if no variances were recorded."""
+    """Return the variance picture; None if no variances were recorded."""
     frame = data.variance
     if frame is None or len(frame) == 0:
         return None
@@ -186,7 +186,7 @@ def variance(data: ReportData) -> Variance | None:
     stops = _stops(data)
     lowest = min([*stops.y, *(value for _, value in thresholds)], default=1.0)
     seen = min(min(line.ratio) for line in lines)
-    # What decides is near 1; a layer that shrinks to nothing afterwards would squeeze it to a line.
+    # The decisive ratios are near 1; including layers that shrink to 0 later would compress them to a line.
     low = max(seen, min(lowest, 1.0) - 2 * max(1 - lowest, 0.02))
     return Variance(
         lines=lines,
@@ -198,7 +198,7 @@ def variance(data: ReportData) -> Variance | None:
 
 
 def _thinned(places: np.ndarray) -> np.ndarray:
-    """Every n-th, and always the last, where the line may end at a stop."""
+    """Return every n-th element and always the last, because the line may end there at a stop."""
     stride = -(-len(places) // _MOST_POINTS)
     kept = places[::stride]
     return kept if kept[-1] == places[-1] else np.append(kept, places[-1])
@@ -227,7 +227,7 @@ def _thresholds(data: ReportData) -> list[tuple[str, float]]:
 
 
 def near_thresholds(thresholds: Sequence[tuple[str, float]], y_range: tuple[float, float]) -> list[tuple[str, float]]:
-    """Texts for thresholds and where they stand; those too near to each other for two texts share one."""
+    """Return labels of thresholds with their positions; thresholds too close for separate labels share one."""
     near = 0.05 * (y_range[1] - y_range[0])
     groups: list[list[tuple[str, float]]] = []
     for name, value in sorted(thresholds, key=lambda threshold: threshold[1]):

@@ -1,8 +1,9 @@
-"""Why layers stopped in one trial: weight variance over its peak, as the rule saw it. Pure: a trace in, frames out.
+"""Weight variance of one trial's layers over its peak, as the variance rule saw it. Pure: a trace in, frames out.
 
-The variance rule examines one layer at a time, at every n-th iteration, and takes the peak from the moment at which
-the layer became its target. So a layer has two lines: before that the ratio to its peak since the run's start, which
-nobody looks at, and then exactly the ratios that were compared with a threshold, the last of them below it.
+The variance rule examines one layer at a time, at every n-th iteration, and measures the peak from the iteration at
+which the layer became its target. Therefore a layer has two lines. The first shows the ratio to the peak since the
+run's start, which the rule does not use. The second shows exactly the ratios that the rule compared with a threshold,
+the last of them below it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from trainables.gradskip.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class VarianceFrames:
-    """The picture's frames, named as in `ReportData`."""
+    """Frames of the variance picture, named as in `ReportData`."""
 
     variance: pd.DataFrame
     """Columns iteration, layer (name), ratio in [0, 1], examined (bool)."""
@@ -35,22 +36,22 @@ class VarianceFrames:
 
 
 def variance_frames(trace: RunTrace, row: pd.Series) -> VarianceFrames | None:
-    """The picture of one trial.
+    """Return the variance picture's frames for one trial.
 
     Args:
-        trace: what its study recorded (`analysis.load_trace`).
-        row: its row of `analysis.load` or of a ranking.
+        trace: recorded runs of its study (`analysis.load_trace`).
+        row: the trial's row of `analysis.load` or of a ranking.
 
     Returns:
-        The frames; None if the trial's own training is not in the trace, or no variances are, or if it only compresses.
+        The frames; None if the trace has no training of this trial or no variances, or if the trial only compresses.
 
     Raises:
-        UserError: no trial of the study had the trial's plan of layers.
+        UserError: if the study has not recorded the trial's layer plan.
     """
     config = config_of(row)
     path = _path(trace, row)
     if path is None or (config.compresses and not config.skips_gradients):
-        return None  # what pruning did to a weight says nothing of a rule
+        return None  # the effect of pruning on weight variances is unrelated to a rule
     settings = config.gradskip_settings()
     blueprint = trace.blueprint(config)
     events = stop_events(row.get("stop_events"))
@@ -58,7 +59,7 @@ def variance_frames(trace: RunTrace, row: pd.Series) -> VarianceFrames | None:
     names = blueprint.names or trace.layer_names
     found: list[pd.DataFrame] = []
     stops: list[dict[str, Any]] = []
-    anchor: int | None = 0 if automatic else None  # since when the current target is examined
+    anchor: int | None = 0 if automatic else None  # iteration from which the current target is examined
     for unit in blueprint.plan.units[: blueprint.stoppable]:
         values = _values(trace, path, unit)
         if np.isnan(values).all():
@@ -73,7 +74,7 @@ def variance_frames(trace: RunTrace, row: pd.Series) -> VarianceFrames | None:
         if stop is not None:
             stops.append({"iteration": stop, "layer": name, "ratio": float(lines[-1][1][-1]) if lines else np.nan})
         if anchor is not None:
-            anchor = stop  # the next is examined from here on; nothing is after a layer that does not stop
+            anchor = stop  # the next layer is examined from here on; None: this layer never stops
     if not found:
         return None
     return VarianceFrames(
@@ -84,7 +85,7 @@ def variance_frames(trace: RunTrace, row: pd.Series) -> VarianceFrames | None:
 
 
 def _path(trace: RunTrace, row: pd.Series) -> list[int] | None:
-    """Places of the trial's stages, the dense run first; None if its training is not in the trace."""
+    """Return the indices of the trial's stages, the dense run first; None if its training is not in the trace."""
     ids = {stage.id: place for place, stage in enumerate(trace.stages)}
     stage = row.get("stage")
     place: int | None = ids.get(str(stage)) if stage is not None and not pd.isna(stage) else None
@@ -98,9 +99,9 @@ def _path(trace: RunTrace, row: pd.Series) -> list[int] | None:
 
 
 def _values(trace: RunTrace, path: list[int], unit: Unit) -> NDArray[np.float64]:
-    """(T,) the layer's weight variance along the path; NaN where it was not recorded.
+    """Return the layer's weight variance along the path, (T,); NaN where it was not recorded.
 
-    A stage's signals win over those of the stages that it left. After the layer has stopped nothing of it is recorded.
+    A stage's signals replace those of its ancestors from its start on. Nothing is recorded after the layer has stopped.
     """
     values = np.full(trace.total_steps, np.nan)
     name = "variance:" + "+".join(map(str, unit.watched))
@@ -115,7 +116,7 @@ def _values(trace: RunTrace, path: list[int], unit: Unit) -> NDArray[np.float64]
 
 
 def _stop_of(unit: Unit, events: list[dict[str, Any]], order: tuple[int, ...]) -> int | None:
-    """The iteration of the first stop that takes this layer along."""
+    """Return the iteration of the first stop that includes this layer; None if it never stops."""
     for event in events:
         if order.index(int(event["layer"])) >= max(order.index(number) for number in unit.watched):
             return int(event["iteration"])
@@ -125,15 +126,15 @@ def _stop_of(unit: Unit, events: list[dict[str, Any]], order: tuple[int, ...]) -
 def _lines(
     values: NDArray[np.float64], settings: Settings, anchor: int | None, stop: int | None, *, first: bool
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], bool]]:
-    """(iterations, ratios, examined) of a layer: what nobody looks at, then what the rule sees."""
+    """Yield a layer's lines as (iterations, ratios, examined): first the part not examined, then the examined part."""
     end = len(values) if stop is None else min(stop + 1, len(values))
     looks: NDArray[np.int64] = np.zeros(0, np.int64)
     if anchor is not None:
         interval = settings.sampling_interval
-        braking = 0 if first else max(settings.braking_distance, 1)  # of the stop before, when nothing is decided
+        braking = 0 if first else max(settings.braking_distance, 1)  # of the previous stop; no decisions meanwhile
         begin = max(anchor + braking, settings.start_itr)
         looks = np.arange(-(-begin // interval) * interval, end, interval)
-        if not first and anchor < end:  # its first peak is set where the layer before it stopped
+        if not first and anchor < end:  # its first peak is taken when the previous layer stops
             looks = np.unique(np.concatenate([[anchor], looks]))
     before = np.arange(end if len(looks) == 0 else looks[0] + 1)
     for when, examined in ((before, False), (looks, True)):
@@ -146,7 +147,7 @@ def _lines(
 
 
 def _thresholds(settings: Settings | None, stopped: int) -> pd.DataFrame:
-    """Those that some layer was compared with."""
+    """Return the names and values of the thresholds that layers were compared with."""
     rows: list[tuple[str, float]] = []
     if settings is not None:
         rows.append(("CAC_VAR_START_THR", settings.start_thr))

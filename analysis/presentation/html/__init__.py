@@ -1,4 +1,4 @@
-"""A study's report: one self-contained HTML file to look at, and its plots as PNG for papers.
+"""A study's report as one self-contained HTML file, and its plots as PNG for papers.
 
 from analysis.presentation.html import ReportData, report_html, write_pngs
 html = report_html(ReportData(info=..., trials=..., ranking=..., ...))

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no network, no other file."""
+"""The report as one HTML file that needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trainables.errors import UserError
 
 
 def report_html(data: ReportData) -> str:
-    """The whole page.
+    """Return the whole page as HTML.
 
-    What a browser may do with it is said in its content security policy: run the two scripts in it, by their hashes,
-    and nothing else; load nothing. Plotly is text until the page has been shown, and runs then.
+    The content security policy lets a browser run only the page's two scripts, identified by their hashes, and load
+    nothing. Plotly is embedded as text and runs only after the page has been shown.
 
     Raises:
-        UserError: plotly is not installed.
+        UserError: if plotly is not installed.
     """
     plotly = _plotly()
     figures = plotly_figures(data)
@@ -75,7 +75,7 @@ def report_html(data: ReportData) -> str:
 
 
 def _json(values: Any) -> str:
-    """JSON that ends no script and begins no comment."""
+    """Return values as JSON that can be embedded in a script element: it neither ends it nor begins a comment."""
     text = json.dumps(plain(values), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -91,10 +91,10 @@ def _plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise UserError("the report's plots need plotly, which is not installed: pip install plotly") from None
-    # V8's hint to compile all functions at once, not each twice: a tenth less CPU until the first plot.
+    # Hint for V8 to compile all functions at once instead of each twice: 10 % less CPU time until the first plot.
     text = "//# allFunctionsCalledOnLoad\n" + str(get_plotlyjs())
-    # Inside a script only these could end it or hide its end; in JavaScript they stand in strings and regular
-    # expressions alone, where the backslash changes nothing.
+    # Only these texts could end the script element or hide its end. In JavaScript they occur only in strings and
+    # regular expressions, where the backslash changes nothing.
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 

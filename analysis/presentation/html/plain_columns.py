@@ -1,4 +1,4 @@
-"""Columns of trials as plain Python values, whatever dtype they have and whether they are there at all."""
+"""Columns of trials as plain values, for any dtype and also for missing columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analysis.metrics.saving import saved_of
 
 
 def numbers(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    """A column as float64; NaN where it holds nothing or is missing altogether."""
+    """Return a column as float64; NaN for missing values or a missing column."""
     if name not in frame.columns:
         return np.full(len(frame), np.nan)
     return np.asarray(
@@ -23,44 +23,44 @@ def numbers(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
 
 
 def saved(frame: pd.DataFrame) -> NDArray[np.float64]:
-    """What each trial saves of the compute that its study ranks by; NaN where that is not known."""
+    """Return each trial's saving of the compute that its study ranks by; NaN if unknown."""
     if "compute_saved" not in frame.columns:
         return np.full(len(frame), np.nan)
     return np.asarray(saved_of(frame), dtype=np.float64)
 
 
 def saved_again(frame: pd.DataFrame) -> NDArray[np.float64]:
-    """The same of candidates on fresh seeds."""
+    """Return each candidate's saving on fresh seeds, of the compute that its study ranks by; NaN if unknown."""
     return numbers(frame, "saved" if "saved" in frame.columns else "compute_saved")
 
 
 def texts(frame: pd.DataFrame, name: str) -> list[str]:
-    """A column as text; empty where it holds nothing or is missing altogether."""
+    """Return a column as text; empty for missing values or a missing column."""
     if name not in frame.columns:
         return [""] * len(frame)
     return ["" if pd.isna(value) else str(value) for value in frame[name]]
 
 
 def bare(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same frame without ``attrs``, which pandas copies deeply for every row that is looked at."""
+    """Return the frame without ``attrs``, which pandas would deep-copy for each row accessed."""
     found = frame.copy(deep=False)
     found.attrs = {}
     return found
 
 
 def is_one_of(frame: pd.DataFrame, name: str, *wanted: str) -> NDArray[np.bool_]:
-    """(N,) whether a column holds one of these texts."""
+    """Return for each row whether the column has one of these texts, (N,)."""
     return np.array([text in wanted for text in texts(frame, name)], dtype=bool)
 
 
 def number(row: pd.Series, name: str) -> float:
-    """A row's number, NaN where it has none."""
+    """Return a number of a row; NaN if it is missing."""
     value = row.get(name)
     return float("nan") if value is None or pd.isna(value) else float(value)
 
 
 def stop_events(value: Any) -> list[dict[str, Any]]:
-    """The stops of a trial (column ``stop_events``, JSON), by iteration; none where it cannot be read."""
+    """Return the stops of a trial (column ``stop_events``, JSON) by iteration; empty if they cannot be read."""
     try:
         found = json.loads(value) if isinstance(value, str) else []
     except ValueError:
@@ -70,12 +70,12 @@ def stop_events(value: Any) -> list[dict[str, Any]]:
 
 
 def percent_values(fractions: NDArray[np.float64]) -> list[float]:
-    """Fractions as percentages, without the noise of binary fractions in the last places."""
-    return [round(100 * float(value), 6) + 0.0 for value in fractions]  # and no minus before a zero
+    """Return fractions as percentages, rounded to remove floating-point noise."""
+    return [round(100 * float(value), 6) + 0.0 for value in fractions]  # adding 0.0 turns -0.0 into 0.0
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: numbers that are not finite and missing values as None, numpy's as Python's."""
+    """Convert a value for JSON: non-finite numbers and missing values to None, numpy types to Python types."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):

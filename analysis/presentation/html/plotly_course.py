@@ -1,4 +1,4 @@
-"""How a search went, for the page: the plots of `course_figures` as plain dicts for Plotly."""
+"""Convergence, cost and learning curves for the page: the plots of `figures.course` as plain dicts for Plotly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from analysis.presentation.html.report_data import ReportData
 
 
 def learning_figure(data: ReportData) -> PlotlyFigure | None:
+    """Return the plot of learning curves; None if there are none."""
     curves = learning_curves(data)
     if not curves:
         return None
@@ -49,6 +50,7 @@ def learning_figure(data: ReportData) -> PlotlyFigure | None:
 
 
 def convergence_figure(data: ReportData) -> PlotlyFigure | None:
+    """Return the plot of savings and the best so far by trial; None if no trial completed."""
     found = convergence(data)
     if found is None:
         return None
@@ -81,6 +83,7 @@ def convergence_figure(data: ReportData) -> PlotlyFigure | None:
 
 
 def hypervolume_figure(data: ReportData) -> PlotlyFigure | None:
+    """Return the plot of the hypervolume by trial; None if no trial or no baseline completed."""
     found = convergence(data)
     if found is None or not found.hypervolume:
         return None
@@ -98,6 +101,7 @@ def hypervolume_figure(data: ReportData) -> PlotlyFigure | None:
 
 
 def cost_figure(data: ReportData) -> PlotlyFigure | None:
+    """Return the plot of the search's cumulative compute by trial; None if it is unknown."""
     found = cost(data)
     if found is None:
         return None
@@ -119,5 +123,5 @@ def cost_figure(data: ReportData) -> PlotlyFigure | None:
 
 
 def _trial_axis(trials: list[int]) -> dict[str, Any]:
-    """Trials have no halves."""
+    """Return the axis of trial numbers, with ticks at integers only."""
     return axis("trial", dtick=1) if trials[-1] - trials[0] < 10 else axis("trial")

@@ -1,4 +1,4 @@
-"""The plots for the page: the numbers of `figures` as plain dicts for Plotly, drawn in the browser."""
+"""The page's plots: the numbers of `figures` as plain dicts for Plotly, drawn in the browser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from analysis.presentation.html.report_data import ReportData
 
 
 def plotly_figures(data: ReportData) -> dict[str, PlotlyFigure]:
-    """Every plot that there is something to draw for, by name."""
+    """Return all plots that have data, by name."""
     makers = (
         pareto_figure, confirmation_figure, timeline_figure, variance_figure, learning_figure, importance_figure,
         interactions_figure, convergence_figure, hypervolume_figure, cost_figure,
@@ -28,6 +28,7 @@ def plotly_figures(data: ReportData) -> dict[str, PlotlyFigure]:
 
 
 def pareto_figure(data: ReportData) -> PlotlyFigure | None:
+    """Return the plot of saving against accuracy with the Pareto front; None if no trial completed."""
     found = pareto(data)
     if found is None:
         return None
@@ -73,6 +74,7 @@ def pareto_figure(data: ReportData) -> PlotlyFigure | None:
 
 
 def confirmation_figure(data: ReportData) -> PlotlyFigure | None:
+    """Return the plot of accuracy losses on fresh seeds with intervals; None if no candidate was retrained."""
     found = confirmation(data)
     if found is None:
         return None
@@ -117,7 +119,7 @@ def confirmation_figure(data: ReportData) -> PlotlyFigure | None:
 
 
 def _bar_figure(name: str, found: list[Bars], what: str, share: str) -> PlotlyFigure | None:
-    """Bars of all objectives over one list of names, in the order of the first objective."""
+    """Return grouped bars of all objectives over one list of names, in the order of the first objective."""
     if not found:
         return None
     names = list(dict.fromkeys(n for bars in found for n in bars.names))
@@ -152,8 +154,10 @@ def _bar_figure(name: str, found: list[Bars], what: str, share: str) -> PlotlyFi
 
 
 def importance_figure(data: ReportData) -> PlotlyFigure | None:
+    """Return the bar plot of parameter importance; None if it is unknown."""
     return _bar_figure("importance", importance(data), "Importance of parameters", "importance (share)")
 
 
 def interactions_figure(data: ReportData) -> PlotlyFigure | None:
+    """Return the bar plot of parameter interactions; None if they are unknown."""
     return _bar_figure("interactions", interactions(data), "Interaction of parameters", "interaction (strength)")

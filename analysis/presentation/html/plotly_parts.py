@@ -1,7 +1,8 @@
-"""What the page's plots are put together from: text, marks, lines and notes as Plotly takes them.
+"""Parts of the page's plots in Plotly's format: text, marks, lines and notes.
 
-Colours are names of the palette behind an ``@`` (``@depth:0.3`` a place on the scale of layers, ``@depth`` the scale):
-the page puts in those of the light or the dark scheme. Text goes through `safe`, for Plotly reads tags in it.
+A colour is ``@`` and a name of the palette (``@depth:0.3`` a place on the colour scale of layers, ``@depth`` the
+scale); the page replaces it by the colour of the light or the dark scheme. Text is escaped with `safe`, because Plotly
+interprets tags in it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from analysis.presentation.figures.outcomes import Points
 from analysis.presentation.html.plain_columns import plain
 
-#: Characters of a name on an axis; the rest is in what is said of it.
+#: Maximum characters of a name on an axis; the hover text has the full name.
 MOST_LETTERS = 26
 
 
@@ -22,38 +23,40 @@ class PlotlyFigure:
     """One plot of the page."""
 
     name: str
-    """Its name in the page and of its PNG."""
+    """Its name on the page and of its PNG file."""
     alt: str
-    """What a reader who does not see it is told."""
+    """Text alternative for readers who cannot see the plot."""
     traces: list[dict[str, Any]]
     """Plotly's traces."""
     layout: dict[str, Any]
-    """Plotly's layout, without what all plots have in common."""
+    """Plotly's layout, without the settings common to all plots."""
     height: int = 420
-    """Pixels."""
+    """Height in pixels."""
     notes: list[str] = field(default_factory=list)
-    """What is said under it."""
+    """Sentences of the caption."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What the page draws, ready for JSON."""
+        """Return traces, layout and height as plain values for JSON."""
         return {"data": plain(self.traces), "layout": plain(self.layout), "height": self.height}
 
 
 def safe(text: str) -> str:
-    """Text that Plotly shows as it stands."""
+    """Escape text so that Plotly shows it literally."""
     return html.escape(text, quote=False).replace("\n", "<br>")
 
 
 def short(name: str, letters: int = MOST_LETTERS) -> str:
+    """Shorten a name to at most ``letters`` characters."""
     return name if len(name) <= letters else f"{name[: letters - 1]}…"
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
+    """Return the settings of an axis with a title."""
     return {"title": {"text": title}, **more}
 
 
 def marks(name: str, found: Points, symbol: str, colour: str, *, size: float = 10, **more: Any) -> dict[str, Any]:
-    """A trace of points; none of its text is read as markup."""
+    """Return a trace of points; their labels are escaped."""
     return {
         "type": "scatter",
         "mode": "markers",
@@ -68,7 +71,7 @@ def marks(name: str, found: Points, symbol: str, colour: str, *, size: float = 1
 
 
 def line_of(value: float, *, axis: str, colour: str = "@limit", dash: str = "dash") -> dict[str, Any]:
-    """A line across the plot at one value."""
+    """Return a line across the plot at one value of an axis."""
     other = "x" if axis == "y" else "y"
     return {
         "type": "line", f"{axis}0": value, f"{axis}1": value, f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1,
@@ -77,7 +80,7 @@ def line_of(value: float, *, axis: str, colour: str = "@limit", dash: str = "das
 
 
 def note(text: str, *, x: float, y: float, right: bool = False) -> dict[str, Any]:
-    """A word at the edge of the plot, over a line there."""
+    """Return a short text at the edge of the plot, just above a horizontal line."""
     return {
         "text": safe(text), "x": x, "xref": "paper", "y": y, "yref": "y", "xanchor": "right" if right else "left",
         "yanchor": "bottom", "showarrow": False, "bgcolor": "@ground", "opacity": 0.85,

@@ -1,4 +1,4 @@
-"""What stopped when, and why, for the page: the plots of `stop_figures` as plain dicts for Plotly."""
+"""Stop timeline and weight variances for the page: the plots of `figures.stops` as plain dicts for Plotly."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from analysis.presentation.figures.stops import near_thresholds, timeline, varia
 from analysis.presentation.html.plotly_parts import PlotlyFigure, axis, line_of, marks, note, safe, short
 from analysis.presentation.html.report_data import ReportData
 
-#: Layers that a legend names; of more the colour says which, and what is said of a line.
+#: Maximum number of layers in a legend; with more, colour and hover text identify the layers.
 MOST_NAMED = 8
 
 
 def timeline_figure(data: ReportData) -> PlotlyFigure | None:
+    """Return the stop timeline of the best outcomes; None if no trial stopped a layer."""
     found = timeline(data)
     if found is None:
         return None
@@ -34,7 +35,7 @@ def timeline_figure(data: ReportData) -> PlotlyFigure | None:
         }
 
     most = max(1, found.last_layer)
-    # The scale stands at a trace without points: bars with numbers for colours make Plotly complain.
+    # The colour scale belongs to a trace without points because Plotly complains about bars with numeric colours.
     scale = {
         "type": "scatter",
         "x": [None],
@@ -76,12 +77,13 @@ def timeline_figure(data: ReportData) -> PlotlyFigure | None:
 
 
 def variance_figure(data: ReportData) -> PlotlyFigure | None:
+    """Return the plot of weight variances of the chosen trial; None if none were recorded."""
     found = variance(data)
     if found is None:
         return None
     traces: list[dict[str, Any]] = []
     named = len(found.layers) <= MOST_NAMED
-    last_line = {line.layer: line for line in found.lines}  # the examined one, where there is one
+    last_line = {line.layer: line for line in found.lines}  # the examined one if there is one
     for line in found.lines:
         traces.append(
             {

@@ -1,4 +1,4 @@
-"""What a report is made of."""
+"""The data shown in a report."""
 
 from __future__ import annotations
 
@@ -12,59 +12,59 @@ from analysis.metrics.saving import saved_words, saving_of
 
 @dataclass(frozen=True, kw_only=True)
 class ReportData:
-    """All that a report shows. Frames that are None were not asked for or are unknown; their sections are left out.
+    """All data of a report. Frames that are None were not requested or are unknown; their sections are left out.
 
-    Accuracies, drops, savings and ratios are fractions.
+    Accuracies, accuracy losses, savings and ratios are fractions.
     """
 
     info: StudyInfo
-    """What was searched."""
+    """Description of the study."""
     trials: pd.DataFrame
-    """One row a trial (`analysis.load`)."""
+    """One row per trial (`analysis.load`)."""
     ranking: pd.DataFrame
     """The completed trials, best first (`analysis.rank`)."""
     best: pd.Series | None
-    """The chosen row of the ranking; None if nothing is within the allowed drop."""
+    """The chosen row of the ranking; None if no trial is within the allowed accuracy loss."""
     allowed_drop: float
-    """Accuracy that may be lost, in [0, 1)."""
+    """Allowed accuracy loss, in [0, 1)."""
     headline: str
-    """The answer in one sentence."""
+    """The result; the first sentence is the page's title, the others are caveats."""
     cost_line: str
-    """What the search cost, in one sentence."""
+    """Cost of the search, in one sentence."""
     best_env: str
     """The chosen settings as lines that a POSIX shell can source."""
     status: str = "finished"
     """``finished`` or ``running``."""
     history: pd.DataFrame | None = None
-    """One row an epoch and trial: trial, epoch, and the columns of `trainables.metrics.ROW`."""
+    """One row per epoch and trial: trial, epoch, and the columns of `trainables.metrics.ROW`."""
     importance: pd.DataFrame | None = None
-    """Columns objective, parameter, importance (sums to 1 an objective); a reason for none in ``attrs["reason"]``."""
+    """Columns objective, parameter, importance (sums to 1 per objective); if empty, ``attrs["reason"]`` tells why."""
     interactions: pd.DataFrame | None = None
     """Columns objective, first, second, strength in [0, 1]."""
     controls: pd.DataFrame | None = None
-    """Trials that any setting has to beat: control (such as ``shorter 0.8``, ``random stops``), compute_saved,
+    """Trials that any setting has to beat: control (for example ``shorter 0.8``, ``random stops``), compute_saved,
     accuracy."""
     confirmation: pd.DataFrame | None = None
-    """A row a confirmed candidate: candidate, seeds, compute_saved, saved (where the study ranks by other compute than
-    the training's), accuracy_drop, drop_low, drop_high, confidence, confirmed."""
+    """One row per retrained candidate: candidate, seeds, compute_saved, saved (if the study does not rank by training
+    compute), accuracy_drop, drop_low, drop_high, confidence, confirmed."""
     variance: pd.DataFrame | None = None
-    """Weight variance of the chosen trial: iteration, layer (name), ratio (variance over its running peak), and where
-    known examined (whether the rule looked at the layer then)."""
+    """Weight variance of the chosen trial: iteration, layer (name), ratio (variance over its running peak), and, if
+    known, examined (whether the rule examined the layer at that iteration)."""
     stops: pd.DataFrame | None = None
-    """Where layers stopped in that picture: iteration, layer (name), ratio."""
+    """Stops of layers in the variance picture: iteration, layer (name), ratio."""
     thresholds: pd.DataFrame | None = None
-    """Its thresholds: name, value."""
+    """Thresholds in the variance picture: name, value."""
     tree_svg: str | None = None
     """The stage tree's picture (`analysis.tree_svg`)."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Versions, machine and whatever else says where this was found, by name."""
+    """Versions, machine and other facts about the environment of the search, by name."""
 
     @property
     def saving(self) -> str:
-        """Compute that the study ranks by: training, inference or both."""
+        """Return the compute that the study ranks by: training, inference or both."""
         return saving_of(self.trials)
 
     @property
     def saved_words(self) -> str:
-        """What is saved of it, in words: on axes and in headings."""
+        """Return the name of the saving that the study ranks by, in words, for axes and headings."""
         return saved_words(self.saving)

@@ -1,4 +1,4 @@
-"""The sections of the page as HTML. Everything that comes from a study goes through `escape`."""
+"""The sections of the page as HTML. All text from a study is escaped with `escape`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from analysis.presentation.schedule_text import compresses
 from analysis.presentation.sparsity_text import is_compressed, layers, sums
 from analysis.presentation.summary_text import compression_of, config_of, is_answer
 
-#: Failed trials that are listed.
+#: Maximum number of failed trials listed.
 _MOST_FAILURES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One part of the page."""
+    """One section of the page."""
 
     name: str
     """Its anchor."""
@@ -42,7 +42,7 @@ class Section:
 
 
 def sections(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> list[Section]:
-    """All that there is something to say in, in the order of the page."""
+    """Return all sections that are not empty, in the order of the page."""
     made = [
         ("settings", "Settings to use", _settings(data)),
         ("trade-off", f"{data.saved_words.capitalize()} against accuracy",
@@ -81,7 +81,7 @@ def _picture(figure: PlotlyFigure) -> str:
 
 
 def header(data: ReportData) -> str:
-    """The answer: one sentence, and the numbers behind it."""
+    """Return the header: the result in one sentence, and the numbers behind it."""
     info = data.info
     counts = data.trials["status"].value_counts()
     told = ", ".join(f"{n} {escape(str(status))}" for status, n in counts.items()) or "none"
@@ -104,7 +104,7 @@ def header(data: ReportData) -> str:
 
 
 def first_sentence(text: str) -> tuple[str, str]:
-    """A text's first sentence, and the others.
+    """Split a text into its first sentence and the rest.
 
     >>> first_sentence("You can skip 3.1 % (allowed: 0.50 points). One seed, not confirmed. So be it.")
     ('You can skip 3.1 % (allowed: 0.50 points).', 'One seed, not confirmed. So be it.')
@@ -147,7 +147,7 @@ def _tiles(data: ReportData) -> str:
 
 
 def _beside_saved(best: pd.Series, saving: str) -> str:
-    """What belongs to a saving: the backward pass, the sparsity, or the two of which it is the mean."""
+    """Return the note on a saving: backward pass, sparsity, or the two savings of which it is the mean."""
     if saving == BOTH:
         training, inference = number(best, "compute_saved"), number(best, "inference_saved")
         return f"training {percent(training)}, inference {percent(inference)}"
@@ -157,7 +157,7 @@ def _beside_saved(best: pd.Series, saving: str) -> str:
 
 
 def _drop(drop: float) -> str:
-    """A drop in words; a gain says so.
+    """Return an accuracy loss in words; a gain is marked as "better".
 
     >>> _drop(0.001), _drop(0.0), _drop(-0.002)
     ('0.10 points', 'none', '0.20 points better')
@@ -189,7 +189,7 @@ def _settings(data: ReportData) -> str:
 
 
 def _sparsity(data: ReportData) -> str:
-    """What the best trial's model is in all, and layer by layer; nothing where nothing compressed it."""
+    """Return the section on the best trial's sparsity, in total and by layer; empty if it was not compressed."""
     best = data.best
     if best is None or not is_compressed(best):
         return ""
@@ -205,7 +205,7 @@ def _sparsity(data: ReportData) -> str:
 def _stops(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
     if set(texts(data.ranking, "method")) <= {"none", "compression"} and is_one_of(data.ranking, "method",
                                                                                    "compression").any():  # fmt: skip
-        return ""  # a study in which nothing could stop
+        return ""  # no layer could stop in this study
     drawn = _pictures(figures, "timeline") or _none("No ranked trial stopped a layer.")
     events = [] if data.best is None else stop_events(data.best.get("stop_events"))
     if not events:
@@ -223,7 +223,7 @@ def _stops(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
 def _small_table(
     caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Sequence[int] = ()
 ) -> str:
-    """A table of text cells that scrolls in a box of its own."""
+    """Return a table of text cells in its own scrollable box."""
     number_class = [' class="number"' if i in numeric else "" for i in range(len(heads))]
     head = "".join(f'<th scope="col"{c}>{escape(h)}</th>' for h, c in zip(heads, number_class, strict=True))
     body = "".join(
@@ -300,7 +300,7 @@ def _search(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
 
 
 def _tree(data: ReportData) -> str:
-    """The picture as an image: nothing in an image runs, and its names and styles stay its own."""
+    """Return the stage tree as an image: no script in it can run, and its ids and styles are isolated from the page."""
     if not data.tree_svg:
         return ""
     svg = base64.b64encode(data.tree_svg.encode()).decode()

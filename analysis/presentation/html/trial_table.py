@@ -1,4 +1,4 @@
-"""The table of all trials, as the page takes it: columns with their kinds, rows of plain values. Pure."""
+"""The page's table of all trials: columns with their kinds, rows of plain values. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from analysis.presentation.html.plain_columns import numbers, percent_values, pl
 from analysis.presentation.html.report_data import ReportData
 from trainables.config import field_kinds
 
-#: Result columns: name in the frame, heading, what it is, digits behind the point. Fractions are shown times 100.
+#: Result columns: name in the frame, heading, description, decimals. Fractions are shown as percentages.
 _ACCURACY = (
     ("accuracy", "accuracy %", "validation accuracy, percent", 2),
     ("accuracy_drop", "drop", "baseline's validation accuracy minus the trial's, in points", 2),
 )
 _COMPUTE = ("compute_saved", "saved %", "compute saved, percent of the full budget's FLOPs", 1)
-#: The same, and more, where the study ranks by other compute than the training's.
+#: Columns of compute saved and sparsity for a study that does not rank by training compute.
 _INFERENCE = (
     ("inference_saved", "inference %", "multiply-adds saved at inference, percent of the model's as it was built", 1),
     ("sparsity", "sparsity %", "zeros among the weights of convolutions and linear layers, percent", 1),
@@ -37,18 +37,18 @@ _OTHERS = (
     ("peak_memory_saved", "memory %", "peak memory saved, percent", 1),
     ("test_accuracy", "test %", "test accuracy, percent; no choice was made by it", 2),
 )
-#: Hyperparameters that are said elsewhere, or say nothing of a setting.
+#: Hyperparameters that are shown elsewhere or are not part of a setting.
 _ELSEWHERE = ("workload", *WHOLE_FILES)
-#: Letters of an error in the table; the section of failed trials has all of it.
+#: Maximum characters of an error in the table; the section of failed trials shows it in full.
 _MOST_LETTERS = 120
 
 
 def trial_table(data: ReportData) -> dict[str, Any]:
-    """Columns and rows of the table.
+    """Return the columns and rows of the table.
 
     Returns:
-        ``columns``: dicts of key, label, title, kind (``number`` or ``text``) and digits (None: as it is); ``rows``:
-        lists of values in that order, None where there is none.
+        ``columns``: dicts with key, label, title, kind (``number`` or ``text``) and digits (None: unrounded); ``rows``:
+        lists of values in the order of the columns, None for a missing value.
     """
     trials = data.trials
     columns: list[dict[str, Any]] = []
@@ -108,7 +108,7 @@ def _roles(trials: pd.DataFrame) -> list[str]:
 
 
 def _setting(trials: pd.DataFrame, name: str, kind: type) -> tuple[list[Any], str]:
-    """A hyperparameter's values and their kind."""
+    """Return a hyperparameter's values and their kind."""
     if kind in (int, float):
         found = numbers(trials, name)
         return [None if np.isnan(v) else int(v) if kind is int else float(f"{v:.6g}") for v in found], "number"

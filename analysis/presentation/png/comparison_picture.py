@@ -1,4 +1,4 @@
-"""Front against front as a picture, with matplotlib's objects and no global state."""
+"""The studies' Pareto fronts in one picture, drawn with matplotlib's objects and no global state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours, which the colour-blind tell apart, darkest first; markers and lines differ, too.
+#: Okabe and Ito's colour-blind-safe colours, darkest first; markers and line styles differ, too.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", "-.", ":")
@@ -23,9 +23,9 @@ _DOTS_PER_INCH = 200
 
 
 def comparison_figure(comparison: Comparison) -> Figure:
-    """Change in accuracy against what the studies rank by: every study's trials, and its front as steps.
+    """Draw change in accuracy against the saving that the studies rank by: each study's trials, its front as steps.
 
-    Trials that lose as much as the reference or more lie outside the picture.
+    Trials that lose at least as much accuracy as the reference are not drawn.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
         axes.spines[side].set_visible(False)
     legend = figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
     for text, name in zip(legend.get_texts(), comparison.studies["study"], strict=False):
-        # As a label, a name with an underscore in front would be left out.
+        # Set here because matplotlib omits labels that begin with an underscore.
         text.set(text=str(name), parse_math=False)
     return figure
 
@@ -66,7 +66,7 @@ def _draw(axes: Axes, own: pd.DataFrame, place: int, bottom: float) -> None:
     )  # fmt: skip
     front = own[own["on_own_front"]].sort_values(SAVED, kind="stable")
     saved, gain = list(100 * front[SAVED]), list(-100 * front["accuracy_drop"])
-    if saved:  # at each saving the accuracy of the best trial that saves at least as much
+    if saved:  # at each saving: the best accuracy among trials that save at least as much
         saved, gain = [0.0, *saved, saved[-1]], [gain[0], *gain, bottom]
     axes.step(
         saved, gain, where="pre", color=colour, linewidth=1.8, linestyle=_LINES[place % len(_LINES)], marker=marker,
@@ -75,12 +75,12 @@ def _draw(axes: Axes, own: pd.DataFrame, place: int, bottom: float) -> None:
 
 
 def comparison_picture(comparison: Comparison, format: str) -> bytes:
-    """The same as the bytes of a ``svg`` or ``png`` file; equal comparisons give equal bytes."""
+    """Return `comparison_figure` as the bytes of a ``svg`` or ``png`` file; equal comparisons give equal bytes."""
     import matplotlib
 
     figure = comparison_figure(comparison)
     written = io.BytesIO()
-    # Text stays text; the salt takes the chance out of the names of the picture's parts.
+    # Text is kept as text; the fixed salt makes the ids of the SVG elements reproducible.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tune_cac"}):
         metadata = {"Date": None} if format == "svg" else None
         figure.savefig(written, format=format, dpi=_DOTS_PER_INCH, metadata=metadata)

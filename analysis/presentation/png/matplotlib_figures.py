@@ -1,4 +1,4 @@
-"""The plots as PNG for papers, from the same numbers as the page's. Matplotlib's object interface, no global state."""
+"""The page's plots as PNG for papers, drawn with matplotlib's object interface and no global state."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from trainables.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Dots an inch of the files: what journals ask for halftones.
+#: Dots per inch of the files, as journals require for halftones.
 DPI = 300
-#: Inches; a column of a two-column paper doubled.
+#: Width and height in inches; the width is twice that of a column in a two-column paper.
 _SIZE = (6.4, 4.2)
-#: Layers that a legend names.
+#: Maximum number of layers in a legend.
 _MOST_NAMED = 8
 
 
 def write_pngs(data: ReportData, folder: Path) -> list[Path]:
-    """Write a PNG of each plot for which there is something to draw.
+    """Write a PNG of each plot that has data.
 
     Args:
-        data: the report's.
-        folder: where; made if it is not there. Files of the same names are replaced.
+        data: data of the report.
+        folder: target folder; created if missing. Files of the same names are replaced.
 
     Returns:
         The files, ``pareto.png`` first.
 
     Raises:
-        UserError: matplotlib is not installed, or the folder cannot be written.
+        UserError: if matplotlib is not installed or the folder cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -59,7 +59,7 @@ def write_pngs(data: ReportData, folder: Path) -> list[Path]:
 
 
 def _drawings(data: ReportData) -> dict[str, tuple[Callable[[Axes], None], float]]:
-    """What draws each plot, and its height in inches."""
+    """Return the draw function and the height in inches of each plot that has data, by name."""
     drawings: dict[str, tuple[Callable[[Axes], None], float]] = {}
 
     def add(name: str, draw: Callable[[Axes, Any], None], found: Any, height: float = _SIZE[1]) -> None:
@@ -101,13 +101,13 @@ def _titles(axes: Axes, x: str, y: str) -> None:
 
 
 def _trials(axes: Axes, y: str) -> None:
-    """Trials have no halves."""
+    """Label the axes of a plot over trials; the horizontal axis has integer ticks only."""
     axes.locator_params(axis="x", integer=True)
     _titles(axes, "trial", y)
 
 
 def _text(words: str) -> str:
-    """Text that matplotlib shows as it stands: a dollar sign would begin mathematics."""
+    """Escape text for matplotlib, where a dollar sign begins math text."""
     return words.replace("$", r"\$")
 
 
@@ -185,7 +185,7 @@ def _timeline(axes: Axes, found: Any) -> None:
 
 def _variance(axes: Axes, found: Any) -> None:
     named = len(found.layers) <= _MOST_NAMED
-    last_line = {line.layer: line for line in found.lines}  # the examined one, where there is one
+    last_line = {line.layer: line for line in found.lines}  # the examined one if there is one
     for line in found.lines:
         label = _text(line.layer) if named and line is last_line[line.layer] else None
         axes.plot(line.iteration, line.ratio, color=depth_colour(line.place), label=label,

@@ -1,4 +1,4 @@
-"""A sensitivity analysis as a picture, a line a layer, with matplotlib's objects and no global state."""
+"""A sensitivity analysis as a picture with one line per layer, drawn with matplotlib's objects and no global state."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Neighbouring layers have neighbouring colours; lines and markers tell them apart.
+#: Neighbouring layers have similar colours; line styles and markers distinguish them.
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _SIZE_INCHES = (8.4, 4.8)
 _DOTS_PER_INCH = 200
 #: Names in one column of the legend.
 _ROWS = 22
-#: Characters of a name that are shown; of a longer one its end.
+#: Maximum characters of a name; of a longer name only the end is shown.
 _MOST_CHARACTERS = 34
 
 
 def sensitivity_figure(
     curves: Mapping[str, Sequence[tuple[float, float]]], *, allowed_drop: float, title: str, pruned: str = "elements"
 ) -> Figure:
-    """Accuracy over the share that is pruned of one layer alone.
+    """Draw accuracy against the pruned share of one layer alone, one line per layer.
 
     Args:
         curves: by layer, in the model's order: (level, accuracy), fractions, level 0 first.
-        allowed_drop: a fraction; drawn below the accuracy at level 0 of the first layer.
-        title: what was analysed.
-        pruned: what is pruned, for the axis: elements, filters or channels.
+        allowed_drop: allowed accuracy loss, a fraction; drawn as a line below the first layer's accuracy at level 0.
+        title: title of the picture.
+        pruned: kind of what is pruned, for the axis label: elements, filters or channels.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -59,7 +59,7 @@ def sensitivity_figure(
         axes.spines[side].set_visible(False)
     legend = figure.legend(loc="outside right upper", ncols=columns, frameon=False, fontsize="small", handlelength=3)
     for text, name in zip(legend.get_texts(), curves, strict=False):
-        # As a label, a name with an underscore in front would be left out.
+        # Set here because matplotlib omits labels that begin with an underscore.
         text.set(text=_shown(name), parse_math=False)
     return figure
 
@@ -80,7 +80,7 @@ def _shown(name: str) -> str:
 def sensitivity_picture(
     curves: Mapping[str, Sequence[tuple[float, float]]], *, allowed_drop: float, title: str, pruned: str = "elements"
 ) -> bytes:
-    """The same as the bytes of a PNG file; equal curves give equal bytes. See `sensitivity_figure`."""
+    """Return `sensitivity_figure` as the bytes of a PNG file; equal curves give equal bytes."""
     written = io.BytesIO()
     figure = sensitivity_figure(curves, allowed_drop=allowed_drop, title=title, pruned=pruned)
     figure.savefig(written, format="png", dpi=_DOTS_PER_INCH)

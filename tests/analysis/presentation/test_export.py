@@ -23,7 +23,8 @@ from analysis.presentation.export import export_table, export_trial, latex_text,
 from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.settings import BY_NAME, Settings
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.variables import BY_NAME
 
 CONFIGS = {
     "auto": TrialConfig(

@@ -21,7 +21,8 @@ from analysis.presentation.ranked_table import ranked_table
 from analysis.presentation.summary_text import best_env, config_of, headline, settings_text
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
-from trainables.gradskip.settings import BY_NAME, RULES, Settings
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.variables import BY_NAME, RULES
 from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, ROW
 
 INFO = StudyInfo(

@@ -69,7 +69,7 @@ def test_counts_on_the_meta_device_are_those_of_the_real_one() -> None:
         for epoch in range(2):
             for batch in run.workload.train_batches(epoch, config.seed):
                 run._step(batch)
-        executed = run._counts["forward_flops"] + run._counts["backward_flops"]
+        executed = run.cost.counts["forward_flops"] + run.cost.counts["backward_flops"]
     assert counter.get_total_flops() == executed
 
 
@@ -110,8 +110,8 @@ def test_a_prefix_on_some_rows_costs_those_rows_forward(computed: int) -> None:
     with TrainingRun(TrialConfig(method="none", epochs=1)) as run:
         batch = next(iter(run.workload.train_batches(0, 0)))
         names = tuple(name for name, _ in run.model.named_children())[:9]  # three convolutions, norms and ReLUs
-        whole = run._cost.step((), batch)
-        cost = run._cost.step((), batch, PassReport(modules=names, rows=64, computed=computed))
+        whole = run.cost.step((), batch)
+        cost = run.cost.step((), batch, PassReport(modules=names, rows=64, computed=computed))
     assert whole.forward_flops - cost.forward_flops == (64 - computed) * sum(convolutions[:3])
     assert cost.backward_flops == whole.backward_flops
 

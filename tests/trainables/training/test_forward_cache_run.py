@@ -115,11 +115,11 @@ def test_flops_are_those_that_run() -> None:
     with TrainingRun(config) as run:
         for epoch in range(4):
             for batch, indices in run._batches():
-                before = run._counts["forward_flops"] + run._counts["backward_flops"]
+                before = run.cost.counts["forward_flops"] + run.cost.counts["backward_flops"]
                 with FlopCounterMode(display=False) as counter:
                     run._step(batch, indices)
-                after = run._counts["forward_flops"] + run._counts["backward_flops"]
-                assert after - before == counter.get_total_flops(), run._counts["step"]
+                after = run.cost.counts["forward_flops"] + run.cost.counts["backward_flops"]
+                assert after - before == counter.get_total_flops(), run.cost.counts["step"]
             run.epoch = epoch + 1
         assert run.forward_cache is not None
         held = 2_000_000 // 4096

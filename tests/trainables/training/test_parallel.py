@@ -75,5 +75,5 @@ def one_row_flops(config: dict[str, Any]) -> int:
     with TrainingRun(TrialConfig.from_mapping(config)) as run:
         *_, last = run.workload.train_batches(0, 0)
         assert len(last[0]) == 1
-        cost: int = run._cost.dense_step(last).flops
+        cost: int = run.cost.dense_step(last).flops
         return cost

@@ -14,7 +14,7 @@ from commands_run import Run
 
 from analysis.io.layout import Layout, StudyInfo
 from search_spaces import SPACES
-from trainables.gradskip.settings import BY_NAME
+from trainables.gradskip.variables import BY_NAME
 from tune_cac.cli.main import main
 
 VALID_VARIABLES = "Valid: " + ", ".join(sorted(BY_NAME))

@@ -1,4 +1,4 @@
-"""Knowledge distillation: a model learns from another one's scores (Hinton, Vinyals and Dean 2015)."""
+"""Knowledge distillation: a model learns from another model's logits (Hinton, Vinyals and Dean 2015)."""
 
 from trainables.compression.distillation.arguments import add_distillation_args
 from trainables.compression.distillation.loss import DistillationLossWeights, distillation_loss

@@ -1,4 +1,4 @@
-"""Command-line flags of distillation for a training script's parser. Loads no torch."""
+"""Command-line flags of distillation for a training script's parser. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def add_distillation_args(
 ) -> None:
     """Add the group "Knowledge Distillation Training Arguments" to a parser.
 
-    It parses into ``kd_teacher``, ``kd_pretrained``, ``kd_resume``, ``kd_temp``, ``kd_distill_wt``, ``kd_student_wt``,
-    ``kd_teacher_wt`` and ``kd_start_epoch``.
+    The parsed values are ``kd_teacher``, ``kd_pretrained``, ``kd_resume``, ``kd_temp``, ``kd_distill_wt``,
+    ``kd_student_wt``, ``kd_teacher_wt`` and ``kd_start_epoch``.
 
     Args:
-        parser: of the script.
-        arch_choices: the teachers there are; None: any name.
-        enable_pretrained: whether there is a flag ``--kd-pretrained``; without it ``kd_pretrained`` is False.
+        parser: the script's parser.
+        arch_choices: accepted teacher names; None accepts any name.
+        enable_pretrained: whether to add the flag ``--kd-pretrained``; without it ``kd_pretrained`` is False.
     """
     group = parser.add_argument_group("Knowledge Distillation Training Arguments")
     group.add_argument(

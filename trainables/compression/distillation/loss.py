@@ -7,8 +7,8 @@ weights; N rows, C classes.
 
     L = w_s CE(s, labels) + w_d T^2 mean_n sum_c p (log p - log q) + w_t CE(t, labels)
 
-T^2 keeps the gradients of both terms of one size when T changes: with regard to s, that of the second is
-w_d T (q - p) / N.
+T^2 keeps the gradients of both terms at a similar magnitude when T changes: the gradient of the second term with
+respect to s is w_d T (q - p) / N.
 
 Shapes: logits (B, C), then N = B, or (B, T', C) for sequences, then N = B T'; labels as the logits without C.
 """
@@ -25,14 +25,14 @@ from trainables.errors import UserError
 
 
 class DistillationLossWeights(NamedTuple):
-    """What the parts of the loss are multiplied by, each >= 0."""
+    """Weights of the terms of the loss, each >= 0."""
 
     distill: float = 0.5
     """w_d, of student against teacher."""
     student: float = 0.5
     """w_s, of student against labels."""
     teacher: float = 0.0
-    """w_t, of teacher against labels: a constant, for the teacher does not learn."""
+    """w_t, of teacher against labels; this term is constant because the teacher is not trained."""
 
 
 def distillation_loss(
@@ -46,20 +46,20 @@ def distillation_loss(
     teacher_weight: float = 0.0,
     labels: Tensor | None = None,
 ) -> Tensor:
-    """L, a scalar; gradients flow to the student alone.
+    """Return L, a scalar; gradients flow to the student only.
 
     Args:
         student_logits: s.
         teacher_logits: t, of the same shape.
-        student_ce: the student's loss against the labels, a scalar; whatever loss the training has.
+        student_ce: the student's loss against the labels, a scalar; any training loss.
         temperature: T, > 0.
         distill_weight: w_d.
         student_weight: w_s.
         teacher_weight: w_t.
-        labels: class numbers, int64, for the teacher's part alone. Without them that part, a constant, is left out.
+        labels: class numbers, int64, only for the teacher's term. Without them that term, a constant, is left out.
 
     Raises:
-        UserError: logits of two shapes, or labels of another shape than theirs.
+        UserError: the logits have different shapes, or the labels do not match them.
     """
     if student_logits.shape != teacher_logits.shape:
         raise UserError(
@@ -82,5 +82,5 @@ def distillation_loss(
 
 
 def _rows(logits: Tensor) -> Tensor:
-    """(N, C), at least float32: sums in half precision overflow at 65,504."""
+    """Return logits as (N, C) in at least float32, because sums in half precision overflow at 65,504."""
     return logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))

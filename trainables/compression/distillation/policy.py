@@ -1,6 +1,6 @@
-"""Distillation in a training loop: the student's and the teacher's logits of a step, and the loss made of them.
+"""Distillation in a training loop: collects the student's and the teacher's logits of a step and computes the loss.
 
-Shapes: B samples, C classes, T positions; logits (B, C), (B, T, C) or, of rows, (N, C).
+Shapes: B samples, C classes, T positions; logits (B, C), (B, T, C) or, flattened to rows, (N, C).
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from trainables.errors import UserError
 
 
 class KnowledgeDistillationPolicy:
-    """Runs a teacher beside a student and puts what they disagree in into the loss.
+    """Runs a teacher on the student's inputs and adds the distillation term to the loss.
 
-    Either the loop calls `forward` instead of the student, or it calls `attach` once and the student as ever; and for
-    each loss `before_backward`. Once attached, the policy acts only between `attach` and `detach`, in whichever way
-    the student is called.
+    The loop either calls `forward` instead of the student, or calls `attach` once and then the student as usual. For
+    each loss it calls `before_backward`. After the first `attach`, the policy acts only between `attach` and `detach`,
+    however the student is called.
 
-    The teacher is frozen and in eval mode whatever mode the student is in. It is called under the student's autocast,
-    on the same inputs, after it: a student that changes its inputs in place shows the teacher the changed ones.
+    The teacher is always frozen and in eval mode, whatever the student's mode. It is called after the student, under
+    the same autocast and on the same inputs; a student that changes its inputs in place changes the teacher's too.
 
     Args:
-        student_model: what is trained; it must return one tensor of logits.
+        student_model: the trained model; it must return one tensor of logits.
         teacher_model: another model that returns logits of the same shape; it is moved to the student's device.
         temperature: T, > 0.
-        loss_weights: of the parts. ``teacher`` adds a constant, and only where `before_backward` is given labels.
+        loss_weights: of the terms. ``teacher`` adds a constant, and only if `before_backward` is given labels.
 
     Raises:
-        UserError: a number out of range, or a teacher that shares parameters with the student.
+        UserError: a number is out of range, or the teacher shares parameters with the student.
     """
 
     def __init__(
@@ -66,39 +66,39 @@ class KnowledgeDistillationPolicy:
 
     @property
     def calls_teacher_each_step(self) -> bool:
-        """Whether a training step runs the teacher: some part of the loss needs it."""
+        """Return whether a training step runs the teacher because the loss needs its logits."""
         return self.loss_weights.distill != 0 or self.loss_weights.teacher != 0
 
     @property
     def is_attached(self) -> bool:
-        """Whether calls of the student are watched."""
+        """Return whether the hook on the student is installed."""
         return self._handle is not None
 
     def attach(self) -> None:
-        """From now on a call of the student in training mode, with gradients on, also runs the teacher."""
+        """Install a hook that runs the teacher at each call of the student in training mode with gradients enabled."""
         if self._handle is None:
             self.clear()
             self._was_attached = True
             self._handle = self.student.register_forward_hook(_Watch(self), with_kwargs=True)
 
     def detach(self) -> None:
-        """See nothing any more."""
+        """Remove the hook from the student and discard stored logits."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
         self.clear()
 
     def clear(self) -> None:
-        """Forget the logits at hand, as after a step whose loss is thrown away."""
+        """Discard the stored logits, for example after a step whose loss is not used."""
         self._calls = 0
         self._student_logits: Tensor | None = None
         self._teacher_logits: Tensor | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """What the student returns for these inputs; with gradients on, the teacher is run on them as well.
+        """Return the student's output for these inputs; with gradients enabled, also run the teacher on them.
 
         Raises:
-            UserError: student or teacher returns anything but logits.
+            UserError: student or teacher does not return logits.
         """
         self._in_forward = True
         try:
@@ -110,11 +110,11 @@ class KnowledgeDistillationPolicy:
         return output
 
     def before_backward(self, loss: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The loss to go backward from, made of the last call of the student.
+        """Return the loss for the backward pass, computed from the last call of the student.
 
         Args:
-            loss: the student's against the labels, a scalar.
-            labels: class numbers, int64, needed only for the value of the teacher's part: it has no gradient.
+            loss: the student's loss against the labels, a scalar.
+            labels: class numbers, int64, needed only for the value of the teacher's term, which has no gradient.
 
         Raises:
             UserError: the student was not called since the last loss, or more than once.
@@ -145,7 +145,7 @@ class KnowledgeDistillationPolicy:
         )
 
     def watch(self, args: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
-        """A call of the student, told by the hook."""
+        """Handle a call of the student that the hook reports."""
         if self.student.training and not self._in_forward:
             self._keep(args, named, output)
 
@@ -154,7 +154,7 @@ class KnowledgeDistillationPolicy:
             return
         self._calls += 1
         self._student_logits = self._teacher_logits = None
-        if self._calls > 1:  # the loss will be refused
+        if self._calls > 1:  # before_backward will raise
             return
         self._student_logits = _logits(output, "student")
         self._follow(self._student_logits.device)
@@ -164,14 +164,14 @@ class KnowledgeDistillationPolicy:
             self._teacher_logits = _logits(self.teacher(*args, **named), "teacher")
 
     def _follow(self, device: torch.device | None) -> None:
-        """The teacher is where the student is."""
+        """Move the teacher to the student's device."""
         here = next((parameter.device for parameter in self.teacher.parameters()), device)
         if device is not None and here != device:
             self.teacher.to(device)
 
 
 class _Watch:
-    """The hook on the student. A copy of the student is no student: there the hook does nothing."""
+    """The hook on the student. On a deep copy of the student it does nothing."""
 
     def __init__(self, policy: KnowledgeDistillationPolicy | None) -> None:
         self._policy = policy

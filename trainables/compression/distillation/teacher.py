@@ -1,4 +1,4 @@
-"""The teacher of a distillation: built by name, by a function of the user's, or like the student; and its weights."""
+"""The teacher model of distillation: built by name, by the user's function, or like the student; and its weights."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from trainables.workloads.user_code import import_attribute
 
 #: The name of a teacher with the student's architecture.
 SAME = "same"
-#: Where a checkpoint of more than weights keeps them.
+#: Keys under which a checkpoint may store the weights.
 _WEIGHTS = ("model", "state_dict", "model_state_dict")
-#: Names that a message lists before it counts.
+#: Number of names that a message lists in full; the rest are counted.
 _NAMED = 3
-#: Seed of weights that nothing is loaded into, so that a resumed run has the same teacher.
+#: Seed for initial weights, so that a resumed run without loaded weights has the same teacher.
 _SEED = 0
 
 
 def build_teacher(
     settings: KnowledgeDistillationConfig, student: nn.Module, make_model: Callable[[], nn.Module] | None = None
 ) -> nn.Module:
-    """The teacher, on the CPU, with its weights. The generators go on as if it had not been built.
+    """Build the teacher on the CPU with its weights; the states of the random generators are restored.
 
     Args:
         settings: ``teacher`` is a name of `trainables.workloads.models.MODELS`, built for the student's input channels
-            and classes; or ``package.module:function``, called with those of ``num_classes`` and ``channels`` that it
-            names and, if ``pretrained``, with ``pretrained=True``; or ``same`` or None for the student's architecture.
-        student: what will learn from it; left alone.
-        make_model: a fresh model of the student's architecture. None: a copy of the student.
+            and classes; or ``package.module:function``, called with ``num_classes`` and ``channels`` if its signature
+            has them and, if ``pretrained``, with ``pretrained=True``; or ``same`` or None for the student's
+            architecture.
+        student: the model that will be trained; not changed.
+        make_model: builds a fresh model of the student's architecture. None: a copy of the student is used.
 
     Raises:
-        UserError: no such teacher, one that cannot be built, or a checkpoint that is not there or does not fit.
+        UserError: the teacher is unknown or cannot be built, or the checkpoint is missing or does not fit.
     """
     devices = {parameter.device for parameter in student.parameters()}
     with kept_generators(devices):
@@ -107,28 +108,28 @@ def _called(name: str, student: nn.Module, *, pretrained: bool) -> nn.Module:
 
 
 def _channels(student: nn.Module) -> int | None:
-    """Input channels of the first convolution."""
+    """Return the input channels of the first convolution, or None."""
     return next((int(m.in_channels) for m in student.modules() if isinstance(m, nn.Conv2d)), None)
 
 
 def _classes(student: nn.Module) -> int | None:
-    """Outputs of the last linear layer."""
+    """Return the outputs of the last linear layer, or None."""
     widths = [int(module.out_features) for module in student.modules() if isinstance(module, nn.Linear)]
     return widths[-1] if widths else None
 
 
 def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
-    """Put a checkpoint's weights into a teacher.
+    """Load a checkpoint's weights into a teacher.
 
-    A ``module`` in names, of a parallel wrapper, is ignored on both sides.
+    A ``module`` that a parallel wrapper added to names is ignored on both sides.
 
     Args:
         teacher: its parameters and buffers are overwritten.
         checkpoint: a file with a state dict, or with a dict that has one under ``model``, ``state_dict`` or
-            ``model_state_dict``, such as tune_cac's own; or the folder of such a checkpoint of its own.
+            ``model_state_dict``, such as tune_cac's checkpoints; or the folder of a tune_cac checkpoint.
 
     Raises:
-        UserError: no such file, not a checkpoint, or weights of another architecture.
+        UserError: the file is missing, not a checkpoint, or has weights of another architecture.
     """
     weights = _read(Path(checkpoint))
     own = teacher.state_dict()
@@ -154,7 +155,7 @@ def load_weights(teacher: nn.Module, checkpoint: str | Path) -> None:
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:
-    """Tensors by name."""
+    """Return a checkpoint's tensors by name."""
     file = path
     if path.is_dir():
         file = path / CHECKPOINT_FILE

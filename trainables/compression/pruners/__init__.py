@@ -1,4 +1,4 @@
-"""Pruners: what decides which elements of a model's weights are zero."""
+"""Pruners, which decide which elements of a model's weights are zero."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def build_pruner(name: str, settings: ComponentConfig, model: nn.Module, *, seed
     """Build the pruner that settings describe, for a model.
 
     Args:
-        name: of the instance in the schedule; chance differs from name to name.
+        name: of the instance in the schedule; each name has its own random numbers.
         settings: one of `trainables.compression.schedule.configs.PRUNERS`.
-        model: whose parameters are meant.
-        seed: of everything that is drawn.
+        model: the model to prune.
+        seed: of all random numbers.
 
     Raises:
-        UserError: a name matches no parameter, or a weight has no such structures.
+        UserError: a name matches no parameter, or a weight does not have the requested structures.
     """
     if type(settings) not in _BUILDERS:
         raise unknown_name("pruner class", settings.class_, PRUNERS)

@@ -1,7 +1,7 @@
-"""What is seen of convolutions' activations while a model trains.
+"""Statistics of convolutions' activations, collected while a model trains.
 
-Shapes: a convolution's output (N, F, ...), F its filters; sums are kept per filter, shape (F,). Nothing here waits for
-the device.
+Shapes: a convolution's output (N, F, ...), F its filters; sums are kept per filter, shape (F,). Nothing here
+synchronizes with the device.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ ACTIVATIONS = (
     nn.Hardswish, nn.Hardtanh, nn.Softplus, nn.Threshold,
 )  # fmt: skip
 
-#: Where a walk back through autograd's graph ends: behind these the values are those of another layer.
+#: Node names at which the search back through autograd's graph stops: earlier values belong to another layer.
 _LAYERS = ("Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "Linear")
 
 
 @dataclass
 class Sums:
-    """Of one convolution's activations, since they were last forgotten."""
+    """Sums over one convolution's activations since the last reset."""
 
     inactive: Tensor
-    """How many were at most 0, shape (F,), whole numbers."""
+    """Number of activations <= 0, shape (F,), integers."""
     total: Tensor
-    """Their sum, shape (F,)."""
+    """Sum of the activations, shape (F,)."""
     seen: int
-    """How many there were of each filter."""
+    """Number of activations per filter."""
 
     def __add__(self, new: Sums) -> Sums:
         # Loaded sums may be on another device than the model.
@@ -47,27 +47,27 @@ class Sums:
 
     @property
     def inactive_share(self) -> Tensor:
-        """APoZ, the average share of zeros (Hu et al. 2016, eq. 1), shape (F,), in [0, 1]."""
+        """Return APoZ, the average share of zeros (Hu et al. 2016, eq. 1), shape (F,), in [0, 1]."""
         return self.inactive.double() / self.seen
 
     @property
     def mean(self) -> Tensor:
-        """The mean activation, shape (F,)."""
+        """Return the mean activation, shape (F,)."""
         return self.total / self.seen
 
 
 class _Output(NamedTuple):
-    """What is known of a convolution's output while its activation is searched for."""
+    """Facts about a convolution's output, kept until its activation is found."""
 
     node: Node | None
-    """Autograd's, None without gradients."""
+    """Autograd node of the output; None without gradients."""
     filters: int
     sums: Sums
-    """Of its relu."""
+    """Of the output's relu."""
 
 
 def sums_of(activation: Tensor) -> Sums:
-    """Sums over all dimensions but the second of an activation (N, F, ...)."""
+    """Sum an activation (N, F, ...) over all dimensions except the second."""
     rest = [d for d in range(activation.dim()) if d != 1]
     return Sums(
         (activation <= 0).sum(dim=rest),
@@ -77,10 +77,10 @@ def sums_of(activation: Tensor) -> Sums:
 
 
 def convolutions(model: nn.Module, weights: Sequence[str]) -> dict[str, nn.Module]:
-    """The convolution that each weight belongs to.
+    """Return the convolution that each weight belongs to.
 
     Raises:
-        UserError: it is no convolution's.
+        UserError: a weight does not belong to a convolution.
     """
     modules = {plain_name(name): module for name, module in model.named_modules()}
     found: dict[str, nn.Module] = {}
@@ -96,13 +96,13 @@ def convolutions(model: nn.Module, weights: Sequence[str]) -> dict[str, nn.Modul
 
 
 class ActivationWatch:
-    """Sums over the activations of convolutions, of forwards in training mode and with gradients.
+    """Sums over the activations of convolutions, from forward passes in training mode with gradients.
 
     The activation of a convolution is the output of the first activation module that its output reaches with no other
-    layer between (batch norm, pooling and additions are none), if that has F channels. Autograd's graph of the first
-    such forward of the whole model tells. Where there is none (functional activations, a frozen layer, a linear
-    bottleneck) it is relu of the convolution's output. What was found holds until `stop`, also in a watch that goes on
-    from its state: a layer that is frozen meanwhile has no graph to tell.
+    layer between (batch norm, pooling and additions do not count as layers), if it has F channels. It is found in
+    autograd's graph of the model's first such forward pass. If there is none (functional activations, a frozen layer, a
+    linear bottleneck), relu of the convolution's output is used. The result is kept until `stop` and saved in the
+    state, because a layer that is frozen later has no graph.
 
     Args:
         weights: names of the convolutions' weights.
@@ -112,7 +112,7 @@ class ActivationWatch:
         self._weights = tuple(weights)
         self.sums: dict[str, Sums] = {}
         self._handles: list[RemovableHandle] = []
-        # A module may be called several times in a forward (torchvision's blocks have one ReLU): calls are counted.
+        # A module may be called several times in a forward (torchvision's blocks share one ReLU): calls are counted.
         self._calls: Counter[nn.Module] = Counter()
         self._consumers: dict[tuple[nn.Module, int], list[str]] | None = None
         self._loaded: list[list[Any]] | None = None
@@ -122,10 +122,10 @@ class ActivationWatch:
         self._found: dict[tuple[nn.Module, int], list[str]] = {}
 
     def start(self, model: nn.Module) -> None:
-        """Watch this model from here on; its activations are searched for anew unless a state was just loaded.
+        """Start watching this model; searches for its activations again unless a state was just loaded.
 
         Raises:
-            UserError: a weight is no convolution's.
+            UserError: a weight does not belong to a convolution.
         """
         self.stop()
         owners = convolutions(model, self._weights)
@@ -138,12 +138,12 @@ class ActivationWatch:
             model.register_forward_pre_hook(self._begun),
             *(module.register_forward_hook(self._convolved(name)) for name, module in owners.items()),
             *(m.register_forward_hook(self._activated) for m in model.modules() if isinstance(m, ACTIVATIONS)),
-            # Comes last, for a model may be a convolution.
+            # Registered last, because the model itself may be a convolution.
             model.register_forward_hook(self._ended),
         ]
 
     def stop(self) -> None:
-        """Watch no more; the sums stay."""
+        """Stop watching; the sums are kept."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -151,7 +151,7 @@ class ActivationWatch:
         self._consumers = None
 
     def _know(self, consumers: dict[tuple[nn.Module, int], list[str]]) -> None:
-        """The weights whose activation each call of a module returns; those of others are relu of their output."""
+        """Set the weights whose activation each module call returns; all other weights use relu of their output."""
         self._consumers = consumers
         self._without = frozenset(self._weights).difference(*consumers.values())
 
@@ -164,7 +164,7 @@ class ActivationWatch:
             if not (module.training and torch.is_grad_enabled()):
                 return
             if self._consumers is None:
-                # An activation in place would change it before the forward ends: its sums are taken now.
+                # An in-place activation would change the output before the forward ends, so sum it now.
                 sums = sums_of(output.detach().relu())
                 self._open[name] = _Output(output.grad_fn, output.shape[1], sums)
             elif name in self._without:
@@ -199,7 +199,7 @@ class ActivationWatch:
         self._open, self._found = {}, {}
 
     def _consumed(self, activation: Tensor) -> list[str]:
-        """The open convolutions whose output this activation is made of, found by walking back through the graph."""
+        """Return the open convolutions that this activation is computed from, by a search back through the graph."""
         outputs = {
             output.node: name
             for name, output in self._open.items()
@@ -222,11 +222,11 @@ class ActivationWatch:
 
     def _add(self, name: str, sums: Sums) -> None:
         before = self.sums.get(name)
-        # Thinned since: what was seen is of filters that are no more.
+        # After thinning, the earlier sums include removed filters and are discarded.
         self.sums[name] = sums if before is None or before.total.shape != sums.total.shape else before + sums
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums, and which activations were found: [module, number of its call, weights] each."""
+        """Return the sums and the activations that were found, each as [module, number of its call, weights]."""
         sums = {name: [one.inactive.clone(), one.total.clone(), one.seen] for name, one in self.sums.items()}
         if self._consumers is None:
             return {"sums": sums, "found": None}
@@ -234,6 +234,6 @@ class ActivationWatch:
         return {"sums": sums, "found": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; `start` comes after it."""
+        """Restore a saved state; call `start` afterwards."""
         self.sums = {name: Sums(inactive, total, int(seen)) for name, (inactive, total, seen) in state["sums"].items()}
         self._loaded = None if state["found"] is None else list(state["found"])

@@ -1,7 +1,7 @@
-"""Make each pruner from its arguments, for the parameters of a model.
+"""Functions that build each pruner from its arguments, for the parameters of a model.
 
-`trainables.compression.schedule.pruner_configs.PRUNER_ROWS` says which function makes which class. All take the
-settings, the model, and a generator for whatever is drawn.
+`trainables.compression.schedule.pruner_configs.PRUNER_ROWS` maps classes to functions. All take the settings, the
+model, and a generator for random numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainables.compression.structures import Structures, ranked_group, structur
 
 
 def by_sensitivity(s: configs.SensitivityPrunerConfig, model: nn.Module, _: torch.Generator) -> Pruner:
-    """Build the pruner of elements below s deviations."""
+    """Build the pruner of elements below s standard deviations."""
     return SensitivityPruner(assigned(s.sensitivities, _names(model)))
 
 
@@ -49,7 +49,7 @@ def by_gradual_level(s: configs.AutomatedGradualPrunerConfig, model: nn.Module, 
 
 
 def by_surgery(s: configs.SplicingPrunerConfig, model: nn.Module, _: torch.Generator) -> Pruner:
-    """Build the pruner that restores what has grown again."""
+    """Build the pruner that restores weights that have grown again."""
     return SplicingPruner(
         assigned(s.sensitivities, _names(model)),
         low=s.low_thresh_mult,
@@ -100,7 +100,7 @@ def _by_norm(s: Any, model: nn.Module, generator: torch.Generator, *, order: Lit
 def by_random_share(
     s: configs.RandomLevelStructureParameterPrunerConfig, model: nn.Module, generator: torch.Generator
 ) -> Pruner:
-    """Build the pruner of a share of the structures that is drawn at each use."""
+    """Build the pruner of a share of the structures, where the share is drawn at each use."""
     share = random_share(*s.sparsity_range, generator)
     return NormRankedPruner(_ranked_structures(s, model), share, order=1, generator=generator)
 
@@ -127,12 +127,12 @@ def by_gradient(s: Any, model: nn.Module, _: torch.Generator) -> Pruner:
 
 
 def at_random(s: Any, model: nn.Module, generator: torch.Generator) -> Pruner:
-    """Build the pruner of an exact share of the filters, drawn."""
+    """Build the pruner of an exact share of the filters, chosen at random."""
     return RandomPruner(_filters(s, model), share_of(s), generator=generator)
 
 
 def by_chance(s: Any, model: nn.Module, generator: torch.Generator) -> Pruner:
-    """Build the pruner that drops each filter with a probability."""
+    """Build the pruner that removes each filter with a given probability."""
     return BernoulliPruner(_filters(s, model), share_of(s), generator=generator)
 
 
@@ -150,7 +150,7 @@ def _ranked_structures(s: Any, model: nn.Module) -> StructuredWeights:
 
 
 def _checked(s: Any, structures: Structures, model: nn.Module) -> StructuredWeights:
-    """Return the weights that the settings name, all of which have such structures."""
+    """Return the weights that the settings name, after checking that all have these structures."""
     parameters = parameters_as_built(model)
     weights = StructuredWeights(
         names=listed(s.weights, tuple(parameters)), structures=structures, has_leader=s.group_dependency == "Leader"

@@ -1,4 +1,4 @@
-"""Pruning the smallest share of the elements, fixed or growing over the epochs.
+"""Pruning of a share of the elements with the smallest values, fixed or growing over the epochs.
 
 Symbols: s share of the elements that is zero, in [0, 1]; s_i, s_f its first and last value; p the policy's progress.
 """
@@ -19,12 +19,12 @@ Share = Callable[[Moment], float]
 
 
 def constant_share(share: float) -> Share:
-    """The same share at every moment."""
+    """Return a share that is the same at every moment."""
     return lambda moment: share
 
 
 def share_of(settings: _DesiredConfig | _GradualConfig) -> Share:
-    """The share that settings describe: one number, or a cubic over the policy's active epochs."""
+    """Return the share that settings describe: constant, or a cubic over the policy's active epochs."""
     if isinstance(settings, _DesiredConfig):
         return constant_share(settings.desired_sparsity)
     initial, final = settings.initial_sparsity, settings.final_sparsity
@@ -32,7 +32,7 @@ def share_of(settings: _DesiredConfig | _GradualConfig) -> Share:
 
 
 class LevelPruner(Pruner):
-    """Exactly int(s n) of a weight's n elements are zero, those of the smallest absolute value.
+    """Zeroes exactly int(s n) of a weight's n elements, those with the smallest absolute values.
 
     Args:
         shares: by parameter name.
@@ -47,14 +47,14 @@ class LevelPruner(Pruner):
 
 
 def level_mask(weight: Tensor, share: float) -> Tensor:
-    """The mask that removes the smallest elements.
+    """Return the mask that removes the elements with the smallest absolute values.
 
     Args:
         weight: any shape.
         share: s.
 
     Returns:
-        Zeros and ones of the weight's shape, type and device; of equal elements the first goes first.
+        Zeros and ones of the weight's shape, type and device; among equal elements the first is removed first.
     """
     kept = kept_after(weight.detach().abs().flatten(), element_count(share, weight.numel()))
     return kept.to(weight.dtype).reshape(weight.shape)

@@ -1,6 +1,6 @@
-"""Filters that go by chance: an exact share of them, or each with a probability.
+"""Random removal of filters: an exact share, or each filter with a probability.
 
-Symbols: G filters; s share or probability of going; a map is G numbers, 0 removes a filter.
+Symbols: G filters; s share or probability of removal; a map is G numbers, 0 removes a filter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainables.compression.pruners.topk import structure_count
 
 
 class _ChancePruner(StructuresPruner):
-    """Args: see `StructuresPruner`; ``generator`` draws, on the CPU."""
+    """Base of the random pruners. Args: see `StructuresPruner`; ``generator`` is on the CPU."""
 
     def __init__(self, weights: StructuredWeights, share: Share, *, generator: torch.Generator) -> None:
         super().__init__(weights, share)
@@ -31,7 +31,7 @@ class _ChancePruner(StructuresPruner):
 
 
 class RandomPruner(_ChancePruner):
-    """Exactly floor(s G) filters go, drawn anew at each use."""
+    """Removes exactly floor(s G) filters, drawn again at each use."""
 
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:
         count = self.structures.count(weight.shape)
@@ -41,9 +41,9 @@ class RandomPruner(_ChancePruner):
 
 
 class BernoulliPruner(_ChancePruner):
-    """Each filter goes with probability s; the others are multiplied by G over their number.
+    """Removes each filter with probability s; the kept filters are multiplied by G over their number.
 
-    If all would go, the one with the largest L2 norm stays.
+    If all would be removed, the one with the largest L2 norm is kept.
     """
 
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pruning the share of the structures that rank lowest.
+"""Pruning of the share of the structures that rank lowest.
 
 Shapes and symbols: G structures of a weight, n elements each; s the share to prune; a map is G numbers, 0 removes a
 structure.
@@ -24,32 +24,32 @@ from trainables.errors import UserError
 
 
 def seeded_generator(seed: int, name: str) -> torch.Generator:
-    """A generator on the CPU of a pruner's own: same numbers in each process, others for another name or seed."""
+    """Return a CPU generator whose numbers depend only on seed and name, the same in each process."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredWeights:
-    """Weights of which structures are pruned."""
+    """Weights whose structures are pruned."""
 
     names: tuple[str, ...]
-    """Of the parameters; at least one."""
+    """Parameter names, at least one."""
     structures: Structures
-    """What is pruned."""
+    """The structures that are pruned."""
     has_leader: bool = False
-    """All weights lose the structures that the first one loses."""
+    """Whether all weights lose the same structures as the first one."""
 
     @property
     def ranked(self) -> tuple[str, ...]:
-        """Those that are looked at: all, or the leader."""
+        """Return the names of the weights that are ranked: all, or only the leader."""
         return self.names[:1] if self.has_leader else self.names
 
     def check(self, shapes: Mapping[str, torch.Size]) -> None:
-        """That weights of these shapes can be pruned so.
+        """Check that weights of these shapes can be pruned this way.
 
         Raises:
-            UserError: a weight has no such structures, or with a leader another number of them.
+            UserError: a weight does not have these structures, or not as many as the leader.
         """
         for name in self.names:
             self.structures.check(name, shapes[name])
@@ -64,10 +64,10 @@ class StructuredWeights:
 
 
 class StructuresPruner(Pruner):
-    """What all pruners of structures are: one map a weight, or the leader's for all.
+    """Base of all pruners of structures: one map per weight, or the leader's map for all.
 
     Args:
-        weights: whose structures.
+        weights: the weights and their structures.
         share: s at a moment.
     """
 
@@ -91,20 +91,20 @@ class StructuresPruner(Pruner):
 
     @abstractmethod
     def map(self, name: str, weight: Tensor, share: float) -> Tensor | None:
-        """The map of one weight, shape (G,); None while it cannot be told yet."""
+        """Return the map of one weight, shape (G,); None if it cannot be computed yet."""
 
 
 class NormRankedPruner(StructuresPruner):
-    """Exactly k structures go, those with the smallest norm: sum |w| (Li et al. 2017, section 3.1), or sqrt(sum w^2).
+    """Removes exactly k structures with the smallest norm: sum |w| (Li et al. 2017, section 3.1), or sqrt(sum w^2).
 
-    All structures of a weight have n elements, so that means rank alike.
+    All structures of a weight have n elements, so ranking by means would give the same order.
 
     Args:
         weights, share: see `StructuresPruner`.
         order: of the norm.
         group_size: k is a multiple of it.
-        noise: deviation of the normal factor (mean 1) on each norm, >= 0.
-        generator: of that factor, and of whatever else is drawn for the share; its state is the pruner's.
+        noise: standard deviation of the normal factor (mean 1) on each norm, >= 0.
+        generator: draws that factor and any random share; its state is the pruner's state.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class NormRankedPruner(StructuresPruner):
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:
         norms = torch.linalg.vector_norm(self.structures.split(weight), self._order, dim=1)
         if self._noise:
-            # Drawn on the CPU, so that every device ranks alike.
+            # Drawn on the CPU, so that the ranking is the same on every device.
             factors = torch.randn(len(norms), generator=self._generator, dtype=torch.float64)
             norms = norms * (1 + self._noise * factors).to(norms)
         return kept_after(norms, structure_count(share, len(norms), self._group_size))
@@ -139,7 +139,7 @@ class NormRankedPruner(StructuresPruner):
 
 
 def random_share(least: float, greatest: float, generator: torch.Generator) -> Share:
-    """A share that is drawn anew, uniformly, each time that it is asked for."""
+    """Return a share that is drawn uniformly at each call."""
 
     def draw(moment: Moment) -> float:
         return least + (greatest - least) * float(torch.rand((), generator=generator, dtype=torch.float64))

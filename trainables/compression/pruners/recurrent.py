@@ -17,7 +17,7 @@ from trainables.errors import UserError
 
 
 def ramp_threshold(epoch: int, timing: Timing, *, q: float, ramp_epoch: int, slope_factor: float) -> float:
-    """t in an epoch: theta (e - S + 1) / f before R, and theta (R - S + 1) / f + phi (e - R + 1) / f from R on.
+    """Return t: theta (e - S + 1) / f before epoch R, theta (R - S + 1) / f + phi (e - R + 1) / f from R on.
 
     theta = 2 q f / (2 (R - S) + 3 (E - R)) (their eq. 1), phi = slope_factor theta.
 
@@ -29,8 +29,8 @@ def ramp_threshold(epoch: int, timing: Timing, *, q: float, ramp_epoch: int, slo
         slope_factor: phi over theta; 1.5 to 2 in the paper.
 
     Raises:
-        UserError: R is so far outside of the policy's epochs that the slope is none. A strict schedule has it inside;
-            a published one begins its policy behind it, so that the second line holds from the start.
+        UserError: R is so far outside of the policy's epochs that theta is not a positive number. In a strict schedule
+            R is inside; a published one starts its policy after R, so that the second line applies from the start.
     """
     start, end, frequency = timing.starting_epoch, timing.ending_epoch, timing.frequency
     if 2 * (ramp_epoch - start) + 3 * (end - ramp_epoch) <= 0:
@@ -44,12 +44,12 @@ def ramp_threshold(epoch: int, timing: Timing, *, q: float, ramp_epoch: int, slo
 
 
 class RecurrentPruner(Pruner):
-    """Zero what is at most `ramp_threshold`.
+    """Zeroes elements whose absolute value is at most `ramp_threshold`.
 
     Args:
         targets: parameter names.
         q: as above, > 0.
-        ramp_from: from S to R.
+        ramp_from: returns R for S.
         slope_factor: phi over theta, > 0.
     """
 

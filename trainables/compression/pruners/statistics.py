@@ -1,7 +1,7 @@
-"""Filters ranked by what is seen while training: activations, or gradients.
+"""Pruning of filters ranked by activations or gradients that are collected during training.
 
 Shapes and symbols: F filters of a weight w, shape (F, ...); g the loss's gradient with respect to w; s the share to
-prune. Each decision uses what was seen since the last one, and then forgets it.
+prune. Each decision uses the data collected since the last decision and then discards it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from trainables.compression.pruners.topk import kept_after, structure_count
 
 
 class _SeenPruner(StructuresPruner):
-    """Exactly floor(s F) filters go, those of the lowest scores; of equal ones the first goes first.
+    """Removes exactly floor(s F) filters with the lowest scores; among equal scores the first is removed first.
 
-    A weight of which nothing was seen keeps the mask that it has: a first decision waits.
+    A weight without collected data keeps its current mask, so the first decision is delayed.
 
     Args: see `StructuresPruner`.
     """
@@ -33,20 +33,20 @@ class _SeenPruner(StructuresPruner):
     def map(self, name: str, weight: Tensor, share: float) -> Tensor | None:
         scores = self.scores(name)
         count = self.structures.count(weight.shape)
-        # Thinned since: what was seen is of filters that are no more.
+        # After thinning, the collected scores include removed filters.
         if scores is None or len(scores) != count:
             return None
         return kept_after(scores, structure_count(share, count))
 
     @abstractmethod
     def scores(self, name: str) -> Tensor | None:
-        """The filters' scores, shape (F,), from what was seen, which is forgotten; None where nothing was."""
+        """Return the filters' scores, shape (F,), and discard the collected data; None without data."""
 
 
 class ActivationPruner(_SeenPruner):
-    """Filters whose activations are most often inactive go (APoZ), or those with the smallest mean activation.
+    """Removes filters whose activations are most often inactive (APoZ) or have the smallest mean.
 
-    Inactive is what is at most 0, so that activations which are never exactly 0 are ranked too.
+    Activations <= 0 count as inactive, so that functions that never return exactly 0 are ranked too.
 
     Args:
         weights, share: see `StructuresPruner`.
@@ -78,11 +78,11 @@ class ActivationPruner(_SeenPruner):
 
 
 class GradientPruner(_SeenPruner):
-    """Filters of the smallest |sum g w| go, the sum over their elements and all backwards.
+    """Removes filters with the smallest |sum g w|, summed over their elements and all backward passes.
 
-    It is the first-order estimate of what removing the filter does to the loss (Molchanov et al. 2017, eq. 8), taken
-    on weights instead of activations.
-    Gradients that are not finite (a step that mixed precision skips) count for nothing.
+    This is the first-order estimate of the loss change when the filter is removed (Molchanov et al. 2017, eq. 8),
+    applied to weights instead of activations.
+    Terms that are not finite (a step that mixed precision skips) count as 0.
 
     Args: see `StructuresPruner`.
     """
@@ -97,7 +97,7 @@ class GradientPruner(_SeenPruner):
         parameters = parameters_as_built(model)
         for name in self.weights.ranked:
             weight = parameters[name]
-            # Torch takes no hook for a frozen parameter, yet it may be thawed later.
+            # Torch does not accept hooks on a frozen parameter, but it may be unfrozen later.
             needs_gradient = weight.requires_grad
             self._handles.append(weight.requires_grad_(True).register_hook(self._adding(name, weight)))
             weight.requires_grad_(needs_gradient)

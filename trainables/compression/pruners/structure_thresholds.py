@@ -13,9 +13,9 @@ from trainables.compression.structures import Structures
 
 
 class StructureThresholdPruner(Pruner):
-    """Zero a structure where its greatest or mean absolute value is at most a threshold.
+    """Zeroes structures whose greatest or mean absolute value is at most a threshold.
 
-    Rows and columns are those of torch's weight, as the group regularizers count them.
+    Rows and columns refer to torch's weight, as in the group regularizers.
 
     Args:
         regimes: (threshold, structure) by parameter name.
@@ -34,6 +34,6 @@ class StructureThresholdPruner(Pruner):
             structures.check(name, weight.shape)
             sizes = structures.split(weight).abs()
             sizes = sizes.amax(dim=1) if self._criterion == "Max" else sizes.mean(dim=1)
-            # Not "above": a NaN counts as large.
+            # Negated "<=" instead of ">", so that a NaN counts as large.
             masks[name] = structures.spread(~(sizes <= threshold), weight)
         return masks

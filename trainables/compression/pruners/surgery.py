@@ -1,7 +1,7 @@
-"""Dynamic network surgery: connections are cut and spliced again (Guo et al. 2016).
+"""Dynamic network surgery: connections are pruned and restored (Guo et al. 2016).
 
 Symbols: w a weight, m its mask; mean and std of |w| at the first use; s sensitivity; a <= b the thresholds (a_k, b_k
-there); e epoch, S the first active one.
+in the paper); e epoch, S the first active one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from trainables.compression.schedule.timing import Moment
 
 
 class SplicingPruner(Pruner):
-    """m = 0 where |w| < a, 1 where |w| >= b, and as before between them (eq. 3).
+    """Sets m to 0 where |w| < a and to 1 where |w| >= b; between them m does not change (eq. 3).
 
-    a and b are (mean + s std) times a factor each. The weights must be the unmasked ones, or nothing comes back.
+    a and b are (mean + s std), each times a factor. Needs the unmasked weights; otherwise nothing is restored.
 
     Args:
         sensitivities: s by parameter name, >= 0.
@@ -46,7 +46,7 @@ class SplicingPruner(Pruner):
             middle = mean + sensitivity * grown * std
             before = current[name] if name in current else torch.ones_like(sizes)
             cut = torch.where(sizes < self._low * middle, 0.0, before)
-            # Not "at least b": a NaN counts as large.
+            # Negated "<" instead of ">=", so that a NaN counts as large.
             masks[name] = torch.where(~(sizes < self._high * middle), 1.0, cut).to(sizes.dtype)
         return masks
 

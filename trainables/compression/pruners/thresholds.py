@@ -1,4 +1,7 @@
-"""Pruning what is not above a threshold. Symbols: w a weight, s sensitivity, t threshold; a mask keeps |w| > t."""
+"""Pruning of elements that are not above a threshold.
+
+Symbols: w a weight, s sensitivity, t threshold; a mask keeps |w| > t.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from trainables.compression.schedule.timing import Moment
 
 
 def threshold_mask(weight: Tensor, threshold: float) -> Tensor:
-    """Ones where |w| > t, else zeros, of the weight's shape, type and device; a NaN counts as large."""
+    """Return ones where |w| > t, else zeros, of the weight's shape, type and device; a NaN counts as large."""
     return (~(weight.detach().abs() <= threshold)).to(weight.dtype)
 
 
 def deviation(weight: Tensor) -> float:
-    """The unbiased standard deviation; 0 for a single element. Waits for the device."""
+    """Return the unbiased standard deviation; 0 for a single element. Synchronizes with the device."""
     return float(weight.detach().double().std()) if weight.numel() > 1 else 0.0
 
 
 class MagnitudePruner(Pruner):
-    """t is given.
+    """Prunes with a given t.
 
     Args:
         thresholds: by parameter name, >= 0.
@@ -37,7 +40,7 @@ class MagnitudePruner(Pruner):
 
 
 class SensitivityPruner(Pruner):
-    """t = s std(w), the deviation taken at the first use (Han et al. 2015, section 3.1 after their implementation).
+    """Prunes with t = s std(w), std from the first use (Han et al. 2015, section 3.1, as in their implementation).
 
     Later uses prune more only because weights have moved below the same t.
 

@@ -1,8 +1,8 @@
-"""Quantizers: models that compute with few bits while the optimizer trains their float weights.
+"""Quantizers: the model computes with few bits while the optimizer trains its float weights.
 
-`build_quantizer` makes any of `schedule.configs.QUANTIZERS`. Parameters stay the same objects; the
-layers compute with quantized ones (`torch.nn.utils.parametrize` on the instance), and an activation's child module
-``quantized_output`` quantizes what it returns. 32 bits and null leave everything as it is, bit for bit.
+`build_quantizer` builds any of `schedule.configs.QUANTIZERS`. Parameters stay the same objects; the layers compute with
+quantized values (`torch.nn.utils.parametrize` on the instance), and an activation's child module ``quantized_output``
+quantizes its output. 32 bits and null leave all values unchanged, bit for bit.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _BUILDERS: dict[str, Callable[[str, Any], ModelQuantizer]] = {
 
 
 def build_quantizer(name: str, settings: ComponentConfig, model: nn.Module | None = None) -> Quantizer:
-    """The quantizer that a schedule describes; no model is changed before its `prepare`.
+    """Build the quantizer that a schedule describes; it changes no model before `prepare` is called.
 
     Args:
         name: of the instance in the schedule, for messages.
         settings: one of `trainables.compression.schedule.configs.QUANTIZERS`.
-        model: as built; where it is given, overrides and bits are checked against it now.
+        model: as built; if given, overrides and bits are checked against it.
 
     Raises:
-        UserError: settings that do not go together, or do not fit the model.
+        UserError: the settings contradict each other or do not fit the model.
     """
     builder = _BUILDERS.get(settings.class_)
     if builder is None:

@@ -39,7 +39,7 @@ class LearnedClipActivation(Quantization):
 
     Args:
         bits: k.
-        begin: alpha at first, > 0.
+        begin: initial alpha, > 0.
         options: device and dtype of alpha.
     """
 
@@ -52,11 +52,11 @@ class LearnedClipActivation(Quantization):
 
 
 class MovingRange(Quantization):
-    """The grid of an exponential moving average of the batches' least and greatest values (Jacob et al. 2018, 3.1).
+    """Quantizes to the exponential moving average of the batches' least and greatest values (Jacob et al. 2018, 3.1).
 
-    In training mode, before batch n is quantized, r becomes the average of the batches so far in which each weighs d
-    times the next: sum_i d^(n-i) r_i / sum_i d^(n-i), without a bias towards the first batch or zero (Kingma and Ba
-    2015, section 3). In evaluation mode r stays, and before the first batch everything is let through.
+    In training mode, before batch n is quantized, r is set to the weighted average of the batches so far,
+    sum_i d^(n-i) r_i / sum_i d^(n-i), which has no bias towards the first batch or zero (Kingma and Ba 2015,
+    section 3). In evaluation mode r does not change; before the first batch the input is returned unchanged.
 
     Args:
         bits: k.
@@ -75,7 +75,7 @@ class MovingRange(Quantization):
         self.decay = decay
         self.register_buffer("low", torch.zeros((), **options))
         self.register_buffer("high", torch.zeros((), **options))
-        # Of a kind that every device and torch's DistributedDataParallel can send and compare.
+        # A tensor of a type that every device and torch's DistributedDataParallel support.
         self.register_buffer("seen", torch.zeros((), device=options["device"], dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class MovingRange(Quantization):
             kept.copy_(torch.where(self.seen > 1, kept + self._weight_of_new(kept.dtype) * (new - kept), new))
 
     def _weight_of_new(self, dtype: torch.dtype) -> Tensor:
-        """The last batch's part of the average, (1 - d) / (1 - d^n), a number on the range's device."""
+        """Return the last batch's weight in the average, (1 - d) / (1 - d^n), as a scalar on the range's device."""
         batches = self.seen.to(dtype)
         if self.decay == 1:
             return 1 / batches
@@ -107,10 +107,10 @@ class MovingRange(Quantization):
 
 
 class CalibratedRange(Frozen):
-    """The grid of a range that batches in training mode show until it is frozen; until then x is let through.
+    """Quantizes to a range collected from batches in training mode; until it is frozen, x is returned unchanged.
 
-    clip NONE: least and greatest value of all. AVG: the mean of the batches' least, and of their greatest values.
-    N_STD: mean -+ c deviations (of all values, biased), but not beyond the least and greatest.
+    clip NONE: least and greatest of all values. AVG: the mean of the batches' least, and of their greatest values.
+    N_STD: mean -+ c standard deviations (of all values, biased), limited to the least and greatest.
 
     Args:
         bits: k.
@@ -147,7 +147,7 @@ class CalibratedRange(Frozen):
         return x
 
     def grid(self) -> Grid:
-        """The frozen grid, of scalars."""
+        """Return the frozen grid, with scalar step and zero point."""
         return linear_grid(self.low, self.high, self.bits, self.mode)
 
     @torch.no_grad()
@@ -166,7 +166,7 @@ class CalibratedRange(Frozen):
         self.batches += 1
 
     def _see_deviations(self, x: Tensor) -> None:
-        """Mean and sum of squared deviations of two sets joined (Chan et al. 1979)."""
+        """Merge a batch into the running mean and sum of squared deviations (Chan et al. 1979)."""
         mean = x.mean()
         squares = ((x - mean) ** 2).sum()
         values = self.values + x.numel()
@@ -177,7 +177,7 @@ class CalibratedRange(Frozen):
 
     @torch.no_grad()
     def freeze(self) -> None:
-        """Quantize from now on; at least one batch has been seen."""
+        """Fix the range and quantize from now on; requires that at least one batch was seen."""
         if self.clip == "N_STD":
             assert self.deviations is not None
             reach = self.deviations * (self.squares / self.values).sqrt()

@@ -1,4 +1,4 @@
-"""What all quantizers do alike: plan the bits, check them, then change the model."""
+"""Base of all quantizers: plans and checks the bits, then changes the model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from trainables.errors import UserError
 
 
 class ModelQuantizer(Quantizer):
-    """A quantizer whose whole memory is in the model's own state.
+    """A quantizer whose complete state is in the model's state dict.
 
     Args:
         name: of the instance in the schedule, for messages.
-        default: bits where no override matches.
+        default: bits if no override matches.
         overrides: by module name or pattern.
     """
 
@@ -43,24 +43,23 @@ class ModelQuantizer(Quantizer):
         self.overrides = dict(overrides)
 
     def least_bits(self, what: str) -> int:
-        """Fewest bits that the scheme can use for ``weights``, ``bias`` or ``activations``: 2 where one is the
-        sign's."""
+        """Return the fewest bits allowed for ``weights``, ``bias`` or ``activations``: 2 if one is a sign bit."""
         return 1
 
     @abstractmethod
     def weight_quantization(self, layer: nn.Module, bits: int) -> Quantization:
-        """What quantizes the layer's weight."""
+        """Build the module that quantizes the layer's weight."""
 
     @abstractmethod
     def bias_quantization(self, layer: nn.Module, bits: int) -> Quantization:
-        """What quantizes the layer's bias."""
+        """Build the module that quantizes the layer's bias."""
 
     @abstractmethod
     def activation_quantization(self, bits: int, options: Mapping[str, Any]) -> Quantization:
-        """What quantizes activations; ``options`` are device and dtype of numbers kept beside the model."""
+        """Build a module that quantizes activations; ``options`` are device and dtype of its parameters and buffers."""
 
     def plan(self, model: nn.Module) -> dict[nn.Module, Bits]:
-        """Bits by module, checked.
+        """Return the bits by module, after checking them.
 
         Raises:
             UserError: overrides do not fit the model, or bits are too few.
@@ -87,7 +86,7 @@ class ModelQuantizer(Quantizer):
             )
 
     def _used(self, module: nn.Module, bits: Bits) -> dict[str, int | None]:
-        """Of the bits those that the module has something for."""
+        """Return the bits that apply to the module: weights, bias and activations that it has."""
         used: dict[str, int | None] = {}
         if isinstance(module, WEIGHT_LAYERS):
             used["weights"] = bits.weights
@@ -98,14 +97,14 @@ class ModelQuantizer(Quantizer):
         return used
 
     def prepare(self, model: nn.Module, optimizer: Optimizer | None) -> None:
-        """Change the model's modules in place; learned parameters join the optimizer, if there is one.
+        """Change the model's modules in place and add learned parameters to the optimizer, if given.
 
-        Parameters stay the same objects, but their names in the model and their order there change: an optimizer whose
-        state is to be loaded must have been built before, as the one that was saved.
+        Parameters stay the same objects, but their names and their order in the model change: an optimizer whose state
+        is to be loaded must have been built before `prepare`, like the one that was saved.
 
         Raises:
             UserError: the model is quantized already; overrides or bits do not fit it; a hook computes a weight. The
-                model is as it was then.
+                model is then unchanged.
         """
         if is_quantized(model):
             raise UserError(f"a model must be quantized once, got a quantized one for quantizer {self.name}")
@@ -120,7 +119,7 @@ class ModelQuantizer(Quantizer):
             join_optimizer(optimizer, learned)
 
     def change(self, module: nn.Module, bits: Bits, options: Mapping[str, Any]) -> None:
-        """Quantize a module's weight, bias and output, as far as it has them and they have bits."""
+        """Quantize a module's weight, bias and output, where present and given bits."""
         used = self._used(module, bits)
         if (number := used.get("weights")) is not None:
             quantize_parameter(module, "weight", self.weight_quantization(module, number))
@@ -147,7 +146,7 @@ class ModelQuantizer(Quantizer):
 
 
 def join_optimizer(optimizer: Optimizer, learned: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """Add parameters as a group of their own, with the options of the first group."""
+    """Add parameters as a separate group with the options of the first group."""
     first = optimizer.param_groups[0]
     named = "param_names" in first
     options = {key: copy.deepcopy(v) for key, v in first.items() if key not in ("params", "param_names")}

@@ -1,4 +1,4 @@
-"""DoReFa-Net, WRPN and PACT: quantizers that clip to a fixed or learned range, used from the first step on."""
+"""DoReFa-Net, WRPN and PACT: quantizers that clip to a fixed or learned range and quantize from the first step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainables.compression.schedule import quantizer_configs as settings
 
 
 class DorefaQuantizer(ModelQuantizer):
-    """Weights (and biases) by `dorefa_weight`, what rectifiers return by `unit_activation`."""
+    """Quantizes weights and biases with `dorefa_weight`, outputs of rectifiers with `unit_activation`."""
 
     activation_kinds = RECTIFIERS
 
@@ -39,7 +39,7 @@ class DorefaQuantizer(ModelQuantizer):
 
 
 class WrpnQuantizer(DorefaQuantizer):
-    """Weights (and biases) by `wrpn_weight`, what rectifiers return by `unit_activation`."""
+    """Quantizes weights and biases with `wrpn_weight`, outputs of rectifiers with `unit_activation`."""
 
     def least_bits(self, what: str) -> int:
         return 1 if what == "activations" else 2
@@ -49,7 +49,7 @@ class WrpnQuantizer(DorefaQuantizer):
 
 
 class PactQuantizer(DorefaQuantizer):
-    """Weights as DoReFa-Net's, what rectifiers return by `pact_activation`, each with an alpha of its own."""
+    """Quantizes weights as DoReFa-Net, outputs of rectifiers with `pact_activation` and a separate alpha for each."""
 
     def __init__(self, name: str, given: settings.PACTQuantizerConfig) -> None:
         super().__init__(name, given)

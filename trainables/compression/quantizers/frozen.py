@@ -1,4 +1,4 @@
-"""Quantization that begins when it is frozen: the switch of post-training quantization."""
+"""Quantization that starts when it is frozen, used by post-training quantization."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trainables.compression.quantizers.quantized_module import Quantization
 
 
 class Frozen(Quantization):
-    """Lets everything through until it is frozen.
+    """Returns its input unchanged until it is frozen.
 
-    Whether it is frozen is both a flag, for the forward pass must not wait for the device, and a buffer, so that the
-    model's state has it; loading a state sets the flag from the buffer.
+    The frozen state is stored twice: as a Python flag, so that the forward pass does not synchronize with the device,
+    and as a buffer in the model's state dict. Loading a state sets the flag from the buffer.
 
     Args:
         bits: k.

@@ -1,10 +1,10 @@
-"""Quantization as pure functions: values in, values on a grid out, of the same shape and dtype.
+"""Pure functions that quantize a tensor to values on a grid, with the same shape and dtype.
 
-Shapes: w a weight, x activations, both any; ranges and grids () or, a channel each, of a shape that broadcasts to w.
+Shapes: w a weight, x activations, both any; ranges and grids () or, per channel, of a shape that broadcasts to w.
 Symbols: k bits; n = 2^k - 1 steps between 2^k levels; Q_k(r) = round(n r) / n for r in [0, 1]; s step; z zero point.
 
-Rounding is to the nearest, ties to the even one. Half precision is computed in single precision and rounded at the
-end. A weight that is exactly 0 stays exactly 0 in every scheme, so that what a pruner zeroed stays pruned.
+Rounding is to the nearest, ties to even. Half precision is computed in single precision and rounded at the end. A
+weight that is exactly 0 stays exactly 0 in every scheme, so that pruned weights stay pruned.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ Mode = Literal["SYMMETRIC", "SYMMETRIC_RESTRICTED", "ASYMMETRIC_UNSIGNED", "ASYM
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in single precision at least: half precision has no room for the integers of a grid."""
+    """Return x in at least single precision, because half precision cannot represent all integers of a grid."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def unit_levels(r: Tensor, bits: int) -> Tensor:
-    """Q_k(r): r in [0, 1] to the nearest of 2^k equally spaced levels (DoReFa-Net, eq. 5)."""
+    """Return Q_k(r): round r in [0, 1] to the nearest of 2^k equally spaced levels (DoReFa-Net, eq. 5)."""
     steps = 2**bits - 1
     return (r * steps).round_().div_(steps)
 
 
 def dorefa_weight(w: Tensor, bits: int) -> Tensor:
-    """DoReFa-Net weights (Zhou et al. 2016, eqs. 7 and 9), in [-1, 1].
+    """Return DoReFa-Net weights (Zhou et al. 2016, eqs. 7 and 9), in [-1, 1].
 
-    k > 1: 2 Q_k(tanh(w) / (2 max|tanh(w)|) + 1/2) - 1; the gradient is that of tanh(w) / max|tanh(w)|, the maximum's
-    own included. These levels have no zero: a weight that is exactly 0 is 0 all the same, an additional value.
-    k = 1: sign(w) E|w|, gradient 1; E is over the weights that are not 0, which without pruning are all of them.
+    k > 1: 2 Q_k(tanh(w) / (2 max|tanh(w)|) + 1/2) - 1; the gradient is that of tanh(w) / max|tanh(w)|, including the
+    gradient of the maximum. These levels do not include zero; a weight that is exactly 0 stays 0, an additional value.
+    k = 1: sign(w) E|w|, gradient 1; E is over the nonzero weights, which are all weights without pruning.
     """
     if bits == 1:
         return straight_through(w, _signs)
@@ -47,16 +47,16 @@ def dorefa_weight(w: Tensor, bits: int) -> Tensor:
 
 
 def _signs(w: Tensor) -> Tensor:
-    """sign(w) times the mean of |w| over what is not 0."""
+    """Return sign(w) times the mean of |w| over the nonzero elements."""
     values = wide(w)
     mean = values.abs().sum() / torch.count_nonzero(values).clamp(min=1)
     return (torch.sign(values) * mean).to(w.dtype)
 
 
 def wrpn_weight(w: Tensor, bits: int) -> Tensor:
-    """WRPN weights (Mishra et al. 2017, section 4): w clamped to [-1, 1], round(m w) / m with m = 2^(k-1) - 1.
+    """Return WRPN weights (Mishra et al. 2017, section 4): w clamped to [-1, 1], round(m w) / m, m = 2^(k-1) - 1.
 
-    k >= 2: one bit is the sign's. The gradient is 1 in [-1, 1], else 0.
+    k >= 2: one bit is the sign bit. The gradient is 1 in [-1, 1], else 0.
     """
     steps = 2 ** (bits - 1) - 1
 
@@ -67,7 +67,7 @@ def wrpn_weight(w: Tensor, bits: int) -> Tensor:
 
 
 def unit_activation(x: Tensor, bits: int) -> Tensor:
-    """Q_k(clip(x, 0, 1)) (DoReFa-Net, section 2.6; WRPN, section 4). The gradient is 1 in [0, 1], else 0."""
+    """Return Q_k(clip(x, 0, 1)) (DoReFa-Net, section 2.6; WRPN, section 4). The gradient is 1 in [0, 1], else 0."""
 
     def levels(x: Tensor) -> Tensor:
         return unit_levels(wide(x).clamp(0, 1), bits).to(x.dtype)
@@ -76,11 +76,11 @@ def unit_activation(x: Tensor, bits: int) -> Tensor:
 
 
 def pact_activation(x: Tensor, alpha: Tensor, bits: int) -> Tensor:
-    """Q_k(clip(x, 0, alpha) / alpha) alpha (Choi et al. 2018, eqs. 1 to 3), gradients as in `learned_clip`.
+    """Return Q_k(clip(x, 0, alpha) / alpha) alpha (Choi et al. 2018, eqs. 1 to 3), gradients as in `learned_clip`.
 
     Args:
         x: any shape.
-        alpha: scalar; below the smallest normal number it counts as that.
+        alpha: scalar; smaller values are raised to the smallest normal number.
         bits: k >= 1.
     """
 
@@ -93,38 +93,38 @@ def pact_activation(x: Tensor, alpha: Tensor, bits: int) -> Tensor:
 
 
 def least_linear_bits(mode: Mode) -> int:
-    """Fewest bits of a grid: with one bit a symmetric one has nothing but 0."""
+    """Return the fewest bits of a grid: 2 if symmetric, since a symmetric grid of one bit has no positive level."""
     return 2 if mode in ("SYMMETRIC", "SYMMETRIC_RESTRICTED") else 1
 
 
 class Grid(NamedTuple):
-    """2^k integers q and what they stand for: (q - zero) step."""
+    """A grid of 2^k integers q with the values (q - zero) step."""
 
     step: Tensor
     """s > 0."""
     zero: Tensor
-    """z, an integer: what 0.0 becomes."""
+    """z, an integer: the q of value 0.0."""
     q_min: int
     q_max: int
     low: Tensor
-    """Where the range begins; gradients of what is below are 0."""
+    """Lower end of the range; values below it have gradient 0."""
     high: Tensor
-    """Where it ends."""
+    """Upper end of the range; values above it have gradient 0."""
 
 
 def linear_grid(low: Tensor, high: Tensor, bits: int, mode: Mode) -> Grid:
-    """The grid for a range (Krishnamoorthi 2018, section 2; Distiller's modes). 0 is always on it.
+    """Return the grid for a range (Krishnamoorthi 2018, section 2; Distiller's modes). It always includes 0.
 
     SYMMETRIC: M = max(|low|, |high|), s = M / ((2^k - 1) / 2), z = 0, q in [-2^(k-1), 2^(k-1) - 1].
     SYMMETRIC_RESTRICTED: s = M / (2^(k-1) - 1), z = 0, q in [-(2^(k-1) - 1), 2^(k-1) - 1].
-    ASYMMETRIC_UNSIGNED: low and high made to include 0, s = (high - low) / (2^k - 1), z = round(-low / s),
+    ASYMMETRIC_UNSIGNED: low and high extended to include 0, s = (high - low) / (2^k - 1), z = round(-low / s),
     q in [0, 2^k - 1].
-    ASYMMETRIC_SIGNED: the same less 2^(k-1), in z and in q; it stands for the same values.
+    ASYMMETRIC_SIGNED: the same with 2^(k-1) subtracted from z and q; the represented values are the same.
     A range of width 0 has s = 1.
 
     Args:
-        low, high: () or one a channel; low <= high.
-        bits: k; at least 2 where symmetric.
+        low, high: () or one per channel; low <= high.
+        bits: k; at least 2 if symmetric.
         mode: see above.
     """
     low, high = wide(low), wide(high)
@@ -144,10 +144,10 @@ def linear_grid(low: Tensor, high: Tensor, bits: int, mode: Mode) -> Grid:
 
 
 def on_grid(x: Tensor, grid: Grid) -> Tensor:
-    """(clamp(round(x / s) + z, q_min, q_max) - z) s; the gradient is 1 in the grid's range, else 0."""
+    """Return (clamp(round(x / s) + z, q_min, q_max) - z) s; the gradient is 1 in the grid's range, else 0."""
 
     def levels(x: Tensor) -> Tensor:
-        # In place from the first new tensor on: activations are large, and each pass over them counts.
+        # In place after the first new tensor: activations are large, and each extra copy costs time.
         q = (wide(x) / grid.step).round_().add_(grid.zero).clamp_(grid.q_min, grid.q_max)
         return q.sub_(grid.zero).mul_(grid.step).to(x.dtype)
 
@@ -156,7 +156,7 @@ def on_grid(x: Tensor, grid: Grid) -> Tensor:
 
 
 def value_range(w: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
-    """Least and greatest value of w: () or, of each slice along an axis, shaped to broadcast to w."""
+    """Return the least and greatest value of w: () or, per slice along an axis, of a shape that broadcasts to w."""
     if axis is None:
         low, high = torch.aminmax(w)
         return low, high

@@ -17,9 +17,9 @@ from trainables.compression.schedule import quantizer_configs as settings
 
 
 class LinearTrainingQuantizer(ModelQuantizer):
-    """Weights and biases on the grid of their own range, what activation modules return on that of a moving range.
+    """Quantizes weights and biases to their own range, outputs of activation modules to a moving average range.
 
-    Biases and embeddings have one range, also where ``per_channel_wts`` gives each filter one.
+    Biases and embeddings have one range, even if ``per_channel_wts`` gives each filter its own.
     """
 
     activation_kinds = ACTIVATIONS

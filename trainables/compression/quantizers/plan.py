@@ -1,4 +1,4 @@
-"""How many bits each module's numbers get: the defaults of a quantizer, and its overrides by module name."""
+"""Number of bits for each module's tensors: the quantizer's defaults and its overrides by module name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WEIGHT_LAYERS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
     nn.Embedding,
 )  # fmt: skip
-#: Activations that clip from below at 0.
+#: Activations that clip values below 0.
 RECTIFIERS = (nn.ReLU, nn.ReLU6)
 #: Activations whose output a linear quantizer quantizes.
 ACTIVATIONS = (
@@ -35,28 +35,28 @@ class Bits:
     bias: int | None
     """Of its bias."""
     activations: int | None
-    """Of what it returns."""
+    """Of its output."""
 
 
 def make_bits(weights: int | None, bias: int | None, activations: int | None) -> Bits:
-    """Bits as a schedule has them, where 32 also means not quantized."""
+    """Convert a schedule's numbers of bits, where 32 also means not quantized."""
     found = [None if bits is None or bits >= NOT_QUANTIZED else bits for bits in (weights, bias, activations)]
     return Bits(weights=found[0], bias=found[1], activations=found[2])
 
 
 def plan_bits(model: nn.Module, default: Bits, overrides: dict[str, OverridesConfig]) -> dict[nn.Module, Bits]:
-    """Bits of each module of the model, in its order; a module with several names once.
+    """Return the bits of each module in the model's order; a module with several names occurs once.
 
-    The first pattern that matches a module counts; a key that is absent in it inherits the default. What a pattern
-    means is what checking a schedule says it means, `match_modules`.
+    The first pattern that matches a module applies; keys it does not set inherit the default. Patterns are matched by
+    `match_modules`, as in the check of a schedule.
 
     Args:
-        model: as built; the root itself has no name, so that no pattern means it.
-        default: for what no pattern matches.
+        model: as built; the root module has no name, so no pattern matches it.
+        default: bits of modules that no pattern matches.
         overrides: by pattern, in their order.
 
     Raises:
-        UserError: a pattern matches no module; a module has several names with different bits.
+        UserError: a pattern matches no module, or a module has several names with different bits.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     known = [name for name in modules if name]

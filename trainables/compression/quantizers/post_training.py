@@ -1,4 +1,4 @@
-"""Linear quantization of a trained model: an epoch's batches show the ranges, then everything is frozen.
+"""Linear quantization of a trained model: the ranges are collected during one epoch and then frozen.
 
 Symbols: s_x, s_w steps of a layer's input and weight.
 """
@@ -24,13 +24,13 @@ from trainables.errors import UserError
 
 
 class PostTrainingQuantizer(ModelQuantizer):
-    """Inputs, weights, biases and outputs of layers, and what activation modules return.
+    """Quantizes inputs, weights, biases and outputs of layers, and outputs of activation modules.
 
-    Until `finish_epoch` the model computes as before, and every forward pass in training mode is looked at; from then
-    on every range is fixed. An embedding has its weight quantized only: what it returns are rows of that.
+    Until `finish_epoch` the model computes as before, and every forward pass in training mode updates the ranges; after
+    it all ranges are fixed. Of an embedding only the weight is quantized, since its output consists of weight rows.
 
     A layer's bias becomes signed integers of ``bits_accum`` bits times s_x s_w, the step of the sum it is added to; it
-    stays as it is where input or weight are not quantized.
+    is not quantized if input or weight are not.
     """
 
     activation_kinds = tuple(kind for kind in (*WEIGHT_LAYERS, *ACTIVATIONS) if kind is not nn.Embedding)
@@ -61,12 +61,12 @@ class PostTrainingQuantizer(ModelQuantizer):
             quantize_input(module, self.activation_quantization(bits.activations, options))
 
     def finish_epoch(self, model: nn.Module) -> None:
-        """Freeze all ranges; from then on nothing changes them, and this does nothing.
+        """Freeze all ranges for good; later calls do nothing.
 
-        What no batch reached stays as it is, with a warning.
+        Activations that no batch reached are not quantized, with a warning.
 
         Raises:
-            UserError: no forward pass was seen in training mode at all.
+            UserError: there was no forward pass in training mode.
         """
         if any(module.frozen for module in model.modules() if isinstance(module, Frozen)):
             return
@@ -92,7 +92,7 @@ def _freeze_parameters(layer: nn.Module) -> None:
     weight = _quantization_of(layer, "weight")
     if not isinstance(weight, FrozenWeight):
         return
-    # Not frozen yet, it lets through what it is given, so this is the weight as it would be without.
+    # Not frozen yet, it returns its input unchanged, so this is the weight without quantization.
     current: Any = layer.weight
     weight.freeze_at(current)
     bias, seen = _quantization_of(layer, "bias"), layer._modules.get(INPUT)
@@ -101,7 +101,7 @@ def _freeze_parameters(layer: nn.Module) -> None:
 
 
 def _quantization_of(layer: nn.Module, name: str) -> nn.Module | None:
-    """What was put last before a parameter."""
+    """Return the last parametrization of a parameter, or None."""
     if not parametrize.is_parametrized(layer, name):
         return None
     parametrizations: Any = layer.parametrizations

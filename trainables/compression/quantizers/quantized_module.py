@@ -1,7 +1,7 @@
-"""What all modules that a quantizer puts into a model have in common, and how they are put there.
+"""Base class of the modules that quantizers add to a model, and functions that add them.
 
-Everything is done to instances: parametrizations, child modules and hooks. A copy of the model has them too, for the
-hooks find the child at the module that they are called with.
+Only instances are changed, by parametrizations, child modules and hooks. A copy of the model has them too, because the
+hooks look up the child module on the module that they are called with.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ INPUT = "quantized_input"
 
 
 class Quantization(nn.Module):
-    """A map from a tensor to one of the same shape and dtype with few values.
+    """A map from a tensor to one of the same shape and dtype with few distinct values.
 
     Args:
-        bits: k; at most 2^k values a tensor or, where there is a grid a channel, a channel.
+        bits: k; at most 2^k values per tensor or, with one grid per channel, per channel.
     """
 
     def __init__(self, bits: int) -> None:
@@ -32,26 +32,26 @@ class Quantization(nn.Module):
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether a quantizer has changed the model."""
+    """Return whether a quantizer has changed the model."""
     return any(isinstance(module, Quantization) for module in model.modules())
 
 
 def can_be_quantized(layer: nn.Module, name: str) -> bool:
-    """Whether a parameter is one, or parametrized; not what an old-style hook (`torch.nn.utils.weight_norm`) sets."""
+    """Return whether a tensor is a real or parametrized parameter, not set by a hook (`torch.nn.utils.weight_norm`)."""
     return name in layer._parameters or parametrize.is_parametrized(layer, name)
 
 
 def quantize_parameter(layer: nn.Module, name: str, quantization: Quantization) -> None:
-    """Compute with a quantized parameter; the parameter itself stays the same object, under ``parametrizations``."""
-    # Shape and dtype stay, so the check with a forward pass of torch's is not needed.
+    """Parametrize a parameter by its quantization; it stays the same object, under ``parametrizations``."""
+    # Shape and dtype do not change, so torch's check with a forward pass is not needed.
     parametrize.register_parametrization(layer, name, quantization, unsafe=True)
 
 
 def quantize_output(layer: nn.Module, quantization: Quantization) -> None:
-    """Quantize what a layer returns.
+    """Quantize a layer's output.
 
-    A hook, not another module in the layer's place: the layer's class, name and hooks stay, other hooks see what the
-    next layer sees, and torch's fused transformer layers, which would leave a replacement out, step back for it.
+    Uses a hook instead of replacing the layer: the layer keeps its class, name and hooks; other hooks see what the next
+    layer sees; and torch's fused transformer layers, which would skip a replacement, are disabled by the hook.
     """
     quantization.train(layer.training)
     layer.add_module(OUTPUT, quantization)
@@ -78,7 +78,7 @@ def _input_quantized(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def model_options(model: nn.Module) -> dict[str, Any]:
-    """Device of the model, and dtype for numbers kept beside it: double if the model is, else single."""
+    """Return the model's device, and the dtype for added tensors: double if the model is double, else single."""
     for tensor in model.parameters():
         if tensor.is_floating_point():
             wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32

@@ -1,6 +1,6 @@
-"""Gradients through rounding: estimators that let them pass as if a value had not been rounded.
+"""Straight-through estimators: gradients pass through rounding as if the value had not been rounded.
 
-Shapes: x and y any, equal; alpha ().
+Shapes: x and y have any, the same, shape; alpha ().
 Symbols: y the quantized x; alpha a learned clip; k bits; g the gradient of y.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, quantize: Callable[[Tensor], Tensor], inside: Tensor | None) -> Tensor:
-        # The value is made here and is no view: whoever follows may write into it (in-place dropout, +=).
+        # The result is a new tensor, not a view: later operations may write into it (in-place dropout, +=).
         return quantize(x)
 
     @staticmethod
@@ -30,12 +30,12 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def straight_through(x: Tensor, quantize: Callable[[Tensor], Tensor], inside: Tensor | None = None) -> Tensor:
-    """quantize(x), with the gradient of x (Bengio et al. 2013, section 4).
+    """Return quantize(x), with the gradient of x (Bengio et al. 2013, section 4).
 
     Args:
         x: any shape, real.
-        quantize: gives a new tensor of the same shape and dtype; not differentiated.
-        inside: truth values of the same shape; where false the gradient is 0. None: it passes everywhere.
+        quantize: returns a new tensor of the same shape and dtype; not differentiated.
+        inside: booleans of the same shape; where false the gradient is 0. None: it passes everywhere.
     """
     y: Tensor = _StraightThrough.apply(x, quantize, inside)
     return y
@@ -58,14 +58,14 @@ class _LearnedClip(torch.autograd.Function):
 
 
 def learned_clip(x: Tensor, alpha: Tensor, quantize: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """quantize(x, alpha) with the gradients of PACT (Choi et al. 2018, eq. 3).
+    """Return quantize(x, alpha) with the gradients of PACT (Choi et al. 2018, eq. 3).
 
-    That of x is g in [0, alpha), else 0; that of alpha is the sum of g where x >= alpha.
+    The gradient of x is g in [0, alpha), else 0; the gradient of alpha is the sum of g where x >= alpha.
 
     Args:
         x: any shape, real.
         alpha: scalar.
-        quantize: gives a new tensor of x's shape and dtype; not differentiated.
+        quantize: returns a new tensor of x's shape and dtype; not differentiated.
     """
     y: Tensor = _LearnedClip.apply(x, alpha, quantize)
     return y

@@ -1,6 +1,6 @@
-"""Modules that quantize a parameter: what `torch.nn.utils.parametrize` puts before it. None has a parameter.
+"""Parametrizations (`torch.nn.utils.parametrize`) that quantize a parameter; they have no parameters themselves.
 
-Shapes: w any; per channel, ranges keep w's number of dimensions with 1 everywhere but along ``axis``.
+Shapes: w any; per channel, ranges keep w's number of dimensions with size 1 except along ``axis``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class WrpnWeight(Quantization):
 
 
 class LinearWeight(Quantization):
-    """The grid of the weight's own least and greatest value, taken anew at each use.
+    """Quantizes a weight to the grid of its least and greatest value, computed again at each use.
 
     Args:
         bits: k.
         mode: see `linear_grid`.
-        axis: of the channels, each with a grid of its own; None: one for all.
+        axis: of the channels, each with its own grid; None: one grid for all.
     """
 
     def __init__(self, bits: int, mode: Mode, axis: int | None) -> None:
@@ -58,7 +58,7 @@ class LinearWeight(Quantization):
 
 
 class FrozenWeight(Frozen):
-    """The grid of the least and greatest value that the weight had when it was frozen; before, the weight itself.
+    """Quantizes to the range that the weight had when it was frozen; before that returns the weight unchanged.
 
     Args:
         bits, mode, axis: as in `LinearWeight`.
@@ -80,7 +80,7 @@ class FrozenWeight(Frozen):
         return on_grid(w, self.grid()) if self.frozen else w
 
     def grid(self) -> Grid:
-        """The frozen grid; its shapes broadcast to the weight."""
+        """Return the frozen grid; its shapes broadcast to the weight."""
         return linear_grid(self.low, self.high, self.bits, self.mode)
 
     def freeze_at(self, w: Tensor) -> None:
@@ -95,14 +95,14 @@ class FrozenWeight(Frozen):
 
 
 class FrozenBias(Frozen):
-    """Signed integers times s_x s_w, the steps of the layer's input and weight (Jacob et al. 2018, section 2.4).
+    """Quantizes a bias to signed integers times s_x s_w, the input and weight steps (Jacob et al. 2018, section 2.4).
 
-    Until both are known the bias is itself. Shapes: b (C,); step () or (C,).
+    Until both are known the bias is returned unchanged. Shapes: b (C,); step () or (C,).
 
     Args:
         bits: k >= 2, of the sum that the bias is added to.
         like: the bias.
-        per_channel: whether the weight has a step a channel.
+        per_channel: whether the weight has one step per channel.
     """
 
     step: Tensor
@@ -120,7 +120,7 @@ class FrozenBias(Frozen):
         return on_grid(b, Grid(self.step, zero, q_min, q_max, self.step * q_min, self.step * q_max))
 
     def freeze_at(self, input_step: Tensor, weight_step: Tensor) -> None:
-        """Take s_x, (), and s_w, () or a value a channel, and quantize from now on."""
+        """Take s_x, (), and s_w, () or one value per channel, and quantize from now on."""
         step = (input_step * weight_step).flatten()
         # The groups of a transposed convolution share their channels' steps.
         self.step.copy_(step.repeat(self.step.numel() // step.numel()).reshape(self.step.shape))
@@ -128,9 +128,9 @@ class FrozenBias(Frozen):
 
 
 def channel_axis(layer: nn.Module, per_channel: bool) -> int | None:
-    """Along which axis of the layer's weight the filters lie that get a grid each; None: one grid for all.
+    """Return the axis of the layer's weight whose slices (filters) each get a grid; None: one grid for all.
 
-    An embedding has one grid: its rows are no filters but what it returns.
+    An embedding has one grid, since its rows are outputs and not filters.
     """
     if not per_channel or isinstance(layer, nn.Embedding):
         return None

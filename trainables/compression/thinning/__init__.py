@@ -1,4 +1,4 @@
-"""Thinning: zero filters and channels are removed from a model, so that it is smaller and faster."""
+"""Thinning: removal of zero filters and channels, which makes a model smaller and faster."""
 
 from trainables.compression.thinning.cutting import Record, Removed, crop, thin_again
 from trainables.compression.thinning.removing import Kind, Left, Thinned, thin

@@ -1,8 +1,8 @@
-"""Weights as they are once the batch norm behind a convolution is folded into it.
+"""Convolution weights with the following batch norm folded in.
 
 Shapes and symbols: W a convolution's weight, (F, C, ...); gamma, running variance v and epsilon of the batch norm that
-its output goes to, shape (F,). Inference computes with W gamma / sqrt(v + eps) (Krishnamoorthi 2018, eq. 20), so that
-is what magnitude tells importance from (policy argument ``fold_batchnorm``).
+reads its output, shape (F,). Inference computes with W gamma / sqrt(v + eps) (Krishnamoorthi 2018, eq. 20), so
+magnitude criteria rank these folded weights (policy argument ``fold_batchnorm``).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from trainables.compression.schedule.names import plain_name
 
 
 def batchnorms_after(model: nn.Module, run: Callable[[], object]) -> dict[str, str]:
-    """Which batch norm each convolution's output goes to directly.
+    """Find the batch norm that directly reads each convolution's output.
 
-    Found in a forward in evaluation mode and without gradients; modes and statistics are as before afterwards.
+    Runs one forward pass in evaluation mode without gradients; modes and statistics are left as they were.
 
     Args:
-        model: any.
+        model: any model.
         run: calls the model with an example batch.
 
     Returns:
-        Module names of batch norms by those of convolutions; convolutions without one are missing.
+        Convolution module names mapped to batch norm module names; convolutions without a batch norm are missing.
     """
     outputs: dict[int, tuple[str, Tensor]] = {}
     found: dict[str, str] = {}
@@ -35,7 +35,7 @@ def batchnorms_after(model: nn.Module, run: Callable[[], object]) -> dict[str, s
 
     def remember(name: str) -> Callable[[nn.Module, object, Tensor], None]:
         def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
-            # The tensor is held so that no later one gets its identity.
+            # Keep a reference to the tensor so that no later tensor gets the same id.
             outputs[id(output)] = (name, output)
 
         return hook
@@ -66,15 +66,16 @@ def batchnorms_after(model: nn.Module, run: Callable[[], object]) -> dict[str, s
 
 
 def folded(weights: Mapping[str, Tensor], model: nn.Module, batchnorms: Mapping[str, str]) -> dict[str, Tensor]:
-    """Weights times gamma / sqrt(v + eps) a filter; those that no batch norm follows as they are.
+    """Return the weights with each filter multiplied by gamma / sqrt(v + eps); unchanged where no batch norm follows.
 
     Args:
         weights: by parameter name.
-        model: with the batch norms.
+        model: the model that contains the batch norms.
         batchnorms: from `batchnorms_after`.
 
     Returns:
-        New tensors where a batch norm follows. One that keeps no running statistics cannot be folded, as in inference.
+        New tensors where a batch norm follows. Batch norms without running statistics cannot be folded in inference
+        and are skipped.
     """
     modules = {plain_name(name): module for name, module in model.named_modules()}
     result = dict(weights)

@@ -1,12 +1,12 @@
-"""Channels that can only go together, and which of them are zero wherever they are used.
+"""Groups of channels that can only be removed together, and which of them are zero wherever they are used.
 
-torch_pruning finds the coupling by tracing a forward pass: a channel of a layer is also one of the norm behind it, of
-the layers that it is added to, and an input channel (after a flattening: several columns) of the layers that read it.
+torch_pruning finds the coupling by tracing a forward pass: a channel of a layer is also a channel of the norm after it
+and of the layers it is added to, and an input channel (after a flattening: several columns) of the layers that read it.
 
 Symbols: r a channel of the group's first layer, the root; every module of the group has indices for r.
-    dead    what a module gives out in r is zero, because a filter is zero there and norms and biases after it will be
-    unread  the weights of every layer that reads r are zero for it
-A channel goes if each layer that reads it reads zeros (filters) or multiplies it by zeros (channels).
+    dead    a module's output in r is zero, because a filter is zero there and later norms and biases will be zeroed
+    unread  the weights for r are zero in every layer that reads it
+A channel is removed if each layer that reads it reads zeros (filters) or multiplies it by zeros (channels).
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from trainables.errors import UserError
 
 Kind = Literal["filters", "channels", "structures"]
 
-#: A removal: (module, side) to indices.
+#: Indices to remove, by (module, side).
 Cuts = dict[tuple[str, int], set[int]]
 
-#: Types of nodes through which a zero channel stays zero and alone: an activation that gives out something else for
-#: zero is found when the outputs are compared.
+#: Node types that keep a zero channel zero and do not mix it with others. An activation that maps zero to another
+#: value is detected when the outputs are compared.
 _PASSES = ("BN", "IN", "PRELU", "ELEMENTWISE", "RESHAPE", "CONCAT", "SPLIT", "SLICE", "EXPAND", "DEPTHWISE_CONV")
 _WEIGHTED = ("CONV", "LINEAR")
 
 
 @dataclass(frozen=True)
 class Left:
-    """Zero channels that stay."""
+    """Zero channels that are not removed."""
 
     module: str
-    """The layer whose filters or channels they are."""
+    """The layer that has these filters or channels."""
     channels: int
-    """How many."""
+    """Their number."""
     reason: str
-    """Why."""
+    """Why they are not removed."""
 
 
 @dataclass
 class Part:
-    """One module of a group, on one side."""
+    """One side (output or input channels) of one module of a group."""
 
     node: Any
-    """torch_pruning's."""
+    """torch_pruning's graph node."""
     side: int
     indices: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """By r."""
+    """The module's own indices, by root channel r."""
 
     def __post_init__(self) -> None:
         self.type: str = self.node.type.name
-        """torch_pruning's name of the kind of node."""
+        """torch_pruning's name of the node type."""
         self.module: nn.Module = self.node.module
         """The module itself."""
 
 
 @dataclass
 class Found:
-    """What a group can lose."""
+    """Channels that can be removed from a group, and zero channels that cannot."""
 
     root: str
     cuts: Cuts
@@ -94,7 +94,7 @@ class Group:
         }
 
     def find(self, kind: Kind, round_to: int) -> Found:
-        """Which channels go; what is zero and stays, and why."""
+        """Find the channels to remove, and the zero channels that are kept with the reason."""
         removable, reasons = [], defaultdict(list)
         for r in self.channels:
             if not self._is_candidate(r, kind):
@@ -114,14 +114,14 @@ class Group:
         return Found(self.root, self._cuts(going), left)
 
     def _is_candidate(self, r: int, kind: Kind) -> bool:
-        """Whether something of it is zero."""
+        """Return whether any layer's filter or input channel for r is zero."""
         sides = {"filters": (0,), "channels": (1,), "structures": (0, 1)}[kind]
         return any(
             part.side in sides and self._is_zero(part, r) for part in self.layers if part.type not in ("BN", "IN")
         )
 
     def _obstacle(self, r: int, kind: Kind) -> str | None:
-        """Why a channel has to stay; None where it can go."""
+        """Return why a channel cannot be removed; None if it can."""
         for part in self.parts:
             if r not in part.indices:
                 continue
@@ -174,7 +174,7 @@ class Group:
         return bool(inputs) and all(self._is_dead(i, r) for i in inputs)
 
     def _fitting(self, removable: list[int], round_to: int) -> list[int]:
-        """As many of them as widths and groups allow, the first ones."""
+        """Select as many removable channels as widths and groups allow, the first ones first."""
         going = self._in_whole_groups(removable)
         while going and not self._fits(going, round_to):
             going = self._in_whole_groups(going[:-1])
@@ -213,7 +213,7 @@ class Group:
 
 
 def inputs_of(node: Any) -> list[Any]:
-    """Nodes whose output a node computes with, a linear layer's transposed weight left out."""
+    """Return the nodes whose output a node reads, without a linear layer's transposed weight."""
     return [i for i in node.inputs if i.inputs or not i.grad_fn.name().startswith("TBackward")]
 
 
@@ -222,7 +222,7 @@ def _of(part: Part, channels: Iterable[int]) -> set[int]:
 
 
 def zero_slices(module: nn.Module, side: int) -> list[bool]:
-    """For each output (side 0) or input channel whether the weights are all zero."""
+    """Return for each output channel (side 0) or input channel (side 1) whether all its weights are zero."""
     assert isinstance(module, (_ConvNd, nn.Linear))
     weight: Tensor = module.weight.detach()
     if weight_dimension(module, side) == 0:
@@ -235,15 +235,15 @@ def zero_slices(module: nn.Module, side: int) -> list[bool]:
 def coupled_groups(
     model: nn.Module, forward: Callable[[nn.Module], list[Tensor]], excluded: Mapping[str, str]
 ) -> list[Group]:
-    """All groups of a model.
+    """Return all groups of coupled channels of a model.
 
     Args:
-        model: a bare copy in eval mode, all parameters with gradients.
-        forward: its outputs on the example, with a gradient graph.
-        excluded: modules that cannot be cut, by name, and why, such as "is used more than once".
+        model: a bare copy in eval mode, all parameters requiring gradients.
+        forward: returns the model's outputs on the example, with a gradient graph.
+        excluded: reasons by name of modules that cannot be cut, such as "is used more than once".
 
     Raises:
-        UserError: torch_pruning is not installed, or cannot follow the model.
+        UserError: torch_pruning is not installed, or cannot trace the model.
     """
     check_installed()
     import torch_pruning  # type: ignore[import-untyped]
@@ -254,7 +254,7 @@ def coupled_groups(
             graph.build_dependency(model, (), forward_fn=lambda traced, _: forward(traced), verbose=False)
             map_flattenings(graph)
             found = _widest_first(graph)
-    except Exception as error:  # it raises what its operations raise
+    except Exception as error:  # the model's own operations can raise any type
         raise UserError(
             f"the model cannot be thinned, for torch_pruning cannot follow it: {type(error).__name__}: {error}; "
             "leave out the extension that removes filters or channels"
@@ -274,7 +274,7 @@ def coupled_groups(
 
 
 def _widest_first(graph: Any) -> list[Any]:
-    """torch_pruning's groups, each once, by its widest layer: then no channel of a narrower one is forgotten."""
+    """Return each of torch_pruning's groups once, rooted at its widest layer, so that every channel is included."""
     layers = [module for module in graph.module2node if isinstance(module, (_ConvNd, nn.Linear))]
     seen: set[nn.Module] = set()
     groups = []
@@ -291,6 +291,6 @@ def _side_of(dependency: Any) -> int:
 
 
 def is_both_sided(dependency: Any) -> bool:
-    """Whether what is cut has the same channels on both sides."""
+    """Return whether the dependency's target has the same channels on both sides."""
     module = dependency.target.module
     return not isinstance(module, (_ConvNd, nn.Linear)) or is_depthwise(module)

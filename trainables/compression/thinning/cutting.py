@@ -1,4 +1,4 @@
-"""Output and input channels cut off modules, with all that has a number a channel: norms, masks, optimizer state.
+"""Removal of output and input channels from modules and from all per-channel tensors: norms, masks, optimizer state.
 
 A cut is (module, side, indices): side 0 the output channels, 1 the input channels. A convolution's weight is
 (C_out, C_in / groups, *kernel), a transposed one's (C_in, C_out / groups, *kernel): there side 0 is dimension 1. Norms,
@@ -23,22 +23,22 @@ from trainables.errors import UserError
 
 NORMS = (_BatchNorm, _InstanceNorm)
 
-#: What was cut off a model, in plain types: [[module, side, [indices]], ...], in the order of the cuts; indices are
-#: those at the cut. Records of thinnings one after the other make one record of all.
+#: Cuts of a model in plain types: [[module, side, [indices]], ...], in the order of the cuts; indices are those at the
+#: time of the cut. Records of successive thinnings can be concatenated into one.
 Record = list[list[Any]]
-#: What was cut off parameters: name -> dimension -> indices before any cut, ascending.
+#: Indices cut off parameters: name -> dimension -> indices before any cut, ascending.
 Removed = dict[str, dict[int, list[int]]]
 #: A tensor before and after a cut, the dimension, the indices.
 Cut = tuple[Tensor, Tensor, int, list[int]]
 
 
 def is_depthwise(module: nn.Module) -> bool:
-    """Whether each input channel has one filter, which sees nothing else."""
+    """Return whether a module is a convolution with one filter for each input channel."""
     return isinstance(module, _ConvNd) and 1 < module.groups == module.in_channels == module.out_channels
 
 
 def width(module: nn.Module, side: int) -> int:
-    """Channels on a side of a module that can be cut."""
+    """Return the number of channels on one side of a module of a type that can be cut."""
     if isinstance(module, _ConvNd):
         return module.in_channels if side else module.out_channels
     if isinstance(module, nn.Linear):
@@ -50,15 +50,15 @@ def width(module: nn.Module, side: int) -> int:
 
 
 def weight_dimension(module: nn.Module, side: int) -> int:
-    """Which dimension of the weight a side is."""
+    """Return the weight's dimension that corresponds to a side."""
     return 1 - side if isinstance(module, _ConvNd) and module.transposed and not is_depthwise(module) else side
 
 
 def in_whole_groups(module: nn.Module, side: int, indices: Iterable[int]) -> set[int]:
-    """Those of the indices that a grouped convolution can lose: its groups stay alike.
+    """Return the subset of the indices whose removal keeps all groups of a grouped convolution alike.
 
-    The dimension that holds all groups one behind the other needs as many from each (the last ones are left out), the
-    other one the same places in each.
+    In dimension 0, which concatenates the groups, the same number is removed from each group (the first ones); in the
+    other dimension, the same positions.
     """
     wanted = set(indices)
     if not isinstance(module, _ConvNd) or module.groups == 1 or is_depthwise(module):
@@ -73,10 +73,10 @@ def in_whole_groups(module: nn.Module, side: int, indices: Iterable[int]) -> set
 
 
 def crop(tensor: Tensor, removed: Mapping[int, Sequence[int]]) -> Tensor:
-    """A tensor without what was removed, such as a mask as its weight was cut.
+    """Return a tensor without the removed indices; used for example on the mask of a cut weight.
 
     Args:
-        tensor: as before the cut.
+        tensor: shaped as before the cut.
         removed: indices by dimension, as in `Removed`.
 
     >>> crop(torch.arange(6).view(2, 3), {0: [0], 1: [1]}).tolist()
@@ -90,26 +90,26 @@ def crop(tensor: Tensor, removed: Mapping[int, Sequence[int]]) -> Tensor:
 
 
 def thin_again(model: nn.Module, record: Sequence[Sequence[Any]], optimizer: Optimizer | None = None) -> Removed:
-    """Cut what a record says: rebuilds on a fresh model the structure that `thin` made.
+    """Repeat the cuts of a record, which gives a fresh model the structure that `thin` made.
 
-    The model is changed in place; parameters that are cut become new objects, which the optimizer gets in the places of
-    the old ones, with their state cut alike.
+    The model is changed in place. Cut parameters become new objects; the optimizer gets them in place of the old ones,
+    with their state cut in the same way.
 
     Args:
-        model: with the widths that the thinned one had before.
+        model: with the widths that the thinned model had before.
         record: of `Thinned`.
-        optimizer: of the model, if it has one already.
+        optimizer: the model's optimizer, if it has one already.
 
     Returns:
-        What was cut off parameters.
+        The indices cut off each parameter.
 
     Raises:
-        UserError: the record is of another model. The model is as it was then.
+        UserError: the record belongs to another model, which is then left unchanged.
     """
     modules = dict(model.named_modules())
     _check(modules, record)
     names = {id(parameter): as_built(name) for name, parameter in model.named_parameters()}
-    origins: dict[Tensor, Tensor] = {}  # a cut's result to what was there before any cut
+    origins: dict[Tensor, Tensor] = {}  # result of a cut -> the tensor before any cut
     current: dict[Tensor, Tensor] = {}
     removed: dict[Tensor, dict[int, list[int]]] = {}
     for name, side, indices in record:
@@ -142,7 +142,7 @@ def _check(modules: Mapping[str, nn.Module], record: Sequence[Sequence[Any]]) ->
 
 
 def _tensors(module: nn.Module, side: int) -> list[tuple[str, int]]:
-    """Names of a module's tensors with a number for each channel of a side, and the dimension that counts them."""
+    """Return the names of a module's tensors that have the channels of a side, each with its channel dimension."""
     if isinstance(module, NORMS):
         names = ("weight", "bias", "running_mean", "running_var")
         return [(name, 0) for name in names if getattr(module, name) is not None]
@@ -153,11 +153,11 @@ def _tensors(module: nn.Module, side: int) -> list[tuple[str, int]]:
 
 
 def _cut_module(module: nn.Module, side: int, indices: list[int]) -> list[Cut]:
-    """Cut all tensors of a module, and behind a parametrization also what has the weight's channels."""
+    """Cut all tensors of a module, and the tensors of its parametrizations that have the weight's channels."""
     cuts = []
     for name, dimension in _tensors(module, side):
         own = indices
-        if isinstance(module, _ConvNd) and dimension == 1:  # which holds the channels of one group
+        if isinstance(module, _ConvNd) and dimension == 1:  # this dimension has the channels of one group
             each = width(module, side) // module.groups
             own = sorted({i % each for i in indices})
         if not parametrize.is_parametrized(module, name):
@@ -176,7 +176,7 @@ def _cut_module(module: nn.Module, side: int, indices: list[int]) -> list[Cut]:
 
 
 def _channels_of(tensor: Tensor, shape: torch.Size, dimension: int) -> int | None:
-    """Where a quantizer's tensor, such as a scale a filter, has the dimension of its weight that is cut; or None."""
+    """Return the dimension of a quantizer's tensor (such as per-filter scales) that must be cut too, or None."""
     if tensor.dim() == len(shape) and tensor.shape[dimension] == shape[dimension] > 1:
         return dimension
     return 0 if dimension == 0 and tensor.shape == shape[:1] else None
@@ -194,7 +194,7 @@ def _replace(owner: nn.Module, name: str, dimension: int, indices: list[int]) ->
 
 
 def _narrow(module: nn.Module, side: int, count: int) -> None:
-    """A module's own numbers of channels."""
+    """Reduce a module's own channel counts by the number of removed channels."""
     if isinstance(module, _ConvNd):
         if side == 0 or is_depthwise(module):
             depthwise = is_depthwise(module)
@@ -219,7 +219,7 @@ def _narrow(module: nn.Module, side: int, count: int) -> None:
 def _move(
     optimizer: Optimizer, current: Mapping[Tensor, Tensor], removed: Mapping[Tensor, Mapping[int, list[int]]]
 ) -> None:
-    """The optimizer's parameters become the new ones; state of a parameter's shape (moments) is cut as it was."""
+    """Replace the optimizer's cut parameters; state of the parameter's shape (moments) is cut in the same way."""
     for group in optimizer.param_groups:
         group["params"] = [current.get(parameter, parameter) for parameter in group["params"]]
     for old, new in current.items():

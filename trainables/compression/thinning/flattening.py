@@ -1,8 +1,8 @@
-"""Which columns of a linear layer belong to a channel, where a flattening stands between them.
+"""Mapping between a channel and the columns of a linear layer that reads it after a flattening.
 
-torch_pruning takes it from the channels that it infers along one way back through the graph, which is the wrong one
-behind a shortcut that pads with zero channels (ResNet for 32x32 images, option A). What was flattened is known exactly:
-autograd keeps its shape.
+torch_pruning derives the mapping from the channels it infers along one path back through the graph, which is wrong
+after a shortcut that pads with zero channels (ResNet for 32x32 images, option A). The flattened shape is known exactly:
+autograd saves it.
 
 Shapes: (N, C, *places) is flattened to (N, C * P), P = prod(places); channel c becomes columns c P .. (c + 1) P - 1.
 """
@@ -18,12 +18,12 @@ from torch.nn.modules.conv import _ConvNd
 
 from trainables.compression.thinning.cutting import NORMS, width
 
-#: Numbers of a channel, with those of the root's channel that they come from (torch_pruning's pairs).
+#: Channel indices, each with the index of the root's channel that it comes from (torch_pruning's pairs).
 Indices = list[Any]
 
 
 def map_flattenings(graph: Any) -> None:
-    """Put the mapping of every flattening right in torch_pruning's graph, and keep it from inferring them again."""
+    """Set the mapping of every flattening in torch_pruning's graph, and prevent it from inferring them again."""
     import torch_pruning  # type: ignore[import-untyped]
 
     kinds = torch_pruning.ops.OPTYPE
@@ -40,7 +40,7 @@ def map_flattenings(graph: Any) -> None:
         for other in node.outputs:
             _set(other, node, None)
             _set(node, other, None)
-        node.type = kinds.ELEMENTWISE  # only a reshaping is inferred again
+        node.type = kinds.ELEMENTWISE  # torch_pruning infers only RESHAPE nodes again
 
 
 def _set(source: Any, target: Any, mapping: Callable[[Indices], Indices] | None) -> None:
@@ -58,7 +58,7 @@ def _gather(places: int) -> Callable[[Indices], Indices]:
 
 
 def _channels_behind(node: Any) -> int | None:
-    """Input channels of the first layer behind a node; None where there is none."""
+    """Return the input channels of the first layer after a node; None without one."""
     seen, waiting = set(), [node]
     while waiting:
         behind = waiting.pop()

@@ -1,10 +1,10 @@
-"""Remove from a model the filters and channels that are zero, and check that it computes what it did.
+"""Removal of a model's zero filters and channels, with a check that the outputs stay the same.
 
-A filter that is zero before a batch norm still gives out a constant, the norm's beta - gamma mean / std, and one with a
-bias its bias. Before such a filter goes, gamma, beta and bias are taken for zero. Where they were not, the model's
-outputs change, by `Thinned.difference`; prune them with the filter and thinning is exact.
+A zero filter before a batch norm still outputs a constant, the norm's beta - gamma mean / std, and a filter with a bias
+outputs its bias. Removing the filter treats gamma, beta and bias as zero. Where they are not zero, the model's outputs
+change by `Thinned.difference`; thinning is exact if they are pruned together with the filter.
 
-All is tried on a copy first, in double precision.
+All cuts are first tried on a copy, in double precision.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from trainables.errors import UserError
 
 __all__ = ["Kind", "Left", "Thinned", "thin"]
 
-#: Samples of the example that are computed.
+#: Number of samples of the example that are used.
 _SAMPLES = 8
-#: Largest difference of outputs that is rounding, as a share of the largest output: a sum in another order.
+#: Largest output difference attributed to rounding (another order of summation), as a share of the largest output.
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thinned:
-    """What a thinning did."""
+    """Result of a thinning."""
 
     record: Record
-    """What was cut, for `thin_again`: [[module, side, [indices]], ...] in plain types; side 0 output channels, 1 input
-    channels. Empty where nothing was."""
+    """The cuts, for `thin_again`: [[module, side, [indices]], ...] in plain types; side 0 output channels, 1 input
+    channels. Empty if nothing was cut."""
     removed: Removed
     """The same by parameter: name -> dimension -> indices, as `crop` takes it."""
     exact: bool
-    """Whether the outputs on the example are what they were, in eval mode."""
+    """Whether the outputs on the example are unchanged in eval mode, apart from rounding."""
     difference: float
     """The largest absolute change of an output on the example."""
     left: tuple[Left, ...]
-    """Zero channels that stay."""
+    """Zero channels that were not removed."""
 
 
 def thin(
@@ -58,23 +58,23 @@ def thin(
     kind: Kind = "structures",
     round_to: int = 1,
 ) -> Thinned:
-    """Remove zero filters or channels and all that depends on them; no layer loses its last one.
+    """Remove zero filters or channels and all that depends on them; every layer keeps at least one.
 
-    The model is changed in place. Parameters that are cut become new objects: the optimizer gets them in the places of
-    the old ones with its state cut alike; masks and whatever else is of their shapes are the caller's (`crop`). A model
+    The model is changed in place. Cut parameters become new objects; the optimizer gets them in place of the old ones,
+    with its state cut in the same way. Masks and other tensors of their shapes are left to the caller (`crop`). A model
     with quantized weights is thinned by its float weights. Parameters that several modules share, and modules that are
     called more than once, are not cut.
 
     Args:
-        model: whose weights are zero where they were pruned.
-        example_inputs: what it is called with: a tensor, or the positional arguments. The first samples are looked at.
+        model: the model, whose pruned weights are zero.
+        example_inputs: the model's input tensor or positional arguments. Only the first samples are used.
         optimizer: of the model.
-        kind: ``filters`` removes filters that are zero, with what reads them; ``channels`` removes input channels that
-            are zero, with the filters that produced them; ``structures`` both.
+        kind: ``filters`` removes zero filters with the weights that read them; ``channels`` removes zero input channels
+            with the filters that produced them; ``structures`` does both.
         round_to: widths stay multiples of this, >= 1.
 
     Raises:
-        UserError: torch_pruning is not installed or cannot follow the model, or an argument out of range.
+        UserError: torch_pruning is not installed or cannot trace the model, or an argument is out of range.
     """
     if kind not in get_args(Kind):
         raise UserError(f"kind of a thinning must be one of {', '.join(get_args(Kind))}, got {kind!r}")
@@ -96,7 +96,7 @@ def thin(
 
 
 class _Trial:
-    """The model's copy, thinned until nothing more can go."""
+    """Copy of the model that is thinned until nothing more can be removed."""
 
     def __init__(self, model: nn.Module, arguments: tuple[Any, ...]) -> None:
         self.model = bare_copy(model).requires_grad_(True).double()
@@ -105,7 +105,7 @@ class _Trial:
         with evaluating(self.model):
             try:
                 self.reference = self._outputs(self.model)
-            except RuntimeError:  # its forward makes tensors of one dtype
+            except RuntimeError:  # its forward creates tensors of a fixed dtype
                 self.model, self.arguments = bare_copy(model).requires_grad_(True), arguments
                 self.dtype = torch.float32
                 self.model.eval()
@@ -113,13 +113,13 @@ class _Trial:
             self.excluded = self._excluded(_shared(model))
         largest = max((float(t.abs().max()) for t in self.reference if t.numel()), default=0.0)
         self.tolerance = _ROUNDING[self.dtype] * max(largest, 1e-30)
-        """Of differences between outputs that are taken for rounding."""
+        """Largest output difference that is attributed to rounding."""
 
     def _outputs(self, model: nn.Module) -> list[Tensor]:
         return [t for t in _tensors(model(*self.arguments)) if t.is_floating_point()]
 
     def _excluded(self, shared: set[str]) -> dict[str, str]:
-        """Modules that cannot be cut, by name, and why."""
+        """Return the modules that cannot be cut: reason by name."""
         calls: Counter[nn.Module] = Counter()
         handles = [
             module.register_forward_hook(lambda called, *_: calls.update([called])) for module in self.model.modules()
@@ -141,11 +141,14 @@ class _Trial:
         return found
 
     def difference(self) -> float:
-        """The largest absolute change of an output."""
+        """Return the largest absolute change of an output."""
         return _largest_difference(self.reference, self._outputs(self.model))
 
     def thin(self, kind: Kind, round_to: int) -> tuple[Cuts, list[Left]]:
-        """Cut and look again: a filter may only have read what is gone. Indices of the result are those at first."""
+        """Cut repeatedly until nothing can be removed, since a cut can make more filters zero.
+
+        Indices of the result refer to the original model.
+        """
         kept: dict[tuple[str, int], list[int]] = {}
         total: Cuts = {}
         while True:
@@ -159,7 +162,7 @@ class _Trial:
             self.model = thinner
 
     def _round(self, kind: Kind, round_to: int) -> tuple[Cuts, list[Left], nn.Module | None]:
-        """What can go now, what stays, and the model without the former; None where nothing goes."""
+        """Return the possible cuts, the zero channels that remain, and the model after the cuts; None without cuts."""
         groups = coupled_groups(self.model, self._outputs, self.excluded)
         found = [group.find(kind, round_to) for group in groups]
         left = [entry for one in found for entry in one.left]
@@ -179,7 +182,7 @@ class _Trial:
         return cuts, left, self._without(cuts)
 
     def _without(self, cuts: Cuts) -> nn.Module | None:
-        """The model without them, if it computes what it does with their norms and biases zeroed; else None."""
+        """Return the model after the cuts if it computes the same as with their norms and biases zeroed, else None."""
         if not cuts:
             return None
         tried = copy.deepcopy(self.model)
@@ -188,14 +191,14 @@ class _Trial:
         try:
             thin_again(tried, [[name, side, sorted(indices)] for (name, side), indices in cuts.items()])
             after = self._outputs(tried)
-        except (RuntimeError, ValueError, IndexError, TypeError):  # a forward with widths of its own
+        except (RuntimeError, ValueError, IndexError, TypeError):  # the forward has hard-coded widths
             return None
         same = [t.shape for t in before] == [t.shape for t in after]
         return tried if same and _largest_difference(before, after) <= self.tolerance else None
 
 
 def _first_samples(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments for fewer samples, where it is plain what the samples are: all tensors have as many rows."""
+    """Return the arguments for the first samples only; unchanged unless all tensors have the same number of rows."""
     rows = {len(a) if a.dim() else 0 for a in arguments if isinstance(a, Tensor)}
     if len(rows) != 1 or rows == {0}:
         return arguments
@@ -203,7 +206,7 @@ def _first_samples(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _merged(found: Sequence[Found]) -> Cuts:
-    """A layer that reads several roots' channels loses those of each."""
+    """Merge the cuts of several groups; a layer that reads channels of several roots is cut for each."""
     cuts: Cuts = {}
     for one in found:
         for key, indices in one.cuts.items():
@@ -212,7 +215,7 @@ def _merged(found: Sequence[Found]) -> Cuts:
 
 
 def _zero(model: nn.Module, cuts: Mapping[tuple[str, int], set[int]]) -> None:
-    """Zero the biases and norms of channels that are to go."""
+    """Zero the biases and norms of the channels to be removed."""
     for (name, side), indices in cuts.items():
         module = model.get_submodule(name)
         if side == 0 and isinstance(module, (_ConvNd, nn.Linear, *NORMS)):
@@ -223,7 +226,7 @@ def _zero(model: nn.Module, cuts: Mapping[tuple[str, int], set[int]]) -> None:
 
 
 def _shared(model: nn.Module) -> set[str]:
-    """Names of parameters that have several."""
+    """Return all names of the parameters that have more than one name."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(as_built(name))
@@ -231,7 +234,7 @@ def _shared(model: nn.Module) -> set[str]:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """The tensors in what a model returns: a tensor, or lists, tuples and dictionaries of such."""
+    """Return the tensors in a model's output: a tensor, or nested lists, tuples and dictionaries of tensors."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):

@@ -1,1 +1,1 @@
-"""A short dry run of a training, and a check that it repeats bit for bit."""
+"""A short dry run of training, and a check that training repeats bit for bit."""

@@ -1,4 +1,4 @@
-"""Check that training repeats bit for bit here: where it does, a forked run equals the run alone."""
+"""Check that training repeats bit for bit on this machine, so that a forked run equals an unforked one."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from trainables.config import TrialConfig
 from trainables.runtime.generators import kept_generators
 from trainables.training.run import TrainingRun
 
-#: Steps that are trained twice, and the fewest where steps take long.
+#: Most steps that are trained twice, and the fewest where steps take long.
 MOST_STEPS, FEWEST_STEPS = 8, 2
-#: What the steps may take together, where the fewest do not take longer.
+#: Time limit for all steps; only `FEWEST_STEPS` may exceed it.
 STEPS_BUDGET_S = 20.0
-#: What evaluating the whole validation split twice may take.
+#: Time limit for evaluating the whole validation split twice.
 EVALUATIONS_BUDGET_S = 10.0
-#: Values that are compared where they stand outside of a model's state, and what such may be nested in.
+#: Types of the values outside a model's state that are compared, and containers in which they may be nested.
 _SIMPLE = (bool, int, float, str, np.generic, itertools.count, type(None))
 _NESTED = (tuple, list, dict)
-#: What every module has.
+#: Attributes of every module.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition:
-    """What differed between a run and the same run continued from a checkpoint."""
+    """Differences between a run and the same run continued from a checkpoint."""
 
     tensors: tuple[str, ...] = ()
-    """Names of weights and buffers."""
+    """Names of weights and buffers that differ."""
     attributes: tuple[str, ...] = ()
     """Names of attributes of the model, its classes and their modules, such as a counter, that training changes and no
     checkpoint holds."""
@@ -47,7 +47,7 @@ class Repetition:
 
     @property
     def reason(self) -> str:
-        """The first difference in words; empty where there is none."""
+        """Return the first difference in words; empty where there is none."""
         if self.attributes:
             return f"the model keeps {', '.join(self.attributes)} outside of its state_dict()"
         if self.tensors:
@@ -60,10 +60,10 @@ class Repetition:
 
 
 def repetition(config: TrialConfig, steps: int | None = None) -> Repetition:
-    """Train a few steps at once, and again with a checkpoint in the middle; evaluate one model twice.
+    """Train a few steps without a break and again with a checkpoint in the middle; evaluate one model twice.
 
     Args:
-        config: what to train; its device counts.
+        config: what to train, and on which device.
         steps: optimizer steps, >= 2, at most the run's; None for eight, fewer where that takes long.
     """
     with TrainingRun(config) as run:
@@ -95,7 +95,7 @@ def repetition(config: TrialConfig, steps: int | None = None) -> Repetition:
 
 
 def _train(run: TrainingRun, steps: int) -> float:
-    """Train over the ends of epochs without evaluating; seconds."""
+    """Train steps across epoch ends without evaluating, and return the seconds taken."""
     begun = time.perf_counter()
     run.begin_epoch()
     for _ in range(steps):
@@ -108,7 +108,7 @@ def _train(run: TrainingRun, steps: int) -> float:
 
 
 def _state(run: TrainingRun) -> Mapping[str, Any]:
-    """Weights, buffers, and what modules add to their state of another kind."""
+    """Return weights, buffers and any extra state of modules."""
     return {
         name: value.detach().cpu().clone() if isinstance(value, Tensor) else repr(value)
         for name, value in run.model.state_dict().items()
@@ -116,7 +116,7 @@ def _state(run: TrainingRun) -> Mapping[str, Any]:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Whether two values of `_state` are equal; NaN is equal to NaN."""
+    """Return whether two values of `_state` are equal; NaN equals NaN."""
     if not isinstance(first, Tensor) or not isinstance(second, Tensor):
         return bool(first is second or (type(first) is type(second) and first == second))
     if first.shape != second.shape or first.dtype != second.dtype:
@@ -125,9 +125,9 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def _outside_the_state(model: nn.Module) -> dict[str, str]:
-    """Values that a model's code could count in, as text, by name.
+    """Return values outside the state in which a model's code could count, as text, by name.
 
-    Attributes of its modules and of their classes, and single values in the Python modules that define these.
+    These are attributes of its modules and of their classes, and single values in the Python modules that define them.
     """
     found: dict[str, str] = {}
     sources = set()
@@ -165,7 +165,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _two_evaluations(run: TrainingRun) -> tuple[float, float]:
-    """Two evaluations of a part of the validation split, or of all of it where that is quick."""
+    """Return two evaluations of a part of the validation split, or of all of it where that is fast."""
     run.model.eval()
     begun = time.perf_counter()
     first, second = (_evaluated(run, a_little=True) for _ in range(2))

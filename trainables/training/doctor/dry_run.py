@@ -1,4 +1,4 @@
-"""One short dry run of a workload: what its training looks like, in numbers. Prints nothing.
+"""Short dry run of a workload that measures the costs, memory and times of its training. Prints nothing.
 
 Shapes: P parameters in the model's order have the numbers 0..P-1; FLOPs and batch shapes are those of the first batch.
 """
@@ -24,11 +24,11 @@ from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch
 from trainables.workloads.batch_shapes import to_meta
 
-#: What the timed steps may take together, where two steps do not take longer.
+#: Time limit for all timed steps; only the first two may exceed it.
 STEPS_BUDGET_S = 20.0
-#: An evaluation that took less is timed once more: the first one also pays for reading and for choosing kernels.
+#: A shorter evaluation is timed once more, because the first one also reads data and selects kernels.
 SHORT_EVALUATION_S = 2.0
-#: Units whose stop is counted: each takes about as long as a step on the meta device, some tenths of a second.
+#: Most units whose stop is counted; each takes about as long as a step on the meta device, some tenths of a second.
 MOST_UNITS = 16
 
 
@@ -37,7 +37,7 @@ class ParameterFacts:
     """One parameter: a row of the list of layers."""
 
     number: int
-    """Its layer number: what ``CAC_STOP_LAYER_NUM`` takes."""
+    """Its layer number, as used in ``CAC_STOP_LAYER_NUM``."""
     name: str
     """Its name in the model."""
     shape: tuple[int, ...]
@@ -45,17 +45,17 @@ class ParameterFacts:
     watched: bool
     """Whether the rule watches it by default (``CAC_WATCH=conv``)."""
     forward_flops: int | None
-    """FLOPs of its module's forward pass; None where an earlier parameter of the module has them."""
+    """FLOPs of its module's forward pass; None where an earlier parameter of the module lists them."""
     backward_flops: int | None
     """FLOPs of its module's gradients; None as above."""
     unit_end: bool
-    """Whether a unit ends here: a layer with its bias and norm (``CAC_WHOLE_UNITS=1``)."""
+    """Whether it is the last parameter of a unit: a layer with its bias and norm (``CAC_WHOLE_UNITS=1``)."""
     saved: float | None
-    """Share of a step's FLOPs, in [0, 1], that is gone when 0..number stand still; None where it was not counted."""
+    """Share of a step's FLOPs, in [0, 1], saved when layers 0..number are stopped; None where it was not counted."""
 
     @property
     def elements(self) -> int:
-        """How many numbers it has."""
+        """Return its number of elements."""
         return math.prod(self.shape)
 
 
@@ -78,42 +78,42 @@ class TimeFacts:
     """Times after a warm-up."""
 
     step_times_s: tuple[float, ...]
-    """Each timed step, its batch's loading included; at least one."""
+    """Each timed step, including the loading of its batch; at least one."""
     loader_times_s: tuple[float, ...]
-    """What of it was spent waiting for the batch."""
+    """Part of each step spent waiting for the batch."""
     evaluation_time_s: float
     """One evaluation of the validation split."""
 
     @property
     def step_time_s(self) -> float:
-        """The median step."""
+        """Return the median step time."""
         return median(self.step_times_s)
 
     @property
     def loader_share(self) -> float:
-        """Share of the steps' time spent waiting for batches, in [0, 1]."""
+        """Return the share of the steps' time spent waiting for batches, in [0, 1]."""
         total = sum(self.step_times_s)
         return sum(self.loader_times_s) / total if total > 0 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a training run looks like."""
+    """Costs, memory and times of a training run."""
 
     epochs: int
     """Epochs of a run."""
     steps_per_epoch: int
-    """Optimizer steps an epoch."""
+    """Optimizer steps per epoch."""
     train_samples: int | None
-    """Samples of the training set, where the workload says."""
+    """Samples of the training set, if the workload reports them."""
     batch_shapes: tuple[tuple[tuple[int, ...], str], ...]
     """(shape, dtype) of each tensor of the first batch."""
     parameters: tuple[ParameterFacts, ...]
     """All parameters, by number."""
     outside_forward_flops: int
-    """FLOPs of the forward pass that belong to no module with parameters."""
+    """FLOPs of the forward pass outside modules with parameters."""
     outside_backward_flops: int
-    """FLOPs of the backward pass that belong to none."""
+    """FLOPs of the backward pass outside modules with parameters."""
     step_cost: StepCost
     """Cost of a step on the first batch with nothing stopped."""
     memory: MemoryFacts
@@ -123,14 +123,14 @@ class DryRun:
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of a run."""
+        """Return the optimizer steps of a run."""
         return self.epochs * self.steps_per_epoch
 
     @property
     def run_flops(self) -> int:
-        """FLOPs of a run with nothing stopped, taken as proportional to the samples.
+        """Return the FLOPs of a run with nothing stopped, assumed proportional to the number of samples.
 
-        Without the number of samples every batch is taken to be as large as the first.
+        Without the number of samples, every batch is assumed to be as large as the first.
         """
         rows = self.batch_shapes[0][0][0] if self.batch_shapes and self.batch_shapes[0][0] else 1
         of_epoch = rows * self.steps_per_epoch
@@ -140,25 +140,25 @@ class DryRun:
 
     @property
     def run_time_s(self) -> float:
-        """Seconds of one run: all steps, and an evaluation after each epoch."""
+        """Return the seconds of one run: all steps, and an evaluation after each epoch."""
         times = self.times
         return self.epochs * (self.steps_per_epoch * times.step_time_s + times.evaluation_time_s)
 
     def search_time_s(self, trials: int, trials_at_a_time: int) -> float:
-        """Seconds of that many whole runs, so many at a time, if they do not slow each other down."""
+        """Return the seconds of ``trials`` whole runs, some at a time, assuming no slowdown by each other."""
         return math.ceil(trials / trials_at_a_time) * self.run_time_s
 
 
 def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_UNITS) -> DryRun:
-    """Train a few steps without a method, evaluate, count; the process's state is as it was afterwards.
+    """Train a few steps without a method, evaluate and count FLOPs; restore the process's state afterwards.
 
     Args:
-        config: what is trained, where, with how many threads; its method plays no part.
-        steps: steps to time after one of warm-up, >= 1. Fewer (two) where a step takes long.
-        most_units: count what stopping saves for so many units at most, evenly spread; None counts all.
+        config: what is trained, where, with how many threads; its method is ignored.
+        steps: steps to time after one warm-up step, >= 1. Fewer (two) where a step takes long.
+        most_units: count the savings of stops for at most this many units, evenly spread; None counts all.
 
     Raises:
-        UserError: ``steps`` below 1, or what `TrainingRun` refuses.
+        UserError: ``steps`` below 1, or a configuration that `TrainingRun` rejects.
     """
     if steps < 1:
         raise UserError(f"steps must be an integer >= 1, got {steps}")
@@ -188,7 +188,7 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
 
 
 def _layer_costs(run: _TimedRun, step_cost: StepCost) -> list[LayerCost]:
-    """By layer; of a model that does not run without numbers only the sum, as "outside layers"."""
+    """Return costs by layer; only their sum, as "outside layers", if the model cannot run on the meta device."""
     assert run.first_batch is not None
     try:
         return layer_costs(run.workload, run.model, run.first_batch)
@@ -198,7 +198,7 @@ def _layer_costs(run: _TimedRun, step_cost: StepCost) -> list[LayerCost]:
 
 
 def timed_steps(first_s: float, wanted: int) -> int:
-    """How many steps to time when one took ``first_s``: as wanted, fewer to stay in `STEPS_BUDGET_S`, two at least.
+    """Return how many of the ``wanted`` steps to time within `STEPS_BUDGET_S` if one takes ``first_s``; at least two.
 
     >>> timed_steps(0.1, 5), timed_steps(6.0, 5), timed_steps(60.0, 5), timed_steps(60.0, 1)
     (5, 3, 2, 1)
@@ -208,11 +208,11 @@ def timed_steps(first_s: float, wanted: int) -> int:
 
 
 class _TimedRun(TrainingRun):
-    """A run that keeps its first batch's shapes and how long each batch took to come."""
+    """A run that records the shapes of its first batch and the loading time of each batch."""
 
     def __init__(self, config: TrialConfig) -> None:
         self.first_batch: Batch | None = None
-        """On the meta device."""
+        """The first batch, on the meta device."""
         self.loader_times_s: list[float] = []
         super().__init__(config)
 
@@ -229,19 +229,19 @@ class _TimedRun(TrainingRun):
             yield found
 
     def timed_step(self) -> float | None:
-        """Train one step, over the ends of epochs; its seconds without counting. None where the run is over."""
+        """Train one step, across epoch ends; return its seconds without FLOP counting, or None after the last step."""
         if self.epoch_is_trained:
             self.skip_evaluation({"epoch": self.epoch + 1})
             if self.finished:
                 return None
             self.begin_epoch()
-        counted = self._counting_time_s()
+        counted = self.cost.counting_time_s
         begun = self.now()
         self.train_step()
-        return self.now() - begun - (self._counting_time_s() - counted)
+        return self.now() - begun - (self.cost.counting_time_s - counted)
 
     def evaluation_time_s(self) -> float:
-        """Seconds of one evaluation of the validation split; of the second one where the first was short."""
+        """Return the seconds of one evaluation of the validation split; of a second one where the first was short."""
         for _ in range(2):
             begun = self.now()
             self._accuracy("validation")
@@ -251,14 +251,14 @@ class _TimedRun(TrainingRun):
         return found
 
     def now(self) -> float:
-        """The clock, when the device has done what it was given."""
+        """Return the clock's time after the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
 
 def _time_steps(run: _TimedRun, steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Times of steps after a first one, and of their batches; of the first one where the run has no other."""
+    """Return times of the steps after the first, and of loading their batches; of the first if there is no other."""
     run.begin_epoch()
     first = run.timed_step()
     assert first is not None

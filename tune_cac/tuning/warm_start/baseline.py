@@ -15,7 +15,7 @@ from search_spaces.space import corners
 from trainables.attachment import metadata_key
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradskip.settings import BY_NAME
+from trainables.gradskip.variables import BY_NAME
 from trainables.stage_tree.run_metadata import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.recorded_run import of_run

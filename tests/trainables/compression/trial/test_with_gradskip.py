@@ -102,7 +102,7 @@ def test_acting_in_one_step_is_one_intervention_and_both_methods_see_the_weights
     rows, trained, _ = alone(config)
     assert stops(rows) == [8]
     trial = assert_shared_equals(config, Sharing(tree=tmp_path / "tree", trials=OFTEN), rows, trained)
-    acts = [visit.entered_by for visit in trial._path if visit.entered_by is not None]
+    acts = [visit.entered_by for visit in trial.path.visits if visit.entered_by is not None]
     assert [act.iteration for act in acts] == [8]
     assert "compression" in json.loads(acts[0].action)
     assert len(json.loads(acts[0].action)) > 1

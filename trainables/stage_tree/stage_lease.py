@@ -1,0 +1,58 @@
+"""The one stage that a trial has leased to train, and the renewal of that lease."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from trainables.stage_tree.leases import StageClaims
+from trainables.stage_tree.store import Stage
+
+#: A trainer that is silent for so long, or for so many of its slowest steps, loses its stage.
+LEASE_S, LEASE_STEPS = 15.0, 20
+#: The same before its first step: the model is built, kernels are chosen, FLOPs are counted.
+BEGINNING_S = 60.0
+
+
+class StageLease:
+    """Hold the lease of at most one stage.
+
+    Args:
+        claims: the study's leases.
+        holder: the trial's name there.
+        slowest_step_s: seconds of the trial's slowest step so far; 0 before the first.
+    """
+
+    def __init__(self, claims: StageClaims, holder: str, slowest_step_s: Callable[[], float]) -> None:
+        self._claims = claims
+        self._holder = holder
+        self._slowest_step_s = slowest_step_s
+        self._stage: str | None = None
+        self._renewed = 0.0
+
+    def claim(self, stage: Stage) -> bool:
+        """Lease a stage and release any other; return whether it is this trial's now."""
+        if self._stage == stage.id:
+            return True
+        self.release()
+        if not self._claims.claim(stage.id, self._holder, self._length_s()):
+            return False
+        self._stage = stage.id
+        self._renewed = time.monotonic()
+        return True
+
+    def release(self) -> None:
+        """Release the stage, if one is leased."""
+        if self._stage is not None:
+            self._claims.release(self._stage, self._holder)
+            self._stage = None
+
+    def renew(self, silence_s: float = 0.0) -> None:
+        """Renew the lease when it is due, or before the trial is silent for so many seconds."""
+        if self._stage is not None and time.monotonic() - self._renewed + silence_s > LEASE_S / 5:
+            self._claims.renew(self._holder, self._length_s() + silence_s)
+            self._renewed = time.monotonic()
+
+    def _length_s(self) -> float:
+        slowest_s = self._slowest_step_s()
+        return LEASE_S + LEASE_STEPS * slowest_s if slowest_s else BEGINNING_S
