@@ -93,7 +93,7 @@ def run_plain(trials: int, seed: int) -> None:
     from trainables.config import TrialConfig
     from trainables.trial import Trial
     from tune_cac.ray_backend.session import ray_session
-    from tune_cac.tuning.study_search import run_context
+    from tune_cac.tuning.run_context import run_context
     from tune_cac.tuning.study_searcher import plain as plain_values
 
     base = TrialConfig(method="none", seed=seed)

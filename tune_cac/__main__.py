@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tune_cac.cli.fast_exit import Leaving
+from tune_cac.cli.fast_exit import FastExit
 from tune_cac.cli.main import main
 
 __all__ = ["main", "run"]
@@ -12,7 +12,7 @@ __all__ = ["main", "run"]
 
 def run() -> None:
     """Run the command of ``sys.argv`` and end the process with its exit code."""
-    leaving = Leaving()
+    leaving = FastExit()
     leaving.code = main()
     sys.exit(leaving.code)
 

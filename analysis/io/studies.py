@@ -109,7 +109,7 @@ def is_ours(study: JournalStudy) -> bool:
 def foreign_trials(trials: Sequence[ForeignTrial]) -> pd.DataFrame:
     """Return the frame of trials that are not of `tune_cac`.
 
-    Their columns relative to a baseline are missing, also where a metric with the name of one of our columns is text.
+    Columns that need a baseline are missing; so is `saved` where a metric with the name of one of our columns is text.
     """
     frame = foreign_frame(trials)
     try:

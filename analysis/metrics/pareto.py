@@ -63,8 +63,8 @@ def hypervolume(values: ArrayLike, reference: ArrayLike) -> float:
     """Compute the exact volume that the rows dominate above a reference point.
 
     One and two columns take a sweep; more are cut along the last column, and from each slice the part that better rows
-    cover is subtracted (While, Bradstreet and Barone 2012, "A fast way of calculating exact hypervolumes"). This takes about n^(M - 1)
-    steps for n rows on the front: milliseconds for hundreds of rows and three columns.
+    cover is subtracted (While, Bradstreet and Barone 2012, "A fast way of calculating exact hypervolumes"). This takes
+    about n^(M - 1) steps for n rows on the front: milliseconds for hundreds of rows and three columns.
 
     Args:
         values: (N, M) finite numbers, M >= 1, in any order, with or without dominated rows.

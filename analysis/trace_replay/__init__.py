@@ -1,1 +1,1 @@
-"""Replay of settings on recorded training: step by step, and many at once."""
+"""Replay of settings on recorded training, one by one or in batches."""

@@ -1,9 +1,9 @@
-"""The variance rule (`trainables.gradskip.rules.AutoRule`) for many settings at once.
+"""Batched replay of the variance rule (`trainables.gradskip.rules.AutoRule`) for many settings at once.
 
-Everything that settings differ in after a stop is where they are (a recorded stage), when the last decision was, when
-the next one may come, how often they look, and their thresholds. Those that agree in all but thresholds look at the
-same numbers: one curve of ratio and peak updates over their due iterations serves all of them, and each threshold
-finds its stop in it by bisection. Rounds go through the layers, because a stop always moves on to the next one.
+After a stop, settings differ only in their recorded stage, the iteration of the last decision, the earliest iteration
+of the next one, their sampling interval, and their thresholds. Settings that differ only in thresholds read the same
+values: one curve of ratios and peak updates over their due iterations serves all of them, and the stop of each
+threshold is found in it by bisection. The outer loop runs over the layers, because each stop advances to the next one.
 
 Symbols, as in `rules`: v variance, peak, count, ratio. Shapes: n settings, T steps, J due iterations of a curve.
 """
@@ -31,19 +31,19 @@ _START, _MOUNTAIN, _SLOPE = range(3)
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """What settings that look at the same iterations see of one layer."""
+    """Values of one layer at the due iterations that a group of settings shares."""
 
     iterations: NDArray[np.int64]
-    """(J,) when they look, ascending."""
+    """(J,) due iterations, ascending."""
     ratios: NDArray[np.float64]
-    """(J,) variance over peak, rounded as the rule rounds; infinite where nothing can fire (a new peak, a NaN)."""
+    """(J,) variance over peak, rounded as in the rule; infinite where no stop is possible (a new peak, a NaN)."""
     counts: NDArray[np.int64]
-    """(J,) peak updates up to and including each look."""
+    """(J,) peak updates up to and including each due iteration."""
 
 
 def curve(iterations: NDArray[np.int64], variances: NDArray[np.float64], *, single_precision: bool) -> Curve:
-    """The curve of a layer whose peak starts anew at the first of the iterations."""
-    before = np.fmax.accumulate(np.concatenate([np.zeros(1), variances]))[:-1]  # a NaN is no peak
+    """Compute the curve of a layer whose peak is reset at the first of the iterations."""
+    before = np.fmax.accumulate(np.concatenate([np.zeros(1), variances]))[:-1]  # a NaN does not count as a peak
     updates = variances >= before
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratios = variances / before
@@ -60,7 +60,7 @@ def _rounded(values: NDArray[np.float64], single_precision: bool) -> NDArray[np.
 
 
 def first_below(ratios: NDArray[np.float64], thresholds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Place of the first ratio below each threshold; ``len(ratios)`` where there is none."""
+    """Return the index of the first ratio below each threshold; ``len(ratios)`` where there is none."""
     lowest = np.minimum.accumulate(ratios)
     return np.searchsorted(-lowest, -thresholds, side="right")
 
@@ -68,12 +68,12 @@ def first_below(ratios: NDArray[np.float64], thresholds: NDArray[np.float64]) ->
 def first_fires(
     seen: Curve, mountain_count: NDArray[np.int64], mountain: NDArray[np.float64], slope: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each setting's later target fires, and by which rule.
+    """Find where each setting stops a later target, and by which rule.
 
     Returns:
-        (m,) place in the curve, its length for none, and (m,) `_MOUNTAIN` or `_SLOPE`.
+        (m,) index in the curve, its length for no stop, and (m,) `_MOUNTAIN` or `_SLOPE`.
     """
-    # The count only grows, so a target is a slope up to some place and a mountain from there on.
+    # The count never decreases, so a target is a slope up to some index and a mountain from there on.
     turns = np.searchsorted(seen.counts, mountain_count, side="right")
     places = first_below(seen.ratios, slope)
     rules = np.full(len(slope), _SLOPE)
@@ -86,7 +86,7 @@ def first_fires(
 
 
 class _LayerViews:
-    """One layer's variances as seen from each stage: its own run's where recorded, else its ancestors' further on."""
+    """Variances of one layer for each stage: of its own run where recorded, else continued from its ancestors."""
 
     def __init__(self, trace: RunTrace, name: str) -> None:
         self._trace = trace
@@ -94,7 +94,7 @@ class _LayerViews:
         self._known: dict[int | None, tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]] = {}
 
     def of(self, place: int | None) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-        """(T,) values, whether each was recorded at all, and whether in the stage's own run."""
+        """Return (T,) values, whether each is recorded in any stage, and whether in the stage's own run."""
         if place not in self._known:
             self._known[place] = self._view(place)
         return self._known[place]
@@ -115,15 +115,15 @@ class _LayerViews:
 
 
 def replay_auto(trace: RunTrace, config: TrialConfig, numbers: AutoNumbers) -> Predicted:
-    """Replay the variance rule.
+    """Replay the variance rule for n settings.
 
     Args:
         trace: recorded training.
-        config: everything but the numbers of the rule.
-        numbers: these, of n settings.
+        config: the configuration without the numbers of the rule.
+        numbers: the numbers of the rule for n settings.
 
     Raises:
-        UserError: the study knows no plan of layers or no costs for these.
+        UserError: the study has not recorded the plan of layers or the costs for these settings.
     """
     blueprint = trace.blueprint(config)
     return _Replay(trace, config, blueprint, numbers).run()
@@ -144,8 +144,8 @@ class _Replay:
         )
         count = len(numbers.interval)
         self._found = Predicted.nothing(count, trace)
-        self._anchor = np.full(count, -1, np.int64)  # when the current target became current
-        self._due = -(-numbers.start_itr // self._interval) * self._interval  # the next look
+        self._anchor = np.full(count, -1, np.int64)  # iteration at which the current target became current
+        self._due = -(-numbers.start_itr // self._interval) * self._interval  # next due iteration
 
     def run(self) -> Predicted:
         stopped = self._trace.trains
@@ -155,7 +155,7 @@ class _Replay:
                 break
             when, ratios, rules = self._look(looking, unit, first=place == 0)
             fired = when >= 0
-            self._due[looking[~fired]] = self._trace.total_steps  # nothing stops any more
+            self._due[looking[~fired]] = self._trace.total_steps  # no further stops
             now_stopped = trains_after(self._trace, self._blueprint, unit.end)
             if fired.any():
                 rows = looking[fired]
@@ -164,12 +164,12 @@ class _Replay:
             stopped = now_stopped
         return self._found
 
-    # --- looking ----------------------------------------------------------------------------------------------------
+    # --- finding stops ------------------------------------------------------------------------------------------------
 
     def _look(
         self, looking: NDArray[np.int64], unit: Unit, *, first: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """When the settings stop this layer (-1 for never), at which ratio and by which rule."""
+        """Return the iteration at which each setting stops this layer (-1 for never), the ratio and the rule."""
         views = _LayerViews(self._trace, signal_name(self._settings, unit.watched))
         when = np.full(len(looking), -1, np.int64)
         ratios, rules = np.full(len(looking), np.nan), np.full(len(looking), _START)
@@ -192,7 +192,7 @@ class _Replay:
             fired = places < missing
             when[members[fired]] = looks[places[fired]]
             ratios[members[fired]] = seen.ratios[places[fired]]
-            # The anchor was a look at the step of the last decision, which those off their path still had in common.
+            # Index 0 is the anchor, the last decision; its value was still of their own run for settings off it now.
             foreign = np.where(self._found.own[rows], _first(~own[looks]), 0 if first else 1)
             self._tell_certainty(rows, looks, foreign, places, missing)
         return when, ratios, rules
@@ -216,7 +216,7 @@ class _Replay:
         found.certain_until[rows[doubtful]] = np.minimum(found.certain_until[rows[doubtful]], certain[first])
 
     def _alike(self, looking: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Places in ``looking`` of settings that look at the same numbers."""
+        """Yield indices into ``looking``, grouped by settings that read the same values."""
         keys = [array[looking] for array in (self._found.stage, self._anchor, self._due, self._interval)]
         order = np.lexsort(keys)
         changes = np.zeros(len(order), bool)
@@ -240,7 +240,7 @@ class _Replay:
         self._walk(rows[found.own[rows]], unit)
 
     def _walk(self, rows: NDArray[np.int64], unit: Unit) -> None:
-        """Go over into the stage that the stop leads to, where it was trained."""
+        """Move settings to the stage that the stop leads to; clear `own` where that stage was not trained."""
         found, stages = self._found, self._trace.stages
         actions: dict[int, str] = {}
         own = np.zeros(len(rows), bool)
@@ -280,6 +280,6 @@ class _Replay:
 
 
 def _first(flags: NDArray[np.bool_]) -> int:
-    """Place of the first that is set; their number for none."""
+    """Return the index of the first flag that is set; the number of flags if none is."""
     place = int(flags.argmax()) if len(flags) else 0
     return place if len(flags) and flags[place] else len(flags)

@@ -1,4 +1,4 @@
-"""What replay finds out about each of n settings, and what their stops save.
+"""Results of the replay of n settings, and FLOPs that their stops save.
 
 A stop decided at iteration t with braking distance d takes effect after the update of step t + max(d, 1) - 1, so the
 steps from t + max(d, 1) on cost less.
@@ -27,23 +27,23 @@ class Predicted:
     first_stop: NDArray[np.int64]
     """(n,) iteration of the first decision, -1 for none."""
     events: list[str]
-    """JSON of the stops, without the brackets around them."""
+    """JSON of the stops of each setting, without the enclosing brackets."""
     spared: NDArray[Any]
     """(n,) FLOPs not executed."""
     spared_backward: NDArray[Any]
-    """(n,) of those, backward."""
+    """(n,) backward FLOPs not executed."""
     certain_until: NDArray[np.int64]
-    """(n,) iteration of the first look at a number that is not of the setting's own run; the run's length for none."""
+    """(n,) first iteration at which a value of another run was read; the run's length for none."""
     stage: NDArray[np.int64]
-    """(n,) place of the deepest recorded stage on the setting's path."""
+    """(n,) index of the deepest recorded stage on the setting's path."""
     own: NDArray[np.bool_]
     """(n,) whether the path ends in that stage."""
     unknown: NDArray[np.bool_]
-    """(n,) whether a number was needed that is recorded nowhere; the rest of the run is then not predicted."""
+    """(n,) whether a value was needed that no stage has recorded; the rest of the run is then not predicted."""
 
     @classmethod
     def nothing(cls, count: int, trace: RunTrace) -> Predicted:
-        """Settings that have not acted yet."""
+        """Return the initial state of settings that have stopped nothing yet."""
         dtype = np.result_type(dense_costs(trace)[2])
         return cls(
             stops=np.zeros(count, np.int64),
@@ -60,25 +60,25 @@ class Predicted:
 
     @classmethod
     def unpredicted(cls, trace: RunTrace) -> Predicted:
-        """A setting of which nothing is known."""
+        """Return the result of one setting that cannot be predicted."""
         found = cls.nothing(1, trace)
         found.certain_until[:], found.own[:], found.unknown[:] = 0, False, True
         return found
 
 
 def dense_costs(trace: RunTrace) -> tuple[int, int, Any]:
-    """FLOPs of the run with nothing stopped, those of its backward passes, and the dtype of counts."""
+    """Return the FLOPs of the run with nothing stopped, those of its backward passes, and the dtype of counts."""
     costs = trace.costs_of(trace.trains)
     total, backward = costs.before(trace.total_steps)
     return int(total), int(backward), costs.forward.dtype
 
 
 def trains_after(trace: RunTrace, blueprint: Blueprint, through: int) -> str:
-    """The parameters that train when everything up to a position has stopped, in the form of `RunTrace.trains`.
+    """Return which parameters train after all up to a position have stopped, in the form of `RunTrace.trains`.
 
-    Where nothing would be left, the last one is kept in the graph for the loss to have a gradient, and its gradient
-    is thrown away. With ``CAC_PREFIX_AUTOGRAD=0`` parameters left before stopped ones stop too; which these are only
-    the model says, and they are not taken out here.
+    If no parameter is left, the last one stays in the graph so that the loss has a gradient, which is discarded. With
+    ``CAC_PREFIX_AUTOGRAD=0``, running parameters before stopped ones stop, too; these depend on the model and are not
+    removed here.
     """
     stopped = blueprint.stopped_numbers(through)
     flags = list(trace.trains)
@@ -91,12 +91,12 @@ def trains_after(trace: RunTrace, blueprint: Blueprint, through: int) -> str:
 
 
 def spared(trace: RunTrace, before: str, after: str, effective: NDArray[np.int64]) -> tuple[Any, Any]:
-    """FLOPs (all, backward) that going over from one set of parameters to another saves, from a step to the end.
+    """Return the FLOPs (all, backward) that a change of the training parameters saves, from a step to the end.
 
     Args:
-        trace: has the costs of both.
+        trace: recorded training, with the costs of both sets.
         before: the parameters that train, in the form of `RunTrace.trains`.
-        after: those that train from the step on.
+        after: the parameters that train from the step on.
         effective: (m,) first step that costs less, at most the run's length.
     """
     rest = []

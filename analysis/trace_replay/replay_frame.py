@@ -1,4 +1,4 @@
-"""What settings would stop and save, from recorded training, without training."""
+"""Prediction of what settings stop and save, from recorded training, without training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from analysis.trace_replay.traces import RunTrace, facts_key
 from trainables.config import TrialConfig
 from trainables.gradskip.layer_plan import Blueprint
 
-#: Columns of `replay`, with what they are.
+#: Columns of `replay` with their meanings.
 COLUMNS = {
     "stops": "stops decided",
     "stopped_through": "position of the last parameter stopped at the end, -1 for none, as in a trial's row",
@@ -40,28 +40,28 @@ _DTYPES = {
 def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
     """Predict what settings stop and save on a recorded run.
 
-    A setting's rule is followed over the recorded signals, stage by stage, as long as a trial was trained that
-    acted as it does: exact. From where its path was never trained on, signals are taken from the deepest recorded
-    stage of its path that goes that far, in the end from the run without a method: an estimate, for layers that go on
-    training there stand still in it. The first stop is always exact.
+    A setting's rule is replayed over the recorded signals, stage by stage, as long as a recorded trial made the same
+    stops; this part is exact. Beyond it, signals are taken from the deepest stage of its path that is recorded at that
+    iteration, and finally from the run without a method. This is an estimate, as there layers still train that are
+    stopped in the setting's own run. The first stop is always exact.
 
-    Not predicted are savings of a forward cache (``forward_cache_mb``) and of what ``CAC_PREFIX_AUTOGRAD=0`` stops
-    beside the stopped layers, except where the run is recorded. Rules whose signal is recorded only while they run
-    (gradient_norm, plasticity) have NaN savings, and ``exact`` False, from where nobody ran them with these timings.
+    Savings of a forward cache (``forward_cache_mb``) and of parameters that ``CAC_PREFIX_AUTOGRAD=0`` stops in addition
+    are not predicted, except where the run is recorded. Rules whose signal is recorded only while they run
+    (gradient_norm, plasticity) have NaN savings, and ``exact`` False, if no trial has recorded them with these timings.
 
     Args:
-        trace: of `load_trace`.
-        settings: a `Settings`, a `TrialConfig` or a mapping of its fields; a sequence of them; a mapping from labels
-            to them; or a DataFrame with such fields as columns (missing and NaN: published default; other columns
-            are not read). Where and how long it trains is the trace's. A hundred thousand settings of the variance
-            rule take seconds as a DataFrame. Rows of a DataFrame that compress, too, have NaN savings and nothing else.
+        trace: trace from `load_trace`.
+        settings: a `Settings`, a `TrialConfig` or a mapping of its fields; a sequence of these; a mapping from labels
+            to these; or a DataFrame with fields as columns (missing and NaN: published default; other columns are not
+            read). Workload and length are those of the trace. A hundred thousand settings of the variance rule take
+            seconds as a DataFrame. Rows of a DataFrame that also compress have NaN savings and no other results.
 
     Returns:
-        One row a setting, on the index of the settings, with the columns of `COLUMNS`.
+        One row per setting, on the index of the settings, with the columns of `COLUMNS`.
 
     Raises:
-        UserError: an unknown variable, a value that is not valid, a setting beside a DataFrame that compresses, or the
-            study knows no plan of layers or no costs for a setting (`missing_facts`, `missing_costs`).
+        UserError: an unknown variable, an invalid value, a setting outside a DataFrame that compresses, or a setting
+            for which the study has not recorded the plan of layers or costs (`missing_facts`, `missing_costs`).
     """
     index, found = batches(settings)
     columns: dict[str, Any] = {name: np.zeros(len(index), dtype) for name, dtype in _DTYPES.items()}
@@ -72,7 +72,7 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
 
 
 def _outcomes(trace: RunTrace, batch: Batch) -> dict[str, Any]:
-    """The columns of one batch."""
+    """Compute the columns of one batch."""
     if batch.never_acts:
         return _columns(trace, batch, Predicted.nothing(1, trace))
     if batch.foreign:
@@ -117,25 +117,25 @@ def _columns(trace: RunTrace, batch: Batch, found: Predicted) -> dict[str, Any]:
 
 
 def _saves_more(config: TrialConfig) -> bool:
-    """Whether a run saves more than the layers that it stops."""
+    """Return whether a run can save more than the gradients of its stopped layers."""
     return config.forward_cache_mb > 0 or config.CAC_PREFIX_AUTOGRAD is False
 
 
-# --- what is missing ------------------------------------------------------------------------------------------------
+# --- missing records --------------------------------------------------------------------------------------------------
 
 
 def missing_facts(trace: RunTrace, settings: Any) -> list[TrialConfig]:
-    """One configuration for each plan of layers that `replay` of these settings needs and the study does not know."""
+    """Return one configuration for each plan of layers that `replay` of these settings needs and the trace lacks."""
     configs = [batch.config for batch in batches(settings)[1] if _is_followed(batch)]
     wanted = {facts_key(config): config for config in configs}
     return [config for key, config in wanted.items() if key not in trace.facts]
 
 
 def missing_costs(trace: RunTrace, settings: Any) -> list[str]:
-    """Sets of training parameters (`RunTrace.trains`) whose costs `replay` of these settings may need and lacks.
+    """Return sets of parameters (`RunTrace.trains`) whose costs the trace lacks and `replay` of settings may need.
 
     Raises:
-        UserError: the study knows no plan of layers for a setting (`missing_facts`).
+        UserError: the study has not recorded the plan of layers of a setting (`missing_facts`).
     """
     wanted = {trace.trains: None}
     for batch in batches(settings)[1]:
@@ -151,7 +151,7 @@ def _is_followed(batch: Batch) -> bool:
 
 
 def _ends(blueprint: Blueprint, config: TrialConfig) -> Iterable[int]:
-    """Positions that stops may reach."""
+    """Return the positions at which stops may end."""
     numbers = config.gradskip_settings().stop_layer_num
     if numbers is not None:
         config.gradskip_settings().check_layers(len(blueprint.plan.order))

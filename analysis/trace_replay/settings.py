@@ -1,9 +1,9 @@
-"""Many settings at once, sorted by how they are replayed: those that never act, the variance rule's, and the others.
+"""Settings grouped by how they are replayed: those without any stop, those of the variance rule, and the others.
 
-A configuration that compresses trains on other weights than the recorded ones, so that nothing can be said of it.
+A configuration that compresses trains on other weights than the recorded ones, so it cannot be replayed.
 
-The variance rule's seven numbers (thresholds, timing, braking) are kept as columns, so that a hundred thousand
-settings need no hundred thousand objects.
+The seven numbers of the variance rule (thresholds, timing, braking) are stored as columns, so that a hundred thousand
+settings do not need as many objects.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ AUTO_COLUMNS = {
     "CAC_BRAKING_DISTANCE": "braking_distance",
 }
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Settings)}
-#: Fields of a configuration that replay reads; where and how long it trains is the trace's.
+#: Fields of a configuration that replay reads; workload and length are those of the trace.
 _READ = (*BY_NAME, "forward_cache_mb", "method")
 _KNOWN = frozenset(field_names())
 
-#: A setting, in any form that replay takes.
+#: A setting in any form that replay accepts.
 OneSetting = Settings | TrialConfig | Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoNumbers:
-    """The variance rule's numbers of n settings."""
+    """Numbers of the variance rule for n settings."""
 
     start_itr: NDArray[np.int64]
     """(n,) first iteration of a decision."""
@@ -63,34 +63,34 @@ class AutoNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Settings that are replayed together."""
+    """Group of settings that are replayed together."""
 
     rows: NDArray[np.int64]
-    """(n,) places of the settings in what was given."""
+    """(n,) indices of the settings in the given order."""
     config: TrialConfig
-    """One configuration of them; under the variance rule, without its numbers."""
+    """Configuration of all n settings; for the variance rule, without its numbers."""
     auto: AutoNumbers | None
-    """The variance rule's numbers of each; None: all n settings are `config`."""
+    """Numbers of the variance rule for each setting; None: all n settings equal `config`."""
     never_acts: bool = False
-    """Whether these do nothing on any run."""
+    """Whether these settings stop nothing on any run."""
     foreign: bool = False
-    """Whether these do something beside Gradient-Skip, so that they cannot be replayed."""
+    """Whether these settings also compress, so that they cannot be replayed."""
 
 
 def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
-    """Sort settings by how they are replayed.
+    """Group settings by how they are replayed.
 
     Args:
-        settings: a `Settings`, a `TrialConfig` or a mapping of its fields; a sequence of them; a mapping from labels
-            to them; or a DataFrame with such fields as columns, as `analysis.load` gives it (None and NaN: published
+        settings: a `Settings`, a `TrialConfig` or a mapping of its fields; a sequence of these; a mapping from labels
+            to these; or a DataFrame with fields as columns, as `analysis.load` gives it (None and NaN: published
             default; other columns are not read).
 
     Returns:
-        The index of the settings (labels of a mapping, the DataFrame's own, else 0, 1, ...), and batches that have
-        each setting once. Rows of a DataFrame that compress are in batches that are `foreign`.
+        The index of the settings (labels of a mapping, index of the DataFrame, else 0, 1, ...), and batches that
+        contain each setting once. Rows of a DataFrame that compress are in batches with `foreign`.
 
     Raises:
-        UserError: an unknown variable, a value that is not valid, or a setting beside a DataFrame that compresses.
+        UserError: an unknown variable, an invalid value, or a setting outside a DataFrame that compresses.
     """
     index, columns = _columns(settings)
     count = len(index)
@@ -113,10 +113,10 @@ def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
 def _sorted_out(
     fixed: Mapping[str, Any], rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64]]
 ) -> list[Batch]:
-    """Batches of settings that differ in the variance rule's numbers alone."""
+    """Return the batches of settings that differ only in the variance rule's numbers."""
     braking = np.nan_to_num(auto["CAC_BRAKING_DISTANCE"][rows], nan=0.0).astype(np.int64)
     found = []
-    # A setting that rules out another may come with any numbers, so those of the variance rule are left out here.
+    # The variance rule's numbers have no effect under other rules, so they are left out here.
     probe = TrialConfig(**fixed)
     if probe.compresses:
         return [Batch(rows=rows, config=probe, auto=None, foreign=True)]
@@ -145,7 +145,7 @@ def _auto_numbers(rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64
 
     braking = given("CAC_BRAKING_DISTANCE")
     samples = given("CAC_VAR_SAMPLES")
-    # As `Settings.sampling_interval`: unset, it follows the braking distance.
+    # As in `Settings.sampling_interval`: by default the braking distance.
     interval = np.where(np.isnan(samples), np.where(braking > 0, braking, DEFAULT_SAMPLES), samples)
     return AutoNumbers(
         start_itr=integers(given("CAC_VAR_START_ITR")),
@@ -158,11 +158,11 @@ def _auto_numbers(rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64
     )
 
 
-# --- the forms in which settings come -------------------------------------------------------------------------------
+# --- forms of settings ------------------------------------------------------------------------------------------------
 
 
 def _columns(settings: Any) -> tuple[pd.Index, dict[str, Sequence[Any] | NDArray[Any]]]:
-    """The index, and the fields that any setting gives, as columns."""
+    """Return the index of the settings, and the fields that at least one setting gives, as columns."""
     if isinstance(settings, pd.DataFrame):
         for name in settings.columns:
             if str(name).startswith("CAC") and name not in BY_NAME:
@@ -187,7 +187,7 @@ def _rows(settings: Any) -> tuple[pd.Index, list[dict[str, Any]]]:
 
 
 def _fields_of(setting: OneSetting) -> dict[str, Any]:
-    """The fields that a setting gives and replay reads."""
+    """Return the fields that a setting gives and replay reads."""
     method = setting.method if isinstance(setting, TrialConfig) else ""
     if isinstance(setting, Mapping):
         method = str(setting.get("method", ""))
@@ -220,7 +220,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _numbers(name: str, cells: Sequence[Any] | NDArray[Any] | None, count: int) -> NDArray[np.float64]:
-    """A column of the variance rule as float64, NaN where it is not given; each value checked."""
+    """Convert a column of the variance rule to float64, NaN where not given; raise where a value is invalid."""
     variable = BY_NAME[name]
     whole = isinstance(_DEFAULTS[AUTO_COLUMNS[name]], int) or variable.parse is int
     if cells is None:
@@ -230,7 +230,7 @@ def _numbers(name: str, cells: Sequence[Any] | NDArray[Any] | None, count: int) 
     else:
         values = np.array([np.nan if _is_missing(cell) else _number(name, cell) for cell in cells], dtype=np.float64)
     distinct = np.unique(values[~np.isnan(values)])
-    # Valid values are an interval, START_THR's -1 apart, so that the ends speak for all; a fraction may be anywhere.
+    # Valid values form an interval (START_THR also allows -1), so checking the ends and one fraction is sufficient.
     suspects = np.concatenate([distinct[:2], distinct[-1:], distinct[distinct % 1 != 0][:1] if whole else distinct[:0]])
     for value in suspects.tolist():
         variable.check(int(value) if whole and value.is_integer() else value)
@@ -247,7 +247,7 @@ def _number(name: str, cell: Any) -> Any:
 
 
 def _cell(name: str, value: Any) -> Any:
-    """A value of another column in the type that `TrialConfig` wants, None where it is not given."""
+    """Convert a value of another column to the type that `TrialConfig` expects, None where not given."""
     if isinstance(value, (list, tuple, np.ndarray)):
         return tuple(item.item() if isinstance(item, np.generic) else item for item in value)
     if _is_missing(value):
@@ -262,7 +262,7 @@ def _cell(name: str, value: Any) -> Any:
 
 
 def _as_kind(kind: Callable[[Any], bool], value: Any) -> Any:
-    """What a DataFrame has made float64 (integers and flags with gaps), as what it was."""
+    """Restore the type of a value that a DataFrame has converted to float64 (integers and flags with gaps)."""
     for form in (value, int(value) if isinstance(value, float) and value.is_integer() else value):
         if kind(form):
             return form

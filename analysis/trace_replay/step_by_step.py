@@ -1,4 +1,4 @@
-"""One configuration after the other, by the machine itself: any rule, over whatever was recorded."""
+"""Replay of single configurations of any rule, by running its state machine over the recorded signals."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from trainables.interventions import MissingSignal
 
 
 class RecordedPath:
-    """A run's recorded signals from a stage on; where it has none, those of the deepest ancestor that has them."""
+    """Recorded signals along a run's path of stages; each from the deepest stage that has it."""
 
     def __init__(self, trace: RunTrace) -> None:
         self._trace = trace
         self.stage = 0
-        """Place of the deepest recorded stage on the path."""
+        """Index of the deepest recorded stage on the path."""
         self.own = True
-        """Whether the run is this stage's, and not one that has left it and was never trained."""
+        """Whether the path ends in this stage; False after a step that was never trained."""
         self.certain_until = trace.total_steps
-        """Iteration of the first look at a number that is not of the run's own."""
+        """First iteration at which a value of another run was read; the run's length for none."""
         self._entered = 0
 
     def at(self, name: str, iteration: int) -> float:
-        """The signal; MissingSignal if no stage on the path has it."""
+        """Return the signal at an iteration; raise MissingSignal if no stage on the path has it."""
         foreign = not self.own and iteration >= self._entered
         place: int | None = self.stage
         while place is not None:
@@ -49,7 +49,7 @@ class RecordedPath:
         return self._trace.stages[place].recorded.at(name, iteration)
 
     def enter(self, iteration: int, action: str) -> None:
-        """Go on behind an intervention."""
+        """Continue the path after an intervention."""
         self._entered = iteration + 1
         if self.own:
             child = self._trace.stages[self.stage].children.get(iteration, {}).get(action)
@@ -61,7 +61,7 @@ def replay_one(trace: RunTrace, config: TrialConfig) -> Predicted:
     """Replay one configuration of any rule.
 
     Raises:
-        UserError: the study knows no plan of layers or no costs for it, or a layer number past the last parameter.
+        UserError: the study has not recorded the plan of layers or the costs for it, or a layer number is too large.
     """
     blueprint = trace.blueprint(config)
     replay = GradskipReplay(config, blueprint)
@@ -85,8 +85,8 @@ def replay_one(trace: RunTrace, config: TrialConfig) -> Predicted:
 
 
 def _follow_schedule(replay: GradskipReplay, rule: FreezeOutRule, path: RecordedPath, total_steps: int) -> None:
-    """Follow freezeout, whose every step scales learning rates, from one stop to the next alone."""
-    intervention = replay.advance(path, 1)  # all of it is one, at the first step
+    """Replay freezeout, which scales learning rates at every step, only at its stops."""
+    intervention = replay.advance(path, 1)  # the whole schedule is one intervention at the first step
     assert intervention is not None
     path.enter(intervention.iteration, intervention.action)
     while rule.position < rule.stoppable and (due := math.ceil(rule.ends[rule.position])) < total_steps:
@@ -96,7 +96,7 @@ def _follow_schedule(replay: GradskipReplay, rule: FreezeOutRule, path: Recorded
 
 
 def _count(trace: RunTrace, blueprint: Blueprint, events: Sequence[StopEvent], distance: int, found: Predicted) -> None:
-    """What the stops save."""
+    """Add the FLOPs that the stops save to `found`."""
     through, before = -1, trace.trains
     for event in events:
         reached = max(through, _position(blueprint, event))
@@ -110,7 +110,7 @@ def _count(trace: RunTrace, blueprint: Blueprint, events: Sequence[StopEvent], d
 
 
 def _position(blueprint: Blueprint, event: StopEvent) -> int:
-    """Where a stop ends."""
+    """Return the position of the last parameter that a stop event stops."""
     if event.rule == "manual":
         return blueprint.plan.position_of_stop(event.layer)
     return next(unit.end for unit in blueprint.plan.units if unit.number == event.layer)

@@ -1,4 +1,4 @@
-"""What a study has recorded of its training: the stage tree of one root, ready for replay. Without torch.
+"""Recorded training of a study: the stage tree of one root, prepared for replay. Without torch.
 
 Shapes: T steps of the full run, E steps of an epoch, K stages.
 """
@@ -23,7 +23,7 @@ from trainables.gradskip.replay import blueprint_key
 from trainables.interventions import Intervention
 from trainables.stage_tree.store import Stage, StageStore, roots
 
-#: Counts up to here are exact in float64; larger ones are kept as Python's integers.
+#: Counts up to this are exact in float64; larger ones are kept as Python integers.
 _EXACT_IN_FLOAT = 2**53
 
 
@@ -34,11 +34,11 @@ class StepCosts:
     forward: NDArray[Any]
     """(E + 1,) forward FLOPs of an epoch's first 0..E steps; int64, or Python integers where those are too large."""
     backward: NDArray[Any]
-    """(E + 1,) the same of the backward pass."""
+    """(E + 1,) the same for the backward pass."""
 
     @classmethod
     def of_epoch(cls, steps: Iterable[tuple[int, int, int]], total_steps: int) -> StepCosts:
-        """From (count, forward FLOPs, backward FLOPs) of an epoch's steps in order."""
+        """Build from (count, forward FLOPs, backward FLOPs) of an epoch's steps in order."""
         runs = [(int(count), int(forward), int(backward)) for count, forward, backward in steps]
         epoch = sum(count for count, _, _ in runs)
         most = sum(count * (forward + backward) for count, forward, backward in runs) * (total_steps // epoch + 1)
@@ -51,7 +51,7 @@ class StepCosts:
         return cls(forward=summed([run[1] for run in runs]), backward=summed([run[2] for run in runs]))
 
     def before(self, steps: NDArray[np.int64] | int) -> tuple[Any, Any]:
-        """FLOPs (forward and backward together, backward alone) of the run's first so many steps."""
+        """Return the FLOPs (forward plus backward, backward alone) of the run's first `steps` steps."""
         epochs, rest = np.divmod(np.asarray(steps, np.int64), len(self.forward) - 1)
         epochs = epochs.astype(self.forward.dtype)
         backward = epochs * self.backward[-1] + self.backward[rest]
@@ -63,37 +63,37 @@ class TraceStage:
     """One recorded stage."""
 
     recorded: Stage
-    """Its signals and rows."""
+    """Recorded signals and rows."""
     parent: int | None
-    """Place of its parent among the trace's stages; None for the dense run."""
+    """Index of its parent in the trace's stages; None for the dense run."""
     intervention: Intervention | None
-    """What leads to it from there."""
+    """Intervention that leads from the parent to it; None for the dense run."""
     children: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """Places of its children, by iteration and action of their interventions."""
+    """Indices of its children, by iteration and action of their interventions."""
 
     @property
     def id(self) -> str:
-        """Its id in the stage tree."""
+        """Return its id in the stage tree."""
         return self.recorded.id
 
     @property
     def start(self) -> int:
-        """Its first own iteration."""
+        """Return its first own iteration."""
         return self.recorded.start
 
     @property
     def known_until(self) -> int:
-        """Every iteration from `start` to before this one is recorded."""
+        """Return the end of its recorded range; every iteration in [start, known_until) is recorded."""
         return self.recorded.known_until
 
     def result(self, total_steps: int) -> Mapping[str, Any] | None:
-        """The row of the run that ends in this stage, without the method's columns; None if none did."""
+        """Return the row of the run that ends in this stage, without the method's columns; None if no run does."""
         row = self.recorded.rows.get(total_steps)
-        complete = self.known_until >= total_steps and row is not None and "accuracy" in row  # not of a diverged run
+        complete = self.known_until >= total_steps and row is not None and "accuracy" in row  # else diverged
         return row if complete else None
 
     def signal(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """A dense signal over [start, known_until), and where it was recorded (what was not is NaN)."""
+        """Return a dense signal over [start, known_until), and a mask of recorded values (the others are NaN)."""
         values = self.recorded.dense(name)
         there = np.ones(len(values), dtype=bool)
         for place in np.flatnonzero(np.isnan(values)):
@@ -103,41 +103,41 @@ class TraceStage:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTrace:
-    """One root's recorded training: the dense run and every stage that trials have trained from it."""
+    """Recorded training of one root: the dense run and every stage that trials have trained from it."""
 
     root: str
-    """The root's id."""
+    """Id of the root."""
     run: Mapping[str, Any]
-    """What its runs have in common: workload, epochs, seed, ..."""
+    """Common properties of its runs: workload, epochs, seed, ..."""
     total_steps: int
     """Optimizer steps of the full run."""
     steps_per_epoch: int
-    """Of an epoch."""
+    """Optimizer steps of an epoch."""
     layer_names: tuple[str, ...]
     """Names of the parameters by number."""
     trains: str
-    """``1`` or ``0`` for each parameter by number: whether it trains at the start."""
+    """Text with ``1`` or ``0`` for each parameter by number: whether it trains at the start."""
     stages: tuple[TraceStage, ...]
-    """The dense run first, parents before children."""
+    """Stages, the dense run first, parents before children."""
     facts: Mapping[str, Blueprint] = field(default_factory=dict)
-    """What rules need to know of the model, by `facts_key`."""
+    """Facts about the model that rules need, by `facts_key`."""
     costs: Mapping[str, StepCosts] = field(default_factory=dict)
-    """Costs of steps by the parameters that train, in the form of `trains`."""
+    """Costs of steps by the set of training parameters, in the form of `trains`."""
 
     @property
     def dense(self) -> TraceStage:
-        """The run without a method."""
+        """Return the stage of the run without a method."""
         return self.stages[0]
 
     def dense_only(self) -> RunTrace:
-        """The same without what trials have trained beyond the dense run, which grows while a search goes on."""
+        """Return the trace with the dense run as its only stage; the other stages grow during a search."""
         return replace(self, stages=(replace(self.dense, children={}),))
 
     def blueprint(self, config: TrialConfig) -> Blueprint:
-        """What the configuration's rule needs to know of the model.
+        """Return the facts about the model that the configuration's rule needs.
 
         Raises:
-            UserError: no trial of the study had this plan of layers.
+            UserError: the study has not recorded this plan of layers.
         """
         facts = self.facts.get(facts_key(config))
         if facts is None:
@@ -151,10 +151,10 @@ class RunTrace:
         return facts
 
     def costs_of(self, trains: str) -> StepCosts:
-        """Costs of steps with these parameters training.
+        """Return the costs of steps with these parameters training.
 
         Raises:
-            UserError: they were never counted.
+            UserError: these costs were never counted.
         """
         if trains not in self.costs:
             stopped = [name for name, at_first, now in zip(self.layer_names, self.trains, trains, strict=False)
@@ -167,20 +167,20 @@ class RunTrace:
 
 
 def facts_key(config: TrialConfig) -> str:
-    """Configurations of one run with equal keys have equal blueprints."""
+    """Return a key; configurations of one run with equal keys have equal blueprints."""
     return json.dumps(blueprint_key(config))
 
 
 def load_trace(path: str | Path, *, root: str | None = None) -> RunTrace:
-    """Read what a study has recorded, for `replay`.
+    """Read the recorded training of a study for `replay`.
 
     Args:
         path: the folder that a search wrote.
-        root: id of one of the study's roots, or how it begins; None for the one with the most recorded steps. A study
-            has one as a rule, and more after a change of code, data or machine.
+        root: id of one of the study's roots, or a prefix of it; None for the root with the most recorded steps. A
+            study usually has one root, and more after a change of code, data or machine.
 
     Raises:
-        UserError: no study there, no recorded training in it, no such root, or its dense run is not complete.
+        UserError: there is no study, no recorded training or no matching root, or the dense run is not complete.
     """
     layout = Layout(Path(path))
     layout.read_info()
@@ -205,14 +205,14 @@ def load_trace(path: str | Path, *, root: str | None = None) -> RunTrace:
 
 
 def read_trace(store: StageStore) -> RunTrace:
-    """The trace of one root, complete or not."""
+    """Read the trace of one root, complete or not."""
     values = store.read("root.json")
     if values is None:
         raise UserError(f"{store.folder / 'root.json'} is missing or damaged: search on, which writes it anew")
     facts, costs = {}, {}
     for name in _names(store.folder):
         if name.startswith("facts-") and (found := store.read(name)) is not None and "plan" in found["facts"]:
-            facts[json.dumps(found["key"])] = found["facts"]  # Gradient-Skip's; compression's have no plan of layers
+            facts[json.dumps(found["key"])] = found["facts"]  # of Gradient-Skip; those of compression have no plan
         if name.startswith("costs-") and (found := store.read(name)) is not None:
             costs[found["trains"]] = StepCosts.of_epoch(found["steps"], values["total_steps"])
     return assemble(values, store.root, list(store.stages()), facts=facts, costs=costs)
@@ -233,11 +233,11 @@ def assemble(
     facts: Mapping[str, Mapping[str, Any]],
     costs: Mapping[str, StepCosts],
 ) -> RunTrace:
-    """A trace from its parts; stages that no path from the root leads to (a damaged file between) are left out.
+    """Assemble a trace from its parts; stages without a path from the root (a damaged file between) are left out.
 
     Args:
-        values: of ``root.json``.
-        root: the root's id, also of its first stage.
+        values: contents of ``root.json``.
+        root: id of the root and of its first stage.
         stages: each with its parent's id and intervention, None for the first.
         facts: blueprints in plain types, by `facts_key`.
         costs: as in `RunTrace`.
@@ -250,7 +250,7 @@ def assemble(
             below.setdefault(link[0], []).append((link[1], stage.id))
     dense = by_id.get(root) or Stage(Path(), root, 0)
     places = [_Place(stage=dense, parent=None, intervention=None)]
-    for number, place in enumerate(places):  # grows while it is read: parents before children
+    for number, place in enumerate(places):  # the list grows during the loop: parents before children
         for intervention, child in sorted(below.get(place.stage.id, ()), key=lambda c: (c[0].iteration, c[0].action)):
             place.children.setdefault(intervention.iteration, {})[intervention.action] = len(places)
             places.append(_Place(stage=by_id[child], parent=number, intervention=intervention))

@@ -22,7 +22,7 @@ from trainables.compression.schedule.timing import Timing
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
 from trainables.workloads import build
-from tune_cac.tuning.study_search import run_context
+from tune_cac.tuning.run_context import run_context
 
 SPACES = [name for name in search_spaces.SPACES if search_spaces.load(name).method == "compression"]
 MARKED = """

@@ -14,7 +14,7 @@ from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.metrics import ROW
 from trainables.stage_tree.shared_run import SharedRun, Sharing
-from tune_cac.tuning.study_search import run_context
+from tune_cac.tuning.run_context import run_context
 from tune_cac.tuning.study_searcher import StudySearch
 
 CONTEXT = SpaceContext(total_steps=300)

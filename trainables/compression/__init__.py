@@ -1,1 +1,1 @@
-"""Compression of what is trained: schedules of pruning, regularization, quantization and distillation."""
+"""Model compression during training: schedules of pruning, regularization, quantization and distillation."""

@@ -1,4 +1,4 @@
-"""From a schedule that was read to policies on a model."""
+"""Builds the components and policies of a schedule for a model."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from trainables.compression.thinning import Kind
 from trainables.compression.thinning.extra import check_installed
 from trainables.errors import UserError
 
-#: What each extension removes.
+#: Structures that each extension removes.
 _REMOVES: dict[str, Kind] = {"FilterRemover": "filters", "ChannelRemover": "channels", "StructureRemover": "structures"}
 
 
 class PolicySet(Protocol):
-    """What policies are added to: a `scheduler.CompressionScheduler`."""
+    """Object to which policies are added: a `scheduler.CompressionScheduler`."""
 
     @property
     def model(self) -> nn.Module:
-        """The model whose parameters the policies act on."""
+        """Return the model whose parameters the policies act on."""
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """Its optimizer."""
+        """Return the model's optimizer."""
 
     def schedule(self, policy: Any, timing: Timing, *, component: str | None = None) -> None:
-        """Add a policy at its times."""
+        """Add a policy with its timing."""
 
     def add_component(self, name: str, component: Any) -> None:
-        """Keep a component's memory in the scheduler's state."""
+        """Add a component whose state is part of the scheduler's state."""
 
 
 def model_facts(model: nn.Module) -> ModelFacts:
-    """What a schedule's names are matched with."""
+    """Return the facts of a model that a schedule's names are matched with."""
     return ModelFacts(
         parameters={name: tuple(p.shape) for name, p in parameters_as_built(model).items()},
         modules={name: type(module).__name__ for name, module in model.named_modules() if name},
@@ -76,7 +76,7 @@ def add_policies(
     Args: see `CompressionScheduler.from_schedule`.
 
     Raises:
-        UserError: names that the model does not have, or a component that does not fit it.
+        UserError: the model does not have a name, or a component does not fit the model.
     """
     schedule = resolve(schedule, model_facts(scheduler.model), compatible=compatible).schedule
     built: dict[str, Any] = {}
@@ -94,7 +94,7 @@ def _policy(
     make_model: Callable[[], nn.Module] | None,
     base_lrs: Sequence[float] | None,
 ) -> tuple[str | None, Policy]:
-    """The name of the policy's component in the scheduler's state, None for one without memory; and the policy."""
+    """Return the name of the policy's component in the scheduler's state (None without state), and the policy."""
     component = schedule.component(planned)
     name = f"{component.section}.{component.name}"
     settings: Any = component.settings
@@ -109,14 +109,14 @@ def _policy(
     if planned.kind == "pruner":
         args = planned.args if isinstance(planned.args, PrunerPolicyConfig) else PrunerPolicyConfig()
         if args.levels is not None:
-            name = f"{name}@{planned.position}"  # with levels of its own it is another pruner
+            name = f"{name}@{planned.position}"  # its own levels require a separate pruner
             settings = with_levels(settings, args.levels)
         return name, PruningPolicy(once(lambda: build_pruner(component.name, settings, model, seed=seed)), args)
     if planned.kind == "regularizer":
         regularizer = build_regularizer(component.name, settings, model)
         return None, RegularizationPolicy(regularizer, keep_mask=bool(getattr(planned.args, "keep_mask", False)))
     if planned.kind == "quantizer":
-        if name not in built:  # its memory is the policy's
+        if name not in built:  # its state is part of the policy's state
             built[name] = QuantizationPolicy(build_quantizer(component.name, settings, model))
         return None, built[name]
     if planned.kind == "lr_scheduler":
@@ -128,14 +128,14 @@ def _policy(
         )
         return name, LRPolicy(made)
     if planned.kind == "extension":
-        check_installed()  # now, and not epochs later
+        check_installed()  # fail now instead of epochs later
         return None, ThinningPolicy(_REMOVES[component.class_name], round_to=int(getattr(settings, "round_to", 1)))
     assert isinstance(settings, KnowledgeDistillationConfig)
     return None, DistillationPolicy(lambda: _distillation(model, settings, make_model))
 
 
 def with_levels(settings: Any, levels: Any) -> Any:
-    """A level pruner's settings with a policy's own levels.
+    """Return a level pruner's settings with the policy's own levels.
 
     Raises:
         UserError: the pruner has no levels.

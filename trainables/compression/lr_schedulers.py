@@ -1,14 +1,14 @@
-"""Learning-rate schedules by their class's name: torch's, and two of the schedule language's own.
+"""Learning-rate schedules by class name: torch's, and two of the schedule language.
 
-A schedule is set to an absolute epoch: where its policy begins at epoch 24, it is at once as if it had run from epoch
-0 on. All schedules of an optimizer start from the same base rates.
+A schedule is set to an absolute epoch: if its policy begins at epoch 24, its learning rate is that of a schedule which
+has run from epoch 0. All schedules of an optimizer start from the same base rates.
 
 Symbols: e epoch, >= 0; base the group's learning rate before any schedule (``initial_lr``).
 
     PolynomialLR(T_max, power)                base (1 - e / T_max)^power, and 0 from T_max on
     MultiStepMultiGammaLR(milestones, gammas) base times the product of the gammas whose milestones are <= e
 
-torch's `PolynomialLR` (total_iters, power) is another: the one that has ``T_max`` among its arguments is ours.
+torch's `PolynomialLR` (total_iters, power) is a different class; the argument ``T_max`` selects the one above.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from trainables.compression.schedule.lr_arguments import check_arguments, signatures
 from trainables.errors import UserError, unknown_name
 
-#: From an epoch to what the base rates are multiplied by.
+#: Returns the factor of the base rates in an epoch.
 Factor = Callable[[int], float]
 
-#: Classes of torch whose arguments no text can hold.
+#: Classes of torch whose arguments cannot be given as text.
 _NOT_IN_TEXT = ("LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler")
 
 
 def polynomial_factor(T_max: int, power: float) -> Factor:  # noqa: N803  # the schedule's name
-    """(1 - e / T_max)^power; 0 from T_max on, where the published formula has no real value or grows again."""
+    """Return the factor (1 - e / T_max)^power, 0 from T_max on, where the formula has no real value or grows again."""
     return lambda epoch: (1 - min(epoch, T_max) / T_max) ** power
 
 
 def multi_gamma_factor(milestones: Sequence[int], gammas: Sequence[float]) -> Factor:
-    """The product of the gammas whose milestones are reached.
+    """Return the factor that is the product of the gammas whose milestones are reached.
 
     Raises:
-        UserError: the milestones do not ascend, or their number is not that of the gammas.
+        UserError: the milestones do not ascend, or there are not as many milestones as gammas.
     """
     if list(milestones) != sorted(set(milestones)):
         raise UserError(f"milestones of MultiStepMultiGammaLR must ascend, got {list(milestones)}")
@@ -63,19 +63,18 @@ _OURS: dict[str, Callable[..., Factor]] = {
 
 
 class ScheduleLR(ABC):
-    """Sets the learning rates of an optimizer's groups as of an absolute epoch.
+    """Sets the learning rates of an optimizer's groups to those of an absolute epoch.
 
-    Groups that join the optimizer later (learned clips of a quantizer) follow the first group's factor. Where the
-    schedule moves the momentum as well (CyclicLR, OneCycleLR), it does so for the groups that were there from the
-    start.
+    Groups that are added to the optimizer later (learned clips of a quantizer) use the first group's factor. If the
+    schedule also changes the momentum (CyclicLR, OneCycleLR), it does so only for the initial groups.
 
     Args:
-        optimizer: its groups get an ``initial_lr`` where they have none, as torch's schedules give them one.
+        optimizer: its groups get an ``initial_lr`` if they have none, as with torch's schedules.
         base_lrs: base rates of the groups, if not ``initial_lr``.
     """
 
     metric: Literal["min", "max"] | None = None
-    """What `step_to` needs beside the epoch: a number to be small (``min``, a loss) or large (``max``, an accuracy)."""
+    """Kind of metric that `step_to` needs: ``min``, a loss to minimize, or ``max``, an accuracy to maximize."""
 
     def __init__(self, optimizer: Optimizer, base_lrs: Sequence[float] | None = None) -> None:
         groups = optimizer.param_groups
@@ -86,11 +85,11 @@ class ScheduleLR(ABC):
             raise ValueError(f"base_lrs must hold one rate a parameter group, got {self._own_groups} for {len(groups)}")
 
     def step_to(self, epoch: int, metric: float | None = None) -> None:
-        """Set the learning rates as of this epoch.
+        """Set the learning rates to those of this epoch.
 
         Args:
-            epoch: >= 0; it may be any, also one before the last.
-            metric: the epoch's loss or accuracy where `metric` asks for one.
+            epoch: >= 0, in any order.
+            metric: the epoch's loss or accuracy if `metric` requires it.
 
         Raises:
             UserError: the schedule ends before this epoch (OneCycleLR).
@@ -108,20 +107,20 @@ class ScheduleLR(ABC):
 
     @abstractmethod
     def _at(self, epoch: int, metric: float | None) -> list[dict[str, float]]:
-        """For each of the first groups what becomes of it: ``lr``, perhaps ``momentum`` or ``betas`` (the first)."""
+        """Return the new ``lr`` and optionally ``momentum`` or first of ``betas`` for each initial group."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The base rates; what depends on the epoch alone needs no memory."""
+        """Return the base rates; rates that depend only on the epoch need no state."""
         return {"base_rates": list(self._base_rates), "own_groups": self._own_groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore a saved state."""
         self._base_rates = [float(rate) for rate in state["base_rates"]]
         self._own_groups = int(state["own_groups"])
 
 
 class _FactorLR(ScheduleLR):
-    """One of ours: base rates times a function of the epoch."""
+    """A schedule of this module: base rates times a function of the epoch."""
 
     def __init__(self, optimizer: Optimizer, base_lrs: Sequence[float] | None, factor: Factor) -> None:
         super().__init__(optimizer, base_lrs)
@@ -132,7 +131,7 @@ class _FactorLR(ScheduleLR):
 
 
 class _TorchLR(ScheduleLR):
-    """One of torch's, on an optimizer of its own: in closed form where torch has one, else stepped until the epoch."""
+    """A torch schedule on a separate optimizer: in closed form if torch has one, else stepped to the epoch."""
 
     def __init__(
         self,
@@ -147,7 +146,7 @@ class _TorchLR(ScheduleLR):
         self._begin()
 
     def _begin(self) -> None:
-        """The schedule at epoch 0."""
+        """Create the schedule at epoch 0."""
         self._scratch = _Scratch(self.optimizer, self._base_rates[: self._own_groups])
         try:
             self._scheduler = self._kind(self._scratch, **self._arguments)
@@ -185,7 +184,7 @@ class _TorchLR(ScheduleLR):
 
 
 class _PlateauLR(ScheduleLR):
-    """torch's ReduceLROnPlateau: counts the epochs that it is shown, whichever they are."""
+    """torch's ReduceLROnPlateau: counts calls, whatever their epochs."""
 
     def __init__(self, optimizer: Optimizer, base_lrs: Sequence[float] | None, arguments: Mapping[str, Any]) -> None:
         super().__init__(optimizer, base_lrs)
@@ -207,7 +206,7 @@ class _PlateauLR(ScheduleLR):
         return [{"lr": float(group["lr"])} for group in self._scratch.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Base rates, the rates as they are, and torch's counters."""
+        """Return the base rates, the current rates, and torch's counters."""
         seen = self._scheduler
         return {
             **super().state_dict(),
@@ -226,9 +225,9 @@ class _PlateauLR(ScheduleLR):
 
 
 class _Scratch(Optimizer):
-    """An optimizer of scalars that nobody trains, with another's kinds of momentum: a place for torch's schedules.
+    """An optimizer of untrained scalars with another optimizer's momentum settings, on which torch's schedules run.
 
-    On the real one they would overwrite each other's base rates, and its `step`.
+    On the real optimizer they would overwrite each other's base rates, and the optimizer's `step`.
     """
 
     def __init__(self, like: Optimizer, rates: Sequence[float]) -> None:
@@ -236,11 +235,11 @@ class _Scratch(Optimizer):
         super().__init__([{"params": [torch.zeros(())], "lr": rate} for rate in rates], {"lr": 0.0, **kept})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # it overloads
-        """Nothing; torch's schedules want to be stepped after it."""
+        """Do nothing; torch's schedules expect this call before their own step."""
 
 
 def scheduler_classes() -> dict[str, type[LRScheduler]]:
-    """torch's, by name, that a schedule can hold; `PolynomialLR` among them."""
+    """Return torch's schedule classes that a schedule can name, including `PolynomialLR`, by name."""
     return {
         name: kind
         for name, kind in vars(torch_schedulers).items()
@@ -255,17 +254,17 @@ def scheduler_classes() -> dict[str, type[LRScheduler]]:
 def build_lr_scheduler(
     class_name: str, arguments: Mapping[str, Any], optimizer: Optimizer, *, base_lrs: Sequence[float] | None = None
 ) -> ScheduleLR:
-    """The schedule of this class; it changes no learning rate before its first `ScheduleLR.step_to`.
+    """Build the schedule of this class; it changes no learning rate before its first `ScheduleLR.step_to`.
 
     Args:
-        class_name: of `scheduler_classes`, or one of ours.
-        arguments: the class's, without ``optimizer`` and ``last_epoch``.
-        optimizer: what is scheduled.
-        base_lrs: one rate a parameter group from which the schedule starts. None: the groups' ``initial_lr``, or their
-            present rates where no schedule of torch has left one.
+        class_name: of `scheduler_classes`, or of this module.
+        arguments: the class's arguments, without ``optimizer`` and ``last_epoch``.
+        optimizer: the optimizer whose rates are set.
+        base_lrs: one base rate per parameter group. None: the groups' ``initial_lr``, or their current rates if no
+            torch schedule has set it.
 
     Raises:
-        UserError: as `check_lr_scheduler`, or the optimizer has no momentum and the schedule moves it.
+        UserError: as `check_lr_scheduler`, or the optimizer has no momentum and the schedule changes it.
     """
     make = _constructor(class_name, arguments)
     if make is ReduceLROnPlateau:
@@ -276,10 +275,10 @@ def build_lr_scheduler(
 
 
 def check_lr_scheduler(class_name: str, arguments: Mapping[str, Any]) -> None:
-    """Whether there is such a schedule; an optimizer with momentum is assumed.
+    """Check that the schedule's class exists and accepts these arguments, for an optimizer with momentum.
 
     Raises:
-        UserError: an unknown class or argument, one that is missing, or one of another type or out of its range.
+        UserError: the class or an argument is unknown, or an argument is missing, of another type or out of its range.
     """
     _constructor(class_name, arguments)
     groups = max([1, *(len(value) for key, value in arguments.items() if key in _PER_GROUP and _is_list(value))])
@@ -287,7 +286,7 @@ def check_lr_scheduler(class_name: str, arguments: Mapping[str, Any]) -> None:
     build_lr_scheduler(class_name, arguments, torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
 
 
-#: Arguments that may be lists, one value a parameter group.
+#: Arguments that may be lists with one value per parameter group.
 _PER_GROUP = ("min_lr", "max_lr", "base_lr", "base_momentum", "max_momentum")
 
 
@@ -296,7 +295,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _constructor(class_name: str, arguments: Mapping[str, Any]) -> type[LRScheduler] | Callable[..., Factor]:
-    """What makes this schedule of these arguments, which are checked."""
+    """Return the class or function that builds this schedule, after checking its arguments."""
     known = scheduler_classes()
     if class_name in _NOT_IN_TEXT:
         raise UserError(
@@ -323,7 +322,7 @@ def _base_rate(group: dict[str, Any]) -> float:
 def _put(group: dict[str, Any], key: str, value: float) -> None:
     if key == "betas":
         group["betas"] = (value, *group["betas"][1:])
-    elif isinstance(group[key], Tensor):  # a compiled or captured optimizer holds on to it
+    elif isinstance(group[key], Tensor):  # a compiled or captured optimizer keeps a reference
         group[key].fill_(value)
     else:
         group[key] = value

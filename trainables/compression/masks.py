@@ -1,7 +1,7 @@
-"""The masks of a model's parameters, and how they act on its weights.
+"""Masks of a model's parameters and their application to the weights.
 
 Shapes and symbols: w a weight, any shape; m its mask, of w's shape, dtype and device, 0 removes an element and 1 keeps
-it (Bernoulli masks keep by more); c the unmasked copy of w. While c is live, w = m c.
+it (Bernoulli masks have values above 1); c the unmasked copy of w. While c is live, w = m c.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from trainables.errors import UserError, unknown_name
 
 
 def parameters_as_built(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by the names they had before anything parametrized them or a parallel wrapper stood around the model.
+    """Return the parameters by their names without parametrizations and parallel wrappers.
 
-    A parametrized weight is called ``a.parametrizations.weight.original`` by torch, here ``a.weight``.
+    A parametrized weight that torch calls ``a.parametrizations.weight.original`` is called ``a.weight`` here.
     """
     return {as_built(name): parameter for name, parameter in model.named_parameters()}
 
@@ -35,22 +35,22 @@ class _Flags:
 
 
 class _Plan(NamedTuple):
-    """What one application touches, as lists that ``torch._foreach_*`` takes."""
+    """Tensors of one application of the masks, as lists for ``torch._foreach_*``."""
 
     weights: list[Tensor]
     masks: list[Tensor]
     doubled: tuple[str, ...]
-    """Those of which a copy is kept."""
+    """Names of the parameters with an unmasked copy."""
 
 
 class Masks:
     """The masks of one model's parameters.
 
     A scheduler calls, in this order: `apply` with ``forward=True`` before a forward, `restore` before the optimizer's
-    step, `apply` with ``forward=False`` after it. Nothing here waits for the device but `state_dict`.
+    step, `apply` with ``forward=False`` after it. Only `state_dict` synchronizes with the device.
 
     Args:
-        model: its parameters as they are now; see `rebind`.
+        model: the model; after its parameters are replaced, call `rebind`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -64,11 +64,11 @@ class Masks:
         self._plans: dict[bool, _Plan] = {}
 
     def names(self) -> tuple[str, ...]:
-        """Parameters that have a mask, in the model's order."""
+        """Return the names of the parameters that have a mask, in the model's order."""
         return tuple(name for name in self._parameters if name in self._masks)
 
     def get(self, name: str) -> Tensor | None:
-        """A parameter's mask, or None.
+        """Return a parameter's mask, or None.
 
         Raises:
             UserError: there is no such parameter.
@@ -77,11 +77,11 @@ class Masks:
         return self._masks.get(name)
 
     def weights(self, names: Iterable[str]) -> dict[str, nn.Parameter]:
-        """The parameters of these names that the model has."""
+        """Return the parameters with these names, without names that the model does not have."""
         return {name: self._parameters[name] for name in names if name in self._parameters}
 
     def dense(self, name: str) -> Tensor:
-        """A parameter's weight as the optimizer knows it: the unmasked copy while there is one, else the weight.
+        """Return the weight that the optimizer updates: the unmasked copy while it is live, else the weight.
 
         Raises:
             UserError: there is no such parameter.
@@ -90,11 +90,11 @@ class Masks:
         return self._copies[name] if name in self._live else weight
 
     def configure(self, name: str, *, use_double_copies: bool = False, mask_on_forward_only: bool = False) -> None:
-        """How a parameter's mask acts.
+        """Set how a parameter's mask is applied.
 
         Args:
             name: of the parameter.
-            use_double_copies: the forward sees m w, the optimizer's step changes w itself.
+            use_double_copies: the forward uses m w, the optimizer's step changes w itself.
             mask_on_forward_only: w is not masked after the step.
 
         Raises:
@@ -113,8 +113,8 @@ class Masks:
         Args:
             name: of the parameter.
             mask: of the weight's shape.
-            is_regularization_mask: only the next application of either kind uses it, and what it zeroes is zero in
-                the unmasked copy too; the mask that lasts stays.
+            is_regularization_mask: only the next application of either kind uses it, and it also zeroes elements of
+                the unmasked copy; the permanent mask is kept.
 
         Raises:
             UserError: there is no such parameter, or it has another shape.
@@ -127,7 +127,7 @@ class Masks:
             self._plans.clear()
 
     def mask_gradients(self, name: str, on: bool) -> None:
-        """Multiply the parameter's gradient by its mask as it is at the time of the backward, or cease to.
+        """Start or stop multiplying the parameter's gradient by its current mask at each backward pass.
 
         Raises:
             UserError: there is no such parameter.
@@ -143,7 +143,7 @@ class Masks:
             mask = self._masks.get(name)
             return None if mask is None else gradient * mask
 
-        # Torch takes no hook for a frozen parameter, yet it may be thawed later.
+        # Torch does not accept hooks on a frozen parameter, but it may be unfrozen later.
         needs_gradient = parameter.requires_grad
         self._handles[name] = parameter.requires_grad_(True).register_hook(masked)
         parameter.requires_grad_(needs_gradient)
@@ -152,11 +152,11 @@ class Masks:
     def apply(self, forward: bool) -> None:
         """Mask the weights.
 
-        Before a forward a live copy is what is masked, so that several forwards before one step (accumulated
-        gradients) mask the same weights. After a step the weights themselves are new, and a copy is taken of them.
+        Before a forward, a live copy is masked, so that several forwards before one step (accumulated gradients) mask
+        the same weights. After a step the weights have changed, and a new copy of them is taken.
 
         Args:
-            forward: True before a forward: all masks. False after a step: those that are not for forwards only.
+            forward: True before a forward: apply all masks. False after a step: skip masks for the forward only.
         """
         if self._once:
             self._apply_once()
@@ -178,7 +178,7 @@ class Masks:
         self._live.clear()
 
     def discard(self, names: Iterable[str]) -> None:
-        """Forget masks; weights with an unmasked copy are as that copy again.
+        """Remove masks and restore weights from their unmasked copies, if they have one.
 
         Raises:
             UserError: there is no such parameter.
@@ -191,9 +191,9 @@ class Masks:
 
     @torch.no_grad()
     def release(self, name: str) -> None:
-        """Keep the mask for good (``keep_mask``): the weight is masked now and after each step from here on.
+        """Keep the mask permanently (``keep_mask``): the weight is masked now and after each later step.
 
-        Without copy, and with gradients as they are. A parameter without a mask stays as it is.
+        The copy is dropped and gradients are no longer masked. Without a mask, the weight is not changed.
 
         Raises:
             UserError: there is no such parameter.
@@ -206,19 +206,19 @@ class Masks:
             weight.mul_(mask)
 
     def crop(self, removed: Mapping[str, Mapping[int, Sequence[int]]]) -> None:
-        """Cut masks and copies as their weights were cut, so that what is left of them stays pruned; then `rebind`.
+        """Cut masks and copies in the same way as their weights, so that they can be kept; call `rebind` afterwards.
 
         Args:
-            removed: by parameter and dimension, the indices that are gone (`thinning.Thinned.removed`).
+            removed: the removed indices by parameter and dimension (`thinning.Thinned.removed`).
         """
         for tensors in (self._masks, self._once, self._copies):
             for name in tensors.keys() & removed.keys():
                 tensors[name] = crop(tensors[name], removed[name])
 
     def rebind(self, model: nn.Module) -> None:
-        """Go on with a model whose parameters are other objects: thinned, or moved to a device.
+        """Use a model whose parameters are new objects, after thinning or a move to another device.
 
-        Masks and copies that no longer fit, or whose parameter is gone, are dropped.
+        Masks and copies that no longer fit, or whose parameter no longer exists, are dropped.
         """
         self._parameters = parameters_as_built(model)
         masked = [name for name, flags in self._flags.items() if flags.mask_gradients]
@@ -240,7 +240,7 @@ class Masks:
         self._plans.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Masks (as truth values where they are 0 and 1), flags and live copies."""
+        """Return masks (as booleans if all values are 0 or 1), flags and live copies."""
         return {
             "masks": {name: _compact(mask) for name, mask in self._masks.items()},
             "once": {name: _compact(mask) for name, mask in self._once.items()},
@@ -249,10 +249,10 @@ class Masks:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; the weights are those that were saved with it.
+        """Restore a saved state; the weights must be those that were saved with it.
 
         Raises:
-            UserError: the state is of a model with other parameters.
+            UserError: the state belongs to a model with other parameters.
         """
         for kind in ("masks", "once", "copies", "flags"):
             for name in state[kind]:
@@ -314,6 +314,6 @@ class Masks:
 
 
 def _compact(mask: Tensor) -> Tensor:
-    """Truth values if the mask has no others than 0 and 1, else a copy."""
+    """Return the mask as booleans if all values are 0 or 1, else a copy."""
     truth = mask != 0
     return truth if torch.equal(truth.to(mask.dtype), mask) else mask.clone()

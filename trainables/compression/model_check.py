@@ -1,4 +1,4 @@
-"""Check a schedule on the model of a run, before anything is trained."""
+"""Check a schedule on the model of a run before training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainables.workloads import build
 
 
 def facts_of_run(base: TrialConfig) -> ModelFacts:
-    """Return what a schedule may be checked against of the model that a run trains; nothing is trained."""
+    """Return the facts of a run's model that a schedule is checked against; nothing is trained."""
     workload = build(base.workload, base.options)
     with isolated(seed=base.seed, threads=base.threads):
         return model_facts(workload.make_model())
@@ -39,12 +39,12 @@ def check_on_model(
     Args:
         schedule: plain mapping.
         base: configuration of the run; nothing is trained.
-        file: where a part of it came from; what is wrong with its names is told with its lines.
+        file: the file from which a part of the schedule was read; problems with names are reported with its lines.
         compatible: whether names that match nothing are left out with a warning.
         every_mark: whether all choices of the file's marks, and both ends of their ranges, must fit.
 
     Raises:
-        UserError: the schedule is wrong, does not fit the model, or its teacher cannot be built.
+        UserError: the schedule is invalid, does not fit the model, or its teacher cannot be built.
     """
     workload = build(base.workload, base.options)
     with isolated(seed=base.seed, threads=base.threads):

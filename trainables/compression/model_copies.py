@@ -1,6 +1,6 @@
-"""Copies of a model to try something on, and names of parameters as the model was built.
+"""Copies of a model for trial computations, and parameter names as the model was built.
 
-A copy shares nothing with the run: no weights, no hooks, no classes that are changed.
+A copy shares nothing with the run: no weights, no hooks, no changed classes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PREFIX, _ORIGINAL = "parametrizations.", "original"
 
 
 def as_built(name: str) -> str:
-    """A parameter's name before a quantizer parametrized it, without a leading ``module.``.
+    """Return a parameter's name without parametrization and without a leading ``module.``.
 
     >>> as_built("module.layer1.0.conv1.parametrizations.weight.original")
     'layer1.0.conv1.weight'
@@ -34,7 +34,7 @@ def as_built(name: str) -> str:
 
 
 def float_tensor(module: nn.Module, name: str) -> Tensor | None:
-    """A module's tensor, behind its parametrization if it has one; None where there is none, or several behind it."""
+    """Return a module's tensor without its parametrization; None if there is none, or several originals."""
     if parametrize.is_parametrized(module, name):
         return getattr(module.parametrizations[name], _ORIGINAL, None)  # type: ignore[index]
     found: Tensor | None = getattr(module, name, None)
@@ -42,11 +42,11 @@ def float_tensor(module: nn.Module, name: str) -> Tensor | None:
 
 
 def hookless_copy(model: nn.Module, *, meta: bool = False) -> nn.Module:
-    """A copy without hooks and gradients: what watches the run does not see what is tried on it.
+    """Return a copy without hooks and gradients, so that hooks on the run do not see computations on the copy.
 
     Args:
-        model: any; left alone.
-        meta: make the copy on the meta device, which has shapes and no numbers.
+        model: any model; not changed.
+        meta: make the copy on the meta device, which has shapes but no values.
     """
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -64,7 +64,7 @@ def hookless_copy(model: nn.Module, *, meta: bool = False) -> nn.Module:
 
 
 def bare_copy(model: nn.Module) -> nn.Module:
-    """A copy without hooks and without parametrizations: its parameters are the float weights behind them.
+    """Return a copy without hooks and parametrizations, whose parameters are the original float weights.
 
     `torch.nn.utils.parametrize.remove_parametrizations` would change the class that a copy shares with its model.
     """
@@ -75,7 +75,7 @@ def bare_copy(model: nn.Module) -> nn.Module:
         lists = dict(module.parametrizations.items())  # type: ignore[union-attr, operator]
         originals = {name: getattr(behind, _ORIGINAL, None) for name, behind in lists.items()}
         if any(original is None for original in originals.values()):
-            continue  # made of several tensors, such as a weight norm: stays as it is
+            continue  # computed from several tensors, such as a weight norm: not changed
         del module._modules["parametrizations"]
         module.__class__ = type(module).__mro__[1]
         for name, original in originals.items():
@@ -88,7 +88,7 @@ def bare_copy(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode and no gradients inside; every module's mode, and the generators, as before afterwards."""
+    """Run the context in eval mode without gradients; afterwards restore all modules' modes and the generators."""
     modes = [(module, module.training) for module in model.modules()]
     devices = {tensor.device for tensor in model.parameters()}
     model.eval()
@@ -101,15 +101,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class _Seen(Exception):
-    """The model's inputs are known; nothing more is to be computed."""
+    """Raised once the model's inputs are known, to skip the rest of the computation."""
 
 
 def model_inputs(model: nn.Module, forward: Callable[[nn.Module, Batch], object], batch: Batch) -> tuple[Any, ...]:
-    """What a workload's loss calls the model with: its positional arguments for a batch.
+    """Return the positional arguments with which a workload's loss calls the model for a batch.
 
     Args:
-        model: left alone; not computed.
-        forward: (model, batch) to anything, such as `Workload.loss`.
+        model: not changed and not computed.
+        forward: called with (model, batch), such as `Workload.loss`; its result is not used.
         batch: on the model's device.
 
     Raises:

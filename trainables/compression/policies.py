@@ -1,8 +1,8 @@
-"""Policies: what the scheduler calls when, for each kind of component.
+"""Policies: objects that the scheduler calls during training, one class for each kind of component.
 
-A policy is told of the epochs in which it is active, and of those before in which its component looks at the training.
-The order in an epoch: `epoch_begin`, [`minibatch_begin`, forward, `before_backward`, backward, `before_optimizer`, the
-optimizer's step, `minibatch_end`] for each batch, `epoch_end` after the evaluation.
+A policy is called in the epochs in which it is active, and in earlier epochs in which its component observes training.
+The order in an epoch: `epoch_begin`, [`minibatch_begin`, forward, `before_backward`, backward, the optimizer's step,
+`after_step`, `minibatch_end`] for each batch, `epoch_end` after the evaluation.
 """
 
 from __future__ import annotations
@@ -29,64 +29,64 @@ from trainables.errors import UserError
 
 @dataclass(kw_only=True)
 class Training:
-    """What policies work on."""
+    """Objects of a training run that policies work on."""
 
     model: nn.Module
     masks: Masks
     optimizer: Optimizer | None = None
     inputs: tuple[Any, ...] | None = None
-    """Arguments of the model's last forward pass in this epoch, where a policy asked for them."""
+    """Arguments of the model's last training forward pass, kept if a policy needs them."""
     model_changed: Callable[[], None] = lambda: None
     """Called after modules or shapes have changed."""
     example: Callable[[nn.Module], object] | None = None
     """Runs a model on a batch."""
     removed: list[Any] = field(default_factory=list)
-    """Records of what was removed, one a thinning, in their order."""
+    """Records of removed structures, one per thinning, in their order."""
 
 
 class Policy:
-    """A component in its time; this one does nothing."""
+    """Base of all policies, which apply a component in their active epochs; this class does nothing."""
 
     epochs_before: int = 0
-    """Epochs before the first active one in which `look` is called."""
+    """Number of epochs before the first active one in which `look` is called."""
     wants_inputs: bool = False
     """Whether the arguments of the model's forward are kept in active epochs."""
 
     def look(self, training: Training) -> None:
-        """See the training from here on; called again after an interruption."""
+        """Start observing training; called again after an interruption."""
 
     def look_away(self) -> None:
-        """See nothing any more."""
+        """Stop observing training."""
 
     def epoch_begin(self, training: Training, moment: Moment) -> None:
-        """An active epoch begins."""
+        """Handle the start of an active epoch."""
 
     def minibatch_begin(self, training: Training, moment: Moment) -> None:
-        """The forward pass is about to begin."""
+        """Prepare for the forward pass."""
 
     def before_backward(self, training: Training, loss: Tensor) -> Tensor:
-        """The loss that the backward pass begins from."""
+        """Return the loss for the backward pass."""
         return loss
 
     def after_step(self, training: Training, moment: Moment) -> None:
-        """The optimizer has stepped; masks are about to be applied."""
+        """Handle the end of the optimizer's step, before masks are applied."""
 
     def minibatch_end(self, training: Training, moment: Moment) -> None:
-        """The optimizer has stepped and masks were applied."""
+        """Handle the end of the optimizer's step, after masks were applied."""
 
     def epoch_end(self, training: Training, moment: Moment, metrics: Mapping[str, Any]) -> None:
-        """The epoch was evaluated."""
+        """Handle the end of an active epoch, after its evaluation."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Memory in plain types and tensors."""
+        """Return the state in plain types and tensors."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore a saved state."""
 
 
 class PruningPolicy(Policy):
-    """Sets a pruner's masks at the begin of active epochs (and between, where its arguments say so)."""
+    """Sets a pruner's masks at the start of active epochs, and within them if its arguments require it."""
 
     def __init__(self, pruner: Pruner, args: PrunerPolicyConfig | None = None) -> None:
         self.pruner = pruner
@@ -178,7 +178,7 @@ class RegularizationPolicy(Policy):
             return
         weights = {}
         for name, weight in training.masks.weights(self.regularizer.targets).items():
-            mask = training.masks.get(name)  # what is pruned is about to be zero, and judged so
+            mask = training.masks.get(name)  # pruned elements count as zero
             weights[name] = weight.detach() if mask is None else weight.detach() * mask
         last = moment.epoch == moment.timing.last_epoch and moment.minibatch == moment.minibatches_per_epoch - 1
         for name, mask in self.regularizer.masks(weights).items():
@@ -190,20 +190,20 @@ class RegularizationPolicy(Policy):
 
 
 class QuantizationPolicy(Policy):
-    """Prepares the model when it first acts; what it then computes with stays quantized."""
+    """Prepares the model in the first active epoch; the model then stays quantized."""
 
     def __init__(self, quantizer: Quantizer) -> None:
         self.quantizer = quantizer
         self.prepared = False
 
     def prepare(self, training: Training) -> None:
-        """Change the model's modules, once."""
+        """Change the model's modules; later calls do nothing."""
         if self.prepared:
             return
         groups = [] if training.optimizer is None else training.optimizer.param_groups
         there = len(groups)
         self.quantizer.prepare(training.model, training.optimizer)
-        # Learned parameters join the last group: a learning-rate schedule knows its groups by number.
+        # Learned parameters are moved to the last group, because learning-rate schedules refer to groups by index.
         while len(groups) > there:
             learned = groups.pop(there)
             for key in ("params", "param_names"):
@@ -229,9 +229,10 @@ class QuantizationPolicy(Policy):
 
 
 class LRPolicy(Policy):
-    """Sets the learning rates for the next epoch at the end of active ones, and those of epoch 0 at its beginning.
+    """Sets the learning rates for the next epoch at the end of active epochs, and those of epoch 0 at its start.
 
-    The latter matters to what warms up (LinearLR, ConstantLR, OneCycleLR, CyclicLR): its first rate is not the base.
+    The latter is needed for warm-up schedules (LinearLR, ConstantLR, OneCycleLR, CyclicLR), whose first rate is not the
+    base rate.
     """
 
     def __init__(self, scheduler: ScheduleLR) -> None:
@@ -260,7 +261,7 @@ class ThinningPolicy(Policy):
         self.kind = kind
         self.round_to = round_to
         self.last: Thinned | None = None
-        """What was removed last."""
+        """Result of the last thinning."""
 
     def minibatch_end(self, training: Training, moment: Moment) -> None:
         if moment.minibatch < moment.minibatches_per_epoch - 1 or training.inputs is None:
@@ -283,12 +284,12 @@ class ThinningPolicy(Policy):
 
 
 class DistillationPolicy(Policy):
-    """Lets the model learn from a teacher in active epochs."""
+    """Trains the model with a teacher in active epochs."""
 
     def __init__(self, make: Callable[[], KnowledgeDistillationPolicy]) -> None:
         self._make = make
         self.distillation: KnowledgeDistillationPolicy | None = None
-        """None before the first active epoch, in which the teacher is built."""
+        """None before the first active epoch, when the teacher is built."""
         self.is_active = False
 
     def look(self, training: Training) -> None:
@@ -309,5 +310,5 @@ class DistillationPolicy(Policy):
 
 
 def first_inputs(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A forward's arguments without their history."""
+    """Return a forward's arguments, detached from the autograd graph."""
     return tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in arguments)

@@ -1,7 +1,7 @@
-"""Terms that are added to the loss and push weights, or groups of them, towards zero or apart.
+"""Regularization terms of the loss that push weights or groups towards zero, or the groups' norms apart.
 
-Symbols: w a weight; g one of its groups (see `groups`); lambda the strength that the schedule gives a parameter, >= 0.
-Terms are summed over the parameters.
+Symbols: w a weight; g one of its groups (see `structures`); lambda the strength that the schedule gives a parameter,
+>= 0. Terms are summed over the parameters.
 
     L1               lambda sum |w|
     group lasso      lambda sum_g ||g||_2                  (Yuan and Lin 2006, eq. 2.1, without sqrt of the group size)
@@ -35,8 +35,8 @@ from trainables.errors import UserError
 
 T = TypeVar("T")
 
-#: Below this variance the group variance's term stays as large as it is here, and its gradient is 0: norms that are
-#: all equal give no direction to drive them apart in, and 1 / var**2 would overflow.
+#: Below this variance the group variance term is constant and its gradient is 0: equal norms give no direction in
+#: which to increase the variance, and 1 / var**2 would overflow.
 LEAST_VARIANCE = 1e-12
 
 
@@ -65,7 +65,7 @@ class L1(Regularizer):
 
 
 class GroupLasso(Regularizer):
-    """lambda times the sum of the groups' L2 norms; of two kinds of groups (``Rows+Cols``) both sums.
+    """lambda times the sum of the groups' L2 norms; with two kinds of groups (``Rows+Cols``) both sums are added.
 
     With a threshold criterion, groups whose greatest (``Max``) or mean (``Mean_Abs``) absolute value is at most lambda
     become zero.
@@ -96,7 +96,7 @@ class GroupLasso(Regularizer):
 
 
 class GroupVariance(Regularizer):
-    """lambda over the unbiased variance of the groups' L2 norms; the variance counts as at least `LEAST_VARIANCE`."""
+    """lambda over the unbiased variance of the groups' L2 norms, clamped to at least `LEAST_VARIANCE`."""
 
     def __init__(self, regimes: Mapping[str, tuple[float, str]]) -> None:
         self.regimes = dict(regimes)
@@ -112,15 +112,15 @@ class GroupVariance(Regularizer):
 
 
 def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) -> Regularizer:
-    """The regularizer that the settings describe, for the parameters of this model.
+    """Build the regularizer that the settings describe, for the parameters of this model.
 
     Args:
         name: of the instance in the schedule, for messages.
         settings: one of `trainables.compression.schedule.configs.REGULARIZERS`.
-        model: as built; its parameters' names, without a leading ``module.``, are matched by the settings' patterns.
+        model: as built; the settings' patterns are matched with its parameters' names without a leading ``module.``.
 
     Raises:
-        UserError: a pattern matches no parameter, or a parameter does not have the groups that it is given.
+        UserError: a pattern matches no parameter, or a parameter does not have the requested groups.
     """
     shapes = {plain_name(key): tuple(parameter.shape) for key, parameter in model.named_parameters()}
     if isinstance(settings, L1RegularizerConfig):
@@ -158,7 +158,7 @@ def _check(name: str, regimes: Mapping[str, tuple[float, str]], shapes: Mapping[
 
 
 def _sum(terms: list[Tensor]) -> Tensor:
-    """Of scalars, at least one; of different precisions, in the greatest."""
+    """Sum one or more scalars; different precisions are promoted to the highest."""
     total = terms[0]
     for term in terms[1:]:
         total = total + term

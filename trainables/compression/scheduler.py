@@ -1,6 +1,6 @@
-"""The compression scheduler: a schedule's policies, driven by the callbacks of a training loop.
+"""Compression scheduler: runs a schedule's policies from the callbacks of a training loop.
 
-The loop's order:
+Order of calls in the loop:
 
     scheduler = CompressionScheduler.from_file(model, optimizer, "schedule.yaml")
     for epoch in range(epochs):
@@ -49,19 +49,19 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Scheduled:
-    """A policy and its time."""
+    """A policy and its timing."""
 
     policy: Policy
     timing: Timing
     component: str | None = None
-    """Name of its component, if that has memory."""
+    """Name of its component, if that has state."""
     is_looking: bool = False
-    """Whether its component sees the training now."""
+    """Whether its component currently observes training."""
     has_acted: bool = False
-    """Whether it was active, or its component has looked, in any epoch so far."""
+    """Whether it was active, or its component has observed training, in any epoch so far."""
 
     def looks_in(self, epoch: int) -> bool:
-        """Whether its component looks at the training in an epoch."""
+        """Return whether its component observes training in an epoch."""
         begin = max(0, self.timing.starting_epoch - self.policy.epochs_before)
         if isinstance(self.policy, DistillationPolicy):
             return self.timing.is_active(epoch)
@@ -69,13 +69,13 @@ class Scheduled:
 
 
 class CompressionScheduler:
-    """Policies over the epochs of one training run.
+    """Runs policies over the epochs of one training run.
 
     Args:
-        model: what is trained.
+        model: the trained model.
         optimizer: its optimizer; needed for learning rates, learned quantization and thinning.
-        example: runs a model on a batch; needed where batch norms are folded before ranking.
-        before_change: called once, before anything of the model is changed or hooked into.
+        example: runs a model on a batch; needed if batch norms are folded before ranking.
+        before_change: called once, before the model is changed or gets hooks.
         model_changed: called after modules or shapes have changed.
     """
 
@@ -106,7 +106,7 @@ class CompressionScheduler:
 
     @classmethod
     def from_file(cls, model: nn.Module, optimizer: Optimizer, path: str | Path, **more: Any) -> Self:
-        """A scheduler of the schedule in a YAML file; see `from_schedule`."""
+        """Create a scheduler from a YAML file; see `from_schedule`."""
         return cls.from_schedule(model, optimizer, Path(path), **more)
 
     @classmethod
@@ -124,20 +124,22 @@ class CompressionScheduler:
         before_change: Callable[[], None] | None = None,
         model_changed: Callable[[], None] | None = None,
     ) -> Self:
-        """A scheduler of a schedule.
+        """Create a scheduler from a schedule.
 
         Args:
-            model: what is trained.
+            model: the trained model.
             optimizer: its optimizer.
-            schedule: as `read_schedule` gives or takes it.
-            seed: of what is drawn at random.
+            schedule: a result or an argument of `read_schedule`.
+            seed: of all random numbers.
             compatible: accept what the original silently accepted, with a warning for each.
-            make_model: another model of this architecture, for a teacher that is like the student.
-            base_lrs: learning rate of each parameter group that schedules begin from; as they are now if not given.
-            example, before_change, model_changed: see the class.
+            make_model: builds another model of this architecture, for a teacher with the student's architecture.
+            base_lrs: base learning rate of each parameter group; by default ``initial_lr``, or the current rates.
+            example: see the class.
+            before_change: see the class.
+            model_changed: see the class.
 
         Raises:
-            UserError: the schedule is wrong, or names what the model does not have.
+            UserError: the schedule is invalid, or has names that the model does not have.
         """
         read = schedule if isinstance(schedule, Schedule) else read_schedule(schedule, compatible=compatible)
         scheduler = cls(
@@ -157,9 +159,9 @@ class CompressionScheduler:
         frequency: int = 1,
         component: str | None = None,
     ) -> None:
-        """Schedule a policy in the given epochs, or every ``frequency`` of [starting_epoch, ending_epoch).
+        """Add a policy for the given epochs, or every ``frequency`` epochs of [starting_epoch, ending_epoch).
 
-        ``component`` names what `add_component` was given for it.
+        ``component`` is the name under which its component was added with `add_component`.
         """
         if epochs is not None:
             timing = Timing(epochs=tuple(epochs))
@@ -171,32 +173,32 @@ class CompressionScheduler:
         self.schedule(policy, timing, component=component)
 
     def schedule(self, policy: Policy, timing: Timing, *, component: str | None = None) -> None:
-        """Add a policy at the end in a time that is made already."""
+        """Append a policy with its timing."""
         self.policies.append(Scheduled(policy=policy, timing=timing, component=component))
 
     def add_component(self, name: str, component: Any) -> None:
-        """A component whose memory belongs to the scheduler's state, by a name of its own (section.instance)."""
+        """Add a component whose state is part of the scheduler's state, by a unique name (section.instance)."""
         self._components[name] = component
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer."""
+        """Return the optimizer."""
         return self.training.optimizer
 
     @property
     def has_acted(self) -> bool:
-        """Whether anything was changed or looked at so far."""
+        """Return whether any policy has acted or observed training so far."""
         return any(scheduled.has_acted for scheduled in self.policies)
 
     @property
     def removed(self) -> list[Any]:
-        """What thinning has removed so far."""
+        """Return the records of the structures that thinning has removed so far."""
         return self.training.removed
 
     # --- callbacks --------------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, epoch: int, optimizer: Optimizer | None = None, **_: Any) -> None:
-        """A new epoch begins."""
+        """Handle the start of an epoch."""
         self._use(optimizer)
         self._look(epoch)
         self._open = epoch
@@ -206,10 +208,10 @@ class CompressionScheduler:
     def on_minibatch_begin(
         self, epoch: int, minibatch_id: int, minibatches_per_epoch: int, optimizer: Optimizer | None = None
     ) -> None:
-        """The forward pass of a minibatch is about to begin."""
+        """Prepare for the forward pass of a minibatch."""
         self._use(optimizer)
         if self._open != epoch:
-            self._look(epoch)  # the run was continued in the middle of the epoch
+            self._look(epoch)  # the run was resumed in the middle of the epoch
             self._open = epoch
         prunes = False
         for scheduled in self._active(epoch):
@@ -227,7 +229,7 @@ class CompressionScheduler:
         loss: Tensor,
         optimizer: Optimizer | None = None,
     ) -> Tensor:
-        """The loss that the backward pass begins from: each active policy is given what the one before it returned."""
+        """Return the loss for the backward pass: each active policy modifies the result of the previous one."""
         for scheduled in self._active(epoch):
             loss = scheduled.policy.before_backward(self.training, loss)
         return loss
@@ -235,13 +237,13 @@ class CompressionScheduler:
     def before_parameter_optimization(
         self, epoch: int, minibatch_id: int, minibatches_per_epoch: int, optimizer: Optimizer | None = None
     ) -> None:
-        """Gradients are there, the optimizer is about to step: it changes unmasked weights where copies are kept."""
+        """Restore unmasked copies before the optimizer's step, which updates them instead of the masked weights."""
         self.masks.restore()
 
     def on_minibatch_end(
         self, epoch: int, minibatch_id: int, minibatches_per_epoch: int, optimizer: Optimizer | None = None
     ) -> None:
-        """The optimizer has stepped. Masks are applied in every epoch, so that they outlive their policies."""
+        """Handle the end of an optimizer step; masks are applied in every epoch, also after their policies end."""
         self._use(optimizer)
         active = [
             (s.policy, _moment(epoch, s.timing, minibatch_id, minibatches_per_epoch)) for s in self._active(epoch)
@@ -255,12 +257,12 @@ class CompressionScheduler:
     def on_epoch_end(
         self, epoch: int, optimizer: Optimizer | None = None, metrics: Mapping[str, Any] | None = None
     ) -> None:
-        """The epoch was evaluated.
+        """Handle the end of an epoch, after its evaluation.
 
         Args:
-            epoch: that ends.
+            epoch: the epoch that ends.
             optimizer: if not given before.
-            metrics: ``min``, a loss, and ``max``, an accuracy, for a learning rate that follows them.
+            metrics: ``min``, a loss, and ``max``, an accuracy, for learning rates that depend on them.
         """
         self._use(optimizer)
         for scheduled in self._active(epoch):
@@ -269,17 +271,17 @@ class CompressionScheduler:
         self.close()
 
     def apply_masks(self) -> None:
-        """Mask the weights now."""
+        """Apply all masks to the weights now."""
         self.masks.apply(forward=True)
 
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Masks, memory of components and policies, what was removed; plain types and tensors.
+        """Return masks, state of components and policies, and removed structures, in plain types and tensors.
 
-        The model's own state is the model's. Load this first into a scheduler of a freshly built model, by
-        `prepare_structure`, then the model's and the optimizer's, then the rest by `load_state_dict`. What has not
-        acted has no state, so that schedules which differ in what comes later can go on from one state.
+        The model's state dict is not included. To load, call `prepare_structure` on a scheduler of a freshly built
+        model, load the model's and the optimizer's state, then call `load_state_dict`. Policies that have not acted
+        have no state, so that schedules with different later policies can continue from the same state.
         """
         used = [s.component for s in self.policies if s.has_acted and s.component is not None]
         return {
@@ -290,7 +292,7 @@ class CompressionScheduler:
         }
 
     def prepare_structure(self, state: Mapping[str, Any]) -> None:
-        """Bring the modules of a freshly built model to those of a state: quantizers prepared, structures removed."""
+        """Prepare quantizers and remove structures on a freshly built model to match a saved state."""
         prepared = [
             policy
             for place, kept in state["policies"].items()
@@ -310,7 +312,7 @@ class CompressionScheduler:
             self._model_changed()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; the model has its weights and its structure already."""
+        """Restore a saved state; the model must have its weights and structure already."""
         self.masks.load_state_dict(state["masks"])
         for name, kept in state["components"].items():
             self._components[name].load_state_dict(kept)
@@ -321,7 +323,7 @@ class CompressionScheduler:
 
     @contextmanager
     def unhooked(self) -> Iterator[None]:
-        """While the model is copied or run by somebody else: no component sees it."""
+        """Disable the components' hooks within the context, while other code copies or runs the model."""
         looking = [scheduled for scheduled in self.policies if scheduled.is_looking]
         for scheduled in looking:
             scheduled.policy.look_away()
@@ -336,7 +338,7 @@ class CompressionScheduler:
                 self._keep_inputs()
 
     def close(self) -> None:
-        """See nothing of the model any more, until the next epoch begins."""
+        """Remove all hooks from the model until the next epoch begins."""
         for scheduled in self.policies:
             if scheduled.is_looking:
                 scheduled.policy.look_away()
@@ -344,7 +346,7 @@ class CompressionScheduler:
         self._forget_inputs()
         self._open = None
 
-    # --- within -----------------------------------------------------------------------------------------------------
+    # --- internal ---------------------------------------------------------------------------------------------------
 
     def _active(self, epoch: int) -> list[Scheduled]:
         return [scheduled for scheduled in self.policies if scheduled.timing.is_active(epoch)]
@@ -354,7 +356,7 @@ class CompressionScheduler:
             self.training.optimizer = optimizer
 
     def _look(self, epoch: int) -> None:
-        """Let the components see the training that are to see this epoch, and no others."""
+        """Start observing with the components that need this epoch, and stop all others."""
         self.close()
         for scheduled in self.policies:
             if scheduled.looks_in(epoch):
@@ -370,7 +372,7 @@ class CompressionScheduler:
             tell()
 
     def _model_changed(self) -> None:
-        with self.unhooked():  # parameters may be other objects: who looks at them looks anew
+        with self.unhooked():  # hooks are installed again, since parameters may be new objects
             if self._told is not None:
                 self._told()
 

@@ -1,8 +1,8 @@
-"""Sensitivity analysis: how accuracy falls when one weight alone is pruned, and which sensitivities that suggests.
+"""Sensitivity analysis: accuracy when a single weight is pruned, and sensitivities derived from it.
 
 Shapes and symbols: w a weight of n elements, two dimensions or more; filters are w[i], channels w[:, i].
-    level   share of elements (or filters, channels) that are pruned, in [0, 1]; floor(level * their number), the
-            smallest |w| (mean |w|) of them, ties in the order of their places
+    level   share of elements (or filters, channels) that are pruned, in [0, 1]: the floor(level * number) with the
+            smallest |w| (mean |w|), ties by index
     s       sensitivity: a threshold t = s * std(w), std unbiased, keeps |w| > t (Han et al. 2015)
 """
 
@@ -28,29 +28,29 @@ from trainables.workloads.base import Workload
 
 Kind = Literal["element", "filter", "channel"]
 
-#: Levels unless others are given.
+#: Default levels.
 LEVELS = tuple(round(0.05 * step, 2) for step in range(20))
-#: Dimensions that a weight must have.
+#: Smallest number of dimensions of a weight.
 _LEAST_DIMENSIONS = {"element": 2, "filter": 3, "channel": 3}
-#: What a level times a number may fall short of a whole number by rounding: 0.29 * 100 is 28.999999999999996.
+#: Tolerance for rounding of a level times a number: 0.29 * 100 is 28.999999999999996.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a model is worth."""
+    """Accuracy and loss of a model."""
 
     top1: float
     """Accuracy, in [0, 1]."""
     top5: float | None = None
-    """Share of samples whose class is among the five best; None where nobody counts it."""
+    """Share of samples whose class is among the five best; None if it was not counted."""
     loss: float | None = None
-    """Mean loss; None where nobody computes it."""
+    """Mean loss; None if it was not computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One weight pruned to one level."""
+    """Result for one weight pruned to one level."""
 
     parameter: str
     """Its name, such as ``conv1.weight``."""
@@ -63,21 +63,21 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """What one weight bears."""
+    """Proposed level and sensitivity of one weight."""
 
     parameter: str
     elements: int
-    """Of the weight."""
+    """Number of elements of the weight."""
     level: float
-    """The largest level up to which no level loses more than is allowed."""
+    """The largest level up to which all levels are within the allowed accuracy loss."""
     top1: float
-    """Accuracy there."""
+    """Accuracy at that level."""
     sensitivity: float
-    """s: the threshold s std(w) prunes these weights to that level; 0 for level 0."""
+    """s: the threshold s std(w) prunes the weight to that level; 0 for level 0."""
 
 
 def prunable(model: nn.Module, kind: Kind = "element") -> dict[str, nn.Parameter]:
-    """Parameters that can be pruned so, by name as built: two dimensions, or three for filters and channels."""
+    """Return the parameters that can be pruned, by name as built: >= 2 dimensions, or >= 3 for filters and channels."""
     named = parameters_as_built(model)
     return {name: p for name, p in named.items() if p.dim() >= _LEAST_DIMENSIONS[kind] and p.numel()}
 
@@ -91,21 +91,22 @@ def sensitivity_analysis(
     kind: Kind = "element",
     on_row: Callable[[Row], None] | None = None,
 ) -> list[Row]:
-    """Prune one parameter at a time and evaluate; afterwards the model is as before, bit for bit.
+    """Prune one parameter at a time and evaluate; the model is then restored, bit for bit.
 
     Args:
         model: trained.
-        evaluate: of the model as it is; called once for the whole model and once a parameter and level above 0.
+        evaluate: evaluates the model; called once for the unpruned model and once per parameter and level above 0.
         layers: names or patterns of parameters; None: all that can be pruned.
-        levels: in [0, 1]; None: 0 to 0.95 in steps of 0.05. Level 0, from which a drop is counted, is always there.
+        levels: in [0, 1]; None: 0 to 0.95 in steps of 0.05. Level 0, the reference for the accuracy loss, is always
+            included.
         kind: what is pruned: elements, whole filters or whole channels.
-        on_row: called with each row as it is there.
+        on_row: called with each row as soon as it is available.
 
     Returns:
         Rows by parameter, in the model's order, and ascending level.
 
     Raises:
-        UserError: a level out of range, an unknown kind, a name that matches nothing, or no parameter to prune.
+        UserError: a level is out of range, the kind is unknown, a name matches nothing, or no parameter can be pruned.
     """
     if kind not in get_args(Kind):
         raise UserError(f"kind of a sensitivity analysis must be one of {', '.join(get_args(Kind))}, got {kind!r}")
@@ -146,7 +147,7 @@ def _restored(parameter: nn.Parameter) -> Iterator[None]:
 
 
 def _prune(parameter: nn.Parameter, numbers: Tensor, kind: Kind) -> None:
-    """Zero elements, filters or channels by their numbers."""
+    """Zero elements, filters or channels by index."""
     with torch.no_grad():
         if kind == "element":
             chosen = torch.zeros(parameter.numel(), dtype=torch.bool, device=parameter.device)
@@ -156,7 +157,7 @@ def _prune(parameter: nn.Parameter, numbers: Tensor, kind: Kind) -> None:
 
 
 def count_at(level: float, number: int) -> int:
-    """How many of a number a level prunes.
+    """Return how many of ``number`` elements a level prunes.
 
     >>> count_at(0.29, 100), count_at(0.5, 3)
     (29, 1)
@@ -165,7 +166,7 @@ def count_at(level: float, number: int) -> int:
 
 
 def order(weight: Tensor, kind: Kind) -> Tensor:
-    """Numbers of elements (of the flattened weight), filters or channels, the smallest first: (n,) int64."""
+    """Return the indices of elements (of the flattened weight), filters or channels, smallest first: (n,) int64."""
     sizes = weight.detach().abs()
     if kind == "element":
         sizes = sizes.reshape(-1)
@@ -175,15 +176,15 @@ def order(weight: Tensor, kind: Kind) -> Tensor:
 
 
 def proposed_sensitivities(rows: Sequence[Row], weights: Mapping[str, Tensor], allowed_drop: float) -> list[Proposal]:
-    """For each parameter the largest level that it bears, and s for it.
+    """Propose for each parameter the largest level within the allowed accuracy loss, and its s.
 
     Args:
-        rows: of `sensitivity_analysis`, level 0 among them.
-        weights: the parameters by name, as they were analysed.
-        allowed_drop: of top1, a fraction in [0, 1].
+        rows: of `sensitivity_analysis`, including level 0.
+        weights: the parameters by name, with the values that were analysed.
+        allowed_drop: allowed accuracy loss of top1, a fraction in [0, 1].
 
     Raises:
-        UserError: the drop is out of range.
+        UserError: ``allowed_drop`` is out of range.
     """
     if not 0 <= allowed_drop <= 1:
         raise UserError(f"the allowed drop must be a fraction in [0, 1], such as 0.005, got {allowed_drop}")
@@ -194,7 +195,7 @@ def proposed_sensitivities(rows: Sequence[Row], weights: Mapping[str, Tensor], a
     for name, own in by_parameter.items():
         best = own[0]
         for row in own:
-            if not own[0].top1 - row.top1 <= allowed_drop + _ROUNDING:  # also where it is not a number
+            if not own[0].top1 - row.top1 <= allowed_drop + _ROUNDING:  # also true for NaN
                 break
             best = row
         found.append(
@@ -210,9 +211,10 @@ def proposed_sensitivities(rows: Sequence[Row], weights: Mapping[str, Tensor], a
 
 
 def sensitivity_at(weight: Tensor, level: float) -> float:
-    """s with which a threshold s std(w) prunes floor(level n) elements: halfway to the next one, against rounding.
+    """Return s such that a threshold s std(w) prunes floor(level n) elements.
 
-    More are pruned where elements are equal. 0 for a level that prunes nothing, and where std(w) is 0.
+    The threshold is halfway to the next element, which makes it robust to rounding; with equal elements more can be
+    pruned. Returns 0 for a level that prunes nothing, and if std(w) is 0.
     """
     pruned = count_at(level, weight.numel())
     if pruned == 0 or weight.numel() == 1:
@@ -225,7 +227,7 @@ def sensitivity_at(weight: Tensor, level: float) -> float:
 
 
 def by_block(proposals: Sequence[Proposal]) -> dict[str, list[Proposal]]:
-    """Proposals by block, both in their order."""
+    """Group proposals by block, both in their order."""
     blocks: dict[str, list[Proposal]] = {}
     for proposal in proposals:
         blocks.setdefault(block_of(proposal.parameter), []).append(proposal)
@@ -233,7 +235,7 @@ def by_block(proposals: Sequence[Proposal]) -> dict[str, list[Proposal]]:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Columns parameter, sparsity, top1, top5, loss; what nobody counted is empty."""
+    """Return CSV with the columns parameter, sparsity, top1, top5, loss; unknown values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["parameter", "sparsity", "top1", "top5", "loss"])
@@ -244,8 +246,11 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 
 def pruners_section(proposals: Sequence[Proposal], kind: Kind) -> dict[str, Any]:
-    """A schedule's ``pruners`` with the proposals: one `SensitivityPruner`, or for filters and channels a
-    `L1RankedStructureParameterPruner` for each level. Without what bears no pruning; empty where nothing does."""
+    """Return a schedule's ``pruners`` with the proposals.
+
+    One `SensitivityPruner`, or for filters and channels one `L1RankedStructureParameterPruner` per level. Parameters
+    with level 0 are left out; empty if there are no others.
+    """
     chosen = [proposal for proposal in proposals if proposal.level > 0]
     if kind == "element":
         sensitivities = {p.parameter: round(p.sensitivity, 6) for p in chosen}
@@ -265,18 +270,18 @@ def pruners_section(proposals: Sequence[Proposal], kind: Kind) -> dict[str, Any]
 def evaluate_workload(
     workload: Workload, model: nn.Module, split: str, device: Any, *, seed: int = 0, loss_batches: int = 8
 ) -> Evaluation:
-    """Top-1 is the workload's accuracy on a split; loss the mean over the first training batches of epoch 0.
+    """Evaluate a model: top-1 is its accuracy on a split, loss the mean over the first training batches of epoch 0.
 
-    Workloads compute a loss of training batches alone, so the loss is of those, in eval mode and weighted by samples.
-    None of them counts the five best. The model's modes and all generators are as before afterwards.
+    Workloads compute a loss only on training batches, so the loss is computed on them, in eval mode and weighted by
+    samples. Top-5 is not counted. The model's modes and all generators are restored afterwards.
 
     Args:
-        workload: what the model was trained on.
+        workload: the workload on which the model was trained.
         model: on the device.
         split: ``validation`` or ``test``.
-        device: as `Workload.evaluate` takes it.
+        device: as in `Workload.evaluate`.
         seed: of the training batches.
-        loss_batches: how many, >= 0.
+        loss_batches: number of training batches, >= 0.
     """
     with evaluating(model):
         top1 = float(workload.evaluate(model, split, device))

@@ -1,6 +1,6 @@
-"""The structures of a weight: groups of elements that are pruned, or pushed towards zero, together.
+"""Structures of a weight: groups of elements that are pruned, or pushed towards zero, together.
 
-Loads no torch until a tensor is given, so that schedules are checked without it.
+Imports torch only if a tensor is given, so that schedules can be checked without it.
 
 Shapes: O filters or output features, I channels or input features, H and W kernel height and width. A convolution's
 weight is (O, I, W) or (O, I, H, W), a matrix (O, I); G structures of n elements each:
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Kind = Literal["filters", "channels", "rows", "columns", "kernels", "whole", "blocks"]
-#: Structures by the names that schedules have for them. Rows and columns are those of torch's own weight.
+#: Names of structures in schedules. Rows and columns refer to torch's weight.
 GroupType = Literal["2D", "3D", "4D", "Filters", "Channels", "Rows", "Cols", "Blocks"]
 
 KINDS: dict[str, Kind] = {
     "2D": "kernels", "3D": "filters", "4D": "whole", "Filters": "filters", "Channels": "channels", "Rows": "rows",
     "Cols": "columns", "Blocks": "blocks",
 }  # fmt: skip
-#: The dimensions of the weight whose indices tell structures apart; over all others a structure extends.
+#: Dimensions of the weight that index the structures; a structure extends over all other dimensions.
 _INDEXED_BY: dict[Kind, tuple[int, ...]] = {
     "kernels": (0, 1), "filters": (0,), "channels": (1,), "whole": (), "rows": (0,), "columns": (1,),
 }  # fmt: skip
-#: How many dimensions the weight has.
+#: Allowed numbers of dimensions of the weight.
 _DIMENSIONS: dict[Kind, tuple[int, ...]] = {
     **dict.fromkeys(("kernels", "filters", "channels", "whole"), (3, 4)),
     **dict.fromkeys(("rows", "columns"), (2,)),
@@ -63,15 +63,15 @@ def parts_of(group: str) -> tuple[str, ...]:
 
 
 def ranked_group(group: GroupType) -> GroupType:
-    """Return the structure that a ranking pruner's ``group_type`` means on torch's weight.
+    """Return the structure of torch's weight that corresponds to a ranking pruner's ``group_type``.
 
-    Published schedules mean the rows of the transpose, which is what a linear layer multiplies by.
+    "Rows" of published schedules are rows of the transposed weight, by which a linear layer multiplies.
     """
     return "Cols" if group == "Rows" else group
 
 
 def lacking_weight(group: str, shape: Sequence[int]) -> str:
-    """Return which weight a group needs, in words, where one of this shape has no such structures; else empty.
+    """Return a description of the weight that a group needs if this shape does not have its structures, else "".
 
     >>> lacking_weight("Rows", (8, 3, 3, 3))
     'a matrix, 2 dimensions'
@@ -81,7 +81,7 @@ def lacking_weight(group: str, shape: Sequence[int]) -> str:
 
 
 def check_groups(name: str, shape: Sequence[int], group: str) -> None:
-    """Check that a parameter has such groups.
+    """Check that a parameter has the groups of this type.
 
     Raises:
         UserError: it has another number of dimensions.
@@ -110,7 +110,7 @@ def group_norms(weight: Tensor, group: str) -> Tensor:
 
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which sums over a weight are taken: half precision overflows at 65,504."""
+    """Return the dtype for sums over a weight, at least float32: half precision overflows at 65,504."""
     import torch
 
     return torch.promote_types(dtype, torch.float32)
@@ -119,10 +119,10 @@ def at_least_single(dtype: torch.dtype) -> torch.dtype:
 def group_mask(weight: Tensor, group: str, threshold: float, criterion: str) -> Tensor:
     """Return 1 where an element's group is above the threshold, else 0; shape, dtype and device of the weight.
 
-    Of two kinds of groups both must be above.
+    With two kinds of groups, both must be above it.
 
     Args:
-        weight: of `check_groups`' shapes.
+        weight: with a shape that `check_groups` accepts.
         group: one, or two joined by ``+``.
         threshold: >= 0.
         criterion: ``Max``, the group's greatest absolute value, or ``Mean_Abs``, the mean of its absolute values.
@@ -147,19 +147,19 @@ def _listed(counts: Sequence[int]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Structures:
-    """Split weights into structures, and spread one value a structure over a weight."""
+    """Splits weights into structures, and expands one value per structure to a weight's shape."""
 
     kind: Kind
     """Filters W[i], channels W[:, i], rows and columns of a matrix, kernels W[i, j], the whole weight, or blocks."""
     block: tuple[int, int] = (1, 1)
-    """For blocks: r consecutive filters by d consecutive channels at one kernel position; G = F/r C/d positions,
-    counted filter group first, then channel group, then position."""
+    """For blocks: r consecutive filters by d consecutive channels at one kernel position; G = O/r I/d H W, ordered by
+    filter group, then channel group, then position."""
 
     def check(self, name: str, shape: torch.Size) -> None:
-        """Check that a weight of this shape has such structures.
+        """Check that a weight of this shape has these structures.
 
         Raises:
-            UserError: it has other dimensions, or blocks do not divide it.
+            UserError: it has another number of dimensions, or its size is not a multiple of the block.
         """
         if len(shape) not in _DIMENSIONS[self.kind]:
             raise UserError(
@@ -179,7 +179,7 @@ class Structures:
         return prod(shape[dim] for dim in _INDEXED_BY[self.kind])
 
     def split(self, weight: Tensor) -> Tensor:
-        """Return the weight's structures, shape (G, n); narrow types as float32."""
+        """Return the weight's structures, shape (G, n); half precision is converted to float32."""
         weight = weight.float() if weight.dtype.is_floating_point and weight.dtype.itemsize < 4 else weight
         if self.kind == "blocks":
             r, d = self.block
@@ -189,7 +189,7 @@ class Structures:
         return weight.movedim(indexed, tuple(range(len(indexed)))).reshape(self.count(weight.shape), -1)
 
     def spread(self, values: Tensor, weight: Tensor) -> Tensor:
-        """Return a mask of a weight's shape, type and device from one value a structure, shape (G,)."""
+        """Return a mask of a weight's shape, type and device from one value per structure, shape (G,)."""
         values, shape = values.to(weight), weight.shape
         if self.kind == "blocks":
             r, d = self.block
@@ -202,5 +202,5 @@ class Structures:
 
 
 def structures_of(group_type: GroupType, block_shape: tuple[int, int, int, int] | None = None) -> Structures:
-    """Return what a schedule's ``group_type`` means on torch's own weight."""
+    """Return the structures of torch's weight for a schedule's ``group_type``."""
     return Structures(kind=KINDS[group_type], block=(1, 1) if block_shape is None else block_shape[:2])

@@ -4,7 +4,7 @@
     optimizer = cac.gradskip.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     optimizer = cac.gradskip.wrap(any_optimizer, model=model)
 
-Settings, rules and the state machine import no torch; the optimizers load it when they are first asked for.
+Settings, rules and the state machine import no torch; the optimizers load it on first access.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gradient-Skip attached to a torch optimizer: the front of numbering, stops, decisions, step and advice."""
+"""Gradient-Skip attached to a torch optimizer: combines numbering, stops, decisions, step and advice."""
 
 from __future__ import annotations
 
@@ -29,29 +29,30 @@ from trainables.gradskip.status import Status
 from trainables.gradskip.step import Step
 from trainables.gradskip.stops import Stops
 
-#: Set for a script that a search runs; what its steps cost is counted then.
+#: Environment variable set for scripts that a search runs; the cost of their steps is counted.
 TRIAL_FOLDER = "TUNE_CAC_TRIAL_DIR"
-#: The key under which an optimizer's ``state_dict()`` carries the rule's state.
+#: Key of the rule's state in an optimizer's ``state_dict()``.
 STATE_KEY = "gradskip"
 
 
 class GradientSkip(Status):
-    """The record and the control of Gradient-Skip on one optimizer.
+    """State and control of Gradient-Skip on one optimizer.
 
     Args:
-        optimizer: any torch optimizer that leaves parameters without a gradient alone (all of torch's but LBFGS).
+        optimizer: any torch optimizer that does not change parameters without a gradient (all of torch's but LBFGS).
         settings: None reads the ``CAC_*`` variables now.
-        model: owner of the parameters. Gives the numbering (its order of ``parameters()``, whatever the groups are),
-            names, whole units, and the check of what is left training before stopped layers. Data-parallel and
-            compiled wrappers are looked through.
-        example_inputs: how to run the model to see its execution order, on a copy and at once: a tensor or tuple of
-            positional inputs, or a function of the model that it is given. None records the first training forward
-            pass, which `torch.compile` hides: layers of a compiled model then stop in the order of registration.
-        total_steps: length of the run, only to warn of settings that can never fire in it.
+        model: owner of the parameters. Defines the numbering (the order of its ``parameters()``, whatever the groups
+            are), names, whole units, and the check for parameters that still train before stopped layers.
+            Data-parallel and compiled wrappers are removed.
+        example_inputs: inputs with which a copy of the model is run at construction, to record its execution order: a
+            tensor or tuple of positional inputs, or a function that runs the model it is given. None records the
+            first training forward pass, which `torch.compile` hides: layers of a compiled model then stop in the
+            order of registration.
+        total_steps: length of the run in optimizer steps, used only to warn of settings that can never fire in it.
 
     Attributes:
         settings: as given.
-        stops: what holds still and why.
+        stops: the stopped and frozen parameters, with reasons.
 
     Raises:
         UserError: invalid settings, a layer number past the last parameter, a parameter in two groups, no parameter,
@@ -77,7 +78,7 @@ class GradientSkip(Status):
         self.on_stop: list[Callable[[], None]] = []
         """Called after the set of parameters that need a gradient has changed."""
         self.step_record: Any = None
-        """The count of what the steps cost, in a script that a search runs."""
+        """Record of the steps' cost in a script that a search runs, else None."""
         self.advice = Advice(self.settings)
         self.decisions = Decisions(optimizer, self.settings, self.advice)
         self.step = Step(optimizer, self.decisions, self.settings, self.advice, self._stop)
@@ -114,7 +115,7 @@ class GradientSkip(Status):
         if self.settings.mode == "plasticity" and model is not None:
             self._input_hook.watch(*wrappers(model))
         self.step.install()
-        optimizer.register_state_dict_pre_hook(lambda _: self.step.groups.suspend())  # asked for within a step
+        optimizer.register_state_dict_pre_hook(lambda _: self.step.groups.suspend())  # state_dict() may be called within a step
         optimizer.register_state_dict_post_hook(self._add_state)
         optimizer.register_load_state_dict_pre_hook(lambda _, state: self._remember(state))
         optimizer.register_load_state_dict_post_hook(lambda _: self._load_pending())
@@ -135,7 +136,7 @@ class GradientSkip(Status):
         self._number()
         self._record_first_pass()
 
-    # --- what happens -----------------------------------------------------------------------------------------------
+    # --- callbacks --------------------------------------------------------------------------------------------------
 
     def _take_trace(self) -> None:
         if self.machine.iteration == 0:
@@ -173,7 +174,7 @@ class GradientSkip(Status):
         return [p.requires_grad for p in self.parameters]
 
     def _tell_of_change(self, before: list[bool]) -> None:
-        """Call `on_stop` where other parameters need a gradient than before."""
+        """Call the `on_stop` callbacks if the set of parameters that need a gradient has changed."""
         if before != self._needing_gradients():
             for told in self.on_stop:
                 told()
@@ -181,7 +182,7 @@ class GradientSkip(Status):
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole rule's state in plain types and tensors (``torch.load(weights_only=True)`` reads them)."""
+        """Return the rule's complete state in plain types and tensors (``torch.load(weights_only=True)`` reads them)."""
         return saved_state.state_of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -207,12 +208,12 @@ class GradientSkip(Status):
     def _remember(self, state: dict[str, Any]) -> None:
         pending = state.get(STATE_KEY)
         if pending is not None:
-            saved_state.check(self, pending)  # before torch has taken its part
+            saved_state.check(self, pending)  # before torch loads its part
         self.step.forget()
         self._pending = pending
 
     def _load_pending(self) -> None:
-        # A state without ours (saved by torch's own optimizer) leaves the rule as it is.
+        # A state without ours (saved by torch's own optimizer) leaves the rule unchanged.
         if self._pending is not None:
             self.load_state_dict(self._pending)
         self._pending = None

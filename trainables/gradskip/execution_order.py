@@ -1,7 +1,7 @@
 """Record in which order layers execute in a forward pass, and which parameters lie upstream of which.
 
-The order in which a model registers its layers need not be that in which they run, and what a stop saves depends on
-what still trains before it. Both are read off the first training forward pass, which is not run a second time.
+A model may register its layers in another order than it runs them, and the saving of a stop depends on which
+parameters still train before it. Both are recorded in the first training forward pass, without an additional pass.
 
 Sets of parameters are bit masks: bit n stands for parameter n.
 """
@@ -28,12 +28,12 @@ from trainables.gradskip.parts import own_children, own_parameters
 from trainables.runtime.flops import uncompiled
 from trainables.runtime.generators import kept_generators
 
-#: Outputs of a model's parts whose graphs are held on to, until an optimizer steps.
+#: Maximum number of outputs of a model's parts whose graphs are kept until an optimizer steps.
 _MOST_ENDS = 64
 
 
 def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callable[[nn.Module], Any]) -> ModelTrace:
-    """Run ``forward`` once on a copy of the model in which everything trains; model and generators stay as they are.
+    """Run ``forward`` once on a copy of the model in which everything trains; model and generators stay unchanged.
 
     Args:
         model: owner of the parameters.
@@ -41,7 +41,7 @@ def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callabl
         forward: runs the model that it is given.
 
     Raises:
-        Exception: whatever the copying or the forward pass raises.
+        Exception: any error of the copy or of the forward pass.
     """
     with kept_generators(p.device for p in parameters), torch.enable_grad():
         twin = copy.deepcopy(model)
@@ -60,19 +60,19 @@ def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callabl
 
 
 class ExecutionRecorder:
-    """Records a forward pass while it runs, by hooks on every module; copies of the model carry inert ones.
+    """Recorder of a forward pass while it runs, by hooks on every module; the hooks are inert on copies of the model.
 
     A pass begins where a module is called with gradients enabled, outside of a backward pass. The record is complete
-    when the model itself has returned; a model that is called in parts is recorded until `trace` is asked for.
+    when the model itself has returned; a model that is called in parts is recorded until `trace` is called.
 
-    A parameter that does not train has no place in autograd's graph. One that gradients pass through is marked on the
-    graph's node behind its module; one that lies before everything that trains counts as upstream of whatever is
+    A parameter that does not train is not in autograd's graph. If gradients pass through its module, it is marked on the
+    graph node behind that module; if it precedes everything that trains, it counts as upstream of every module that is
     called with inputs without a graph.
 
     Args:
-        model: whose modules are hooked.
+        model: its modules are hooked.
         parameters: in numbering order.
-        complete: called once, when the model itself has returned; not kept alive.
+        complete: method called once, when the model itself has returned; its object is weakly referenced.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ExecutionRecorder:
         self._complete = None if complete is None else weakref.WeakMethod(complete)
         self._modules = list(_called_modules(model))
         self._masks = _GraphMasks(self._number_of)
-        #: Index of each module that is at work, the mask of its input, and that of frozen parameters around its parts.
+        #: For each running module: index, mask of its input, and mask of the frozen parameters around its parts.
         self._running: list[tuple[int, int, int]] = []
         self._calls: dict[int, _Calls] = {}  # by index of the module
         self._without_graph = 0  # mask of frozen parameters whose modules returned tensors without a graph
@@ -99,17 +99,17 @@ class ExecutionRecorder:
         return bool(self._calls)
 
     def remove(self) -> None:
-        """Unhook."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._masks.forget()
 
     def trace(self) -> ModelTrace:
-        """Return what was recorded.
+        """Return the recorded trace.
 
-        A layer whose parent uses its weights without calling it (attention's output projection) has its parent's
-        place; a parameter that no called module owns comes last.
+        A layer whose parent uses its weights without calling it (attention's output projection) gets its parent's place; a
+        parameter that no called module owns comes last.
         """
         calls = {id(self._modules[index]): place for index, place in self._calls.items()}
         ranks = [len(calls)] * len(self._parameters)
@@ -137,12 +137,12 @@ class ExecutionRecorder:
         return mask_of(n for n in self._numbers(module) if not self._parameters[n].requires_grad)
 
     def _enter(self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Under torch.compile this is traced as nothing at all; replicas of a module are other modules.
+        # Under torch.compile this traces to nothing; replicas of a module are other modules.
         if torch.compiler.is_compiling() or not self._handles or module is not self._modules[index]:
             return
         if not self._running and (not torch.is_grad_enabled() or in_backward()):
             return
-        if not self._running and index == 0:  # what was called by itself before is no part of this pass
+        if not self._running and index == 0:  # modules called separately before are not part of this pass
             self._begin_again()
         try:
             if not self._running and index == 0:
@@ -153,7 +153,7 @@ class ExecutionRecorder:
             self._calls.clear()
             self.remove()
             return
-        # A frozen parameter of a container itself may be used before any of its children: autograd does not say.
+        # A frozen parameter of a container itself may be used before any of its children; autograd does not record it.
         mask |= self._running[-1][2] if self._running else 0
         above = (self._running[-1][2] if self._running else 0) | self._frozen(module)
         self._running.append((index, mask, above))
@@ -172,15 +172,15 @@ class ExecutionRecorder:
             self._without_graph |= hidden
         if self._running:
             return
-        if index != 0:  # a model that is called in parts: what comes next may go on from here
+        if index != 0:  # a model that is called in parts: the next call may use this output
             self._masks.forget_behind(output)
             return
         self._masks.forget()
-        if index == 0 and sys.exc_info()[0] is not None:  # the pass raised: the next one is another try
+        if index == 0 and sys.exc_info()[0] is not None:  # the pass raised: the next one is recorded instead
             self._calls.clear()
         elif index == 0 and self._complete is not None:
             complete = self._complete()
-            if complete is None:  # its optimizer is gone
+            if complete is None:  # its optimizer was collected
                 self.remove()
             else:
                 complete()
@@ -198,7 +198,7 @@ def warn_unseen(error: Exception) -> None:
 
 
 def in_backward() -> bool:
-    """Return whether autograd's engine runs this."""
+    """Return whether autograd's backward pass is running this code."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
@@ -210,7 +210,7 @@ def _inert_recorder() -> ExecutionRecorder:
 
 @dataclass(kw_only=True)
 class _Calls:
-    """Rank of a module's first call, and the masks of its inputs: of the first call, and of all calls."""
+    """Rank of a module's first call, and masks of its inputs: of the first call, and of all calls."""
 
     rank: int
     first: int
@@ -227,7 +227,7 @@ def _with_callers(
 
 
 def _called_modules(model: nn.Module) -> Iterator[nn.Module]:
-    """Return the model's modules, the model first; each once."""
+    """Yield the model's modules, the model first; each once."""
     known: set[int] = set()
     stack = [model]
     while stack:
@@ -239,24 +239,24 @@ def _called_modules(model: nn.Module) -> Iterator[nn.Module]:
 
 
 class _GraphMasks:
-    """Parameters that a tensor's autograd graph reaches, remembered node by node until `forget`."""
+    """Masks of the parameters that a tensor's autograd graph reaches, cached by node until `forget`."""
 
     def __init__(self, number_of: dict[int, int]) -> None:
         self._number_of = number_of
         self._masks: dict[Any, int] = {}
-        self._ends: dict[Any, None] = {}  # nodes that `forget_behind` leaves, the latest used last
+        self._ends: dict[Any, None] = {}  # nodes that `forget_behind` keeps, the latest used last
         self._plain: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # of tensors without a graph, by id
 
     def forget(self) -> None:
-        """Let go of the graph."""
+        """Release the graph."""
         self._plain.clear()
         self._masks.clear()
         self._ends.clear()
 
     def forget_behind(self, value: Any) -> None:
-        """Let go of the graph but for the nodes that made these tensors, and those of the last such calls.
+        """Release the graph except the nodes that made these tensors, and those of the latest such calls.
 
-        What is called on with them finds their masks, and walks the graph no further.
+        Later calls with these tensors find the masks there and do not traverse the graph further.
         """
         for tensor in tensors_of(value):
             if tensor.grad_fn is not None:
@@ -290,7 +290,7 @@ class _GraphMasks:
         return mask
 
     def mark(self, value: Any, mask: int) -> bool:
-        """Add a mask to these tensors, or to the nodes that made them; whether there is a node."""
+        """Add a mask to these tensors, or to the nodes that made them; return whether there is a node."""
         nodes = []
         for tensor in tensors_of(value):
             if tensor.grad_fn is not None:
@@ -332,7 +332,7 @@ class _GraphMasks:
 def tensors_of(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):  # a model's output of transformers, too
+    elif isinstance(value, dict):  # including model outputs of transformers
         for part in value.values():
             yield from tensors_of(part)
     elif isinstance(value, (tuple, list)):
@@ -341,10 +341,10 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 class ForwardHook(InertInCopies):
-    """A forward pre-hook that hands a training step's inputs on. Copies of the model carry an inert one.
+    """Forward pre-hook that passes on a training step's inputs; inert on copies of the model.
 
     Args:
-        seen: method that takes them; its object is not kept alive, and once it is gone the hook removes itself.
+        seen: method that receives them; its object is weakly referenced, and the hook removes itself once it is gone.
     """
 
     def __init__(self, seen: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None) -> None:
@@ -352,18 +352,18 @@ class ForwardHook(InertInCopies):
         self._handles: list[RemovableHandle] = []
 
     def watch(self, *modules: nn.Module) -> None:
-        """Watch these modules; the first of them to be called hands its inputs on."""
+        """Watch these modules: each call passes on its inputs."""
         self._handles += [m.register_forward_pre_hook(self, with_kwargs=True) for m in modules]
 
     def remove(self) -> None:
-        """Unhook."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._seen = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Under torch.compile this is traced as nothing at all.
+        # Under torch.compile this traces to nothing.
         if torch.compiler.is_compiling() or self._seen is None or not torch.is_grad_enabled():
             return
         seen = self._seen()

@@ -1,4 +1,4 @@
-"""A base for hooks that must not act on a copy of the module that carries them."""
+"""Base class of hooks that must not act on copies of their module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class InertInCopies:
-    """Have copies and pickles made without arguments, which every subclass takes to mean: do nothing."""
+    """Base class whose copies and pickles are built without arguments; subclasses built so do nothing."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return type(self)()

@@ -1,8 +1,8 @@
 """Layers: how an optimizer's parameters are numbered, which of them are watched, and which stop together.
 
-Two numberings. A *number* is a parameter's index in the model's order, as published; users, settings and events
-speak it. A *position* is its place in the order in which parameters stop: equal to the number, unless whole units
-stop in execution order. Rules and machine speak positions.
+There are two numberings. A *number* is a parameter's index in the model's order, as published; users, settings and
+events use it. A *position* is its place in the order in which parameters stop: equal to the number, unless whole units
+stop in execution order. Rules and the machine use positions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = ("conv", "linear")
 
 
 def wrappers(model: nn.Module) -> list[nn.Module]:
-    """Return the model given, every data-parallel or compiled wrapper inside it, and last the model itself."""
+    """Return the given module, every data-parallel or compiled wrapper inside it, and last the model itself."""
     levels = [model]
     while True:
         inner = getattr(levels[-1], "_orig_mod", None)
@@ -38,7 +38,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def numbered(groups: Sequence[dict[str, Any]], model: nn.Module | None) -> tuple[list[Tensor], list[str] | None]:
-    """Parameters in the model's order, and their names where known.
+    """Return the parameters in the model's order, and their names where known.
 
     Without a model the order is that of the groups. Parameters that the model does not own come last.
 
@@ -88,7 +88,7 @@ def make_plan(
         model: owner of the parameters; needed for class names and whole units.
         whole_units: stop a layer with everything up to the next watched layer, in execution order; the last one with
             its bias and norm.
-        order: the numbers in the order in which whole units stop; None for that of the numbering.
+        order: the numbers in the order in which whole units stop; None for the numbering's own order.
 
     Raises:
         UserError: a class that the model does not have, or no model where one is needed.
@@ -122,9 +122,9 @@ def make_plan(
 
 
 def _beside(parameters: Sequence[Tensor], layers: Sequence[tuple[int, ...]], model: nn.Module) -> list[set[int]]:
-    """Find what else each layer's module has, such as a bias that is registered before the weight.
+    """Return all parameters of each layer's module, such as a bias that is registered before the weight.
 
-    Nothing for a module with several layers (the matrices of an LSTM), whose parameters are in their order.
+    Empty for a module with several layers (the matrices of an LSTM), whose parameters keep their order.
     """
     number_of = {id(p): number for number, p in enumerate(parameters)}
     own_of: dict[int, set[int]] = {}
@@ -137,7 +137,7 @@ def _beside(parameters: Sequence[Tensor], layers: Sequence[tuple[int, ...]], mod
 
 
 def _end_of_last_unit(parameters: Sequence[Tensor], order: Sequence[int], own: int) -> int:
-    """Return where the last unit ends: with its bias and norm, before a matrix such as the classifier's."""
+    """Return the position at which the last unit ends: with its bias and norm, before a matrix such as the classifier's."""
     for place in range(own + 1, len(order)):
         if parameters[order[place]].dim() >= 2:
             return place - 1
@@ -147,7 +147,7 @@ def _end_of_last_unit(parameters: Sequence[Tensor], order: Sequence[int], own: i
 def _watched_layers(
     parameters: Sequence[Tensor], watch: Sequence[str], model: nn.Module | None
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(watched numbers, all numbers) of each layer, in numbering order."""
+    """Return (watched numbers, all numbers) of each layer, in numbering order."""
     number_of = {id(p): number for number, p in enumerate(parameters)}
     classes = [name for name in watch if name not in ("conv", "linear")]
     found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -156,7 +156,7 @@ def _watched_layers(
     if classes:
         for module in _outermost(classes, model):
             numbers = {number_of[id(p)] for p in module.parameters() if id(p) in number_of}
-            members = tuple(sorted(numbers - taken))  # a shared parameter belongs to the first that has it
+            members = tuple(sorted(numbers - taken))  # a shared parameter belongs to the first module that has it
             weights = tuple(m for m in members if parameters[m].dim() >= 2) or members
             if members:
                 found.append((weights, members))
@@ -199,9 +199,10 @@ def _outermost(classes: Sequence[str], model: nn.Module | None) -> list[nn.Modul
 
 
 def unit_ends(model: nn.Module) -> tuple[int, ...]:
-    """Numbers of the last parameter of each whole unit in registration order, without one that leaves nothing.
+    """Return the numbers of the last parameter of each whole unit in registration order.
 
-    Units begin at convolutions, or at linear weights in a model without convolutions.
+    A unit whose stop leaves nothing to train is omitted. Units begin at convolutions, or at linear weights in a model
+    without convolutions.
     """
     parameters = list(model.parameters())
     for watch in KINDS:
@@ -212,7 +213,7 @@ def unit_ends(model: nn.Module) -> tuple[int, ...]:
 
 
 def watch_needed(parameters: Sequence[Tensor], model: nn.Module | None) -> tuple[str, ...]:
-    """``CAC_WATCH`` under which there are layers to stop, where the default finds none; empty where it does.
+    """Return the ``CAC_WATCH`` with which there are layers to stop if the default finds none; empty if it finds some.
 
     Args:
         parameters: in the model's order.

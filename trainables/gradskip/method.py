@@ -16,7 +16,7 @@ from trainables.gradskip.replay import columns
 
 
 class AttachedGradientSkip(Attached):
-    """Gradient-Skip at work on one training run."""
+    """Gradient-Skip attached to one training run."""
 
     def __init__(self, gradskip: GradientSkip) -> None:
         self.gradskip = gradskip
@@ -48,7 +48,7 @@ class AttachedGradientSkip(Attached):
 
 
 def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> AttachedGradientSkip:
-    """Attach with the config's settings; the environment is not read."""
+    """Attach Gradient-Skip with the config's settings; the environment is not read."""
     with warnings.catch_warnings():
         # A search may try settings that stop nothing; its table shows that they did.
         warnings.filterwarnings("ignore", message="Gradient-Skip (will|may) stop nothing")

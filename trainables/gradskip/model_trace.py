@@ -1,4 +1,4 @@
-"""The result of one recorded forward pass: execution order of the layers, and the parameters upstream of each.
+"""Result of one recorded forward pass: execution order of the layers, and the parameters upstream of each.
 
 Sets of parameters are bit masks: bit n stands for parameter n.
 """
@@ -12,18 +12,22 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTrace:
-    """Execution order and upstream parameters, by parameter number, as one forward pass showed them."""
+    """Execution order and upstream parameters, by parameter number, as recorded in one forward pass."""
 
     ranks: tuple[int, ...]
     """Rank of the first call of the module that owns the parameter, from 0; ascending in execution order."""
     upstream: tuple[int, ...]
-    """Mask of the parameters that the owner's input depends on: their gradients come through the owner. Of the first
-    use alone, where a parameter is used several times: behind a later one lies what has nothing to do with its stop."""
+    """Mask of the parameters that the owner's input depends on: their gradients pass through the owner. If a parameter
+    is used several times, only the first use counts: parameters that only a later use depends on do not affect its
+    stop."""
     before: Mapping[str, int] = field(default_factory=dict)
-    """The mask of a module's input by its name, over all its calls; modules in the order in which they were called."""
+    """Mask of a module's input by its name, over all its calls; modules in the order in which they were called."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain types. A mask is written as its difference to the one before it, so the size is that of the model."""
+        """Return the trace in plain types.
+
+        A mask is stored as its difference to an earlier one, so the size is proportional to the model's.
+        """
         return {
             "ranks": list(self.ranks),
             "upstream": _differences(self.upstream[number] for number in self._by_rank(self.ranks)),
@@ -44,7 +48,7 @@ class ModelTrace:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The parameters' numbers in execution order."""
+        """Return the parameters' numbers in execution order."""
         return tuple(self._by_rank(self.ranks))
 
     @staticmethod
@@ -52,7 +56,7 @@ class ModelTrace:
         return sorted(range(len(ranks)), key=lambda number: (ranks[number], number))
 
     def renumbered(self, numbers: Sequence[int]) -> ModelTrace:
-        """Return the same trace of some parameters only, or in another order.
+        """Return the same trace for some of the parameters, or in another order.
 
         Args:
             numbers: for each new number the parameter's number in this trace.
@@ -71,12 +75,12 @@ class ModelTrace:
         )
 
     def with_unknown(self, count: int) -> ModelTrace:
-        """Return the same trace with so many more parameters at the end, which no module owns."""
+        """Return the same trace with ``count`` more parameters at the end, which no module owns."""
         last = 1 + max(self.ranks, default=-1)
         return replace(self, ranks=(*self.ranks, *[last] * count), upstream=(*self.upstream, *[0] * count))
 
     def left_upstream(self, stopped: Collection[int]) -> set[int]:
-        """Numbers of parameters outside ``stopped`` whose gradients pass through a stopped layer."""
+        """Return the numbers of parameters outside ``stopped`` whose gradients pass through a stopped layer."""
         mask = 0
         for number in stopped:
             mask |= self.upstream[number]
@@ -105,12 +109,12 @@ def mask_of(numbers: Iterable[int]) -> int:
     return mask
 
 
-#: Masks that are looked through for the one that the next mask differs least from: so many branches may run in turn.
+#: Number of latest masks among which the one nearest to the next mask is searched: this many branches may alternate.
 _BRANCHES = 32
 
 
 def _differences(masks: Iterable[int]) -> list[list[int]]:
-    """Each mask by how many masks back the nearest earlier one is (0: the empty mask), and where it differs from it."""
+    """Return each mask as [distance back to the nearest earlier mask (0: the empty mask), numbers that differ...]."""
     found: list[list[int]] = []
     last: list[int] = []  # the latest last
     for mask in masks:
@@ -122,7 +126,7 @@ def _differences(masks: Iterable[int]) -> list[list[int]]:
 
 
 def _sums(differences: Iterable[Sequence[int]]) -> Iterator[int]:
-    """Return the masks of `_differences`."""
+    """Yield the masks that `_differences` encoded."""
     last: list[int] = []
     for back, *changed in differences:
         mask = mask_of(changed) ^ (last[-back] if back else 0)

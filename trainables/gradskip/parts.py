@@ -1,6 +1,6 @@
 """List the parameters that belong to a module itself, those of its parametrized weights included.
 
-A weight under `torch.nn.utils.parametrize` is kept in modules of its own below the layer's (``weight_norm``:
+A weight under `torch.nn.utils.parametrize` is kept in separate modules below the layer's (``weight_norm``:
 ``parametrizations.weight.original0`` and ``original1``). They are parts of the layer's weight, not layers.
 """
 
@@ -21,7 +21,7 @@ def own_children(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def own_parameters(module: nn.Module) -> Iterator[Tensor]:
-    """Return the parameters that the module has itself, the parts of its parametrized weights last."""
+    """Yield the module's own parameters, the parts of its parametrized weights last."""
     yield from (p for p in module._parameters.values() if p is not None)
     if parametrize.is_parametrized(module):
         weights: Any = module.parametrizations
@@ -29,7 +29,7 @@ def own_parameters(module: nn.Module) -> Iterator[Tensor]:
 
 
 def weight_parts(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[Tensor, ...]]]:
-    """Each layer that has a weight in parts, and these parts."""
+    """Yield each layer that has a weight in parts, with these parts."""
     for module in model.modules():
         if parametrize.is_parametrized(module):
             weights: Any = module.parametrizations

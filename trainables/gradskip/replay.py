@@ -1,4 +1,4 @@
-"""Gradient-Skip followed over recorded training: the same machine, its signals looked up. Without torch."""
+"""Replay of Gradient-Skip over recorded training: the same state machine on recorded signals. Without torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainables.interventions import Intervention, MissingSignal, Recorded, acti
 def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
     """Return a key; configurations of one workload with equal keys have equal blueprints."""
     settings = config.gradskip_settings()
-    # A rule that is off has no reason to look at the order in which layers run, and its units may be others.
+    # A rule that is off does not need the execution order of the layers, and its units may differ.
     looks = "off" if settings.mode == "off" else settings.mode == "auto"
     return ("gradskip", looks, settings.watch, settings.whole_units, settings.targets)
 
@@ -32,7 +32,7 @@ def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> GradskipRepla
 def signal_name(settings: Settings, watched: Sequence[int]) -> str:
     """Return the name under which a rule's signal of a layer is recorded.
 
-    A variance depends on the weights alone; the other signals also on when they are measured.
+    A variance depends on the weights alone; the other signals also depend on when they are measured.
     """
     layer = "+".join(map(str, watched))
     if settings.mode == "auto":
@@ -43,7 +43,7 @@ def signal_name(settings: Settings, watched: Sequence[int]) -> str:
 def checkpoint_kind(settings: Settings) -> str:
     """Return the kind of a checkpoint that holds the rule's own measurements (sums of gradients, a lagged copy).
 
-    They are of the layers that this rule watches, and end when it has none left.
+    They cover the layers that this rule watches, and end when none of these is left.
     """
     if settings.mode in ("gradient_norm", "plasticity"):
         layers = hashlib.sha256(repr((settings.watch, settings.whole_units)).encode()).hexdigest()[:8]
@@ -61,7 +61,7 @@ def stop_action(config: TrialConfig, blueprint: Blueprint, through: int, braking
 
 
 def _how(config: TrialConfig, settings: Settings) -> dict[str, Any]:
-    """Collect what else a stop's effect depends on, where it is not the default."""
+    """Return the other settings that a stop's effect depends on, where they are not the default."""
     how: dict[str, Any] = {}
     if settings.norm_statistics != "go_on":
         how["norm_statistics"] = settings.norm_statistics
@@ -73,10 +73,10 @@ def _how(config: TrialConfig, settings: Settings) -> dict[str, Any]:
 
 
 class GradskipReplay:
-    """One configuration's machine over recorded signals.
+    """Replay of one configuration's machine over recorded signals.
 
-    Under ``freezeout`` every step's learning rates are the rule's, so the run is its own from step 0 on: one
-    intervention there holds all settings, and the stops that follow from it are none.
+    Under ``freezeout`` the rule sets the learning rates of every step, so the run shares no step with others: one
+    intervention at step 0 contains all settings, and the later stops are not interventions.
     """
 
     def __init__(self, config: TrialConfig, blueprint: Blueprint) -> None:
@@ -141,5 +141,5 @@ class GradskipReplay:
 
 
 def columns(stopped_through: int, events: Sequence[StopEvent]) -> dict[str, Any]:
-    """Gradient-Skip's result columns."""
+    """Return Gradient-Skip's result columns."""
     return {"stopped_through": stopped_through, "stop_events": json.dumps([asdict(event) for event in events])}

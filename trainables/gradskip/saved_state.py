@@ -1,4 +1,4 @@
-"""A gradient-skip optimizer's state: what is saved, and how a run goes on from it."""
+"""State of a gradient-skip optimizer: what is saved, and how a run continues from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainables.gradskip.status import Status
 
 
 def state_of(skip: Status) -> dict[str, Any]:
-    """Return the whole state in plain types and tensors."""
+    """Return the complete state in plain types and tensors."""
     skip.step.settle()
     skip.stops.look_at_user()
     decisions, numbering = skip.decisions, skip.numbering
@@ -33,7 +33,10 @@ def state_of(skip: Status) -> dict[str, Any]:
 
 
 def rule_identity(settings: Settings) -> dict[str, Any]:
-    """Return what a rule's own state depends on, in plain types: states of equal identities continue each other."""
+    """Return the settings that a rule's own state depends on, in plain types.
+
+    A rule can continue from a state whose identity is equal.
+    """
     lists = (settings.stop_layer_num, settings.stop_layer_itr)
     return {
         "mode": settings.mode,
@@ -44,7 +47,7 @@ def rule_identity(settings: Settings) -> dict[str, Any]:
 
 
 def check(skip: Status, state: dict[str, Any]) -> None:
-    """Raise UserError for a state of another model, or of another form."""
+    """Raise UserError for a state of another model, or of another version."""
     if not isinstance(state.get("stops"), dict):
         raise UserError(
             "the state to load is of another version of Gradient-Skip: train on with that version, or load torch's "
@@ -58,22 +61,22 @@ def check(skip: Status, state: dict[str, Any]) -> None:
 
 
 def load(skip: Status, state: dict[str, Any]) -> None:
-    """Take a state.
+    """Load a state.
 
-    What has stopped stays stopped. A rule of other settings than those saved begins anew, over the layers that its own
-    settings ask for and that have not stopped; changed thresholds alone are no other rule.
+    Stopped parameters stay stopped. A rule with other settings than the saved ones begins anew, over the layers that its
+    own settings watch and that have not stopped; changed thresholds alone do not make it another rule.
     """
     decisions, numbering, stops = skip.decisions, skip.numbering, skip.stops
     if skip.step_record is not None and "step_record" in state:
         skip.step_record.load_state_dict(state["step_record"])
     if state["trace"] is not None:
         numbering.stop_recording()
-        numbering.trace = ModelTrace.from_state(state["trace"])  # a run that is resumed has been seen
+        numbering.trace = ModelTrace.from_state(state["trace"])  # a resumed run has been traced already
     machine = dict(state["machine"])
     saved_order = tuple(state["order"])
     stopped = saved_order[state["stops"]["through"] + 1 : machine["stopped_through"] + 1]
     same_units = state["rule"]["whole_units"] == skip.settings.whole_units
-    if not same_units or machine["iteration"] == 0:  # a state that is older than the trace takes its order from it
+    if not same_units or machine["iteration"] == 0:  # saved before the trace, which gives the order
         numbering.order = tuple(range(len(saved_order)))
         numbering.order_by_trace()
     else:
@@ -102,7 +105,7 @@ def load(skip: Status, state: dict[str, Any]) -> None:
 
 
 def _through(order: tuple[int, ...], stopped: set[int]) -> dict[str, int]:
-    """Return the machine's positions in another order; braking that was under way is given up."""
+    """Return the machine's positions in another order; braking in progress is cancelled."""
     through = -1
     while through + 1 < len(order) and order[through + 1] in stopped:
         through += 1
@@ -110,7 +113,7 @@ def _through(order: tuple[int, ...], stopped: set[int]) -> dict[str, int]:
 
 
 def _passed(plan: LayerPlan, through: int, stopped: set[int]) -> int:
-    """Return the position up to which a new rule has nothing to look at: what it would watch has stopped, or brakes."""
+    """Return the position up to which a new rule has nothing to watch: those layers have stopped or are braking."""
     for unit in plan.units:
         if unit.end > through and not stopped.issuperset(unit.watched):
             break

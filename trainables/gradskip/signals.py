@@ -1,4 +1,4 @@
-"""What a rule looks at, measured on the real model: one number a layer.
+"""Signals that rules use, measured on the real model: one number per layer.
 
 Shapes: P parameters; a layer's weights w_1..w_n of any shape; B samples of a batch; F features of a sample.
 Symbols: A (B, F) a layer's output on a batch; G = A A^T with rows of unit norm (B, B).
@@ -14,38 +14,39 @@ from torch import Tensor, nn
 
 from trainables.gradskip.layer_plan import Unit
 
-#: A variance in half precision is rounded by up to 0.4 %, where thresholds lie 1 or 2 % below 1.
+#: A variance in half precision is rounded by up to 0.4 %, while thresholds are 1 or 2 % below 1.
 _HALF = (torch.float16, torch.bfloat16)
 
 
 class Signal(Protocol):
-    """Measures layers. Nothing here waits for the device; the caller reads the number."""
+    """Measurement of layers. It never waits for the device; the caller reads the number."""
 
     #: Whether `observe` must see every step.
     every_step: bool
-    #: Whether a decision looks at all layers that still train, so that they are measured together.
+    #: Whether a decision uses all layers that still train, so that they are measured together.
     together: bool
 
     def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        """See the gradients of a step of the layers that still train."""
+        """Observe a step's gradients of the layers that still train."""
 
     def measure(self, units: Sequence[Unit]) -> Tensor:
         """Return the layers' signals, (len(units),), on the device."""
 
     def measured(self) -> None:
-        """Take note that the rule has what it wanted of this step."""
+        """Note that the rule needs no more measurements in this step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain numbers."""
+        """Return the state in tensors and plain numbers."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
 
 
 def variance(weights: Sequence[Tensor], *, reference: bool = False) -> Tensor:
-    """Unbiased variance of all numbers of the weights together, a scalar; of the whole tensor where it is sharded.
+    """Return the unbiased variance of all elements of the weights together, a scalar.
 
-    Half precision is judged in float32, except as the published code would (``reference``).
+    A sharded tensor is measured as a whole. Half precision is converted to float32 first, but not with ``reference``, as
+    in the published code.
     """
     parts = [w.detach() for w in weights]
     if not reference:
@@ -101,7 +102,7 @@ class GradientNormSignal:
         numbers = [n for unit in units for n in unit.watched if self._parameters[n].grad is not None]
         gradients = [g for n in numbers if (g := self._parameters[n].grad) is not None]
         if found_inf is not None:
-            # A fused optimizer unscales by itself, unless `unscale_` has, and skips a step with infinities by itself.
+            # A fused optimizer unscales gradients itself, unless `unscale_` has, and skips steps with infinities.
             scale = 1.0 if grad_scale is None else grad_scale
             kept = 1.0 - found_inf
             gradients = [torch.nan_to_num(g / scale, nan=0.0, posinf=0.0, neginf=0.0) * kept for g in gradients]
@@ -131,7 +132,9 @@ class GradientNormSignal:
 
 
 def similarity_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Similarity-preserving distance of two representations (B, ...) of one batch: ||G_a - G_b||_F^2 / B^2.
+    """Return the similarity-preserving distance of two representations (B, ...) of one batch.
+
+    It is ||G_a - G_b||_F^2 / B^2.
 
     Source: Tung and Mori, "Similarity-Preserving Knowledge Distillation", 2019, equation 4; Egeria's plasticity.
     """
@@ -150,13 +153,13 @@ class _Reached(Exception):
 
 
 class PlasticitySignal:
-    """Distance of a layer's representation from that of a copy of the model, one measurement old.
+    """Distance between a layer's representation and that of a copy of the model from one measurement earlier.
 
     Both copies run the batch of the step in eval mode without gradients, up to the layer: two partial forward passes
-    a measurement, and a copy of the model in memory.
+    per measurement, and a copy of the model in memory.
 
     Raises (in `measure`):
-        RuntimeError: no training step's inputs were seen, as under a compiled model that was not the one given.
+        RuntimeError: no training step's inputs were seen, for example under a compiled model other than the one given.
     """
 
     every_step = False
@@ -178,7 +181,7 @@ class PlasticitySignal:
         return torch.stack([self._moved(self._parameters[unit.watched[0]]) for unit in units])
 
     def _moved(self, weight: Tensor) -> Tensor:
-        # A layer whose parent uses its weights without calling it (attention) is judged by its parent's output.
+        # A layer whose parent uses its weights without calling it (attention) is measured by its parent's output.
         modules = dict(self._model.named_modules())
         owners = [n for n, m in modules.items() if any(p is weight for p in m._parameters.values())]
         name = owners[0]

@@ -1,9 +1,9 @@
-"""An optimizer's step with Gradient-Skip around it.
+"""Gradient-Skip around an optimizer's step.
 
-``optimizer.step`` is replaced on the object by a function that does what is to be done before, calls the step that
-was there, and puts everything back, also where that raises. The step itself stays the optimizer's own, foreach, fused
-and capturable paths included; torch.compile compiles it and leaves what is around it to Python. With nothing to do
-the way around is a counter and three comparisons.
+``optimizer.step`` is replaced on the object by a function that does the work due before the step, calls the original
+step, and restores everything, also if the step raises. The step itself stays the optimizer's own, foreach, fused and
+capturable paths included; torch.compile compiles it and leaves the surrounding function to Python. If no work is due,
+the surrounding function costs a counter and three comparisons.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from trainables.gradskip.settings import Settings
 from trainables.gradskip.skipped_steps import SkippedSteps
 from trainables.gradskip.stops import Stops
 
-#: Told of every step with its arguments.
+#: Called at every step with its arguments.
 StepListener = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
 
 class Step:
-    """The part that surrounds an optimizer's step.
+    """Wrapper around an optimizer's step.
 
     Args:
         optimizer: any.
         decisions: the rule.
         settings: of the rule.
-        advice: told of gradients that are lost, and of parameters that the user has switched on.
+        advice: warns of lost gradients, and of stopped parameters that the user has switched on.
         on_stopped: called after a stop, before the step returns.
     """
 
@@ -56,28 +56,28 @@ class Step:
         self._on_stopped = on_stopped
         self._is_linear = is_linear_in_lr(optimizer)
         self.before: list[StepListener] = []
-        """Called before each step of the optimizer's."""
+        """Called before each step of the optimizer."""
         self.after: list[StepListener] = []
-        """Called after each step that has not raised."""
+        """Called after each step that did not raise."""
         self.once: list[Callable[[], None]] = []
         """Called before the next step after a stop."""
         self._plan: StepPlan | None = None
         self.groups = GroupChanges()
-        """Changes of the optimizer's groups for a step."""
+        """Temporary changes of the optimizer's groups during a step."""
         self._moved_back: MovedBack | None = None
         self.skipped = SkippedSteps()
-        """The count of steps that GradScaler lets do nothing."""
+        """Count of the steps that GradScaler skips."""
         self._expected: set[int] = set()
         self._due = 0
         self._busy = True
 
     def bind(self, numbering: Numbering, stops: Stops) -> None:
-        """Take the parameters of a numbering and what holds still of them."""
+        """Use the parameters of a numbering, and their stops."""
         self._numbering, self._stops = numbering, stops
         self.refresh()
 
     def install(self) -> None:
-        """Put this around the optimizer's step."""
+        """Replace the optimizer's step by one with Gradient-Skip around it."""
         inner = self._optimizer.step
 
         @functools.wraps(getattr(inner, "__func__", inner))
@@ -100,11 +100,11 @@ class Step:
             self._end(args, kwargs)
             return result
 
-        around = torch.compiler.disable(step, recursive=False)  # dynamo goes on with the step that was there
+        around = torch.compiler.disable(step, recursive=False)  # dynamo compiles the original step
         self._optimizer.step = types.MethodType(around, self._optimizer)  # type: ignore[method-assign]
 
     def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with a closure behind which no stopped parameter has a gradient."""
+        """Return the arguments with the closure wrapped, so that stopped parameters have no gradient after it."""
 
         def guarded(closure: Any) -> Any:
             if not callable(closure):
@@ -121,7 +121,7 @@ class Step:
         return tuple(map(guarded, args)), {name: guarded(value) for name, value in kwargs.items()}
 
     def refresh(self) -> None:
-        """Find out what the next step has to look at, after anything has changed."""
+        """Determine what the next step has to check, after anything has changed."""
         self._due = 0 if self._holds_published() else self._decisions.look_due()
         self._clean = self._stops.any and not self._settings.reference
         self._busy = bool(
@@ -134,7 +134,7 @@ class Step:
         )
 
     def _holds_published(self) -> bool:
-        # Published: with a braking distance, stopped layers step with a factor of 0 for ever after.
+        # Published code: with a braking distance, stopped layers keep stepping with a factor of 0.
         machine = self._decisions.machine
         return self._settings.reference and machine.distance > 0 and machine.stopped_through >= 0
 
@@ -189,7 +189,7 @@ class Step:
             self._tell_lost_gradients()
 
     def _tell_lost_gradients(self) -> None:
-        """Warn, in the first step after a stop, of parameters that train and have lost their gradient."""
+        """Warn, in the first step after a stop, of running parameters that have lost their gradient."""
         self._stops.look_at_user()
         alive = [n for n in sorted(self._expected) if self._stops.moves(n)]
         self._expected = set()
@@ -198,7 +198,7 @@ class Step:
             self._advice.lost_gradients(lost)
 
     def _arrange(self, scaled: Sequence[tuple[range, float]]) -> None:
-        """Have this step leave stopped parameters alone, and multiply the updates of some positions."""
+        """Exclude stopped parameters from this step, and multiply the updates of some positions."""
         numbering, stops, optimizer = self._numbering, self._stops, self._optimizer
         order = numbering.order
         factor_at: dict[int, float] = {}
@@ -255,18 +255,18 @@ class Step:
             self.refresh()
 
     def forget(self) -> None:
-        """Leave nothing to do of a step that raised half-way, before another state is taken."""
+        """Discard the unfinished work of a step that raised, before another state is loaded."""
         self.groups.put_back()
         self._plan, self._moved_back = None, None
         self._expected = set()
 
     def settle(self) -> None:
-        """Take the skipped steps that the device knows of out of the count."""
+        """Subtract the skipped steps that were counted on the device from the iterations."""
         self.skipped.settle(self._decisions.machine)
 
     @property
     def due(self) -> int:
-        """Iterations before this one have nothing to decide."""
+        """Return the first iteration that may have something to decide."""
         return self._due
 
 

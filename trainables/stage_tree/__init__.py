@@ -1,1 +1,1 @@
-"""Training prefixes shared between trials: stages, their checkpoints, and who trains which."""
+"""Training prefixes shared between trials: stages, their checkpoints, and leases for training them."""

@@ -1,7 +1,7 @@
-"""How often a stage is checkpointed: where forks are likely and training is dear, often; where they are not, seldom.
+"""How often a stage is checkpointed: often where forks are likely and training is expensive, seldom elsewhere.
 
 Symbols: w seconds to write a checkpoint; c seconds of a step; n forks expected over a stage's N steps.
-With checkpoints s steps apart, writing costs w / s a step and forks cost n / N * c * s / 2: least at
+With checkpoints s steps apart, each step costs w / s for writing and n / N * c * s / 2 for forks. The sum is least at
 s = sqrt(2 w N / (c n)).
 """
 
@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import math
 
-#: Forks from the first stage, as a share of the trials; stages further down have fewer by a factor each.
+#: Expected forks from the first stage, as a share of the trials, and the factor by which each level below has fewer.
 FORKS_OF_FIRST, FEWER_BELOW = 0.25, 8.0
-#: Writing takes at most this share of the time that training takes.
+#: Most time for writing, as a share of the training time.
 MOST_WRITING = 0.15
 
 
 def spacing(*, write_s: float, step_s: float, total_steps: int, trials: int, depth: int) -> int:
-    """Steps from one checkpoint to the next, >= 1.
+    """Return the steps from one checkpoint to the next, >= 1.
 
     Args:
         write_s: seconds that a checkpoint takes, >= 0.
         step_s: seconds that a training step takes, > 0.
-        total_steps: of the run.
-        trials: of the study, >= 1.
+        total_steps: steps of the run.
+        trials: trials of the study, >= 1.
         depth: interventions before the stage.
     """
     forks = max(0.5, FORKS_OF_FIRST * trials) / FEWER_BELOW**depth

@@ -1,4 +1,4 @@
-"""When a trial leaves a checkpoint on its path, and what is in it."""
+"""When a trial writes a checkpoint on its path, and what the checkpoint contains."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class Sharing:
     budget_bytes: int = 20 * 10**9
     """Most bytes of checkpoints."""
     trials: int = 24
-    """Trials of the study, which decides how often forks are expected."""
+    """Trials of the study; determines how many forks are expected."""
     watches: tuple[tuple[str, ...], ...] = ()
-    """Values of ``CAC_WATCH`` in the study, whose layers are recorded from the first trial on."""
+    """Values of ``CAC_WATCH`` in the study; their layers are recorded from the first trial on."""
     checkpoint_every_s: float = 60.0
-    """Most seconds of training that a crash may cost; 0 for an epoch."""
+    """Most seconds of training that a crash may lose; 0 for one epoch."""
 
 
 class Keeper:
-    """Checkpoints of one trial's path: where forks are likely, where the rule acts, and against a crash.
+    """Writes checkpoints on one trial's path: where forks are likely, where the rule acts, and against a crash.
 
     Args:
-        store: of the trial's root.
+        store: store of the trial's root.
         sharing: budget and frequency.
-        replay: the trial's own; its kind is that of the checkpoints.
+        replay: the trial's replay; its kind is that of the checkpoints.
         epoch_steps: steps of an epoch.
-        total_steps: of the run.
+        total_steps: steps of the run.
     """
 
     def __init__(
@@ -59,29 +59,29 @@ class Keeper:
         self._weights: dict[str, StageWeight] | None = None
 
     def may(self, live: LiveRun, depth: int) -> bool:
-        """Whether checkpoints are kept at all, and somebody could go on from one here.
+        """Return whether checkpoints are kept at all and a trial could continue from one here.
 
         Args:
             live: the run at a step's start.
-            depth: interventions before the stage it is in.
+            depth: interventions before its stage.
         """
         return self._sharing.budget_bytes > 0 and live.run.step > 0 and not (self._replay.first_stage_only and depth)
 
     def is_overdue(self, live: LiveRun) -> bool:
-        """Whether a crash would cost too much by now; 0 seconds mean every epoch, not every step."""
+        """Return whether a crash would now lose too much training; 0 seconds mean every epoch, not every step."""
         every_s = self._sharing.checkpoint_every_s
         if every_s == 0 and live.run.step % self._epoch_steps != 0:
             return False
         return time.monotonic() - live.checkpointed >= every_s
 
     def wants(self, live: LiveRun, stage: Stage, depth: int, acts_now: Callable[[], bool]) -> bool:
-        """Whether one belongs here.
+        """Return whether a checkpoint should be written here.
 
         Args:
             live: the run at a step's start.
-            stage: where it is.
-            depth: interventions before it.
-            acts_now: whether the rule acts in the step that begins: others will fork where one has.
+            stage: its stage.
+            depth: interventions before the stage.
+            acts_now: returns whether the rule acts in the step that begins; other trials are likely to fork there.
         """
         step = live.run.step
         if not self.may(live, depth):
@@ -92,12 +92,12 @@ class Keeper:
             kept = [entry.step for entry in self.checkpoints.entries(stage.id) if entry.kind == kind]
             self._kept[stage.id] = kept
         if step in kept:
-            live.checkpointed = time.monotonic()  # somebody else's is as good
+            live.checkpointed = time.monotonic()  # another trial's checkpoint serves as well
             return False
         if step == stage.start or self.is_overdue(live):
             return True
         if depth == 0 and step == self._total_steps - self._epoch_steps:
-            return True  # always the same place near the end: a search looks at the trained baseline there
+            return True  # a fixed place near the end, where the search examines the trained baseline
         if not self._write_s or not live.step_s:
             return not self._write_s
         apart = spacing(
@@ -111,7 +111,7 @@ class Keeper:
         return step - last >= apart or acts_now()
 
     def write(self, live: LiveRun, stage: Stage) -> None:
-        """Write one of the run at a step's start."""
+        """Write a checkpoint of the run at a step's start."""
         run = live.run
         begun = time.perf_counter()
         state = run.state_dict()
@@ -129,7 +129,7 @@ class Keeper:
         live.checkpointed = time.monotonic()
 
     def _stage_weight(self, stage: str) -> StageWeight:
-        """How likely and dear a fork from a stage is: as many visits as stages come from it."""
+        """Return how likely and expensive a fork from a stage is; visits counts the stage and its descendants."""
         if self._weights is None:
             self._weights = _weights(self._store, self._total_steps)
         return self._weights.get(stage, StageWeight(start=0, end=self._total_steps, visits=1, step_cost=1.0))

@@ -1,11 +1,11 @@
-"""Checkpoints of stages under a budget of bytes, in a folder that several processes and nodes read and write.
+"""Checkpoints of stages within a budget of bytes, in a folder that several processes and nodes read and write.
 
     objects/<first two digits>/<sha256>                            contents, each stored once
     checkpoints/<stage>/<step>.<kind>.<bytes>.<sha256>             empty files: the index
 
-A content is written before the index names it and is checked against its name whenever it is read. So whatever a
-crash, a full disk or another process's thinning leaves behind, a checkpoint is served whole or not at all, and one that
-is not there costs only the training since the checkpoint before it.
+A content is written before the index names it and is checked against its name whenever it is read. So after a crash, a
+full disk or thinning by another process, a checkpoint is read whole or not at all, and a missing one costs only the
+training since the checkpoint before it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from trainables.stage_tree.eviction import Entry, StageWeight, to_drop
 
 __all__ = ["Checkpoints", "Entry", "StageWeight"]
 
-#: Thinning goes a tenth below the budget, so that it is not needed again at once.
+#: Thinning frees this share of the budget beyond what is needed, so that it is not needed again at once.
 _SPARE_SHARE = 0.1
 
-#: The folder is measured again after this share of the budget has been written by this object. N writers together
-#: overshoot the budget by no more than N such shares, and one checkpoint each, before one of them sees it.
+#: The folder is measured again after this object has written this share of the budget. N writers together exceed the
+#: budget by at most N of these shares, and one checkpoint each, before one of them measures it.
 _MEASURE_SHARE = 0.05
 
-#: A content that no index entry names is someone's put under way for so long; after that it is left from a crash.
+#: A content without an index entry may be a put in progress until this age; after that a crash has left it.
 _UNNAMED_S = 60.0
 
-#: The same of a temporary file. Its time is that of the last write, which a slow file system may keep waiting.
+#: The same for a temporary file, counted from its last write, which a slow file system may delay.
 _TEMPORARY_S = 600.0
 
 _STAGE = re.compile(r"[0-9A-Za-z_-]+")
@@ -50,10 +50,10 @@ class Checkpoints:
     """The checkpoints of all stages of one study.
 
     Args:
-        root: folder of the store; made when something is put.
-        budget_bytes: most bytes of contents. More is thinned away by `thinning.to_drop`.
-        weights: how likely and how expensive a fork from a stage is. It is asked for every stage in the folder, those
-            of other searches too. None: all stages equal, from step 0 to the last checkpoint of any.
+        root: folder of the store; created by the first put.
+        budget_bytes: most bytes of contents. `eviction.to_drop` chooses what is removed beyond it.
+        weights: returns how likely and how expensive a fork from a stage is. Called for every stage in the folder,
+            including those of other searches. None: all stages equal, from step 0 to the last checkpoint of any.
     """
 
     def __init__(self, root: Path, budget_bytes: int, weights: Callable[[str], StageWeight] | None = None) -> None:
@@ -63,27 +63,27 @@ class Checkpoints:
         self._budget_bytes = budget_bytes
         self._weights = weights
         self._total_bytes = 0
-        # As if the whole budget had been put: the first put measures, and a process that only reads pays nothing.
+        # Starts at the whole budget, so that the first put measures and a process that only reads never does.
         self._put_since_measured_bytes = budget_bytes
 
     def put(self, stage: str, step: int, data: bytes, *, kind: str = "any") -> bool:
-        """Keep a checkpoint, and thin if all of them are now over the budget.
+        """Store a checkpoint, and thin if all of them together now exceed the budget.
 
         Args:
             stage: the stage's id: letters, digits, ``_`` and ``-``.
             step: the iteration at whose start this is the complete state.
             data: the state.
-            kind: which rule's own state is inside: small letters, digits, ``_`` and ``-``.
+            kind: kind of the rule's own state inside: small letters, digits, ``_`` and ``-``.
 
         Returns:
-            Whether it was kept (or was there already). It may still be the one that thinning gives up. False, with one
-            warning a process, if it cannot be written or is larger than the whole budget: training goes on without it.
+            Whether it was stored (or was there already). Thinning may have removed it since. False, with one warning
+            per process, if it cannot be written or is larger than the whole budget: training continues without it.
         """
         assert _STAGE.fullmatch(stage), stage
         assert _KIND.fullmatch(kind), kind
         assert step >= 0, step
         if len(data) > self._budget_bytes:
-            if self._budget_bytes > 0:  # a budget of nothing is a wish
+            if self._budget_bytes > 0:  # a budget of 0 is the user's choice
                 _warn_once("budget", f"it has {len(data)} bytes and the budget is {self._budget_bytes}")
             return False
         entry = Entry(step=step, kind=kind, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
@@ -103,14 +103,14 @@ class Checkpoints:
         return True
 
     def entries(self, stage: str) -> list[Entry]:
-        """The checkpoints of a stage, ascending by step; none if there is no such stage or it cannot be read now."""
+        """Return the checkpoints of a stage, ascending by step; none if there is no such stage or reading fails."""
         try:
             return self._named(stage)
-        except OSError:  # a network file system in trouble: training goes on from an earlier one
+        except OSError:  # a failing network file system: training continues from an earlier one
             return []
 
     def _named(self, stage: str) -> list[Entry]:
-        """`entries`; an OSError says that they are not known, which is not the same as none."""
+        """Return `entries`; raise OSError where they cannot be read, as distinct from none."""
         try:
             with os.scandir(self._index / stage) as files:
                 found = [entry for file in files if (entry := _parse(file.name))]
@@ -119,9 +119,9 @@ class Checkpoints:
         return sorted(found, key=lambda entry: (entry.step, entry.kind, entry.sha256))
 
     def read(self, stage: str, entry: Entry) -> bytes | None:
-        """The state of a checkpoint, exactly as it was put, or None.
+        """Return the state of a checkpoint, exactly as it was put, or None.
 
-        A content that is missing, truncated or corrupt is removed, and the entry with it.
+        A content that is missing, truncated or corrupt is removed together with its entry.
         """
         path = self._object(entry.sha256)
         try:
@@ -132,7 +132,7 @@ class Checkpoints:
                 remove_what_was_read(path, os.fstat(file.fileno()))
         except FileNotFoundError:
             pass
-        except OSError:  # a file system in trouble says nothing about the checkpoint
+        except OSError:  # a failing file system does not mean that the checkpoint is bad
             return None
         _remove(self._index / stage / _file_name(entry))
         self._put_since_measured_bytes = self._budget_bytes  # there is less now: measure at the next put
@@ -142,14 +142,14 @@ class Checkpoints:
         return self._objects / sha256[:2] / sha256
 
     def _is_whole(self, entry: Entry) -> bool:
-        """Whether the content is there in its full length; reading checks the rest."""
+        """Return whether the content exists in its full length; reading checks the rest."""
         try:
             return self._object(entry.sha256).stat().st_size == entry.bytes
         except FileNotFoundError:
             return False
 
     def _store(self, entry: Entry, data: bytes) -> None:
-        """Write the content if it is not there, or make it young again, so that nobody collects it as unnamed."""
+        """Write the content if it is missing, else touch it so that no process removes it as unnamed."""
         path = self._object(entry.sha256)
         if self._is_whole(entry):
             try:
@@ -174,27 +174,27 @@ class Checkpoints:
             self._thin()
 
     def _thin(self) -> None:
-        """Remove what nobody needs, then the checkpoints that are missed least."""
+        """Remove leftovers, then the checkpoints whose loss costs least."""
         index, sizes = self._without_leftovers()
         total = sum(sizes.values())
         spare = int(_SPARE_SHARE * self._budget_bytes)
         weights = self._weights or _all_equal(index)
-        contents: dict[str, list[tuple[str, Entry]]] = {}  # in the order in which their last names are given up
+        contents: dict[str, list[tuple[str, Entry]]] = {}  # in the order in which their last entries are dropped
         for stage, entry in to_drop(index, weights, total - (self._budget_bytes - spare)):
             contents[entry.sha256] = [*contents.pop(entry.sha256, []), (stage, entry)]
         for sha256, names in contents.items():
-            # The spare room is for many small checkpoints; a large one is not worth giving up for it.
+            # The spare room is for many small checkpoints; do not drop a large one for it.
             if total <= self._budget_bytes and sizes[sha256] > spare:
                 break
-            for stage, entry in names:  # before the content, so that no name is left without one
+            for stage, entry in names:  # before the content, so that no entry is left without it
                 _remove(self._index / stage / _file_name(entry))
             _remove(self._object(sha256))
             total -= sizes[sha256]
         self._total_bytes, self._put_since_measured_bytes = total, 0
 
     def _without_leftovers(self) -> tuple[dict[str, list[Entry]], dict[str, int]]:
-        """Entries by stage and sizes of contents in bytes, after removing what crashes have left."""
-        # The index first: a content is there before its name, so a name seen without content is a broken one.
+        """Return entries by stage and sizes of contents in bytes, after removing leftovers of crashes."""
+        # The index first: a content is written before its entry, so an entry without content is broken.
         index = self._scan_index()
         objects, temporaries = self._scan_objects()
         sizes = {sha256: size for sha256, (size, _) in objects.items()}
@@ -205,7 +205,7 @@ class Checkpoints:
         for stage, entries in index.items():
             index[stage] = [entry for entry in entries if sizes.get(entry.sha256) == entry.bytes]
             for entry in entries:
-                # Asked again: another node's listing of a folder may be a minute old.
+                # Checked again: a folder listing may lag a minute behind another node.
                 if sizes.get(entry.sha256) != entry.bytes and not self._is_whole(entry):
                     _remove(self._index / stage / _file_name(entry))
         named = {entry.sha256 for entries in index.values() for entry in entries}
@@ -224,7 +224,7 @@ class Checkpoints:
         return {stage: self._named(stage) for stage in stages}
 
     def _scan_objects(self) -> tuple[dict[str, tuple[int, float]], list[tuple[Path, float]]]:
-        """Contents with their sizes in bytes and times of change in seconds, and temporary files with the latter."""
+        """Return sizes (bytes) and modification times (s) of contents, and modification times of temporary files."""
         contents: dict[str, tuple[int, float]] = {}
         temporaries: list[tuple[Path, float]] = []
         try:
@@ -251,7 +251,7 @@ def _file_name(entry: Entry) -> str:
 
 
 def _parse(name: str) -> Entry | None:
-    """The entry that a file of the index names, or None for a foreign file."""
+    """Return the entry that a file name of the index describes, or None for a foreign file."""
     match = _ENTRY.fullmatch(name)
     if match is None:
         return None
@@ -266,7 +266,7 @@ def _all_equal(index: dict[str, list[Entry]]) -> Callable[[str], StageWeight]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file that may be gone, or not ours to remove: then it is found again by the next scan."""
+    """Remove a file; ignore errors (already gone, no permission), since the next scan finds it again."""
     with suppress(OSError):
         path.unlink()
 

@@ -1,7 +1,7 @@
-"""One Ray actor that says who trains which stage, for all processes and nodes of a search.
+"""Ray actor that grants leases on stages to all processes and nodes of a search.
 
-It only saves work. What it says decides no result: a stage trained twice is written twice, and equal. So a coordinator
-that is gone or does not answer grants everything: training twice is waste, waiting for ever is worse.
+It only saves work and does not affect results: a stage trained twice is written twice with equal content. So if the
+coordinator is gone or does not answer, every claim is granted: training twice is waste, waiting for ever is worse.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from trainables.stage_tree.leases import Claims
 
-#: How long a call waits for an answer. It bridges a restart of the actor, which takes a second or two.
+#: Time limit of a call. Longer than a restart of the actor, which takes a second or two.
 TIMEOUT_S = 10.0
 
-#: A coordinator that did not answer in time is left alone so many timeouts, or every call would wait.
+#: After a timeout, the coordinator is not called for this many timeouts; otherwise every call would wait.
 _TIMEOUTS_LEFT_ALONE = 6
 
 _warned = False
 
 
 def start_coordinator(name: str) -> Any:
-    """The actor of this name in the current Ray namespace, started if there is none.
+    """Return the actor of this name in the current Ray namespace; start it if there is none.
 
-    The one started ends when the process that started it does, or drops the handle returned: keep it for the search.
-    When its process dies, Ray starts it anew, with no claims.
+    An actor that was started ends when the process that started it ends or drops the returned handle: keep the handle
+    during the search. When the actor's process dies, Ray restarts it without claims.
     """
     # Calls may be repeated after a restart: Claims allows it.
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=1)(Claims)
@@ -36,8 +36,8 @@ def start_coordinator(name: str) -> Any:
 
 
 def find_coordinator(name: str) -> Any | None:
-    """The actor of this name in the current Ray namespace, or None if there is none or no Ray."""
-    if not ray.is_initialized():  # asking would start a Ray
+    """Return the actor of this name in the current Ray namespace, or None without such an actor or without Ray."""
+    if not ray.is_initialized():  # get_actor would start Ray
         return None
     try:
         return ray.get_actor(name)
@@ -46,11 +46,11 @@ def find_coordinator(name: str) -> Any | None:
 
 
 class RayClaims:
-    """`Claims` of the coordinator of this name; what it cannot ask, it grants, with one warning a process.
+    """`Claims` of the coordinator of this name; without an answer it grants, with one warning per process.
 
     Args:
-        name: the coordinator's.
-        timeout_s: how long a call waits for an answer.
+        name: name of the coordinator.
+        timeout_s: time limit of a call.
     """
 
     def __init__(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -60,23 +60,23 @@ class RayClaims:
         self._left_alone_until_s = float("-inf")
 
     def claim(self, stage: str, holder: str, lease_s: float) -> bool:
-        """See `Claims.claim`; True without an answer."""
+        """Call `Claims.claim`; return True without an answer."""
         return bool(self._ask("claim", stage, holder, lease_s, otherwise=True))
 
     def renew(self, holder: str, lease_s: float) -> None:
-        """See `Claims.renew`."""
+        """Call `Claims.renew`."""
         self._ask("renew", holder, lease_s)
 
     def release(self, stage: str, holder: str) -> None:
-        """See `Claims.release`."""
+        """Call `Claims.release`."""
         self._ask("release", stage, holder)
 
     def release_all(self, holder: str) -> None:
-        """See `Claims.release_all`."""
+        """Call `Claims.release_all`."""
         self._ask("release_all", holder)
 
     def holder_of(self, stage: str) -> str | None:
-        """See `Claims.holder_of`; None without an answer."""
+        """Call `Claims.holder_of`; return None without an answer."""
         holder = self._ask("holder_of", stage)
         return None if holder is None else str(holder)
 
@@ -93,7 +93,7 @@ class RayClaims:
         except GetTimeoutError:
             self._left_alone_until_s = time.monotonic() + _TIMEOUTS_LEFT_ALONE * self._timeout_s
             _warn_once(f"{self._name!r} did not answer within {self._timeout_s:g} s")
-        except (RayError, ValueError) as error:  # ValueError: an actor of an earlier Ray
+        except (RayError, ValueError) as error:  # ValueError: an actor of an earlier Ray session
             self._actor = None  # another may have been started under this name
             _warn_once(f"{self._name!r} cannot be asked: {type(error).__name__}")
         return otherwise

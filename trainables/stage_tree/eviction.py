@@ -1,6 +1,6 @@
-"""Which checkpoints to give up when there is too little room: those that are missed least.
+"""Which checkpoints to drop when space runs out: those whose loss costs least.
 
-Symbols: s a checkpoint's step, p the step of the one before it, n of the one after it, in iterations.
+Symbols: s step of a checkpoint, p step of the checkpoint before it, n step of the one after it, in iterations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Entry:
     step: int
     """The checkpoint is the complete state at the start of this iteration."""
     kind: str
-    """Which rule's own state is inside; ``any`` if every rule can continue from it."""
+    """Kind of the rule's own state inside; ``any`` if every rule can continue from it."""
     bytes: int
     """Size of its content."""
     sha256: str
@@ -34,9 +34,9 @@ class StageWeight:
     end: int
     """The step after its last one."""
     visits: int
-    """How many trials walked through it: forks to come are taken to be proportional to them."""
+    """How many trials passed through it; future forks are assumed proportional to this."""
     step_cost: float
-    """What training one step costs, in any unit that is the same for all stages (FLOPs, seconds)."""
+    """Cost of training one step, in any unit that is the same for all stages (FLOPs, seconds)."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class _Link:
     place: int
     before: _Link | None = None
     after: _Link | None = None
-    version: int = 0  # of its neighbours: what the heap holds of an older one no longer counts
+    version: int = 0  # raised when a neighbour changes; heap items of an older version are ignored
     dropped: bool = False
 
     def value_per_byte(self) -> float:
@@ -60,11 +60,11 @@ class _Link:
 
 
 def expected_cost(step: int, *, previous: int, following: int, weight: StageWeight) -> float:
-    """What dropping a checkpoint would cost, in ``weight``'s unit of cost: visits / (end - start) (n - s) (s - p) cost.
+    """Return the cost of dropping a checkpoint, in ``weight``'s unit: visits / (end - start) (n - s) (s - p) cost.
 
-    Forks are as likely at every step of a stage. Without the checkpoint at s, those at the n - s steps from s to the
-    next checkpoint retrain s - p more steps, from the one before. The first checkpoint's p is the stage's start, the
-    last one's n its end. (Entering a stage anew means retraining from its parent, which is a little further still.)
+    Forks are equally likely at every step of a stage. Without the checkpoint at s, forks at the n - s steps from s to
+    the next checkpoint retrain s - p more steps, from the one before. The first checkpoint's p is the stage's start, the
+    last one's n its end. (Entering a stage anew means retraining from its parent, which is slightly further still.)
 
     >>> expected_cost(40, previous=30, following=60, weight=StageWeight(start=0, end=100, visits=2, step_cost=1.0))
     4.0
@@ -76,23 +76,23 @@ def expected_cost(step: int, *, previous: int, following: int, weight: StageWeig
 def to_drop(
     entries_by_stage: Mapping[str, Sequence[Entry]], weights: Callable[[str], StageWeight], bytes_to_free: int
 ) -> list[tuple[str, Entry]]:
-    """The checkpoints to drop so that at least ``bytes_to_free`` become free, or all if they hold less.
+    """Return the checkpoints to drop so that at least ``bytes_to_free`` become free, or all if they hold less.
 
-    Greedy: the one of the least cost per byte first, after which its neighbours matter more. Checkpoints of different
-    kinds do not stand in for each other. Content that several entries name becomes free with the last of them, and an
-    entry whose content stays anyway is kept.
+    Greedy: drops the one of least cost per byte first, which raises the cost of its neighbours. Checkpoints of
+    different kinds do not replace each other. Content that several entries name becomes free with the last of them, and
+    an entry whose content stays anyway is kept.
 
     Args:
-        entries_by_stage: every checkpoint that there is, in any order.
-        weights: of a stage.
+        entries_by_stage: all existing checkpoints, in any order.
+        weights: returns the weight of a stage.
         bytes_to_free: bytes of content.
 
     Returns:
-        (stage, entry), in the order in which they are given up.
+        (stage, entry), in the order in which they are dropped.
     """
     links = _chains(entries_by_stage, weights)
     holders = Counter(link.entry.sha256 for link in links)
-    # Equal values go by place in a fixed order, so that processes that thin at the same time choose the same.
+    # Ties are broken by place in a fixed order, so that processes that thin at the same time choose the same.
     heap = [(link.value_per_byte(), link.place, link.version, link) for link in links]
     heapq.heapify(heap)
     given_up: list[_Link] = []
@@ -118,7 +118,7 @@ def to_drop(
 
 
 def _chains(entries_by_stage: Mapping[str, Sequence[Entry]], weights: Callable[[str], StageWeight]) -> list[_Link]:
-    """Every checkpoint, tied to its neighbours of the same stage and kind."""
+    """Return every checkpoint, linked to its neighbours of the same stage and kind."""
     links: list[_Link] = []
     for stage in sorted(entries_by_stage):
         if not entries_by_stage[stage]:

@@ -1,4 +1,4 @@
-"""Who trains which stage: leases that lapse, so that nobody waits for ever for one that died."""
+"""Leases for training stages; they lapse, so that no trial waits for ever for one that died."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Protocol
 
 
 class StageClaims(Protocol):
-    """What a trial asks before it trains a stage. `Claims` says what each call means."""
+    """Interface by which a trial claims a stage before training it. `Claims` documents each call."""
 
     def claim(self, stage: str, holder: str, lease_s: float) -> bool:
-        """May this holder train the stage?"""
+        """Return whether this holder may train the stage."""
 
     def renew(self, holder: str, lease_s: float) -> None:
-        """This holder is alive."""
+        """Renew all leases of this holder."""
 
     def release(self, stage: str, holder: str) -> None:
-        """This holder is done with the stage."""
+        """Release this holder's lease on the stage."""
 
     def release_all(self, holder: str) -> None:
-        """This holder is done with everything."""
+        """Release all leases of this holder."""
 
     def holder_of(self, stage: str) -> str | None:
-        """Who trains the stage."""
+        """Return the holder that trains the stage, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Lease:
     holder: str
-    """Who may train the stage."""
+    """Holder that may train the stage."""
     until_s: float
-    """The clock's time from which on others may."""
+    """Clock time from which others may train it."""
 
 
 class Claims:
     """Leases of stages in this process's memory: a stage has at most one holder with a live lease.
 
-    Every call can be repeated without harm, as a caller does that got no answer.
+    Every call can be repeated without harm, so that a caller that got no answer can repeat it.
 
     Args:
-        clock: time in seconds that never goes back.
+        clock: returns monotonic time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,7 +49,7 @@ class Claims:
         self._leases: dict[str, _Lease] = {}
 
     def claim(self, stage: str, holder: str, lease_s: float) -> bool:
-        """Take a stage for ``lease_s`` seconds from now, if it is free, its lease has lapsed, or it is held already.
+        """Lease a stage for ``lease_s`` seconds from now, if it is free, its lease lapsed, or this holder has it.
 
         Returns:
             Whether this holder has it. If not, nothing has changed.
@@ -62,9 +62,9 @@ class Claims:
         return True
 
     def renew(self, holder: str, lease_s: float) -> None:
-        """All stages of this holder are its own for ``lease_s`` seconds from now.
+        """Extend all leases of this holder to ``lease_s`` seconds from now.
 
-        A lapsed lease that nobody has taken counts again; one that another took is lost.
+        A lapsed lease that no other holder has taken becomes valid again; one that another took is lost.
         """
         until_s = self._clock() + lease_s
         for stage, lease in self._leases.items():
@@ -72,37 +72,37 @@ class Claims:
                 self._leases[stage] = _Lease(holder=holder, until_s=until_s)
 
     def release(self, stage: str, holder: str) -> None:
-        """Give a stage up, if this holder has it."""
+        """Release a stage, if this holder has it."""
         lease = self._leases.get(stage)
         if lease is not None and lease.holder == holder:
             del self._leases[stage]
 
     def release_all(self, holder: str) -> None:
-        """Give up all stages of this holder."""
+        """Release all stages of this holder."""
         self._leases = {stage: lease for stage, lease in self._leases.items() if lease.holder != holder}
 
     def holder_of(self, stage: str) -> str | None:
-        """Who holds a stage with a live lease."""
+        """Return the holder of a live lease on the stage, or None."""
         lease = self._leases.get(stage)
         return lease.holder if lease is not None and self._clock() < lease.until_s else None
 
 
 class NoClaims:
-    """Grants everything, for runs with nobody to share with."""
+    """Grants every claim, for runs that share no training."""
 
     def claim(self, stage: str, holder: str, lease_s: float) -> bool:
-        """Always granted."""
+        """Return True."""
         return True
 
     def renew(self, holder: str, lease_s: float) -> None:
-        """Nothing lapses."""
+        """Do nothing."""
 
     def release(self, stage: str, holder: str) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def release_all(self, holder: str) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def holder_of(self, stage: str) -> str | None:
-        """Nobody."""
+        """Return None."""
         return None

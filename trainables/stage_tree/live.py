@@ -1,4 +1,4 @@
-"""A run that trains in this process, with what its steps take."""
+"""A run that trains in this process, with timings of its steps."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from trainables.training.run import TrainingRun
 
 @dataclass(kw_only=True)
 class LiveRun:
-    """A run in this process."""
+    """A run in this process, with its recorder and timings."""
 
     run: TrainingRun
     recorder: SignalRecorder
     flops_at_load: int
-    """Executed by whoever saved what was loaded."""
+    """FLOPs executed before the loaded checkpoint."""
     steps: int = 0
-    """Trained in this process."""
+    """Steps trained in this process."""
     step_s: float = 0.0
-    """Of late."""
+    """Moving average of the time of a step."""
     slowest_s: float = 0.0
-    """Of the steps in this process but the first."""
+    """Time of the slowest step in this process, except the first."""
     evaluation_s: float = 0.0
-    """Of the last one."""
+    """Time of the last evaluation."""
     checkpointed: float = field(default_factory=time.monotonic)
-    """When a crash last stopped costing what was trained before."""
+    """Monotonic time of the last checkpoint or of the start; a crash loses only later training."""
 
     @property
     def executed_flops(self) -> int:
-        """FLOPs executed in this process."""
+        """Return the FLOPs executed in this process."""
         return self.run.executed_flops - self.flops_at_load
 
     def train_step(self) -> None:
-        """One optimizer step, timed."""
+        """Train and time one optimizer step."""
         begun = time.perf_counter()
         self.run.train_step()
         took = time.perf_counter() - begun
-        if self.steps > 0:  # the first one chooses kernels and counts FLOPs
+        if self.steps > 0:  # the first step selects kernels and counts FLOPs
             self.step_s = 0.9 * self.step_s + 0.1 * took if self.step_s else took
             self.slowest_s = max(self.slowest_s, took)
         self.steps += 1

@@ -1,7 +1,7 @@
-"""Many small tensors written as one: a run's state has a hundred, and `torch.save` takes longer to write one than to
-write what is in it.
+"""Joins many small tensors into one for saving.
 
-Plain types and tensors throughout, which ``torch.load(weights_only=True)`` reads.
+A run's state has a hundred small tensors, and `torch.save` needs more time for each tensor than for its content.
+The result has only plain types and tensors, which ``torch.load(weights_only=True)`` reads.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Larger tensors are written as they are: then the bytes are what takes time, and a copy of them memory.
+#: Larger tensors are written unchanged: their bytes take most of the time, and a copy would take memory.
 _SMALL_BYTES = 1 << 16
-#: A tuple that begins so stands for a tensor; then come its group and its place there.
+#: First element of a tuple that replaces a tensor; the others are its group and its index in the group.
 _MARK = "packed tensor"
 
 
 def pack(state: Any) -> dict[str, Any]:
-    """A state of dictionaries, lists, tuples and tensors, its small tensors joined to one of each dtype.
+    """Return a state of dictionaries, lists, tuples and tensors with its small tensors joined into one per dtype.
 
-    Nothing of the state is changed, and nothing of what comes back is its memory but tensors that were left alone.
+    The state is not changed. The result shares memory with it only in tensors that were not joined.
     """
     groups: dict[torch.dtype, tuple[int, list[Tensor]]] = {}
 
@@ -44,7 +44,7 @@ def pack(state: Any) -> dict[str, Any]:
 
 
 def unpack(packed: dict[str, Any]) -> Any:
-    """What `pack` was given; each tensor with memory of its own."""
+    """Return the state that was given to `pack`; each joined tensor gets memory of its own."""
     groups = []
     for joined, numbers in zip(packed["joined"], packed["shapes"], strict=True):
         shapes = _shapes(numbers.tolist())
@@ -60,7 +60,7 @@ def unpack(packed: dict[str, Any]) -> Any:
 
 
 def _shapes(numbers: list[int]) -> list[list[int]]:
-    """Shapes, each after the number of its dimensions."""
+    """Split numbers into shapes, each stored after its number of dimensions."""
     found, place = [], 0
     while place < len(numbers):
         end = place + 1 + numbers[place]
@@ -70,7 +70,7 @@ def _shapes(numbers: list[int]) -> list[list[int]]:
 
 
 def _through(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A container of the same kind with every element changed; anything else itself."""
+    """Return a container of the same kind with every element changed, or any other value itself."""
     kind = type(value)
     if kind is dict:
         return {name: change(inner) for name, inner in value.items()}
@@ -78,7 +78,7 @@ def _through(value: Any, change: Callable[[Any], Any]) -> Any:
         return kind(change(inner) for inner in value)
     if kind is OrderedDict:
         found = OrderedDict((name, change(inner)) for name, inner in value.items())
-        found.__dict__.update(value.__dict__)  # a module's state has versions there
+        found.__dict__.update(value.__dict__)  # a module's state keeps version numbers there
         return found
     return value
 

@@ -1,4 +1,4 @@
-"""Signals of a run as it trains: weight variances at every step's start, and what a rule measured itself.
+"""Records signals of a run as it trains: weight variances at every step's start, and measurements by the rule itself.
 
 Shapes: K layers; variances of a step (K,) on the device of the run, read by the host at decisions and for chunks.
 """
@@ -27,10 +27,10 @@ _AUTO = Settings()
 
 
 class SignalRecorder:
-    """Records one run. Steps are told in ascending order.
+    """Records the signals of one run, in ascending order of its steps.
 
     Args:
-        run: a run that has not begun or was just loaded.
+        run: a run that has not started or was just loaded.
         watches: values of ``CAC_WATCH`` whose layers are recorded besides all convolutions and linear weights.
     """
 
@@ -56,16 +56,16 @@ class SignalRecorder:
         self._sparse.setdefault(name, {})[self._run.step] = number
 
     def before_step(self) -> None:
-        """Record the step that is about to begin; nothing waits for the device."""
+        """Record the step that is about to begin, without waiting for the device."""
         alive = [(name, w) for name, w in self._layers if any(p.requires_grad or self._is_ahead(p) for p in w)]
         values = [variance(weights) for _, weights in alive]
         names = tuple(name for name, _ in alive)
         self._rows.append((names, torch.stack(values) if values else torch.zeros(0)))
 
     def _is_ahead(self, parameter: Tensor) -> bool:
-        """Whether the rule still comes to it, though it trains no more.
+        """Return whether the rule has yet to decide on the parameter, although it no longer trains.
 
-        Such are layers that run before stopped ones and that CAC_PREFIX_AUTOGRAD=0 has stopped with them.
+        These are layers that run before stopped ones and were stopped with them by CAC_PREFIX_AUTOGRAD=0.
         """
         gradskip = self._gradskip
         if gradskip is None or gradskip.stopped_through < 0:
@@ -78,7 +78,7 @@ class SignalRecorder:
         return id(parameter) in self._ahead
 
     def at(self, name: str, iteration: int) -> float:
-        """A signal of a step since the last `cut`; waits for the device."""
+        """Return a signal of a step since the last `cut`; waits for the device."""
         sparse = self._sparse.get(name, {}).get(iteration)
         if sparse is not None:
             return sparse
@@ -93,7 +93,7 @@ class SignalRecorder:
         return self._read[iteration][name]
 
     def cut(self, rows: dict[int, dict[str, Any]]) -> Chunk:
-        """What was recorded since the last cut, as a chunk with these rows; recording begins anew."""
+        """Return everything recorded since the last cut as a chunk with these rows, and clear it."""
         begin, end = self._begin, self._begin + len(self._rows)
         names = tuple(dict.fromkeys(name for step_names, _ in self._rows for name in step_names))
         values = np.full((len(self._rows), len(names)), np.nan)

@@ -1,4 +1,4 @@
-"""What runs must have in common to share training: everything but the interventions of their methods."""
+"""Facts that runs must have in common to share training: everything but the interventions of their methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainables.config import TrialConfig
 from trainables.workload_options import what_is_trained
 from trainables.workloads.base import Workload
 
-#: Code that decides what a run computes, besides the workload's own.
+#: Code that determines what a run computes, besides the workload's own.
 _CODE = (
     "flops.py", "training/*.py", "gradskip/*.py", "workloads/*.py", "stage_tree/*.py", "compression/*.py",
     "compression/*/*.py",
@@ -23,9 +23,10 @@ _CODE = (
 
 
 def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
-    """What the runs of one root agree in, in plain types. Runs of equal facts are equal until a method acts.
+    """Return the facts that all runs of one root share, in plain types.
 
-    Fields of the configuration that matter only once a method acts are part of its actions, not of these.
+    Runs with equal facts are equal until a method acts. Fields of the configuration that matter only once a method acts
+    are part of its actions, not of these facts.
     """
     return {
         "workload": config.workload,
@@ -45,20 +46,20 @@ def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
 
 
 def root_id(facts: dict[str, Any]) -> str:
-    """A digest of the facts."""
+    """Return a digest of the facts."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
 @cache
 def device_kind(device: str) -> str:
-    """Kinds that may round differently have different names."""
+    """Return the name of the device's kind; kinds that may round differently have different names."""
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
     return f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _processor() -> str:
-    """The processor's model: libraries choose kernels by it, and other kernels round otherwise."""
+    """Return the processor's model: libraries select kernels by it, and different kernels round differently."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -69,7 +70,7 @@ def _processor() -> str:
 
 @cache
 def code_fingerprint() -> str:
-    """A digest of the training code of this package."""
+    """Return a digest of the training code of this package."""
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for pattern in _CODE:

@@ -1,12 +1,11 @@
-"""What following and replay need to know of a run beside its signals: the model's layers, shapes of the batches of an
-epoch, and FLOPs of its steps.
+"""Facts about a run that replay needs besides its signals: layers, batch shapes of an epoch, FLOPs of its steps.
 
 Files of a root (`store.StageStore.read`):
-    root.json               {what the runs agree in, "layer_names": [...], "trains": one digit a parameter,
+    root.json               {facts that the runs share, "layer_names": [...], "trains": one digit per parameter,
                             "weight_decays": those of weights, null where the optimizer has none}
-    facts-<digest>.json     {"key": attachment.metadata_key, "facts": what a method must know of the model}
+    facts-<digest>.json     {"key": attachment.metadata_key, "facts": facts about the model that a method needs}
     shapes.json             run lengths over an epoch's steps: [[count, [[shape, dtype], ...]], ...]
-    costs-<digest>.json     {"trains": one digit a parameter, "steps": [[count, forward_flops, backward_flops], ...]}
+    costs-<digest>.json     {"trains": one digit per parameter, "steps": [[count, forward_flops, backward_flops], ...]}
 """
 
 from __future__ import annotations
@@ -29,19 +28,21 @@ from trainables.workloads.batch_shapes import run_lengths
 
 
 def facts_file(key: Hashable) -> str:
-    """Name of the file with a method's facts, by `attachment.metadata_key`."""
+    """Return the name of the file with a method's facts, by `attachment.metadata_key`."""
     return f"facts-{hashlib.sha256(repr(key).encode()).hexdigest()[:12]}.json"
 
 
 def method_facts(
     store: StageStore, config: TrialConfig, write: Callable[[str, Any], None] | None = None
 ) -> Mapping[str, Any]:
-    """What a configuration's method needs to know of the model: read, or seen on a model built for it and written.
+    """Return the facts about the model that a configuration's method needs.
+
+    They are read from the store, or taken from a run built for this and then written.
 
     Args:
-        store: of the root.
+        store: store of the root.
         config: any configuration with these facts.
-        write: how files are written; None for the store's way, which raises OSError.
+        write: writes a file; None for the store's `write`, which raises OSError.
     """
     key = metadata_key(config)
     name = facts_file(key)
@@ -55,23 +56,23 @@ def method_facts(
 
 
 def costs_file(trains: str) -> str:
-    """Name of the file with the cost of steps in which these parameters train (one digit a parameter)."""
+    """Return the name of the file with the cost of steps in which these parameters train (one digit per parameter)."""
     return f"costs-{hashlib.sha256(trains.encode()).hexdigest()[:12]}.json"
 
 
 def plain_shapes(epoch_shapes: Iterable[tuple[int, Batch]]) -> list[Any]:
-    """Run lengths of batches in plain types."""
+    """Return run lengths of batch shapes in plain types."""
     return [
         [count, [[list(t.shape), str(t.dtype).removeprefix("torch.")] for t in batch]] for count, batch in epoch_shapes
     ]
 
 
 def root_files(root: Mapping[str, Any], run: TrainingRun) -> dict[str, Any]:
-    """Contents of the files that describe a root, by name.
+    """Return the contents of the files that describe a root, by name.
 
     Args:
         root: its facts (`root.root_facts`).
-        run: any of its runs; one that has seen an epoch spares reading the data.
+        run: any of its runs; the data is read again only if the run has not trained an epoch.
     """
     shapes = run.epoch_shapes
     if shapes is None:
@@ -86,21 +87,21 @@ def root_files(root: Mapping[str, Any], run: TrainingRun) -> dict[str, Any]:
 
 
 def meta_batch(plain: Iterable[Any]) -> Batch:
-    """A batch of these shapes on the meta device."""
+    """Return a batch of these shapes on the meta device."""
     return tuple(torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape, dtype in plain)
 
 
 def ensure_costs(store: StageStore, config: TrialConfig, masks: Iterable[str]) -> None:
-    """Count and write the costs of steps with these parameters training, where they are not known.
+    """Count and write the costs of steps in which these parameters train, where they are not known.
 
     Args:
-        store: of a root that was trained at least one epoch.
+        store: store of a root that was trained for at least one epoch.
         config: any configuration of the root.
-        masks: one digit a parameter, by number: 1 where it trains.
+        masks: one digit per parameter, by number: 1 where it trains.
 
     Raises:
         OSError: they cannot be written.
-        UserError: the workload's loss raised on a model that is partly stopped.
+        UserError: the workload's loss raised on a partly stopped model.
     """
     missing = [mask for mask in dict.fromkeys(masks) if store.read(costs_file(mask)) is None]
     shapes = store.read("shapes.json")

@@ -1,16 +1,16 @@
-"""Stages on disk: what was recorded of every stretch of training. Without torch; analysis reads it too.
+"""Stages on disk: signals and rows recorded during all training. Without torch, since analysis reads them too.
 
-Layout under a study's ``tree`` folder, every file framed with its checksum and written atomically:
+Layout under a study's ``tree`` folder; every file has a checksum and is written atomically:
 
-    <root id>/root.json                        what the runs have in common
-    <root id>/facts-<digest>.json              what a method needs to know of the model (a blueprint)
+    <root id>/root.json                        facts that the runs share
+    <root id>/facts-<digest>.json              facts about the model that a method needs (a blueprint)
     <root id>/shapes.json                      shapes of the batches of an epoch
     <root id>/costs-<digest>.json              FLOPs of an epoch's steps with some parameters stopped
     <root id>/stages/<stage id>/stage.json     parent, intervention
     <root id>/stages/<stage id>/<from>-<to>-<digest>.chunk      signals and rows of steps from..to-1
 
 A chunk holds signals of iterations [from, to) and the rows of epochs that end at from+1..to steps. Chunks may overlap:
-what two processes trained twice is equal.
+steps that two processes trained are equal.
 
 Shapes: T steps of a chunk, K dense signals; values (T, K) float64.
 """
@@ -36,7 +36,7 @@ _STAGE_FILE = "stage.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Part of a stage."""
+    """Recorded steps of a part of a stage."""
 
     begin: int
     """First iteration."""
@@ -47,12 +47,12 @@ class Chunk:
     values: NDArray[np.float64]
     """(end - begin, len(names))."""
     sparse: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """Signals measured now and then: (iteration, value) of each, by name."""
+    """Signals measured at some iterations only: (iteration, value) pairs, by name."""
     rows: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Rows of epochs by the number of steps at their end, without the method's own columns."""
 
     def to_bytes(self) -> bytes:
-        """One line of JSON, then the values."""
+        """Return the chunk as one line of JSON followed by the values."""
         head = {
             "begin": self.begin,
             "end": self.end,
@@ -65,7 +65,7 @@ class Chunk:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Chunk:
-        """What `to_bytes` gave."""
+        """Build a chunk from the result of `to_bytes`."""
         line, _, rest = data.partition(b"\n")
         head = json.loads(line)
         shape = (head["end"] - head["begin"], len(head["names"]))
@@ -79,21 +79,21 @@ class Chunk:
         )
 
     def file_name(self) -> str:
-        """Equal for chunks that hold the same steps, signals and rows: none takes the place of one with more."""
+        """Return a file name that is equal only for the same steps, signals and rows, so that no data is replaced."""
         rows = (f"row {step}" for step in sorted(self.rows))
         digest = hashlib.sha256("\n".join((*self.names, *sorted(self.sparse), *rows)).encode()).hexdigest()[:8]
         return f"{self.begin:09d}-{self.end:09d}-{digest}.chunk"
 
 
 class Stage:
-    """What is known of one stage. Grows when others publish; `refresh` looks."""
+    """The known chunks of one stage. `refresh` reads those that other processes have published."""
 
     def __init__(self, folder: Path, stage: str, start: int) -> None:
         self.id = stage
         self.start = start
-        """Its first own iteration: 0 for the root, else the one after its intervention."""
+        """First iteration of the stage: 0 for the root, else the one after its intervention."""
         self.known_until = start
-        """Every iteration from `start` to before this one was trained and recorded."""
+        """Every iteration in [`start`, `known_until`) was trained and recorded."""
         self.rows: dict[int, Mapping[str, Any]] = {}
         """Rows of epochs by the number of steps at their end."""
         self._folder = folder
@@ -103,7 +103,7 @@ class Stage:
         self._sparse: dict[str, dict[int, float]] = {}
 
     def refresh(self) -> bool:
-        """Read chunks that are new; whether there were any."""
+        """Read new chunks and return whether there were any."""
         new = False
         try:
             names = [entry.name for entry in os.scandir(self._folder) if entry.name.endswith(".chunk")]
@@ -112,14 +112,14 @@ class Stage:
         for name in sorted(set(names) - self._seen):
             data = read_framed(self._folder / name)
             if data is None:
-                continue  # corrupt and discarded, or gone
+                continue  # corrupt and removed, or gone
             self._seen.add(name)
             self.add(Chunk.from_bytes(data))
             new = True
         return new
 
     def add(self, chunk: Chunk) -> None:
-        """Take a chunk in."""
+        """Add a chunk to the stage."""
         self.rows.update(chunk.rows)
         for column, name in enumerate(chunk.names):
             self._dense.setdefault(name, []).append((chunk.begin, chunk.end, chunk.values[:, column]))
@@ -129,13 +129,13 @@ class Stage:
         self.known_until = _covered(self.start, self._spans)
 
     def at(self, name: str, iteration: int) -> float:
-        """The signal at an iteration; MissingSignal if it was not recorded."""
-        # The first that came, so that what a trial has once seen stays so, where devices round in changing ways.
+        """Return the signal at an iteration; raise MissingSignal if it was not recorded."""
+        # The chunk added first wins, so that a value that a trial has read never changes if devices round differently.
         value: float | None = None
         for begin, end, values in self._dense.get(name, ()):
             if begin <= iteration < end:
                 value = float(values[iteration - begin])
-                if value == value:  # not a number: also where a chunk has the signal of other steps only
+                if value == value:  # not NaN; a chunk that has the signal of other steps only has NaN here
                     return value
         if value is None:
             value = self._sparse.get(name, {}).get(iteration)
@@ -144,7 +144,7 @@ class Stage:
         return value
 
     def has(self, name: str, iteration: int) -> bool:
-        """Whether the signal was recorded there."""
+        """Return whether the signal was recorded at the iteration."""
         try:
             self.at(name, iteration)
         except MissingSignal:
@@ -152,16 +152,16 @@ class Stage:
         return True
 
     def covers(self, name: str, begin: int, end: int) -> bool:
-        """Whether a dense signal is there at every iteration from ``begin`` to before ``end``."""
+        """Return whether a dense signal was recorded at every iteration in [``begin``, ``end``)."""
         return _covered(begin, [span[:2] for span in self._dense.get(name, ())]) >= end
 
     @property
     def signal_names(self) -> tuple[str, ...]:
-        """Names of the signals recorded at every iteration."""
+        """Return the names of the signals recorded at every iteration."""
         return tuple(self._dense)
 
     def dense(self, name: str) -> NDArray[np.float64]:
-        """A dense signal over [start, known_until), NaN where it was not recorded."""
+        """Return a dense signal over [start, known_until), NaN where it was not recorded."""
         found = np.full(max(0, self.known_until - self.start), np.nan)
         for begin, end, values in self._dense.get(name, ()):
             low, high = max(begin, self.start), min(end, self.known_until)
@@ -195,11 +195,11 @@ class StageStore:
         self._links: dict[str, tuple[str, Intervention] | None] = {}
 
     def first(self) -> Stage:
-        """The root stage."""
+        """Return the root stage."""
         return self._stage(self.root, 0)
 
     def child(self, stage: Stage, intervention: Intervention) -> Stage:
-        """The stage that an intervention leads to, whether it was trained or not."""
+        """Return the stage that an intervention leads to, trained or not."""
         return self._stage(child_id(stage.id, intervention), intervention.iteration + 1)
 
     def _stage(self, stage: str, start: int) -> Stage:
@@ -211,7 +211,7 @@ class StageStore:
         """Write a chunk; ``link`` is the stage's parent and intervention, None for the root stage.
 
         Raises:
-            OSError: it cannot be written. The stage then knows it in this process alone.
+            OSError: it cannot be written. Only this process then has the chunk.
         """
         stage.add(chunk)
         folder = self.folder / "stages" / stage.id
@@ -231,7 +231,7 @@ class StageStore:
         write_framed(path, json.dumps(values).encode())
 
     def links(self) -> dict[str, tuple[str, Intervention] | None]:
-        """Parent and intervention of every stage that was published, None for the root stage."""
+        """Return parent and intervention of every published stage, None for the root stage."""
         try:
             names = [entry.name for entry in os.scandir(self.folder / "stages")]
         except OSError:
@@ -249,7 +249,7 @@ class StageStore:
         return {name: self._links[name] for name in names if name in self._links}
 
     def stages(self) -> Iterator[tuple[Stage, tuple[str, Intervention] | None]]:
-        """Every published stage, read anew, with its parent's id and intervention."""
+        """Yield every published stage, refreshed, with its parent's id and intervention."""
         for name, link in self.links().items():
             stage = self._stage(name, 0 if link is None else link[1].iteration + 1)
             stage.refresh()
@@ -258,18 +258,18 @@ class StageStore:
     # --- small files ------------------------------------------------------------------------------------------------
 
     def read(self, name: str) -> Any:
-        """A small JSON file of the root; None if it is not there."""
+        """Return the content of a small JSON file of the root; None if it is missing or corrupt."""
         data = read_framed(self.folder / name)
         return None if data is None else json.loads(data)
 
     def write(self, name: str, values: Any) -> None:
-        """Write one; OSError if it cannot be written."""
+        """Write a small JSON file of the root; raise OSError if it cannot be written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_framed(self.folder / name, json.dumps(values).encode())
 
 
 def roots(tree: Path) -> list[str]:
-    """Ids of the roots under a study's ``tree`` folder."""
+    """Return the ids of the roots under a study's ``tree`` folder."""
     try:
         return sorted(entry.name for entry in os.scandir(tree) if (tree / entry.name / "root.json").is_file())
     except OSError:

@@ -1,4 +1,4 @@
-"""What is trained: model, data, loss, optimizer and schedule, by name. Loads no torch until a workload is built."""
+"""Workloads by name: model, data, loss, optimizer and schedule. Loads torch only when a workload is built."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def build(name: str, options: Iterable[str] = ()) -> Workload:
-    """The workload of that name.
+    """Build the workload of that name.
 
     Args:
-        name: registered, or ``package.module:function`` of the user's.
-        options: texts NAME=VALUE; keyword arguments of the workload's class or of the function.
+        name: a registered name, or the user's ``package.module:function``.
+        options: NAME=VALUE texts; keyword arguments of the workload's class or of the function.
 
     Raises:
-        UserError: an unknown name, a missing or unknown option, or a function of the user's that does not return what
-            `trainables.workloads.factory` takes.
+        UserError: an unknown name, a missing or unknown option, or a user's function with a result that
+            `trainables.workloads.factory` does not accept.
     """
     options = tuple(options)
     check_workload(name, options)
@@ -42,7 +42,7 @@ def build(name: str, options: Iterable[str] = ()) -> Workload:
 
 
 def default_epochs(name: str, options: Iterable[str] = ()) -> int:
-    """Epochs of a run unless asked otherwise; a factory of the user's is called for it."""
+    """Return the epochs of a run unless specified; calls a user's factory to find them."""
     check_workload(name, options)
     if name in WORKLOADS:
         return WORKLOADS[name].default_epochs

@@ -1,4 +1,4 @@
-"""What the training loop needs to know of a workload."""
+"""Interface between the training loop and a workload."""
 
 from __future__ import annotations
 
@@ -16,66 +16,67 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainables.workload_options import what_is_trained
 
-#: A batch is a tuple of tensors; the first dimension of each is the sample.
+#: A batch is a tuple of tensors; the first dimension of each indexes the samples.
 Batch = tuple[Tensor, ...]
 
 
 class Workload(ABC):
     """Model, data, loss, optimizer and schedule of one training run.
 
-    Nothing here may draw on global random state except `make_model`, which the loop calls right after seeding.
+    Nothing here may use the global random state except `make_model`, which the loop calls right after seeding.
     """
 
     name: str
-    """As on the command line."""
+    """Name on the command line."""
     options: tuple[str, ...] = ()
-    """As given: texts NAME=VALUE."""
+    """Options as given: NAME=VALUE texts."""
     splits: tuple[str, ...] = ("train", "validation", "test")
-    """Which splits there are; without ``test``, reports show the validation accuracy alone."""
+    """Available splits; without ``test``, reports show only the validation accuracy."""
     default_epochs: int = 30
-    """Epochs of a run unless asked otherwise."""
+    """Epochs of a run unless specified."""
 
     @property
     def key(self) -> Hashable:
-        """Equal where models, losses and optimizers are built equal: costs are counted once for each."""
+        """Return a key, equal where models, losses and optimizers are built equal; costs are counted once per key."""
         return (self.name, what_is_trained(self.name, self.options))
 
     def check(self, seed: int) -> None:  # noqa: B027  # most have nothing to check
-        """Raise UserError for what a user gave that cannot be trained. Called once, before a search begins.
+        """Raise UserError for user input that cannot be trained. Called once, before a search begins.
 
         Args:
-            seed: of the run.
+            seed: seed of the run.
         """
 
     @property
     @abstractmethod
     def steps_per_epoch(self) -> int:
-        """Optimizer steps an epoch."""
+        """Return the optimizer steps per epoch."""
 
     @abstractmethod
     def make_model(self) -> nn.Module:
-        """A fresh model, on the CPU."""
+        """Build a fresh model on the CPU."""
 
     @abstractmethod
     def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-        """A torch optimizer; its parameters in the order given are the layer numbers 0, 1, ..."""
+        """Build a torch optimizer; its parameters, in the given order, have the layer numbers 0, 1, ..."""
 
     @abstractmethod
     def make_scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
-        """The learning-rate schedule, stepped after every optimizer step."""
+        """Build the learning-rate schedule, which is stepped after every optimizer step."""
 
     @abstractmethod
     def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
-        """The epoch's batches on the CPU: a function of the arguments alone, so that a run can resume anywhere."""
+        """Yield the epoch's batches on the CPU; they depend only on the arguments, so that a run can resume anywhere."""
 
     def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
-        """`train_batches` without the first ``start``; override it where batches are expensive to skip."""
+        """Yield `train_batches` without the first ``start``; override it where batches are expensive to skip."""
         return islice(self.train_batches(epoch, seed), start, None)
 
     def fingerprint(self) -> str:
-        """Tells training data and code apart: equal text, equal training. By default the source of the class's module.
+        """Return a text that identifies training data and code: equal text means equal training.
 
-        Override it where the data can change while the module stays the same.
+        By default a digest of the source of the class's module. Override it where the data can change while the module
+        stays the same.
         """
         module = inspect.getmodule(type(self))
         source = inspect.getsource(module) if module is not None else type(self).__qualname__
@@ -83,27 +84,27 @@ class Workload(ABC):
 
     @property
     def train_samples(self) -> int | None:
-        """Samples of the training set, for a workload that has `train_sample_indices`."""
+        """Return the number of training samples, for a workload that has `train_sample_indices`."""
         return None
 
     def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor] | None:
-        """For each batch of `train_batches` the number of each row's sample: (B,) int64 in 0..train_samples-1.
+        """Return the sample numbers of the rows of each batch of `train_batches`: (B,) int64 in 0..train_samples-1.
 
-        A workload that has them promises that a sample's input is the same in every epoch. None: inputs do not
-        repeat (augmentation), or nobody says so.
+        A workload that has them guarantees that a sample's input is the same in every epoch. None: inputs do not
+        repeat (augmentation), or it is unknown whether they do.
         """
         return None
 
     def forward_chain(self, model: nn.Module) -> list[str] | None:
-        """Names of modules that run one after the other from the input on; None: those of an nn.Sequential."""
+        """Return the names of modules that run one after the other from the input on; None: those of nn.Sequential."""
         return None
 
     def evaluation_batches(self, split: str) -> Iterator[Batch] | None:
-        """The batches of ``validation`` or ``test`` that `loss` takes, on the CPU; None where a workload has none."""
+        """Return the batches of ``validation`` or ``test`` for `loss`, on the CPU; None where a workload has none."""
         return None
 
     def mean_loss(self, model: nn.Module, split: str, device: Any) -> float | None:
-        """Mean loss on ``validation`` or ``test``, weighted by samples; None without `evaluation_batches`.
+        """Return the mean loss on ``validation`` or ``test``, weighted by samples; None without `evaluation_batches`.
 
         The model is in eval mode, gradients are off.
         """
@@ -118,17 +119,17 @@ class Workload(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean loss of a batch, a scalar."""
+        """Return the mean loss of a batch, a scalar."""
 
     def evaluate_a_little(self, model: nn.Module, device: Any) -> float:
-        """`evaluate` on a part of the validation split, where the whole takes long."""
+        """Return `evaluate` on a part of the validation split, where the whole takes long."""
         return self.evaluate(model, "validation", device)
 
     @property
     def little_part(self) -> float:
-        """Share of the validation split that `evaluate_a_little` looks at; 0 where nobody knows or it is enough."""
+        """Return the share of the validation split that `evaluate_a_little` uses; 0 if unknown or always sufficient."""
         return 1.0
 
     @abstractmethod
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
-        """Accuracy in [0, 1] on ``validation`` or ``test``; the model is in eval mode, gradients are off."""
+        """Return the accuracy in [0, 1] on ``validation`` or ``test``; the model is in eval mode, gradients are off."""

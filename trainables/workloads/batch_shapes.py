@@ -1,4 +1,4 @@
-"""Batches and models without their numbers: what a step costs depends on shapes alone.
+"""Batches and models without their values: the cost of a step depends only on shapes.
 
 Shapes of an epoch's batches are kept as run lengths.
 
@@ -17,17 +17,17 @@ from trainables.workloads.base import Batch
 
 
 def shapes_of(batch: Batch) -> Hashable:
-    """Shapes and dtypes of a batch's tensors."""
+    """Return the shapes and dtypes of a batch's tensors."""
     return tuple((t.shape, t.dtype) for t in batch)
 
 
 def to_meta(batch: Batch) -> Batch:
-    """The batch on the meta device, without its numbers."""
+    """Return the batch on the meta device, without its values."""
     return tuple(t.to("meta") for t in batch)
 
 
 def on_meta(model: nn.Module) -> nn.Module:
-    """A copy on the meta device in which shared parameters stay shared, made without copying any numbers."""
+    """Copy a model to the meta device without copying any values; shared parameters stay shared."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
@@ -37,13 +37,13 @@ def on_meta(model: nn.Module) -> nn.Module:
 
 
 def structure_of(model: nn.Module) -> Hashable:
-    """Equal for models of equal modules with equal shapes: their steps cost the same."""
+    """Return a key, equal for models of equal modules with equal shapes, whose steps cost the same."""
     modules = tuple((name, type(module).__qualname__) for name, module in model.named_modules())
     return modules, tuple((name, tuple(p.shape), p.dtype) for name, p in model.named_parameters())
 
 
 def see_batch(lengths: list[tuple[int, Batch]], batch: Batch) -> None:
-    """Take one more batch into the run lengths."""
+    """Add one batch to the run lengths."""
     if lengths and shapes_of(lengths[-1][1]) == shapes_of(batch):
         lengths[-1] = (lengths[-1][0] + 1, lengths[-1][1])
     else:
@@ -51,7 +51,7 @@ def see_batch(lengths: list[tuple[int, Batch]], batch: Batch) -> None:
 
 
 def run_lengths(batches: Iterable[Batch]) -> list[tuple[int, Batch]]:
-    """Batches as run lengths of their shapes."""
+    """Return batches as run lengths of their shapes."""
     lengths: list[tuple[int, Batch]] = []
     for batch in batches:
         see_batch(lengths, batch)

@@ -1,7 +1,7 @@
-"""Batches of any shape as tuples of tensors and back: what a user's loader yields, and what the loop handles.
+"""Conversion of batches between any structure, as a user's loader yields, and tuples of tensors, as the loop uses.
 
-Shapes: a batch is a tensor, or tuples, lists and dicts of tensors; flat it is a tuple of tensors in their order, the
-first dimension of each the sample.
+Shapes: a batch is a tensor, or tuples, lists and dicts of tensors; flattened it is a tuple of tensors in their order.
+The first dimension of each tensor indexes the samples.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from trainables.errors import UserError
 
 
 def flatten(batch: Any) -> tuple[Tensor, ...]:
-    """The tensors of a batch, in order.
+    """Return the tensors of a batch, in order.
 
     >>> import torch
     >>> [t.item() for t in flatten({"a": torch.tensor(1), "b": [torch.tensor(2)]})]
     [1, 2]
 
     Raises:
-        UserError: something in it is no tensor, or there is nothing.
+        UserError: it contains something that is no tensor, or no tensor at all.
     """
     found = tuple(_tensors(batch, "a batch"))
     if not found:
@@ -31,7 +31,7 @@ def flatten(batch: Any) -> tuple[Tensor, ...]:
 
 
 def unflatten(structure: Any, tensors: tuple[Tensor, ...]) -> Any:
-    """These tensors in the places that those of another batch of the same structure had."""
+    """Put tensors into the places of the tensors of another batch with this structure."""
     remaining = iter(tensors)
     built = _build(structure, remaining)
     if next(remaining, None) is not None:
@@ -40,7 +40,7 @@ def unflatten(structure: Any, tensors: tuple[Tensor, ...]) -> Any:
 
 
 def structure_of(batch: Any) -> Any:
-    """What `unflatten` needs of a batch: the same without its tensors."""
+    """Return a batch without its tensors, as needed by `unflatten`."""
     return _build(batch, None)
 
 

@@ -1,7 +1,8 @@
 """The default workload: real handwritten digits that ship with scikit-learn, and a small convolutional network.
 
 Shapes: N samples; images (N, 1, 16, 16) float32 in [0, 1], enlarged from 8x8; labels (N,) int64 in 0..9.
-599 samples train, 599 validate (what a search sees), 599 test (what only reports show): one sample is 0.17 points.
+599 samples are for training, 599 for validation (used by the search) and 599 for test (only in reports): one sample is
+0.17 percentage points.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ CONVOLUTIONS = ((8, 1), (8, 1), (16, 2), (16, 1), (32, 2), (32, 1))
 LEARNING_RATE = 0.2
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
-#: Seeds the split of the 1,797 images; not a hyperparameter, so that every study sees the same split.
+#: Seed of the split of the 1,797 images; not a hyperparameter, so that every study has the same split.
 SPLIT_SEED = 0
-#: In scikit-learn's package.
+#: Path of the data in scikit-learn's package.
 _DATA_FILE = ("datasets", "data", "digits.csv.gz")
 
 
 def read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """scikit-learn's digits: images (1797, 8, 8) in 0..16 and labels (1797,).
+    """Read scikit-learn's digits: images (1797, 8, 8) in 0..16 and labels (1797,).
 
-    Its file is read without it where it lies where it always did: importing scikit-learn takes two seconds of every
-    process, the data 30 ms.
+    If the data file is in its usual place, it is read without importing scikit-learn: the import takes two seconds in
+    every process, reading the data 30 ms.
     """
     package = importlib.util.find_spec("sklearn")
     file = None if package is None or package.origin is None else Path(package.origin).parent.joinpath(*_DATA_FILE)
@@ -60,7 +61,7 @@ def read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
 @lru_cache(maxsize=1)
 def _splits() -> dict[str, tuple[Tensor, Tensor]]:
-    """Images and labels of each split. Cached in the process; nobody writes to the tensors."""
+    """Return images and labels of each split; cached in the process, so the tensors must not be modified."""
     digits, target = read_digits()
     images = torch.tensor(digits, dtype=torch.float32).unsqueeze(1) / 16
     images = F.interpolate(images, size=(IMAGE_SIZE, IMAGE_SIZE), mode="bilinear")
@@ -115,7 +116,7 @@ class Digits(Workload):
         return len(_splits()["train"][1])
 
     def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor]:
-        # One generator an epoch: the order of epoch k needs no replay of the epochs before it.
+        # One generator per epoch: the order of epoch k is drawn without drawing those of the epochs before it.
         generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
         yield from torch.randperm(self.train_samples, generator=generator).split(BATCH_SIZE)
 

@@ -1,7 +1,7 @@
-"""A workload from a function of the user's: ``--workload package.module:function``.
+"""A workload from a user's function: ``--workload package.module:function``.
 
-`trainables.workloads.factory_parts` says what the function returns. It is called once a process, with the options as
-keyword arguments and with seeded generators, so that a random split is the same in every trial.
+`trainables.workloads.factory_parts` documents what the function returns. It is called once per process, with the
+options as keyword arguments and with seeded generators, so that a random split is the same in every trial.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from trainables.workloads.seeded_loader import seeded_epoch
 from trainables.workloads.smoke_test import rehearse
 from trainables.workloads.user_code import code_digest, import_attribute
 
-#: Batches of an evaluation that only asks whether it repeats.
+#: Batches of an evaluation that only tests whether evaluation is repeatable.
 _FEW_BATCHES = 2
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
 
 
 @lru_cache(maxsize=4)
 def load(name: str, options: tuple[str, ...] = ()) -> Workload:
-    """The workload that ``package.module:function`` returns: its parts, or a `Workload` as it is. Once a process.
+    """Return the workload of ``package.module:function``, from its parts or a `Workload` itself; once per process.
 
     Args:
-        name: of the function.
-        options: texts NAME=VALUE, its keyword arguments.
+        name: name of the function.
+        options: NAME=VALUE texts, its keyword arguments.
 
     Raises:
-        UserError: the function cannot be imported or called, or returned what `read_parts` refuses.
+        UserError: the function cannot be imported or called, or returned something that `read_parts` rejects.
     """
     made = _call(name, options)
     if isinstance(made, Workload):
@@ -52,7 +52,7 @@ def load(name: str, options: tuple[str, ...] = ()) -> Workload:
 
 
 def _call(name: str, options: tuple[str, ...]) -> Parts | Workload:
-    """What the factory returns."""
+    """Call the factory and return its `Workload` or its checked parts."""
     function = import_attribute(name, "workload")
     if not callable(function):
         raise UserError(f"workload {name} must be a function, got {type(function).__name__}")
@@ -61,7 +61,7 @@ def _call(name: str, options: tuple[str, ...]) -> Parts | Workload:
             returned = call_with_options(function, read_options(options), f"workload {name}")
         except UserError:
             raise
-        except Exception as error:  # anything may go wrong in the user's function
+        except Exception as error:  # the user's function may raise anything
             raise UserError(f"workload {name} raised {type(error).__name__}: {error}") from error
     return returned if isinstance(returned, Workload) else read_parts(returned, name)
 
@@ -71,7 +71,7 @@ class FactoryWorkload(Workload):
 
     Args:
         name: ``package.module:function``.
-        made: what the function returned.
+        made: the parts that the function returned.
     """
 
     def __init__(self, name: str, made: Parts) -> None:
@@ -95,7 +95,7 @@ class FactoryWorkload(Workload):
             raise UserError(f"train of workload {self.name} has no length: return steps_per_epoch, too")
         try:
             length = len(loader)
-        except TypeError:  # a DataLoader over a dataset without a length has the method and no length
+        except TypeError:  # a DataLoader over a dataset without a length has a __len__ that raises
             raise UserError(f"train of workload {self.name} has no length: return steps_per_epoch, too") from None
         if length == 0:
             raise UserError(f"train of workload {self.name} is empty")
@@ -183,7 +183,7 @@ class FactoryWorkload(Workload):
 
     @property
     def little_part(self) -> float:
-        """See `Workload.little_part`."""
+        """Return the share of the validation batches that `evaluate_a_little` uses; 0 if their number is unknown."""
         try:
             batches = len(self._made.validation)  # type: ignore[arg-type]
         except TypeError:
@@ -211,11 +211,11 @@ class FactoryWorkload(Workload):
     def fingerprint(self) -> str:
         if self._data is None:
             self._data = self._made.fingerprint or self._data_digest()
-        code = code_digest(self.name.partition(":")[0])  # anew each time: it may be mended while a search waits
+        code = code_digest(self.name.partition(":")[0])  # read each time: the user may fix it while a search waits
         return hashlib.sha256(f"{code} {self._data}".encode()).hexdigest()
 
     def _data_digest(self) -> str:
-        """The first batches, and how many there are."""
+        """Return a digest of the first batches and of the numbers of batches."""
         digest = hashlib.sha256()
         digest.update(str(self.steps_per_epoch).encode())
         parts = [seeded_epoch(self._epoch_of(0, 0), 0, 0), seeded_epoch(self._made.validation, 0, 0)]
@@ -229,6 +229,6 @@ class FactoryWorkload(Workload):
         return digest.hexdigest()
 
     def check(self, seed: int) -> None:
-        """Try every part once: one batch through model, loss and evaluation."""
+        """Run every part once: one batch through model, loss and evaluation."""
         with isolated(seed=seed, threads=torch.get_num_threads()):
             self._classes = rehearse(self, self._made, seed)

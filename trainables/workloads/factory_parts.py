@@ -1,21 +1,21 @@
-"""What a user's workload function returns: its parts, checked, and the checks of their defaults.
+"""Parts that a user's workload function returns, and checks of the parts and of their defaults.
 
 The function returns a dict, or any object with attributes, of the parts below; only ``model``, ``train`` and
 ``validation`` have no default.
 
     model        () -> nn.Module: a fresh model, on the CPU; called after the trial's seed was set
     train        batches of an epoch: a DataLoader, or anything that can be iterated anew each epoch; or a function
-                 (epoch, seed) -> such. A batch is a tensor, or tuples, lists, dicts of tensors
-    validation   batches on which the search looks
-    test         batches that are read once, after the last epoch. None: reports show the validation accuracy alone
+                 (epoch, seed) -> batches. A batch is a tensor, or tuples, lists, dicts of tensors
+    validation   batches on which the search evaluates trials
+    test         batches that are read once, after the last epoch. None: reports show only the validation accuracy
     loss         (model, batch) -> Tensor: mean loss of a batch. By default cross entropy of ``model(inputs)`` and
                  ``targets``, for batches (inputs, targets)
-    evaluate     (model, batches, device) -> float: higher is better, 1 at most. By default the share of targets that
-                 the model's largest output hits
+    evaluate     (model, batches, device) -> float: higher is better, 1 at most. By default the share of targets equal
+                 to the index of the model's largest output
     optimizer    (named_parameters) -> Optimizer. By default SGD, lr 0.1, momentum 0.9, weight decay 5e-4
     schedule     (optimizer, total_steps) -> LRScheduler, stepped after each step. By default cosine to 0
     epochs       passes over the data, >= 1; by default 30
-    steps_per_epoch   where ``train`` has no length
+    steps_per_epoch   batches per epoch, needed where ``train`` has no length
     fingerprint  text that changes when the data does. By default from the first batches and the numbers of batches
 """
 
@@ -35,16 +35,16 @@ from trainables.errors import UserError, unknown_name
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a factory returned; the module's docstring says what each is."""
+    """Parts that a factory returned; described in the module's docstring."""
 
     model: Callable[[], nn.Module]
-    """A fresh model."""
+    """() -> a fresh model."""
     train: Any
-    """Batches of an epoch, or (epoch, seed) -> such."""
+    """Batches of an epoch, or (epoch, seed) -> batches."""
     validation: Iterable[Any]
-    """Batches."""
+    """Validation batches."""
     test: Iterable[Any] | None = None
-    """Batches."""
+    """Test batches."""
     loss: Callable[[nn.Module, Any], Tensor] | None = None
     """(model, batch) -> mean loss."""
     evaluate: Callable[[nn.Module, Iterable[Any], Any], float] | None = None
@@ -56,12 +56,12 @@ class Parts:
     epochs: int = 30
     """Passes over the data."""
     steps_per_epoch: int | None = None
-    """Where ``train`` has no length."""
+    """Batches per epoch, where ``train`` has no length."""
     fingerprint: str | None = None
-    """Tells data apart."""
+    """Text that changes when the data does."""
 
 
-#: Parts that are functions, and how they are called.
+#: Parts that are functions, and their signatures.
 _FUNCTIONS = {
     "model": "() -> nn.Module",
     "loss": "(model, batch) -> Tensor",
@@ -72,10 +72,10 @@ _FUNCTIONS = {
 
 
 def read_parts(returned: Any, name: str) -> Parts:
-    """The parts of what a factory returned.
+    """Check what a factory returned and return it as parts.
 
     Raises:
-        UserError: it returned None, lacks a part, has one that is not known, or one of the wrong kind.
+        UserError: it returned None, or a part is missing, unknown or of the wrong kind.
     """
     known = [field.name for field in fields(Parts)]
     wanted = "a dict of model (a function), train, validation, ..."
@@ -133,15 +133,15 @@ def _check_batches(value: Any, of: str, *, may_be_function: bool) -> None:
 
 
 def iter_once(value: Any) -> bool:
-    """Whether it is an iterator, which ends for good."""
+    """Return whether the value is an iterator, which can be iterated only once."""
     return hasattr(value, "__next__")
 
 
 def hits(name: str, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """How many targets the model's largest output hits, a number on their device.
+    """Return how many targets equal the index of the model's largest output, as a tensor on their device.
 
     Raises:
-        UserError: there is not one class number for each of the model's choices.
+        UserError: the targets are not one class number for each prediction of the model.
     """
     chosen = model(inputs).argmax(1)
     if chosen.shape != targets.shape:
@@ -153,10 +153,10 @@ def hits(name: str, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor
 
 
 def check_labels(targets: Tensor, classes: int, name: str) -> None:
-    """Raise UserError for a class number that the model has no output for."""
+    """Raise UserError for a class number for which the model has no output."""
     if targets.dtype == torch.int64 and targets.numel():
         low, high = int(targets.min()), int(targets.max())
-        wrong = low if low < 0 and low != -100 else high  # -100 is what cross entropy leaves out
+        wrong = low if low < 0 and low != -100 else high  # cross entropy ignores -100
         if wrong >= classes or wrong < -100 or -100 < wrong < 0:
             raise UserError(
                 f"labels of workload {name} must be in 0..{classes - 1}, which is what its model has outputs for, got "

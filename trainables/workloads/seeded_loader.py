@@ -1,8 +1,8 @@
-"""A user's loader, iterated so that an epoch's batches are a function of the epoch and the seed alone.
+"""Iterates a user's loader so that an epoch's batches depend only on the epoch and the seed.
 
-Loaders shuffle and augment with whatever generator is at hand: the process's own, or one that they keep from epoch to
-epoch. Here they draw from generators that begin anew each epoch, and the model's dropout goes on with its own. So a run
-can begin in any epoch, and two runs of a seed see the same batches whatever their models drew.
+Loaders shuffle and augment with the process's generators, or with generators that they keep from epoch to epoch. Here
+they draw from generators that are seeded anew each epoch, and the model's dropout keeps using the process's own. So a
+run can begin in any epoch, and two runs with one seed see the same batches, whatever their models draw.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-#: Places at which loaders and samplers keep a generator or an epoch of their own.
+#: Attributes of loaders and samplers with objects that may have their own generator or epoch.
 _HOLDERS = ("sampler", "batch_sampler", "dataset")
 
 
 def seeded_epoch(loader: Iterable[Any], epoch: int, seed: int) -> Iterator[Any]:
-    """The loader's items in this epoch.
+    """Yield the loader's items in this epoch.
 
     Args:
-        loader: iterable as often as there are epochs, such as a DataLoader or a list of batches.
-        epoch: from 0.
-        seed: of the run.
+        loader: can be iterated once per epoch, such as a DataLoader or a list of batches.
+        epoch: epoch, from 0.
+        seed: seed of the run.
     """
     number = epoch_seed(epoch, seed)
     for holder in _holders(loader):
@@ -46,7 +46,7 @@ def seeded_epoch(loader: Iterable[Any], epoch: int, seed: int) -> Iterator[Any]:
 
 
 def epoch_seed(epoch: int, seed: int) -> int:
-    """A seed for each epoch of each run.
+    """Return the seed of one epoch of a run.
 
     >>> epoch_seed(0, 0) != epoch_seed(1, 0) != epoch_seed(0, 1)
     True
@@ -67,7 +67,7 @@ def _holders(loader: Any) -> list[Any]:
 
 
 class _Generators:
-    """States of Python's, numpy's and torch's generators that are not the process's own."""
+    """States of Python's, numpy's and torch's generators, separate from the process's own."""
 
     def __init__(self, python: Any, numpy: Any, torch_state: torch.Tensor) -> None:
         self._state = (python, numpy, torch_state)
@@ -82,7 +82,7 @@ class _Generators:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """What is drawn inside is drawn from these."""
+        """Use these generators for all draws inside the context."""
         before = _states()
         _set(self._state)
         try:

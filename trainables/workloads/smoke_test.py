@@ -1,4 +1,4 @@
-"""Every part of a user's workload tried once, before a search begins: one line says what is wrong."""
+"""Runs every part of a user's workload once before a search begins, and reports an error in one line."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def rehearse(workload: Workload, parts: Parts, seed: int) -> int | None:
     """Build model, optimizer and schedule, take one training step and evaluate one batch, on the CPU.
 
     Returns:
-        The number of the model's outputs, where loss and batches are those of a classification.
+        The number of the model's outputs where the default classification loss is used, else None.
 
     Raises:
-        UserError: a part raised, or gave something of the wrong kind.
+        UserError: a part raised, or returned something of the wrong kind.
     """
     name = workload.name
     model = _tried(name, "model", workload.make_model)
@@ -57,7 +57,7 @@ def rehearse(workload: Workload, parts: Parts, seed: int) -> int | None:
 
 
 def _check_evaluate(workload: Workload, parts: Parts, model: Any) -> None:
-    """On one batch of each split: what a part of it is worth is not looked at, only that it is a fraction."""
+    """Check that evaluating one batch of each split works and returns at most 1; the value itself is ignored."""
     name = workload.name
     model.eval()
     with torch.no_grad():
@@ -128,7 +128,7 @@ def _tried(name: str, part: str, call: Callable[[], Any]) -> Any:
         return call()
     except UserError:
         raise
-    except Exception as error:  # anything may go wrong in the user's functions
+    except Exception as error:  # the user's functions may raise anything
         text = str(error).strip().splitlines()
         raise UserError(
             f"{part} of workload {name} raised {type(error).__name__}: {text[0] if text else 'no message'}; --debug "

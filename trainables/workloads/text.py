@@ -1,6 +1,6 @@
 """A workload without convolutions: a small causal transformer that predicts the next character of Python's manual.
 
-Shapes: B sequences of T characters; D width; V numbers of characters; inputs and targets (B, T) int64 in 0..V-1, the
+Shapes: B sequences of T characters; D width; V character numbers; inputs and targets (B, T) int64 in 0..V-1, the
 targets one character ahead; scores (B, T, V) float32.
 
 The text ships with Python (`pydoc_data.topics`), so accuracies are comparable within one version of Python.
@@ -42,19 +42,19 @@ BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 #: Share of the run in which the learning rate rises.
 WARM_UP = 0.05
-#: Characters with a number of their own; all others share the number after them.
+#: Number of characters with their own number; all others share the next number.
 CHARACTERS = 96
-#: Share of the text that trains; halves of the rest validate and test.
+#: Share of the text for training; validation and test each get half of the rest.
 TRAINING_SHARE = 0.8
-#: Standard deviation of the embeddings' initial weights; with the usual 0.02 in all layers the first 60 steps at this
-#: learning rate learned nothing but the most frequent character.
+#: Standard deviation of the embeddings' initial weights; with the usual 0.02 in all layers, the first 60 steps at this
+#: learning rate learned only the most frequent character.
 INITIAL_DEVIATION = 0.5
-#: Read where a Python comes without its manual.
+#: Modules whose sources are the text where Python ships without its manual.
 STANDARD_MODULES = ("argparse", "ast", "datetime", "decimal", "doctest", "inspect", "logging", "pdb", "tarfile")
 
 
 def _documents() -> list[str]:
-    """The topics of Python's manual by name, or the sources of a few standard modules where they do not ship."""
+    """Return the topics of Python's manual, sorted by name, or else the sources of a few standard modules."""
     try:
         topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
     except ImportError:
@@ -63,9 +63,10 @@ def _documents() -> list[str]:
 
 
 def _text() -> str:
-    """The documents with each paragraph once, for topics repeat each other and no paragraph may be in two splits.
+    """Return the documents with each paragraph once.
 
-    Paragraphs are equal if their words are: repeated ones are indented, wrapped and underlined in other ways.
+    Topics repeat each other, and no paragraph may be in two splits. Paragraphs are equal if their words are: repeated
+    ones differ in indentation, wrapping and underlines.
     """
     paragraphs: dict[str, str] = {}
     for document in _documents():
@@ -75,7 +76,7 @@ def _text() -> str:
 
 
 def words(paragraph: str) -> str:
-    """The paragraph's words, without underlines of headings.
+    """Return the paragraph's words, without underlines of headings.
 
     >>> words("  Lists\\n  =====")
     'Lists'
@@ -84,7 +85,7 @@ def words(paragraph: str) -> str:
 
 
 def _encoded(text: str, known: str) -> Tensor:
-    """Characters as numbers (N,) int64: places in ``known``, and ``len(known)`` for any other."""
+    """Return characters as numbers (N,) int64: the index in ``known``, or ``len(known)`` for any other."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     numbers = np.full(int(codes.max()) + 1, len(known), dtype=np.int64)
     for number, character in enumerate(known):
@@ -95,7 +96,7 @@ def _encoded(text: str, known: str) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _splits() -> dict[str, Tensor]:
-    """80, 10 and 10 % of the text, in its order, as numbers. Cached in the process; nobody writes to the tensors."""
+    """Return 80, 10 and 10 % of the text, in order, as numbers; cached, so the tensors must not be modified."""
     text = _text()
     trained = int(len(text) * TRAINING_SHARE)
     middle = (trained + len(text)) // 2
@@ -106,7 +107,7 @@ def _splits() -> dict[str, Tensor]:
 
 
 class Embedding(nn.Module):
-    """A vector for each character plus one for its place."""
+    """A vector for each character plus one for its position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +115,7 @@ class Embedding(nn.Module):
         self.places = nn.Embedding(CONTEXT, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T) int64 to (B, T, D)."""
+        """Map characters (B, T) int64 to vectors (B, T, D)."""
         vectors: Tensor = self.characters(x) + self.places(torch.arange(x.shape[1], device=x.device))
         return vectors
 
@@ -132,7 +133,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
+        """Map (B, T, D) to (B, T, D)."""
         batch, length, _ = x.shape
         query, key, value = self.qkv(x).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         scores = query / math.sqrt(WIDTH // HEADS) @ key.transpose(-2, -1)  # (B, HEADS, T, T)
@@ -152,13 +153,13 @@ class TransformerBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
+        """Map (B, T, D) to (B, T, D)."""
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
 
 def learning_rate_share(step: int, total_steps: int) -> float:
-    """Share of the highest learning rate at a step: a linear rise, then half a cosine to 0 at ``total_steps``.
+    """Return the share of the highest learning rate: a linear rise, then half a cosine to 0 at ``total_steps``.
 
     >>> [round(learning_rate_share(step, 40), 3) for step in (0, 1, 21, 40)]
     [0.5, 1.0, 0.5, 0.0]
@@ -174,7 +175,7 @@ class Text(Workload):
 
     Args:
         batch_size: sequences in a batch, >= 1.
-        steps_per_epoch: batches in an epoch, >= 1; sequences are drawn, so an epoch may be of any length.
+        steps_per_epoch: batches in an epoch, >= 1; sequences are drawn at random, so an epoch can have any length.
 
     Raises:
         UserError: a number below 1.
@@ -219,7 +220,7 @@ class Text(Workload):
 
     def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
         windows = _splits()["train"].unfold(0, CONTEXT + 1, 1)
-        # One generator an epoch: the sequences of epoch k need no replay of the epochs before it.
+        # One generator per epoch: the sequences of epoch k are drawn without drawing those of the epochs before it.
         generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
         chosen = torch.randint(len(windows), (self._steps_per_epoch, self._batch_size), generator=generator)
         for places in chosen[start:]:
@@ -240,7 +241,7 @@ class Text(Workload):
             yield _inputs_and_targets(part)
 
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
-        """Share of characters predicted, given up to 63 before them; each character of a window counts once."""
+        """Return the share of characters predicted correctly from up to 64 before them; each counts once per window."""
         correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
         for inputs, targets in self.evaluation_batches(split):
             correct += (model(inputs.to(device)).argmax(-1) == targets.to(device)).sum()
@@ -249,12 +250,12 @@ class Text(Workload):
 
 
 def evaluation_windows(split: str) -> Tensor:
-    """Fixed windows spread evenly over a split, (at most 256, T + 1); no character is predicted in two of them."""
+    """Return fixed windows spread evenly over a split, (at most 256, T + 1); no character is predicted twice."""
     windows = _splits()[split].unfold(0, CONTEXT + 1, CONTEXT)
     count = min(EVALUATION_WINDOWS, len(windows))
     return windows[torch.arange(count) * len(windows) // count]
 
 
 def _inputs_and_targets(windows: Tensor) -> Batch:
-    """(B, T + 1) to inputs and targets (B, T)."""
+    """Split windows (B, T + 1) into inputs and targets (B, T)."""
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()

@@ -1,7 +1,7 @@
-"""A user's module: imported as their script would import it, and told apart when its source changes.
+"""Import of a user's module as their script would import it, and a digest that changes with its source.
 
-`package.module:function` is imported from what is installed or from the working directory. What it imports from beside
-itself belongs to it: a change there is another training.
+`package.module:function` is imported from installed packages or from the working directory. Modules that it imports
+from its own folder belong to it: a change there changes the training.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 
 from trainables.errors import UserError, unknown_name
 
-#: Most files that are looked at; a project that has more is told apart by these.
+#: Most files that are read; the digest of a larger project depends only on these.
 _MOST_FILES = 500
 
 
 def import_attribute(reference: str, what: str) -> Any:
-    """What ``package.module:name`` refers to; the working directory is looked in, as by ``python -m``.
+    """Import what ``package.module:name`` refers to, also from the working directory, as ``python -m`` does.
 
     Args:
         reference: ``package.module:name``.
-        what: how messages name it.
+        what: its name in messages.
 
     Raises:
         UserError: no such module or name, or the module raised when it was imported.
@@ -41,9 +41,9 @@ def import_attribute(reference: str, what: str) -> Any:
 
 
 def import_module(module_name: str, what: str, reference: str) -> Any:
-    """Import a module of the user's; messages as of `import_attribute`."""
+    """Import a user's module; arguments and errors as in `import_attribute`."""
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())  # the console script of pip has its own folder there
+        sys.path.insert(0, os.getcwd())  # pip's console script has its own folder there instead
         importlib.invalidate_caches()
     try:
         return importlib.import_module(module_name)
@@ -54,14 +54,14 @@ def import_module(module_name: str, what: str, reference: str) -> Any:
                 "package.module:function"
             ) from error
         raise UserError(f"{what} {reference}: importing {module_name} failed: {error}") from error
-    except Exception as error:  # anything may go wrong in the user's module
+    except Exception as error:  # the user's module may raise anything
         raise UserError(
             f"{what} {reference}: importing {module_name} failed: {type(error).__name__}: {error}"
         ) from error
 
 
 def code_digest(module_name: str) -> str:
-    """A digest of the module's source and of what it imports from beside itself, whether loaded already or not."""
+    """Return a digest of the source of the module and of its imports from its own folder, loaded or not."""
     digest = hashlib.sha256()
     for path in sorted(_files(module_name)):
         digest.update(path.name.encode())
@@ -70,12 +70,12 @@ def code_digest(module_name: str) -> str:
 
 
 def beside(script: Path) -> set[Path]:
-    """Sources that a script imports from its own folder, directly or through each other."""
+    """Return the sources that a script imports from its own folder, directly or indirectly."""
     return _reached(script.parent, list(_imported(script))) if script.suffix == ".py" else set()
 
 
 def own_modules(module_name: str) -> list[Path]:
-    """Top-level modules, files or package folders, that another machine needs to import it; none where installed."""
+    """Return the top-level modules (files, package folders) that another machine needs for it; none if installed."""
     root = _root_of(module_name.partition(".")[0])
     if root is None or _is_installed(root):
         return []
@@ -90,7 +90,7 @@ def _files(module_name: str) -> set[Path]:
 
 
 def _reached(root: Path, names: list[str]) -> set[Path]:
-    """Sources under a folder of the top-level modules named, and of what they import from there."""
+    """Return the sources, under a folder, of the named top-level modules and of their imports from there."""
     found: set[Path] = set()
     seen: set[str] = set()
     remaining = list(names)
@@ -110,7 +110,7 @@ def _is_installed(path: Path) -> bool:
 
 
 def _root_of(top: str) -> Path | None:
-    """The folder from which a top-level module comes."""
+    """Return the folder from which a top-level module is imported."""
     spec = importlib.util.find_spec(top)
     if spec is None or spec.origin is None:
         places = list(spec.submodule_search_locations or []) if spec is not None else []
@@ -127,7 +127,8 @@ def _sources(root: Path, name: str) -> Iterator[Path]:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """Top-level modules that a file imports anywhere. Installed beside it, a package's imports are others' work."""
+    """Yield the top-level modules that a file imports anywhere; none for installed files, which the user did not write.
+    """
     if _is_installed(path):
         return
     try:

@@ -7,7 +7,7 @@ import os
 import sys
 
 
-class Leaving:
+class FastExit:
     """Ends this process at its exit, once everything else has been done there, with the code that is put in."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from trainables.errors import UserError, cannot_write
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES
 from tune_cac.cli.options import add_study
-from tune_cac.tuning.fixed_params import read_assignments, shown_hold, with_watch
+from tune_cac.study.fixed_params import read_assignments, shown_hold, with_watch
 from tune_cac.tuning.recorded_run import of_run
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str,
     import analysis
     from analysis.formatting import percent, plural
     from tune_cac.cli.console import print_table
-    from tune_cac.tuning.study_search import run_context
+    from tune_cac.tuning.run_context import run_context
     from tune_cac.tuning.warm_start.baseline import typical_configs
     from tune_cac.tuning.warm_start.threshold_ranges import DrawnTrial, informed
 

@@ -12,7 +12,7 @@ from tune_cac.cli.console import print_table
 from tune_cac.cli.options import add_checkpoint_budget, add_compatible, add_results
 from tune_cac.cli.workload_arguments import add_workload_options, take_script, workload_options
 from tune_cac.messages import say
-from tune_cac.tuning.fixed_params import read_assignments, with_schedule
+from tune_cac.study.fixed_params import read_assignments, with_schedule
 
 #: Options of ``search`` that say what is searched; a resumed study has its own.
 _STUDY_FLAGS = (

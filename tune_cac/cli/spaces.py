@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = workload_options(arguments) or ()
     epochs = arguments.epochs or default_epochs(arguments.workload, options)
     config = TrialConfig(workload=arguments.workload, workload_options=options, epochs=epochs, method="none")
-    from tune_cac.tuning.study_search import run_context
+    from tune_cac.tuning.run_context import run_context
 
     context = run_context(config)
     print(f"{space.name}: {'; '.join(search_spaces.SPACES[part] for part in search_spaces.parts_of(space.name))}")

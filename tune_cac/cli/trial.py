@@ -16,7 +16,7 @@ from trainables.workloads import default_epochs
 from tune_cac.cli.options import add_compatible
 from tune_cac.cli.workload_arguments import add_workload_options, workload_options
 from tune_cac.messages import say
-from tune_cac.tuning.fixed_params import read_assignments, with_schedule
+from tune_cac.study.fixed_params import read_assignments, with_schedule
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:

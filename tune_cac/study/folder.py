@@ -20,8 +20,8 @@ from analysis.io.journal import torn_end
 from analysis.io.layout import Layout, StudyInfo
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from trainables.workload_options import what_is_trained
+from tune_cac.study.fixed_params import shown_hold
 from tune_cac.study.options import SearchOptions
-from tune_cac.tuning.fixed_params import shown_hold
 
 #: What Optuna's lock of a journal is called behind the journal's name.
 LOCK_FILE_SUFFIX = ".lock"

@@ -18,7 +18,7 @@ from trainables.registry import SCRIPT, check_workload
 from trainables.script.placeholders import names
 from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
-from tune_cac.tuning.fixed_params import check_hold, has_marks
+from tune_cac.study.fixed_params import check_hold, has_marks
 
 #: Bytes of checkpoints that sharing keeps.
 DEFAULT_BUDGET = "20GB"

@@ -23,7 +23,7 @@ from tune_cac.study.folder import check_writable, find_study, locked, mend_journ
 from tune_cac.study.options import DEFAULT_BUDGET, SearchOptions
 from tune_cac.study.script_files import check_unchanged
 from tune_cac.study.study_result import answer, write_answer
-from tune_cac.tuning.predefined_trial import GivenRun
+from tune_cac.tuning.predefined_trial import PredefinedTrial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,16 +149,16 @@ def candidates_of(trials: pd.DataFrame, allowed_drop: float, top: int) -> pd.Dat
     return ranking[worth & (outcomes(ranking) == ranking["trial"])].head(top)
 
 
-def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[GivenRun]:
+def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[PredefinedTrial]:
     """The runs of a confirmation. Baselines come first: what candidates share with them is then there."""
-    found = [GivenRun(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in seeds]
+    found = [PredefinedTrial(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in seeds]
     common = base.to_dict()
     for _, row in candidates.iterrows():
         own = config_of(row).to_dict()
         values = {name: value for name, value in own.items() if common.get(name) != value and name != "seed"}
         for seed in seeds:
             attrs = {"role": "candidate", "candidate": int(row["trial"])}
-            found.append(GivenRun(attrs=attrs, values={**values, "seed": seed}))
+            found.append(PredefinedTrial(attrs=attrs, values={**values, "seed": seed}))
     return found
 
 
@@ -184,20 +184,23 @@ def _check_device(base: TrialConfig, layout: Layout) -> None:
         )
 
 
-def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[GivenRun]) -> bool:
+def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[PredefinedTrial]) -> bool:
     """Train what is missing; True if interrupted before all runs ended."""
-    from tune_cac.tuning.fixed_list_search import GivenProgress, GivenSearch
-    from tune_cac.tuning.study_search import check_gpus, context_of, make_searcher, train
+    from tune_cac.tuning.fixed_list_search import FixedListProgress, FixedListSearch
+    from tune_cac.tuning.preflight import check_gpus
+    from tune_cac.tuning.run_context import context_of
+    from tune_cac.tuning.study_search import make_searcher
+    from tune_cac.tuning.tune_run import train
 
     check_gpus(options)
     if options.is_script:
         check_unchanged(options.workload_options)
     searcher, run_name = make_searcher(
-        GivenSearch, child, options, context_of(base), base, wanted=wanted, trials=len(wanted)
+        FixedListSearch, child, options, context_of(base), base, wanted=wanted, trials=len(wanted)
     )
     searcher.adopt_unfinished(child.root)
     missing = len(searcher.missing())
     if missing:
-        progress = GivenProgress(searcher, finished_before=[], to_run=missing, allowed_drop=options.allowed_drop)
+        progress = FixedListProgress(searcher, finished_before=[], to_run=missing, allowed_drop=options.allowed_drop)
         train(child, options, searcher, progress, run_name, missing)
-    return bool(searcher.missing()) or searcher.runs_on()
+    return bool(searcher.missing()) or searcher.trials.runs_on()

@@ -8,8 +8,10 @@ for the baseline.
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from analysis.trace_replay.replay_frame import replay
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
 from trainables.stage_tree.store import StageStore
-from tune_cac.tuning.predefined_trial import GivenRun
+from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.warm_start.baseline import completed
 
 #: Lengths of the shorter runs, as shares of the full one.
@@ -36,12 +38,51 @@ _DRAWS = 200
 _TRIED, _POWER = 64, 64.0
 
 
-def control(kind: str, values: Mapping[str, Any]) -> GivenRun:
+class StudyControls:
+    """The controls of one study.
+
+    Args:
+        base: config of the baseline.
+        tree: the study's ``tree`` folder.
+    """
+
+    def __init__(self, base: TrialConfig, tree: Path) -> None:
+        self._base = base
+        self._tree = tree
+        self._random: dict[float, list[PredefinedTrial]] = {}
+
+    def shorter(self) -> list[PredefinedTrial]:
+        """Return the shorter dense runs."""
+        return shorter_trainings(self._base)
+
+    def random_stops(self, trace: RunTrace | None, ends: Sequence[int], saved: float) -> list[PredefinedTrial]:
+        """Return runs with random stops that save as much as a setting; none without a recorded run.
+
+        Args:
+            trace: of the baseline's run.
+            ends: last parameter of each unit.
+            saved: compute saved by the setting, a fraction; rounded, so that a best setting that hardly differs wants
+                no new runs.
+        """
+        if trace is None:
+            return []
+        near = round(saved / EQUAL_COMPUTE) * EQUAL_COMPUTE
+        if near not in self._random:
+            store = StageStore(self._tree, trace.root)
+            try:
+                self._random[near] = random_stops(trace, store, self._base, ends, saved=near, seed=self._base.seed)
+            except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
+                warnings.warn(f"no controls with random stops: {error}", stacklevel=2)
+                self._random[near] = []
+        return self._random[near]
+
+
+def control(kind: str, values: Mapping[str, Any]) -> PredefinedTrial:
     """A control of that kind, the value of the column ``control``."""
-    return GivenRun(attrs={"role": "control", "control": kind}, values=values)
+    return PredefinedTrial(attrs={"role": "control", "control": kind}, values=values)
 
 
-def shorter_trainings(base: TrialConfig) -> list[GivenRun]:
+def shorter_trainings(base: TrialConfig) -> list[PredefinedTrial]:
     """Dense runs of 90 to 50 % of the epochs; their schedules are as long as they are.
 
     >>> [run.values["epochs"] for run in shorter_trainings(TrialConfig(method="none", epochs=4))]
@@ -53,7 +94,7 @@ def shorter_trainings(base: TrialConfig) -> list[GivenRun]:
 
 def random_stops(
     trace: RunTrace, store: StageStore, base: TrialConfig, ends: Sequence[int], *, saved: float, seed: int
-) -> list[GivenRun]:
+) -> list[PredefinedTrial]:
     """Manual stops at random layers and times that save what a setting saves, found by replay.
 
     A draw picks layers and the order of their times; the times are then moved towards the run's start or end together
@@ -77,7 +118,7 @@ def random_stops(
     if not ends:
         return []
     trace = completed(store, trace, [_manual(base, ends, range(len(ends)))])
-    found: list[GivenRun] = []
+    found: list[PredefinedTrial] = []
     for _ in range(_DRAWS):
         if len(found) == RANDOM_RUNS:
             break

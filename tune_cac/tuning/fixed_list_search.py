@@ -10,12 +10,12 @@ from optuna.trial import TrialState
 
 from trainables.errors import TrainingDiverged
 from tune_cac.tuning.optuna_objectives import tell_complete
-from tune_cac.tuning.predefined_trial import GivenRun, as_key
+from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
 from tune_cac.tuning.progress import SearchProgress
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 
 
-class GivenSearch(StudySearch):
+class FixedListSearch(StudySearch):
     """Trains runs in their order; those that the study has already are passed over.
 
     Args:
@@ -23,7 +23,7 @@ class GivenSearch(StudySearch):
         how: as of `StudySearch`.
     """
 
-    def __init__(self, *, wanted: Sequence[GivenRun], **how: Any) -> None:
+    def __init__(self, *, wanted: Sequence[PredefinedTrial], **how: Any) -> None:
         super().__init__(**how)
         self._wanted = list(wanted)
         self._again = self._failed_before()
@@ -38,17 +38,17 @@ class GivenSearch(StudySearch):
                 keys[as_key(attrs["given"])] = trial.state == TrialState.FAIL and not diverged
         return {key for key, failed in keys.items() if failed}
 
-    def missing(self) -> list[GivenRun]:
+    def missing(self) -> list[PredefinedTrial]:
         """Runs that were not begun, or interrupted, or failed in an earlier call."""
-        begun = self.begun() - self._again
+        begun = self.trials.begun() - self._again
         return [run for run in self._wanted if run.key not in begun]
 
     def _next(self) -> optuna.Trial | str | None:
         missing = self.missing()
         if not missing:
-            return None if self._may_begin_again() else FINISHED
+            return None if self._may_restart() else FINISHED
         self._again.discard(missing[0].key)
-        return self._start_given(missing[0])
+        return self.restarts.start_predefined(missing[0])
 
     def _tell_waiting(self) -> None:
         # There are several baselines, and nobody learns from the drop.
@@ -57,7 +57,7 @@ class GivenSearch(StudySearch):
         self._waiting_for_baseline.clear()
 
 
-class GivenProgress(SearchProgress):
+class FixedListProgress(SearchProgress):
     """Progress without a best so far."""
 
     def _best_so_far(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenRun:
+class PredefinedTrial:
     """What is to be trained, and what is said of it."""
 
     attrs: Mapping[str, Any]

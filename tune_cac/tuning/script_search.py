@@ -10,10 +10,10 @@ from search_spaces import SpaceContext
 from trainables.script.placeholders import names
 from trainables.script.run import RUN_FACTS
 from trainables.workload_options import read_options
-from tune_cac.tuning.fixed_params import with_watch
-from tune_cac.tuning.predefined_trial import GivenRun
+from tune_cac.study.fixed_params import with_watch
+from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.study_searcher import StudySearch
-from tune_cac.tuning.warm_start.baseline import Learned
+from tune_cac.tuning.warm_start.baseline import WarmStart
 
 #: Before the baseline has told better; no space is asked with it.
 UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
@@ -44,7 +44,7 @@ class ScriptSearch(StudySearch):
         """Why the baseline leaves nothing to try; empty while it does not."""
         if super().gave_up:
             return super().gave_up
-        if self._baseline_row() is None:
+        if self.trials.baseline_row() is None:
             return ""
         if self._total_steps() is None:
             return "the baseline reported no step"
@@ -55,8 +55,8 @@ class ScriptSearch(StudySearch):
             return "the baseline told of no layers that could stop"
         return ""
 
-    def _learn(self) -> Learned:
-        if self._learned is None:
+    def learn(self) -> WarmStart:
+        if self._warm_start is None:
             facts = self._facts()
             self._context = SpaceContext(
                 total_steps=int(facts["total_steps"]),
@@ -65,29 +65,29 @@ class ScriptSearch(StudySearch):
                 watch=tuple(facts["watch"]),
             )
             self._hold = with_watch(self._hold, self._context)
-            self._learned = Learned(
+            self._warm_start = WarmStart(
                 space=self._search_space, context=self._context, base=self._base, hold=self._hold, trace=None,
                 weight_decays=facts.get("weight_decays"),
             )  # fmt: skip
-        return self._learned
+        return self._warm_start
 
     def _enqueue_spread(self) -> None:
         if self.study.user_attrs.get("spread"):
             return
         role = "published" if self._search_space.start_is_published and not self._hold else "search"
-        start = dict(self._search_space.start(self._learn().context))
+        start = dict(self._search_space.start(self.learn().context))
         self.study.enqueue_trial(start, user_attrs={"role": role})
         self._tell_why_little()
         self.study.set_user_attr("spread", True)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Keep what the baseline tells of the run, then as in every search."""
-        trial = self._ot_trials.get(trial_id)
+        trial = self._running.get(trial_id)
         if trial is not None and result and RUN_FACTS in result and trial.user_attrs.get("role") == "baseline":
             trial.set_user_attr(RUN_FACTS, result[RUN_FACTS])
         super().on_trial_complete(trial_id, result, error)
 
-    def missing_controls(self, *, shorter_alone: bool = False) -> list[GivenRun]:
+    def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Shorter runs, where the command takes ``{epochs}``."""
         if "epochs" not in names(self._command):
             return []
@@ -98,7 +98,7 @@ class ScriptSearch(StudySearch):
         return read_options(self._base.options)["command"]
 
     def _facts(self) -> Mapping[str, Any]:
-        told = next((t.user_attrs[RUN_FACTS] for t in self._baseline_trials() if RUN_FACTS in t.user_attrs), "{}")
+        told = next((t.user_attrs[RUN_FACTS] for t in self.trials.baselines() if RUN_FACTS in t.user_attrs), "{}")
         facts: Mapping[str, Any] = json.loads(told)
         return facts
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -22,11 +20,14 @@ from trainables.script.placeholders import names
 from trainables.workload_options import read_options
 from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
+from tune_cac.study.fixed_params import check_hold_on_run, shown_hold, with_schedule, with_watch
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, written
 from tune_cac.study.options import DEFAULT_BUDGET, SearchOptions
 from tune_cac.study.script_files import check_unchanged, script_identity
 from tune_cac.study.study_result import SearchResult, answer, write_answer
-from tune_cac.tuning.fixed_params import check_hold_on_run, shown_hold, with_schedule, with_watch
+from tune_cac.tuning.preflight import check_gpus, check_processors, check_schedule, share_only_if_repeatable
+from tune_cac.tuning.run_context import baseline_config, context_of
+from tune_cac.tuning.tune_run import ray_needs, train
 
 
 @keeps_decoded_images
@@ -115,14 +116,14 @@ def search(
         hold=with_schedule(hold or {}, schedule, compatible=compatible),
         sharing=sharing, checkpoint_budget=checkpoint_budget, controls=controls, retries=retries,
     )  # fmt: skip
-    _check_processors(options)
+    check_processors(options)
     check_gpus(options)
     context = None
     if options.hold or options.workload_options or is_factory(options.workload) or options.compresses:
         # What a user gave is tried before there is a folder.
-        context = context_of(_baseline(options, device="cpu"))
+        context = context_of(baseline_config(options, device="cpu"))
     if context is not None and not options.is_script:
-        options = _without_sharing_where_training_does_not_repeat(options)
+        options = share_only_if_repeatable(options)
         context = replace(context, schedule=options.schedule)
         if options.hold:
             check_hold_on_run(options.space, options.hold, context)
@@ -184,114 +185,12 @@ def resume(
             fresh_processes=info.fresh_processes,
             controls=info.controls, retries=retries,
         )  # fmt: skip
-        _check_processors(options)
+        check_processors(options)
         check_gpus(options)
         if options.is_script:
             check_unchanged(options.workload_options)
         mend_journal(layout.journal)
         return _run(layout, options)
-
-
-def run_context(config: TrialConfig) -> SpaceContext:
-    """What a space may ask about a run: its steps and layers. Builds the model once, and tries what a user gave."""
-    from trainables.compression.measures.sizes import weight_layers
-    from trainables.gradskip.layers import unit_ends, watch_needed
-    from trainables.runtime.isolation import isolated
-    from trainables.workloads import build
-
-    workload = build(config.workload, config.options)
-    workload.check(config.seed)
-    with isolated(seed=config.seed, threads=config.threads):
-        model = workload.make_model()  # and no optimizer, for which torch loads its compiler
-    return SpaceContext(
-        total_steps=workload.steps_per_epoch * config.epochs,
-        layer_names=tuple(name for name, _ in model.named_parameters()),
-        unit_ends=unit_ends(model),
-        watch=watch_needed(list(model.parameters()), model),
-        epochs=config.epochs,
-        weight_names=tuple(weight_layers(model)),
-    )
-
-
-def _without_sharing_where_training_does_not_repeat(options: SearchOptions) -> SearchOptions:
-    """Train a few steps of a user's own code twice; where they differ, no trial may take another's training.
-
-    A counter in the model, a data set with a generator of its own, an evaluation that draws at random: what such a run
-    gives depends on what its process has trained before.
-    """
-    if not _own_code(options):
-        return options
-    from trainables.training.doctor.determinism import repetition
-
-    reason = repetition(_baseline(options, device="cpu")).reason
-    if not reason:
-        return options
-    say(
-        f"training {options.workload} does not repeat: {reason}; so trials share nothing, and each has a process "
-        "of its own"
-    )
-    return replace(options, fresh_processes=True)
-
-
-def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | None) -> None:
-    """Raise UserError for a schedule that does not fit the model, before there is a study.
-
-    Args:
-        options: of the search.
-        context: of the run.
-        file: the schedule's, if there is one.
-    """
-    import optuna
-
-    from trainables.compression.model_check import check_on_model
-    from trainables.compression.trial.from_config import schedule_of
-    from trainables.compression.trial.replay import late_policies, timing_of
-    from trainables.compression.trial.with_gradskip import check_together
-
-    space = search_spaces.load(options.space)
-    base = _baseline(options, device="cpu")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a start may lie beside a grid
-        suggested = space.suggest(optuna.trial.FixedTrial(dict(space.start(context))), context)
-    values = {"method": space.method, **suggested, **options.hold}
-    config = TrialConfig.from_mapping({**base.to_dict(), **values})
-    schedule = schedule_of(config)
-    check_on_model(schedule, base, file, compatible=bool(config.schedule_compatible), every_mark=True)
-    if config.skips_gradients:
-        check_together(config, schedule)
-    late = late_policies(schedule, config.epochs)
-    if late:
-        what = f"the last epoch of a trial is {config.epochs - 1}: begin earlier, or give more --epochs"
-        if len(late) == len(schedule["policies"]):
-            begins = min(timing_of(policy).starting_epoch for policy in schedule["policies"])
-            raise UserError(f"the schedule never acts, for it begins in epoch {begins} and {what}")
-        warnings.warn(f"policies {', '.join(map(str, late))} of the schedule never act, for {what}", stacklevel=2)
-
-
-def context_of(base: TrialConfig) -> SpaceContext:
-    """What a space may ask about a run before it was trained; of a script nothing is known."""
-    if base.workload == SCRIPT:
-        from trainables.script.run import check_command
-        from tune_cac.tuning.script_search import UNKNOWN_RUN
-
-        check_command(base)
-        return UNKNOWN_RUN
-    return run_context(replace(base, device="cpu", workers=1))
-
-
-def _baseline(options: SearchOptions, *, device: str) -> TrialConfig:
-    """The run without the method; nothing is held in it."""
-    return TrialConfig(
-        workload=options.workload,
-        workload_options=options.workload_options,
-        epochs=options.trial_epochs,
-        seed=options.seed,
-        method="none",
-        device=device,
-        threads=options.cpus_per_trial,
-        workers=options.workers_per_trial,
-        saving=None if options.ranked_by == "training" else options.ranked_by,
-    )
 
 
 def _run(layout: Layout, options: SearchOptions, context: SpaceContext | None = None) -> SearchResult:
@@ -313,13 +212,13 @@ def _run(layout: Layout, options: SearchOptions, context: SpaceContext | None = 
 
 
 def _run_missing(layout: Layout, options: SearchOptions, context: SpaceContext | None) -> SearchResult:
-    base = _baseline(options, device="cuda" if options.gpus_per_trial > 0 else "cpu")
+    base = baseline_config(options, device="cuda" if options.gpus_per_trial > 0 else "cpu")
     interrupted = False
     with _session(layout, options):
         if context is None:
             context = context_of(base)
         searcher, run_name = _searcher(layout, options, context, base)
-        to_run = layout.read_info().trials - searcher.finished_count()
+        to_run = layout.read_info().trials - searcher.trials.finished_count()
         if to_run > 0 or (options.controls and searcher.missing_controls()):
             interrupted = _search(layout, options, searcher, run_name, max(0, to_run))
         layout.write_info(replace(layout.read_info(), why_little=searcher.why_little))
@@ -346,12 +245,7 @@ def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[N
         return nullcontext()
     from tune_cac.ray_backend.ray_startup import early_session
 
-    return early_session(**_ray_needs(options))
-
-
-def _ray_needs(options: SearchOptions) -> dict[str, Any]:
-    """Arguments of `cluster.ray_session`."""
-    return {"cpus": options.trials_at_a_time * options.processors_per_trial, "modules": _own_modules(options)}
+    return early_session(**ray_needs(options))
 
 
 def make_searcher(
@@ -412,8 +306,8 @@ def _searcher(layout: Layout, options: SearchOptions, context: SpaceContext, bas
     )
     if len(searcher.study.get_trials(deepcopy=False)) == 0:
         searcher.begin()
-    searcher.adopt_unfinished(layout.root)
-    searcher.retry_baseline()
+    searcher.adopt_unfinished()
+    searcher.restarts.retry_baseline()
     return searcher, run_name
 
 
@@ -432,7 +326,9 @@ def _search(layout: Layout, options: SearchOptions, searcher: Any, run_name: str
     if searcher.gave_up:
         say(f"{searcher.gave_up}, so nothing else was tried: {_way_on(layout, options)}")
         return False
-    return progress.ended < to_run or searcher.runs_on() or (options.controls and bool(searcher.missing_controls()))
+    return (
+        progress.ended < to_run or searcher.trials.runs_on() or (options.controls and bool(searcher.missing_controls()))
+    )
 
 
 def _way_on(layout: Layout, options: SearchOptions) -> str:
@@ -443,122 +339,3 @@ def _way_on(layout: Layout, options: SearchOptions) -> str:
 
 def _completed(layout: Layout) -> list[dict[str, Any]]:
     return [record for record in read_journal(layout.journal) if record["status"] == "completed"]
-
-
-def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, run_name: str, most: int) -> None:
-    """Run on Ray what the searcher suggests, at most so many trials.
-
-    Args:
-        layout: of the study.
-        options: resources of the trials.
-        searcher: a `StudySearch`.
-        progress: a `SearchProgress`.
-        run_name: of the Ray experiment.
-        most: trials.
-    """
-    from ray import tune
-
-    from tune_cac.ray_backend.session import ray_session
-    from tune_cac.ray_backend.tensorboard import RowEvents
-
-    at_a_time = options.trials_at_a_time
-    with progress, ray_session(**_ray_needs(options)), searcher.coordinated():
-        _check_resources(options)
-        tune.Tuner(
-            _trainable(options),
-            tune_config=tune.TuneConfig(
-                search_alg=searcher,
-                num_samples=most * (1 + options.retries),  # at most: the searcher knows the end
-                max_concurrent_trials=at_a_time,
-                reuse_actors=not options.fresh_processes,
-                trial_name_creator=_trial_name,
-                trial_dirname_creator=_trial_name,
-            ),
-            run_config=tune.RunConfig(
-                name=run_name,
-                storage_path=str(layout.ray.resolve()),
-                verbose=0,
-                callbacks=[progress, RowEvents()],
-                # At its end a trial has its result; asked for a checkpoint there, Ray would also send every row alone.
-                checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
-            ),
-        ).fit()
-
-
-def _own_code(options: SearchOptions) -> list[str]:
-    """Functions of the user's: the workload, and options such as ``model=package:function``."""
-    values = [options.workload, *(text.partition("=")[2] for text in options.workload_options)]
-    return [value for value in values if not options.is_script and is_factory(value)]
-
-
-def _own_modules(options: SearchOptions) -> list[Path]:
-    """Modules of the user's that trials import."""
-    named = _own_code(options)
-    if not named:
-        return []
-    from trainables.workloads.user_code import own_modules
-
-    return sorted({path for name in named for path in own_modules(name.partition(":")[0])})
-
-
-def _trainable(options: SearchOptions) -> Any:
-    """What Ray runs, with its resources. Workers of a trial have their own; the trial then only listens."""
-    from ray import tune
-
-    if options.workers_per_trial > 1:
-        from tune_cac.ray_backend.multi_worker_trial import ParallelTrial
-
-        # A byte of memory: Ray wants a trial to have something, and every processor may be a worker's.
-        return tune.with_resources(ParallelTrial, {"memory": 1})
-    from trainables.trial import Trial
-
-    return tune.with_resources(Trial, {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial})
-
-
-def _check_processors(options: SearchOptions) -> None:
-    """More threads than processors would take turns without end."""
-    there = os.cpu_count() or 1
-    if options.cpus_per_trial > there and not os.environ.get("RAY_ADDRESS"):
-        raise UserError(
-            f"--cpus-per-trial must be at most {there}, which is all that this machine has, got "
-            f"{options.cpus_per_trial}; set RAY_ADDRESS to search on a cluster"
-        )
-
-
-def check_gpus(options: SearchOptions) -> None:
-    """Before any Ray process starts; what a cluster has is asked of it later."""
-    if options.gpus_per_trial == 0 or os.environ.get("RAY_ADDRESS"):
-        return
-    import torch
-
-    there = torch.cuda.device_count()
-    if options.gpus_per_trial * options.workers_per_trial > there and options.workers_per_trial > 1:
-        raise UserError(
-            f"--workers-per-trial times --gpus-per-trial must be at most {there}, which is all that torch sees here, "
-            f"got {options.workers_per_trial} times {options.gpus_per_trial:g}; set RAY_ADDRESS to search on a cluster"
-        )
-    if options.gpus_per_trial > there:
-        raise UserError(
-            f"--gpus-per-trial must be at most {there}, which is all that torch sees here, "
-            f"got {options.gpus_per_trial:g}; set RAY_ADDRESS to search on a cluster"
-        )
-
-
-def _check_resources(options: SearchOptions) -> None:
-    import ray
-
-    there = ray.cluster_resources()
-    for kind, flag, wanted in (
-        ("CPU", "--cpus-per-trial", options.cpus_per_trial),
-        ("GPU", "--gpus-per-trial", options.gpus_per_trial),
-    ):
-        most = there.get(kind, 0) / options.workers_per_trial
-        if wanted > most:
-            each = "" if options.workers_per_trial == 1 else f" for each of {options.workers_per_trial} workers"
-            raise UserError(f"{flag} must be at most {most:g}{each}, which is all that Ray has, got {wanted:g}")
-
-
-def _trial_name(trial: Any) -> str:
-    from tune_cac.study.trial_folder import trial_folder_name
-
-    return trial_folder_name(trial.config["trial"])

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from analysis.formatting import ROUNDING, percent, points
 from analysis.metrics.accounting import own_fraction, search_fraction
 from analysis.metrics.ranking import GIVEN_AWAY
-from analysis.presentation.html.plain_columns import is_one_of, numbers, percent_values, saved
-from analysis.presentation.html.report_data import ReportData
+from analysis.presentation.figures.plain_columns import is_one_of, numbers, percent_values, saved
+from analysis.presentation.figures.report_data import ReportData
 
 #: Maximum number of learning curves in addition to the baseline's and the chosen trial's.
 _MOST_CURVES = 12

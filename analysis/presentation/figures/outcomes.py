@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from analysis.formatting import percent, plural, points
 from analysis.metrics.saving import TRAINING, saved_of_one, saved_words, saving_of
-from analysis.presentation.html.plain_columns import (
+from analysis.presentation.figures.plain_columns import (
     bare,
     is_one_of,
     number,
@@ -25,7 +25,7 @@ from analysis.presentation.html.plain_columns import (
     saved_again,
     texts,
 )
-from analysis.presentation.html.report_data import ReportData
+from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.summary_text import settings_text
 
 #: Maximum number of trial numbers in a label.

@@ -10,8 +10,8 @@ import numpy as np
 
 from analysis.formatting import percent, plural
 from analysis.presentation.figures.outcomes import Points, short_name
-from analysis.presentation.html.plain_columns import bare, is_one_of, number, numbers, stop_events, texts
-from analysis.presentation.html.report_data import ReportData
+from analysis.presentation.figures.plain_columns import bare, is_one_of, number, numbers, stop_events, texts
+from analysis.presentation.figures.report_data import ReportData
 
 #: Maximum number of outcomes in the timeline.
 MOST_ROWS = 30

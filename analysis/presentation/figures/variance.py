@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.presentation.html.plain_columns import stop_events
+from analysis.presentation.figures.plain_columns import stop_events
 from analysis.presentation.summary_text import config_of
 from analysis.trace_replay.traces import RunTrace
 from trainables.gradskip.layer_plan import Unit

@@ -4,9 +4,9 @@ from analysis.presentation.html import ReportData, report_html, write_pngs
 html = report_html(ReportData(info=..., trials=..., ranking=..., ...))
 """
 
+from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.figures.variance import variance_frames
 from analysis.presentation.html.page import report_html
-from analysis.presentation.html.report_data import ReportData
 from analysis.presentation.png.matplotlib_figures import write_pngs
 
 __all__ = ["ReportData", "report_html", "write_pngs", "variance_frames"]

@@ -11,9 +11,9 @@ from importlib.resources import files
 from typing import Any
 
 from analysis.presentation.figures.palette import DARK, DEPTH_DARK, DEPTH_LIGHT, LIGHT
-from analysis.presentation.html.plain_columns import plain
+from analysis.presentation.figures.plain_columns import plain
+from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.html.plotly_figures import plotly_figures
-from analysis.presentation.html.report_data import ReportData
 from analysis.presentation.html.sections import header, sections
 from analysis.presentation.html.trial_table import trial_table
 from trainables.errors import UserError

@@ -6,8 +6,8 @@ from typing import Any
 
 from analysis.presentation.figures.course import accuracy_range, convergence, cost, learning_curves
 from analysis.presentation.figures.outcomes import Points
+from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.html.plotly_parts import PlotlyFigure, axis, marks, safe
-from analysis.presentation.html.report_data import ReportData
 
 
 def learning_figure(data: ReportData) -> PlotlyFigure | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from analysis.formatting import percent, plural
 from analysis.presentation.figures.outcomes import Bars, Points, confirmation, importance, interactions, pareto
+from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.html.plotly_course import (
     convergence_figure,
     cost_figure,
@@ -14,7 +15,6 @@ from analysis.presentation.html.plotly_course import (
 )
 from analysis.presentation.html.plotly_parts import MOST_LETTERS, PlotlyFigure, axis, line_of, marks, note, safe, short
 from analysis.presentation.html.plotly_stops import timeline_figure, variance_figure
-from analysis.presentation.html.report_data import ReportData
 
 
 def plotly_figures(data: ReportData) -> dict[str, PlotlyFigure]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.presentation.figures.outcomes import Points
-from analysis.presentation.html.plain_columns import plain
+from analysis.presentation.figures.plain_columns import plain
 
 #: Maximum characters of a name on an axis; the hover text has the full name.
 MOST_LETTERS = 26

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.formatting import plural
+from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.figures.stops import near_thresholds, timeline, variance
 from analysis.presentation.html.plotly_parts import PlotlyFigure, axis, line_of, marks, note, safe, short
-from analysis.presentation.html.report_data import ReportData
 
 #: Maximum number of layers in a legend; with more, colour and hover text identify the layers.
 MOST_NAMED = 8

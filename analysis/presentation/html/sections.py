@@ -18,9 +18,9 @@ from analysis.metrics.confirmation import compared, of_trial
 from analysis.metrics.confirmation import saved_again as candidate_saved
 from analysis.metrics.saving import BOTH, TRAINING, saved_of_one
 from analysis.presentation.compression_text import without_files
-from analysis.presentation.html.plain_columns import is_one_of, number, numbers, saved_again, stop_events, texts
+from analysis.presentation.figures.plain_columns import is_one_of, number, numbers, saved_again, stop_events, texts
+from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.html.plotly_parts import PlotlyFigure
-from analysis.presentation.html.report_data import ReportData
 from analysis.presentation.schedule_text import compresses
 from analysis.presentation.sparsity_text import is_compressed, layers, sums
 from analysis.presentation.summary_text import compression_of, config_of, is_answer

@@ -13,8 +13,8 @@ from analysis.metrics.controls import beats_shorter, control_line
 from analysis.metrics.saving import TRAINING
 from analysis.presentation.compression_text import WHOLE_FILES, field_text
 from analysis.presentation.figures.outcomes import short_name
-from analysis.presentation.html.plain_columns import numbers, percent_values, plain, saved, texts
-from analysis.presentation.html.report_data import ReportData
+from analysis.presentation.figures.plain_columns import numbers, percent_values, plain, saved, texts
+from analysis.presentation.figures.report_data import ReportData
 from trainables.config import field_kinds
 
 #: Result columns: name in the frame, heading, description, decimals. Fractions are shown as percentages.

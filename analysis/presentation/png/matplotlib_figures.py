@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from analysis.presentation.figures.course import accuracy_range, convergence, cost, learning_curves
 from analysis.presentation.figures.outcomes import Bars, confirmation, importance, interactions, pareto
 from analysis.presentation.figures.palette import DEPTH_LIGHT, LIGHT, depth_colour
+from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.figures.stops import near_thresholds, timeline, variance
-from analysis.presentation.html.report_data import ReportData
 from trainables.errors import UserError
 
 if TYPE_CHECKING:

@@ -466,7 +466,7 @@ def test_a_trial_says_where_marked_values_stand(capsys: pytest.CaptureFixture[st
 
 
 def test_files_of_teachers_are_named_from_the_root(tmp_path: Path) -> None:
-    from tune_cac.tuning.fixed_params import check_hold, with_schedule
+    from tune_cac.study.fixed_params import check_hold, with_schedule
 
     Path("teacher.pt").touch()
     Path("s.yaml").write_text(

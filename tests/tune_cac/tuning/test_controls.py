@@ -97,7 +97,7 @@ def test_a_control_is_told_against_the_baselines_budget_and_not_counted(tmp_path
     assert control["sharing"] is None  # type: ignore[index]  # another run: it has no part in the tree
     complete(search, "b", dense_flops=900, executed_flops=900)
     assert told(tmp_path)[control["trial"]].values == pytest.approx([0.9, 0.1])  # type: ignore[index]
-    assert search.finished_count() == 1
+    assert search.trials.finished_count() == 1
 
 
 def test_an_interrupted_control_is_begun_again_where_it_was(tmp_path: Path) -> None:
@@ -109,11 +109,11 @@ def test_an_interrupted_control_is_begun_again_where_it_was(tmp_path: Path) -> N
     checkpoint = tmp_path / f"ray/run-000/trial-{number:05d}/checkpoint_000003"
     checkpoint.mkdir(parents=True)
     (checkpoint / "run.pt").touch()
-    assert first.runs_on()
+    assert first.trials.runs_on()
     # The process dies here; another one opens the journal, and adds two trials before it comes to the controls.
     second = searcher(tmp_path, begin=False)
-    second.adopt_unfinished(tmp_path)
-    assert not second.runs_on()
+    second.adopt_unfinished()
+    assert not second.trials.runs_on()
     second.plan(2, controls=True)
     for name in "cd":
         assert second.suggest(name)["role"] != "control"  # type: ignore[index]
@@ -172,7 +172,7 @@ def test_controls_are_trained_once_a_study(tmp_path: Path) -> None:
         complete(first, name)
     assert first.suggest("g") == FINISHED
     second = searcher(tmp_path, begin=False)
-    second.adopt_unfinished(tmp_path)
+    second.adopt_unfinished()
     second.plan(1, controls=True)
     second.suggest("h")
     complete(second, "h")

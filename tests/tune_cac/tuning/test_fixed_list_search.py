@@ -15,15 +15,15 @@ from analysis.io.layout import Layout
 from trainables.config import TrialConfig
 from tune_cac.cli.main import main
 from tune_cac.study.folder import is_locked, locked
-from tune_cac.tuning.fixed_list_search import GivenSearch
-from tune_cac.tuning.predefined_trial import GivenRun
+from tune_cac.tuning.fixed_list_search import FixedListSearch
+from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.study_searcher import FINISHED
 
-RUNS = [GivenRun(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in (1, 2, 3)]
+RUNS = [PredefinedTrial(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in (1, 2, 3)]
 
 
-def given(folder: Path) -> GivenSearch:
-    return GivenSearch(
+def given(folder: Path) -> FixedListSearch:
+    return FixedListSearch(
         wanted=RUNS, space=search_spaces.load("auto_thresholds"), context=CONTEXT, base=TrialConfig(method="none"),
         journal=folder / "optuna.journal", allowed_drop=0.01, seed=0, run_folder="ray/run-000", checkpoint_every_s=60,
         tree=folder / "tree", budget_bytes=0, trials=3,
@@ -53,7 +53,7 @@ def test_what_was_interrupted_or_failed_is_trained_again_and_what_diverged_is_no
     first.tell_failure("b", "TrainingDiverged: the accuracy is nan in epoch 1")
     assert first.suggest("d") is None  # not in the same call
     second = given(tmp_path)
-    second.adopt_unfinished(tmp_path)
+    second.adopt_unfinished()
     assert len(second.missing()) == 2
     assert seeds(second.suggest("e"), second.suggest("f")) == [1, 3]
     second.tell_failure("e", "OutOfMemoryError: no memory")

@@ -19,7 +19,7 @@ from trainables.config import TrialConfig
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore
 from trainables.training.run import TrainingRun
-from tune_cac.tuning.study_search import run_context
+from tune_cac.tuning.run_context import run_context
 from tune_cac.tuning.study_searcher import StudySearch
 from tune_cac.tuning.warm_start.baseline import asks_for_sensitivities, learn
 from tune_cac.tuning.warm_start.sensitivities import LEAST_DROP, LEVELS, MOST_EVALUATIONS, seeded_sensitivities
@@ -140,7 +140,7 @@ def test_a_search_begins_with_half_of_what_was_found(base: TrialConfig, tmp_path
         last = finish(run)[-1]
     search.on_trial_complete("baseline", last)
     search = searcher()
-    search.adopt_unfinished(tmp_path)
+    search.adopt_unfinished()
     found = seeded_sensitivities(tmp_path / "tree", last["stage"], base, NAMES, 0.02)
     for number in range(2):
         suggested = search.suggest(str(number))

@@ -22,7 +22,8 @@ from search_spaces import SpaceContext
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
 from tune_cac.study.trial_folder import last_checkpoint, last_row
-from tune_cac.tuning.study_searcher import FINISHED, StudySearch, make_sampler
+from tune_cac.tuning.candidates import make_sampler
+from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 
 
 def test_trial_0_is_the_baseline_and_trial_1_the_scaled_defaults(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_a_conditional_trial_that_was_cut_short_is_queued_again_with_its_branch(
     configs = [first.suggest(name)["config"] for name in "abcdefghij"]
     assert len({config.get("CAC_RULE") for config in configs}) > 2
     second = searcher(tmp_path, seed=5, begin=False, space="stop_rules")
-    second.adopt_unfinished(tmp_path)
+    second.adopt_unfinished()
     assert [second.suggest(name)["config"] for name in "klmnopqrst"] == configs
 
 
@@ -125,7 +126,7 @@ def test_a_baseline_that_fails_is_tried_once_more_before_anything_else(died: boo
     assert again["config"] == TrialConfig(method="none").to_dict()
     assert search.suggest("c") is None  # the others wait: they learn from it
     search.on_trial_complete("b", row(0.9, 0.0))
-    assert search.finished_count() == 1
+    assert search.trials.finished_count() == 1
     others = [search.suggest(name) for name in "cd"]
     assert [other["config"]["method"] for other in others] == ["gradskip"] * 2
     for name in "cd":
@@ -145,24 +146,24 @@ def test_a_baseline_that_fails_twice_ends_the_search_with_its_error_until_it_is_
         assert fail(search, name, "ValueError: no") == began_again
     assert search.suggest("c") == FINISHED
     assert search.gave_up == "the baseline failed twice (ValueError: no)"
-    assert search.finished_count() == 1
+    assert search.trials.finished_count() == 1
     # A search that goes on tries it once more, and only then anything else.
     second = searcher(tmp_path, begin=False)
-    second.adopt_unfinished(tmp_path)
-    second.retry_baseline()
+    second.adopt_unfinished()
+    second.restarts.retry_baseline()
     assert second.gave_up == ""
-    assert second.finished_count() == 0
+    assert second.trials.finished_count() == 0
     assert second.suggest("d")["config"]["method"] == "none"
     assert second.suggest("e") is None
     assert not fail(second, "d", "ValueError: no")
     assert second.gave_up == "the baseline failed 3 times (ValueError: no)"
     third = searcher(tmp_path, begin=False)
-    third.adopt_unfinished(tmp_path)
-    third.retry_baseline()
+    third.adopt_unfinished()
+    third.restarts.retry_baseline()
     third.suggest("f")
     third.on_trial_complete("f", row(0.9, 0.0))
     assert third.suggest("g")["config"]["method"] == "gradskip"
-    assert third.finished_count() == 1
+    assert third.trials.finished_count() == 1
     statuses = analysis.load(tmp_path / "optuna.journal")["status"].tolist()
     assert statuses == ["interrupted", "running", "interrupted", "interrupted", "completed"]
 
@@ -191,7 +192,7 @@ def test_a_trial_whose_worker_died_goes_on_from_its_checkpoint_once(tmp_path: Pa
     assert again["resume_from"] == str(checkpoint)
     assert not fail(search, "c", "its worker died (killed)", died=True)
     assert search.suggest("d") == FINISHED
-    assert search.finished_count() == 2
+    assert search.trials.finished_count() == 2
 
 
 def test_a_trial_that_raised_is_not_begun_again(tmp_path: Path) -> None:
@@ -206,24 +207,24 @@ def test_an_interrupted_baseline_comes_before_what_was_queued(tmp_path: Path) ->
     """Killed in its baseline, a search begins with it again: everything else learns from it."""
     searcher(tmp_path, baseline=False).suggest("a")
     again = searcher(tmp_path, begin=False)
-    again.adopt_unfinished(tmp_path)
+    again.adopt_unfinished()
     assert again.suggest("b")["config"]["method"] == "none"
     assert again.suggest("c") is None
     # Killed again while the published trial was held back: it still has its parameters.
     again = searcher(tmp_path, begin=False)
-    again.adopt_unfinished(tmp_path)
+    again.adopt_unfinished()
     assert again.suggest("b")["config"]["method"] == "none"
     again.on_trial_complete("b", row(0.9, 0.0))
     published = again.suggest("c")
     start = search_spaces.load("auto_thresholds").start(CONTEXT)
     assert {k: v for k, v in published["config"].items() if k.startswith("CAC_")} == start
     again.on_trial_complete("c", row(0.89, 0.2))
-    assert again.finished_count() == 2
+    assert again.trials.finished_count() == 2
     # Killed once more after the published trial was held back: nothing is lost.
     assert again.suggest("d") is not None
     third = searcher(tmp_path, begin=False)
-    third.adopt_unfinished(tmp_path)
-    assert third.finished_count() == 2
+    third.adopt_unfinished()
+    assert third.trials.finished_count() == 2
     assert third.suggest("e") is not None
 
 
@@ -244,7 +245,7 @@ def test_an_interrupted_trial_keeps_what_ray_wrote_of_it(tmp_path: Path) -> None
     rows = [json.dumps({"search_flops": n, "dense_flops": 10, "epoch": n}) for n in (3, 6)]
     (folder / "result.json").write_text("\n".join([*rows, rows[0][:9]]))  # the last line is torn
     second = searcher(tmp_path, begin=False)
-    second.adopt_unfinished(tmp_path)
+    second.adopt_unfinished()
     assert told(tmp_path)[1].user_attrs["row_so_far"] == {"search_flops": 6, "dense_flops": 10}
     assert last_row(tmp_path / "nowhere") == {}
 
@@ -257,7 +258,7 @@ def test_values_that_are_no_finite_numbers_fail(tmp_path: Path, value: float | N
     (trial,) = (t for t in told(tmp_path) if t.state.is_finished())
     assert trial.state == TrialState.FAIL
     assert trial.user_attrs["error"] == "the trial reported no finite accuracy"
-    assert search.finished_count() == 1
+    assert search.trials.finished_count() == 1
 
 
 def test_unfinished_trials_are_queued_again_and_finished_ones_told(tmp_path: Path) -> None:
@@ -273,8 +274,8 @@ def test_unfinished_trials_are_queued_again_and_finished_ones_told(tmp_path: Pat
     newest.with_name("checkpoint_000004").mkdir()  # a crash left it empty
     # The process dies here; another one opens the journal.
     second = searcher(tmp_path, seed=5, begin=False)
-    second.adopt_unfinished(tmp_path)
-    assert second.finished_count() == 2
+    second.adopt_unfinished()
+    assert second.trials.finished_count() == 2
     again = [second.suggest(name) for name in "ef"]
     assert [a["config"] for a in again] == configs[1:]
     assert [a["resume_from"] for a in again] == [str(newest), None]
@@ -328,7 +329,7 @@ def test_the_start_is_queued_once(tmp_path: Path) -> None:
     count = sum("start" in t.user_attrs for t in told(tmp_path))
     first.study.set_user_attr("spread", False)  # as if killed while it queued
     second = learning(tmp_path, seed=0, begin=False)
-    second.adopt_unfinished(tmp_path)
+    second.adopt_unfinished()
     for n in range(3):
         second.suggest(str(n))
     assert sum("start" in t.user_attrs for t in told(tmp_path)) == count
@@ -337,7 +338,7 @@ def test_the_start_is_queued_once(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("tiny")
 def test_ranges_are_those_of_the_run(tmp_path: Path) -> None:
     search = learning(tmp_path)
-    context = search._learn().context
+    context = search.learn().context
     assert context.start_thr_range is not None
     lowest = context.start_thr_range[0]
     assert 0 < lowest < 1
@@ -346,7 +347,7 @@ def test_ranges_are_those_of_the_run(tmp_path: Path) -> None:
         search.on_trial_complete(str(n), row(0.9, 0.1 + n / 100))
     assert told(tmp_path)[-1].distributions["CAC_VAR_START_THR"].low >= lowest - 0.1
     # A resumed search learns the same from the same run.
-    assert learning(tmp_path, begin=False)._learn().context == context
+    assert learning(tmp_path, begin=False).learn().context == context
     assert suggested is not None
 
 
@@ -396,9 +397,9 @@ def test_what_stops_nothing_is_passed_over_and_leaves_no_trace_in_the_study(tmp_
     assert search.suggest("start") is not None  # the space's starting point is asked for all the same
     suggested = search.suggest("a")
     assert suggested is not None  # after fifty in a row one is tried all the same
-    assert len(search._passed_over) == 50
-    assert {tuple(t.values) for t in search._passed_over} == {tuple(told(tmp_path)[0].values)}
-    assert all(t.constraints["accuracy_drop"] <= 0 for t in search._passed_over)
+    assert len(search.candidates.skipped) == 50
+    assert {tuple(t.values) for t in search.candidates.skipped} == {tuple(told(tmp_path)[0].values)}
+    assert all(t.constraints["accuracy_drop"] <= 0 for t in search.candidates.skipped)
     # Numbers are those that were asked for, and what Optuna shows as best was trained.
     assert [trial.number for trial in told(tmp_path)] == [0, 1, suggested["trial"]] == [0, 1, 2]
     assert analysis.load(tmp_path)["trial"].tolist() == [0, 1, 2]
@@ -416,9 +417,9 @@ def test_a_sampler_learns_from_what_is_passed_over_as_if_it_were_trained(tmp_pat
     plain = optuna.create_study(directions=["maximize"] * 2, sampler=make_sampler(0))
     plain.add_trial(told(tmp_path)[0])  # the start lies outside the ranges
     row_of_baseline = told(tmp_path)[0].values
-    for passed in search._passed_over:
+    for passed in search.candidates.skipped:
         trial = plain.ask()
-        search._search_space.suggest(trial, search._learn().context)
+        search._search_space.suggest(trial, search.learn().context)
         assert trial.params == passed.params
         trial.set_constraint("accuracy_drop", passed.constraints["accuracy_drop"])
         plain.tell(trial, row_of_baseline)
@@ -432,7 +433,7 @@ def test_a_tree_that_cannot_be_read_or_written_teaches_nothing(tmp_path: Path) -
             path.write_bytes(b"")
     with pytest.warns(UserWarning, match="nothing was learned from the baseline: "):
         assert search.suggest("a") is not None
-    assert search._learn().trace is None
+    assert search.learn().trace is None
 
 
 MARKED = """
@@ -485,7 +486,7 @@ def test_combinations_of_marks_that_cannot_be_are_pruned_and_others_asked_for(tm
     assert states.count("PRUNED") > 0
     pruned = next(trial for trial in told(tmp_path) if trial.state == TrialState.PRUNED)
     assert "ending_epoch" in pruned.user_attrs["error"] or "at least two" in pruned.user_attrs["error"]
-    assert search.finished_count() == 1  # the baseline
+    assert search.trials.finished_count() == 1  # the baseline
     assert search.suggest("x") is None
     for number in range(12):
         search.on_trial_complete(str(number), row(0.9, 0.1))

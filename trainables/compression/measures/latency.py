@@ -1,6 +1,6 @@
-"""How long a model takes to answer, on the device it is on.
+"""Latency of a model on its device.
 
-What is zero takes as long as any other number here: only what was removed (`thinning`) makes a model faster.
+Zero weights take as much time as others; only removed structures (`thinning`) make a model faster.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class PassTime:
     """Times of one forward pass."""
 
     samples: int
-    """In the batch."""
+    """Number of samples in the batch."""
     median_s: float
-    """Seconds."""
+    """Median, seconds."""
     lower_s: float
     """Lower quartile, seconds."""
     upper_s: float
@@ -34,27 +34,27 @@ class PassTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Times of the batch as given and of its first sample alone."""
+    """Times of the given batch and of its first sample alone."""
 
     batch: PassTime
     single: PassTime
 
     def to_columns(self) -> dict[str, float]:
-        """Columns of a result row, in seconds."""
+        """Return columns of a result row, in seconds."""
         return {"latency_s": self.single.median_s, "batch_latency_s": self.batch.median_s}
 
 
 def latency(model: nn.Module, example: Tensor | Sequence[Any], *, repeats: int = 30, warm_up: int = 5) -> Latency:
-    """Time forward passes in eval mode without gradients; modes, gradients and generators are as before afterwards.
+    """Time forward passes in eval mode without gradients; modes, gradients and generators are restored afterwards.
 
     Args:
         model: with its weights on one device.
-        example: what it is called with: a tensor, or the arguments; the first dimension of tensors is the sample.
-        repeats: passes that count, >= 2.
-        warm_up: passes before them, >= 0: the first ones pay for libraries that choose kernels.
+        example: the model's input tensor or arguments; the first dimension of tensors is the sample.
+        repeats: measured passes, >= 2.
+        warm_up: passes before them, >= 0: the first passes include the time in which libraries choose kernels.
 
     Raises:
-        UserError: too few repeats, a negative warm-up, or an example without a tensor.
+        UserError: repeats are too few, the warm-up is negative, or the example has no tensor.
     """
     if repeats < 2:
         raise UserError(f"repeats of a latency must be >= 2, got {repeats}")

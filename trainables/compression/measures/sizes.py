@@ -1,15 +1,16 @@
-"""How large a model is and what it computes, of that how much is zero.
+"""Size and multiply-adds (MACs) of a model, and the share that is zero.
 
-A weight layer is a convolution or a linear layer with a weight of its own. Counted are the float weights, also where a
-quantizer computes with others.
+A weight layer is a convolution or a linear layer with its own weight. The float weights are counted, also if a
+quantizer computes with other values.
 
 Shapes: a weight is (C_out, C_in / groups, *kernel), of a transposed convolution (C_in, C_out / groups, *kernel), of a
-linear layer (C_out, C_in); n its elements, z those that are not zero.
-MACs: multiplications with an addition each, of one sample: n for each place at which the weight is applied.
+linear layer (C_out, C_in); n its number of elements, z the number of nonzero elements.
+MACs: multiplications, each with an addition, of one sample: n for each place at which the weight is applied.
     dense       all of them
     effective   dense * z / n
     structured  without filters (slices along dimension 0) and channels (dimension 1) that are entirely zero
-What multiplies a weight without calling its module (the projections inside `nn.MultiheadAttention`) has no MACs here.
+Weights that are multiplied without a call of their module (the projections inside `nn.MultiheadAttention`) count as
+0 MACs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 WEIGHT_LAYERS = (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)
 
-#: Runs a model on a batch; what it returns does not matter. `Workload.loss` is one.
+#: Runs a model on a batch, such as `Workload.loss`; the result is not used.
 Forward = Callable[[nn.Module, Batch], object]
 
 
@@ -40,87 +41,87 @@ class LayerSize:
     """One weight layer."""
 
     name: str
-    """Of its weight, such as ``conv1.weight``."""
+    """Name of its weight, such as ``conv1.weight``."""
     elements: int
-    """Of the weight."""
+    """Number of elements of the weight."""
     nonzero: int
-    """Elements that are not zero."""
+    """Number of nonzero elements."""
     outside_zero_structures: int
-    """Elements in no filter and no channel that is entirely zero."""
+    """Number of elements outside of filters and channels that are entirely zero."""
     dense_macs: int
     """MACs of one sample."""
 
     @property
     def sparsity(self) -> float:
-        """Share of the elements that is zero, in [0, 1]."""
+        """Return the share of the elements that is zero, in [0, 1]."""
         return 1 - self.nonzero / self.elements
 
     @property
     def structured_sparsity(self) -> float:
-        """Share of the elements in filters or channels that are entirely zero, in [0, 1]."""
+        """Return the share of the elements in filters or channels that are entirely zero, in [0, 1]."""
         return 1 - self.outside_zero_structures / self.elements
 
     @property
     def effective_macs(self) -> float:
-        """MACs with elements that are not zero."""
+        """Return the MACs with nonzero elements."""
         return self.dense_macs * self.nonzero / self.elements
 
     @property
     def structured_macs(self) -> float:
-        """MACs without zero filters and channels."""
+        """Return the MACs without zero filters and channels."""
         return self.dense_macs * self.outside_zero_structures / self.elements
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """A model at a moment."""
+    """Sizes of a model at one moment."""
 
     layers: tuple[LayerSize, ...]
     """Weight layers, in the model's order."""
     parameters: int
-    """Elements of all parameters, biases and norms among them."""
+    """Number of elements of all parameters, including biases and norms."""
     nonzero_parameters: int
-    """Those that are not zero."""
+    """Number of nonzero elements."""
     reference_macs: int
-    """MACs of one sample of the model before anything was removed from it."""
+    """MACs of one sample of the model before thinning."""
 
     def _sum(self, what: str) -> Any:
         return sum(getattr(layer, what) for layer in self.layers)
 
     @property
     def sparsity(self) -> float:
-        """Share of the weight layers' elements that is zero; 0 without weight layers."""
+        """Return the share of the weight layers' elements that is zero; 0 without weight layers."""
         elements = self._sum("elements")
         return 1 - self._sum("nonzero") / elements if elements else 0.0
 
     @property
     def structured_sparsity(self) -> float:
-        """Share of the weight layers' elements in zero filters or channels; 0 without weight layers."""
+        """Return the share of the weight layers' elements in zero filters or channels; 0 without weight layers."""
         elements = self._sum("elements")
         return 1 - self._sum("outside_zero_structures") / elements if elements else 0.0
 
     @property
     def dense_macs(self) -> int:
-        """MACs of one sample as the model is now."""
+        """Return the MACs of one sample of the current model."""
         return int(self._sum("dense_macs"))
 
     @property
     def effective_macs(self) -> float:
-        """MACs of one sample with weights that are not zero."""
+        """Return the MACs of one sample with nonzero weights."""
         return float(self._sum("effective_macs"))
 
     @property
     def structured_macs(self) -> float:
-        """MACs of one sample without zero filters and channels."""
+        """Return the MACs of one sample without zero filters and channels."""
         return float(self._sum("structured_macs"))
 
     @property
     def inference_saved(self) -> float:
-        """Share of the reference's MACs that is with zero weights or was removed."""
+        """Return the share of the reference MACs with weights that are zero or were removed."""
         return 1 - self.effective_macs / self.reference_macs if self.reference_macs else 0.0
 
     def to_columns(self) -> dict[str, Any]:
-        """Columns of a result row, in plain types; ``layer_sparsity`` is JSON, shares by name of the weight."""
+        """Return columns of a result row, in plain types; ``layer_sparsity`` is JSON: shares by weight name."""
         return {
             "sparsity": self.sparsity,
             "structured_sparsity": self.structured_sparsity,
@@ -133,7 +134,7 @@ class Sizes:
 
 
 def weight_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Weight layers by the name of their weight, each weight once, in the model's order."""
+    """Return the weight layers by the name of their weight, each weight once, in the model's order."""
     found: dict[str, nn.Module] = {}
     seen: set[int] = set()
     for name, module in model.named_modules():
@@ -145,18 +146,18 @@ def weight_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def layer_macs(model: nn.Module, forward: Forward, batch: Batch) -> dict[str, int]:
-    """MACs of one sample of each weight layer: facts of shapes, counted once, and again after thinning.
+    """Count the MACs of one sample of each weight layer; they depend only on shapes and change only by thinning.
 
-    A copy runs on the meta device, or on the CPU where it needs numbers: the model, its hooks and all generators stay
-    as they are. A weight that several layers share counts where its first one stands, with the MACs of all.
+    A copy runs on the meta device, or on the CPU if it needs values; the model, its hooks and all generators are not
+    changed. A weight that several layers share is counted under its first name, with the MACs of all these layers.
 
     Args:
-        model: any.
+        model: any model.
         forward: see `Forward`.
-        batch: tensors on any device, the first dimension the sample; its numbers are not used.
+        batch: tensors on any device, the first dimension the sample; their values are not used.
 
     Returns:
-        By name of the weight, all weight layers; 0 where one is not called.
+        MACs by weight name, for all weight layers; 0 for layers that are not called.
     """
     try:
         return _counted(hookless_copy(model, meta=True), forward, to_meta(batch), len(batch[0]))
@@ -184,7 +185,7 @@ def _counted(model: nn.Module, forward: Forward, batch: Batch, samples: int) -> 
 
 
 def _places(module: nn.Module, x: Tensor, y: Tensor) -> int:
-    """At how many places of a batch the whole weight is applied."""
+    """Return the number of places of a batch at which the whole weight is applied."""
     if isinstance(module, nn.Linear):
         return y.numel() // module.out_features
     assert isinstance(module, (*CONVOLUTIONS, *TRANSPOSED))
@@ -194,12 +195,12 @@ def _places(module: nn.Module, x: Tensor, y: Tensor) -> int:
 
 
 def sparsity_now(model: nn.Module, macs: Mapping[str, int], reference_macs: int | None = None) -> Sizes:
-    """Count what is zero now; one synchronisation with the device for the whole model.
+    """Count zeros in the current weights, with one synchronization with the device for the whole model.
 
     Args:
-        model: as it was when ``macs`` were counted, whatever its weights are now.
+        model: with the same structure as when ``macs`` were counted; its weights may have changed.
         macs: of `layer_macs`.
-        reference_macs: of one sample of the model before it was thinned; None: it was not.
+        reference_macs: MACs of one sample of the model before thinning; None if it was not thinned.
     """
     layers = weight_layers(model)
     weights = [weight for weight in (float_tensor(m, "weight") for m in layers.values()) if weight is not None]
@@ -230,7 +231,7 @@ def sparsity_now(model: nn.Module, macs: Mapping[str, int], reference_macs: int 
 
 
 def _counts_of(weight: Tensor) -> list[Tensor]:
-    """Elements, filters and channels that are not (entirely) zero, as scalars on the device."""
+    """Count elements, filters and channels that are not (entirely) zero, as scalars on the device."""
     nonzero = weight != 0
     filters = nonzero.flatten(1).any(1)
     channels = nonzero.transpose(0, 1).flatten(1).any(1)
@@ -238,5 +239,5 @@ def _counts_of(weight: Tensor) -> list[Tensor]:
 
 
 def model_sizes(model: nn.Module, forward: Forward, batch: Batch) -> Sizes:
-    """Both at once, for a model from which nothing was removed: see `layer_macs` and `sparsity_now`."""
+    """Return the sizes of a model that was not thinned: see `layer_macs` and `sparsity_now`."""
     return sparsity_now(model, layer_macs(model, forward, batch))

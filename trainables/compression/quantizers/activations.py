@@ -177,7 +177,7 @@ class CalibratedRange(Frozen):
 
     @torch.no_grad()
     def freeze(self) -> None:
-        """Fix the range and quantize from now on; requires that at least one batch was seen."""
+        """Freeze the range and quantize from now on; requires that at least one batch was seen."""
         if self.clip == "N_STD":
             assert self.deviations is not None
             reach = self.deviations * (self.squares / self.values).sqrt()

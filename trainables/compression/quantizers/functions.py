@@ -123,7 +123,8 @@ def linear_grid(low: Tensor, high: Tensor, bits: int, mode: Mode) -> Grid:
     A range of width 0 has s = 1.
 
     Args:
-        low, high: () or one per channel; low <= high.
+        low: () or one per channel.
+        high: of the same shape, >= low.
         bits: k; at least 2 if symmetric.
         mode: see above.
     """

@@ -42,7 +42,7 @@ def can_be_quantized(layer: nn.Module, name: str) -> bool:
 
 
 def quantize_parameter(layer: nn.Module, name: str, quantization: Quantization) -> None:
-    """Parametrize a parameter by its quantization; it stays the same object, under ``parametrizations``."""
+    """Register a quantization as parametrization; the parameter stays the same object, under ``parametrizations``."""
     # Shape and dtype do not change, so torch's check with a forward pass is not needed.
     parametrize.register_parametrization(layer, name, quantization, unsafe=True)
 

@@ -1,4 +1,4 @@
-"""Compression schedules as YAML: reading, checking, writing, and ranges to search. Loads no torch."""
+"""Compression schedules as YAML: reading, checking, writing, and ranges to search. Does not import torch."""
 
 from trainables.compression.schedule.epoch_table import Row, epoch_table, planned_share, table_cells
 from trainables.compression.schedule.matching import ModelFacts, Resolved, resolve

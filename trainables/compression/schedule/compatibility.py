@@ -1,9 +1,9 @@
-"""What fits the language's form and yet means nothing, or not what it says. Without torch.
+"""Checks for entries that are well-formed but have no effect or are contradictory. Does not import torch.
 
 The original silently accepted: unknown sections, unknown keys of policies and of pruners' args, keys given twice,
-components that no policy uses, ``epochs`` beside a range, ``levels`` for pruners that have none, names
-that match nothing (`matching`), and a second line of Baidu's rule that begins outside of its policy. Strictly these are
-errors; with the compatibility switch they are one warning each, and what was ignored there is ignored here.
+components that no policy uses, ``epochs`` beside a range, ``levels`` for pruners that have none, names that match
+nothing (`matching`), and a second line of Baidu's rule that begins outside of its policy. By default these are errors;
+with the compatibility switch each gives a warning, and the entries that the original ignored are ignored.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from trainables.compression.schedule.pruner_configs import (
 
 
 def is_gradual(settings: ComponentConfig | None) -> bool:
-    """Whether a pruner's share grows by the cubic of Zhu & Gupta from ``initial_sparsity`` to ``final_sparsity``."""
+    """Return whether a pruner's share grows by Zhu & Gupta's cubic, ``initial_sparsity`` to ``final_sparsity``."""
     return isinstance(settings, AutomatedGradualPrunerConfig) or (
-        settings is not None and settings.class_.endswith("_AGP")  # the names' common end
+        settings is not None and settings.class_.endswith("_AGP")  # common suffix of the names
     )
 
 
 def known_keys(given: Mapping[str, Any], known: Sequence[str], path: Path, what: str, findings: Findings) -> None:
-    """Say which keys are not known; whoever reads ignores them."""
+    """Report unknown keys; the readers ignore them."""
     for key in given:
         if key not in known:
             findings.lenient((*path, key), f"unknown key of {what}{nearest(key, known)}")
 
 
 def check_uses(schedule: Schedule, findings: Findings, used: set[tuple[str, str]]) -> None:
-    """Whether components and policies fit each other.
+    """Check that components and policies fit each other.
 
     Args:
         schedule: as far as it could be read.
-        findings: gets what is wrong.
-        used: sections and names that policies mention, also those policies that could not be read.
+        findings: collects the problems.
+        used: sections and names that policies mention, including policies that could not be read.
     """
     for component in schedule.components():
         if (component.section, component.name) not in used:

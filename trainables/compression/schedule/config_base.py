@@ -1,4 +1,4 @@
-"""The base of all settings, and the types of their values."""
+"""Base class of all settings, and the types of their values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-#: A number as YAML has it: no text, no truth value.
+#: A finite number; text and booleans are not accepted.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 #: A share of elements or structures.
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
@@ -14,13 +14,13 @@ Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 #: A number > 0.
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-#: A whole number.
+#: An integer.
 Whole = Annotated[int, Field(strict=True)]
-#: A whole number >= 1.
+#: An integer >= 1.
 Count = Annotated[int, Field(strict=True, ge=1)]
-#: A truth value.
+#: A boolean.
 Flag = Annotated[bool, Field(strict=True)]
-#: Text.
+#: Text that is not empty.
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
@@ -28,12 +28,12 @@ def _listed(given: object) -> object:
     return [given] if isinstance(given, str) else given
 
 
-#: Parameter names or patterns, at least one; a single one may stand alone.
+#: Parameter names or patterns, at least one; a single one may be given without a list.
 Names = Annotated[tuple[Text, ...], Field(min_length=1), BeforeValidator(_listed)]
 
 
 class ComponentConfig(BaseModel):
-    """Arguments of one class of a schedule, checked; an unknown one is an error."""
+    """Checked arguments of one class of a schedule; unknown arguments are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

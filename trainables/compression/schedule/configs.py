@@ -1,6 +1,6 @@
-"""What every class of a schedule takes: one frozen, strict model a class. Loads no torch.
+"""Arguments of every class of a schedule: one frozen, strict pydantic model per class. Does not import torch.
 
-`PRUNERS`, `REGULARIZERS`, `QUANTIZERS`, `EXTENSIONS` and `DISTILLERS` hold the models by the class's name in YAML.
+`PRUNERS`, `REGULARIZERS`, `QUANTIZERS`, `EXTENSIONS` and `DISTILLERS` map the classes' names in YAML to the models.
 """
 
 from trainables.compression.schedule.config_base import ComponentConfig

@@ -1,4 +1,4 @@
-"""Arguments of knowledge distillation (section ``distillers``, which the original language lacks)."""
+"""Arguments of knowledge distillation (section ``distillers``, which the original language does not have)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class KnowledgeDistillationConfig(ComponentConfig):
 
     class_: ClassVar[str] = "KnowledgeDistillation"
     teacher: Text | None = None
-    """Model of the registry (``resnet20``), or ``package.module:function`` that returns one; none: a copy of the
-    student's architecture."""
+    """Model of the registry (``resnet20``), or ``package.module:function`` that returns a model; None: the student's
+    architecture."""
     pretrained: Flag = False
     """Whether the function is called with ``pretrained=True``."""
     checkpoint: Text | None = None
@@ -28,7 +28,7 @@ class KnowledgeDistillationConfig(ComponentConfig):
     student_weight: NotNegative = 0.5
     """w_s."""
     teacher_weight: NotNegative = 0.0
-    """w_t; a constant, for the teacher does not learn."""
+    """w_t; this term is constant because the teacher is not trained."""
 
     @model_validator(mode="after")
     def _has_a_teacher(self) -> Self:

@@ -1,4 +1,4 @@
-"""A schedule's text, file or mapping as plain values with lines. Without torch."""
+"""A schedule's text, file or mapping as plain values with line numbers. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from typing import Any
 from trainables.compression.schedule.positions import NotYaml, compose
 from trainables.compression.schedule.problems import Path, Problem, ScheduleError
 
-#: A larger file is no schedule, in bytes.
+#: Largest accepted file, in bytes.
 MOST_BYTES = 10_000_000
 TEXT = "<schedule>"
 
 
 @dataclass(frozen=True)
 class Document:
-    """What was read, before anybody asked what it means."""
+    """The parsed values of a schedule, before they are interpreted."""
 
     source: str
-    """What messages call it."""
+    """Name used in messages."""
     value: Any
     """Plain values."""
     lines: Mapping[Path, int] = field(default_factory=dict)
-    """By path, from 1; empty for a mapping."""
+    """Line numbers by path, from 1; empty for a mapping."""
     problems: tuple[Problem, ...] = ()
-    """What could not be read."""
+    """Parts that could not be read."""
     duplicates: tuple[Problem, ...] = ()
-    """Keys that are given again."""
+    """Keys that are given more than once."""
 
 
 def open_document(given: str | os.PathLike[str] | Mapping[str, Any], source: str | None = None) -> Document:
     """Read a schedule's YAML.
 
     Args:
-        given: a file's path; or the text itself, which has several lines or begins with ``{``; or a mapping.
-        source: what messages call it; by default the file's name.
+        given: a file's path; or the text itself, if it has several lines or begins with ``{``; or a mapping.
+        source: name used in messages; by default the file's name.
 
     Raises:
         ScheduleError: the file cannot be read, is larger than `MOST_BYTES`, not UTF-8, or not YAML.
@@ -74,7 +74,7 @@ def _text_of(path: FilePath, source: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Mappings as dicts and sequences as lists, all the way down; keys are text."""
+    """Convert mappings to dicts with text keys and sequences to lists, recursively."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

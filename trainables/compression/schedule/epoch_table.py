@@ -1,7 +1,7 @@
-"""What a schedule does in each epoch, as far as it says so before training. Pure, without torch.
+"""Table of a schedule's actions in each epoch, as far as they are known before training. Pure, without torch.
 
-Symbols (Zhu & Gupta 2017, eq. 1): s_i, s_f initial and final share pruned; p in [0, 1] where an epoch is between the
-policy's first and last active one.
+Symbols (Zhu & Gupta 2017, eq. 1): s_i, s_f initial and final share pruned; p in [0, 1] the position of an epoch between
+the policy's first and last active epoch.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from trainables.compression.schedule.pruner_configs import (
 )
 from trainables.compression.schedule.timing import gradual_share
 
-#: Least and greatest share of elements or structures that a pruner plans; None: the data decides.
+#: Least and greatest share of elements or structures that a pruner plans; None: it depends on the data.
 Share = tuple[float, float] | None
-#: Epochs that repeat themselves with a period are one row for each kind from so many repetitions on.
+#: Number of repetitions from which periodic epochs are merged into one row per kind.
 LEAST_PERIODS = 3
-#: Longest period that is looked for, in epochs.
+#: Longest period that is searched for, in epochs.
 LONGEST_PERIOD = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Act:
-    """One policy at work."""
+    """One active policy."""
 
     kind: str
-    """Its kind."""
+    """The policy's kind."""
     name: str
-    """Of the component."""
+    """The component's name."""
     share: Share = None
-    """What a pruner plans."""
+    """The share that a pruner plans."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Epochs in which the same happens: ``first``, and every ``every`` epochs up to ``last``."""
+    """Epochs with the same actions: ``first``, and every ``every`` epochs up to ``last``."""
 
     first: int
     last: int
@@ -52,11 +52,11 @@ class Row:
     acts: tuple[Act, ...]
     """In the order of the policies; at least one."""
     total: float | None
-    """Share of all weights (parameters of two dimensions or more) that is pruned after these epochs; None where a
-    pruner's data decides, or no model is given."""
+    """Share of all weights (parameters of two dimensions or more) that is pruned after these epochs; None if it depends
+    on the data, or no model is given."""
 
     def epochs(self) -> str:
-        """The epochs in words.
+        """Return the epochs as text.
 
         >>> Row(first=2, last=10, every=2, acts=(), total=None).epochs()
         '2-10 every 2'
@@ -66,14 +66,14 @@ class Row:
         return f"{self.first}-{self.last}" + (f" every {self.every}" if self.every > 1 else "")
 
 
-#: What acts in an epoch, and the total.
+#: The policies that act in an epoch, and the total.
 _Content = tuple[tuple[Act, ...], float | None]
 
 
 def planned_share(component: Component, policy: Policy, epoch: int) -> Share:
-    """What a pruner plans in an active epoch of its policy; None: the data decides.
+    """Return the share that a pruner plans in an active epoch of its policy; None if it depends on the data.
 
-    Structure pruners plan a share of structures, element pruners one of elements.
+    Structure pruners plan a share of structures, element pruners a share of elements.
     """
     settings, args = component.settings, policy.args
     if isinstance(settings, SparsityLevelParameterPrunerConfig):
@@ -95,16 +95,16 @@ def planned_share(component: Component, policy: Policy, epoch: int) -> Share:
 
 
 def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = None) -> list[Row]:
-    """What acts in epochs 0..epochs-1; epochs in which nothing does have no row.
+    """Return the actions in epochs 0..epochs-1; epochs without actions have no row.
 
     Args:
-        schedule: checked; with ``resolved`` its own schedule counts.
+        schedule: checked; if ``resolved`` is given, its schedule is used instead.
         epochs: of the training, >= 0.
-        resolved: the schedule in a model, for the totals.
+        resolved: the schedule matched with a model, for the totals.
 
     Returns:
-        Rows of equal neighbours, or of equal epochs at equal distances (the same every second epoch, at least
-        `LEAST_PERIODS` times).
+        Rows, each for equal consecutive epochs or for equal epochs at a fixed distance (such as every second epoch, at
+        least `LEAST_PERIODS` times).
     """
     schedule = schedule if resolved is None else resolved.schedule
     tally = None if resolved is None else _Tally(resolved)
@@ -125,7 +125,7 @@ def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = Non
 
 
 class _Tally:
-    """The planned share of all weights, from epoch to epoch: masks outlive their policy's epochs."""
+    """The planned share of all weights, updated from epoch to epoch: masks stay after their policy's epochs."""
 
     def __init__(self, resolved: Resolved) -> None:
         self._resolved = resolved
@@ -134,7 +134,7 @@ class _Tally:
         self._unknown: set[str] = set()
 
     def prune(self, component: Component, policy: Policy, epoch: int) -> None:
-        """A pruner's decision; a later one on the same weight counts instead of an earlier."""
+        """Record a pruner's decision; it replaces earlier decisions on the same weights."""
         targets = self._resolved.of(component)
         shares = self._shares(component.settings, targets, component, policy, epoch)
         for name in targets if shares is None else shares:
@@ -147,7 +147,7 @@ class _Tally:
     def _shares(
         self, settings: ComponentConfig | None, targets: Sequence[str], component: Component, policy: Policy, epoch: int
     ) -> dict[str, float] | None:
-        """Share of the elements by name; None where structures or the data decide, or masks live for a minibatch."""
+        """Return the share of elements by name; None if it depends on structures or data, or masks are temporary."""
         args = policy.args if isinstance(policy.args, PrunerPolicyConfig) else PrunerPolicyConfig()
         if args.discard_masks_at_minibatch_end:
             return None
@@ -170,10 +170,10 @@ class _Tally:
 
 
 def _folded(contents: Sequence[_Content | None]) -> list[Row]:
-    """One row for each stretch of equal epochs, and one for each kind of epoch in a stretch that repeats itself.
+    """Merge epochs into rows: one for each run of equal epochs, and one for each kind of epoch in a periodic run.
 
     Args:
-        contents: of each epoch; None where nothing acts.
+        contents: of each epoch; None if nothing acts.
     """
     rows: list[Row] = []
     epoch = 0
@@ -189,9 +189,9 @@ def _folded(contents: Sequence[_Content | None]) -> list[Row]:
 
 
 def _stretch(contents: Sequence[_Content | None], start: int) -> tuple[int, int]:
-    """The shortest period with which the epochs from a first one on repeat themselves, and the epoch after the last.
+    """Return the shortest period with which epochs repeat from the start epoch on, and the epoch after the last.
 
-    One that is longer than an epoch counts from `LEAST_PERIODS` repetitions on.
+    A period longer than one epoch needs at least `LEAST_PERIODS` repetitions.
     """
     for period in range(1, LONGEST_PERIOD + 1):
         end = start + period
@@ -204,7 +204,7 @@ def _stretch(contents: Sequence[_Content | None], start: int) -> tuple[int, int]
 
 
 def table_cells(rows: Sequence[Row], *, with_totals: bool) -> list[list[str]]:
-    """The table in words: epochs, what acts with its planned share, and the total where a model is given."""
+    """Return the table as text: epochs, actions with their planned share, and optionally the total."""
     header = ["epochs", "acts", *(["weights pruned"] if with_totals else [])]
     cells = [header]
     for row in rows:

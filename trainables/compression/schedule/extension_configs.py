@@ -1,4 +1,4 @@
-"""Arguments of the extensions, which remove what was pruned (thinning)."""
+"""Arguments of the extensions, which remove pruned structures (thinning)."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from trainables.compression.schedule.config_base import ComponentConfig, Count, 
 
 class _RemoverConfig(ComponentConfig):
     thinning_func_str: Literal["remove_filters", "remove_channels", "remove_structures"] | None = None
-    """Published schedules have it; the class says it already."""
+    """Accepted for published schedules and ignored; the class determines it."""
     arch: Text | None = None
-    """Published schedules have it; the model at hand is thinned."""
+    """Accepted for published schedules and ignored; the trained model is thinned."""
     dataset: Text | None = None
-    """Published schedules have it; a batch at hand is used."""
+    """Accepted for published schedules and ignored; a training batch is used."""
     round_to: Count = 1
-    """Widths stay multiples of this (hardware likes 8)."""
+    """Widths stay multiples of this (8 is efficient on most hardware)."""
 
 
 class FilterRemoverConfig(_RemoverConfig):
-    """Remove zero filters, and what depended on them."""
+    """Remove zero filters and the weights that read them."""
 
     class_: ClassVar[str] = "FilterRemover"
 
 
 class ChannelRemoverConfig(_RemoverConfig):
-    """Remove zero input channels, and what produced them."""
+    """Remove zero input channels and the filters that produced them."""
 
     class_: ClassVar[str] = "ChannelRemover"
 
 
 class StructureRemoverConfig(_RemoverConfig):
-    """Remove both."""
+    """Remove zero filters and zero input channels."""
 
     class_: ClassVar[str] = "StructureRemover"
 

@@ -1,4 +1,4 @@
-"""What the arguments of learning-rate schedules must be, said before torch sees them. Pure, without torch."""
+"""Checks of learning-rate schedules' arguments before they are passed to torch. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from trainables.errors import UserError, unknown_name
 
-#: What the language fills in.
+#: Arguments that the schedule language fills in.
 _FILLED_IN = ("self", "optimizer", "last_epoch")
 
 
@@ -53,7 +53,7 @@ _FLAG = _Rule("true or false", lambda value: isinstance(value, bool))
 _TEXT = _Rule("text", lambda value: isinstance(value, str))
 _NO_FUNCTION = _Rule("left out, for it is a function", lambda value: False)
 
-#: By argument; they mean the same wherever they occur. What torch adds later is left to torch.
+#: Rules by argument name, the same for all classes. Arguments that torch adds later are checked by torch only.
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(
         ("step_size", "total_iters", "T_max", "T_0", "T_mult", "step_size_up", "step_size_down"), _whole(1)
@@ -75,16 +75,15 @@ _RULES: dict[str, _Rule] = {
 
 
 def check_arguments(class_name: str, arguments: Mapping[str, Any], makes: Sequence[Callable[..., Any]]) -> None:
-    """Whether a class can be called with these arguments.
+    """Check that a class can be called with these arguments.
 
     Args:
         class_name: for messages.
         arguments: as given.
-        makes: what is called, and after it others of the same name.
+        makes: the class to call, followed by others of the same name.
 
     Raises:
-        UserError: an unknown argument, one that is missing, or one of another type or out of its range; each with the
-            signature.
+        UserError: an argument is unknown, missing, of another type or out of its range; the message has the signature.
     """
     taken = _parameters(makes[0])
     how = signatures(class_name, makes)
@@ -103,7 +102,7 @@ def check_arguments(class_name: str, arguments: Mapping[str, Any], makes: Sequen
 
 
 def signatures(class_name: str, makes: Sequence[Callable[..., Any]]) -> str:
-    """How the classes of this name are called.
+    """Return the signatures of the classes of this name.
 
     >>> from torch.optim.lr_scheduler import StepLR
     >>> signatures("StepLR", [StepLR])

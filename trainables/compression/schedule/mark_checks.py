@@ -1,4 +1,4 @@
-"""Values of a schedule's marks that can never be, found before a search begins. Without torch."""
+"""Check for mark values that can never be valid, before a search begins. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from trainables.compression.schedule.problems import Path, ScheduleError
 from trainables.compression.schedule.reading import CheckLR, examine
 from trainables.compression.schedule.search_marks import Mark, MarkedSchedule, Value
 
-#: A high end counts as on its grid within so many steps.
+#: Tolerance, in steps, within which the upper end counts as on the grid.
 _GRID_ROUNDING = 1e-9
-#: Combinations of the other marks' values that a value is tried with before it is refused.
+#: Number of combinations of the other marks' values that a value is tried with before it is rejected.
 _MOST_OTHERS = 256
 
 
 def check_marks(
     marked: MarkedSchedule, facts: ModelFacts, *, compatible: bool = False, check_lr: CheckLR | None = None
 ) -> None:
-    """Check that every choice of each mark, and both ends of each range, may stand where it stands.
+    """Check that every choice of each mark, and both ends of each range, are valid in their place.
 
-    A value is right where it is with the others at their middle, at their lower, or at their upper ends (the first and
-    the last choice), or in any of the first `_MOST_OTHERS` combinations of these. What is wrong with other combinations
-    is no fault of a value: a search passes over them.
+    A value is valid if it is with the other marks at their middle, lower or upper ends (the first or last choice), or
+    with any of the first `_MOST_OTHERS` combinations of these. Invalid combinations of valid values are no error here:
+    a search skips them.
 
     Args:
         marked: the schedule.
@@ -33,7 +33,7 @@ def check_marks(
         check_lr: as in `read_schedule`.
 
     Raises:
-        ScheduleError: with all values that are wrong.
+        ScheduleError: with all invalid values.
     """
 
     def errors(values: Mapping[str, Value], places: list[Path]) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def check_marks(
 def _others(
     marked: MarkedSchedule, values_of: Mapping[str, tuple[Value, ...]], name: str
 ) -> Iterator[Mapping[str, Value]]:
-    """Values of the other marks: the likely ones first."""
+    """Yield values of the other marks, the most likely to be valid first."""
     others = {other: values for other, values in values_of.items() if other != name}
     yield marked.middles()
     yield {other: values[0] for other, values in others.items()}
@@ -67,7 +67,7 @@ def _others(
 
 
 def _values(mark: Mark) -> tuple[Value, ...]:
-    """The choices, or the least and the greatest value."""
+    """Return the choices, or the least and the greatest value."""
     if mark.choices is not None:
         return mark.choices
     assert mark.low is not None
@@ -78,5 +78,5 @@ def _values(mark: Mark) -> tuple[Value, ...]:
 
 
 def _is_about(path: Path, places: list[Path]) -> bool:
-    """Return whether a problem is of one of the places, of a part of it, or of what it is a part of."""
+    """Return whether a problem's path is one of the places, inside one of them, or contains one of them."""
     return any(path[: len(place)] == place[: len(path)] for place in places)

@@ -1,4 +1,4 @@
-"""Which parameters and modules of a model a schedule means. Without torch: the model comes as plain data.
+"""Matching of a schedule's names with a model's parameters and modules, given as plain data. Does not import torch.
 
 Shapes: a convolution's weight (filters, channels, height, width), one-dimensional (filters, channels, length); a
 linear layer's (out, in).
@@ -19,42 +19,42 @@ from trainables.compression.schedule.problems import Findings, Path
 from trainables.compression.structures import group_count, lacking_weight, ranked_group
 from trainables.errors import UserError
 
-#: Arguments that hold names of parameters, and the one that holds those of modules.
+#: Arguments that contain names of parameters, and the argument that contains names of modules.
 PARAMETERS = ("weights", "sensitivities", "thresholds", "levels", "reg_regims")
 MODULES = "overrides"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What a schedule may be checked against."""
+    """Facts of a model that a schedule is checked against."""
 
     parameters: Mapping[str, tuple[int, ...]]
     """Shapes by name, in the model's order."""
     modules: Mapping[str, str] = field(default_factory=dict)
-    """Names of the classes by module name, in the model's order."""
+    """Class names by module name, in the model's order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A schedule and what it means in a model."""
+    """A schedule matched with a model."""
 
     schedule: Schedule
-    """The schedule; with the compatibility switch without names that match nothing, and without components (and their
-    policies) of which nothing is left."""
+    """The schedule; with the compatibility switch, names that match nothing are left out, and components that have no
+    names left, with their policies."""
     names: Mapping[tuple[str, str], tuple[str, ...]]
     """By section and component: parameters of pruners and regularizers, modules with overrides of quantizers."""
     values: Mapping[tuple[str, str], Mapping[str, Any]]
-    """The same with each name's sensitivity, threshold, level, or [strength, group]; empty without such."""
+    """The same with each name's sensitivity, threshold, level, or [strength, group]; empty without these."""
     facts: ModelFacts
     """Of the model."""
 
     def of(self, component: Component) -> tuple[str, ...]:
-        """The names of a component, in the model's order where they come from a map, else in the schedule's."""
+        """Return a component's names: in the model's order if given as a map, else in the schedule's order."""
         return self.names.get((component.section, component.name), ())
 
 
 def resolve(schedule: Schedule, facts: ModelFacts, compatible: bool = False) -> Resolved:
-    """What a schedule means in a model.
+    """Match a schedule with a model.
 
     Args:
         schedule: read and checked.
@@ -62,7 +62,7 @@ def resolve(schedule: Schedule, facts: ModelFacts, compatible: bool = False) -> 
         compatible: whether names that match nothing are left out with a warning.
 
     Raises:
-        ScheduleError: names that match nothing, weights without the structures that are to be pruned.
+        ScheduleError: names match nothing, or weights do not have the structures to be pruned.
     """
     findings = Findings(schedule.source, schedule.lines, compatible=compatible)
     resolved = match_schedule(schedule, facts, findings)
@@ -71,7 +71,7 @@ def resolve(schedule: Schedule, facts: ModelFacts, compatible: bool = False) -> 
 
 
 def match_schedule(schedule: Schedule, facts: ModelFacts, findings: Findings) -> Resolved:
-    """`resolve` that collects what is wrong instead of raising it."""
+    """Match as `resolve`, but collect problems instead of raising an error."""
     names: dict[tuple[str, str], tuple[str, ...]] = {}
     values: dict[tuple[str, str], Mapping[str, Any]] = {}
     sections: dict[str, Any] = {section: {} for section in KINDS.values()}
@@ -98,16 +98,16 @@ def match_schedule(schedule: Schedule, facts: ModelFacts, findings: Findings) ->
 
 
 def names_argument(settings: ComponentConfig | None) -> str | None:
-    """The argument that names parameters or modules, if there is one."""
+    """Return the argument that names parameters or modules, or None."""
     fields = type(settings).model_fields if settings is not None else {}
     return next((name for name in (*PARAMETERS, MODULES) if name in fields), None)
 
 
 def match_modules(pattern: str, known: Sequence[str]) -> tuple[str, ...]:
-    """The modules that a key of ``overrides`` means, in their order; at least one.
+    """Return the modules that match a key of ``overrides``, in their order; at least one.
 
-    As parameters are matched; where that finds nothing, as a regular expression for the whole name without ``re:``, as
-    published schedules have it.
+    The key is matched like parameter names; if nothing is found, as a regular expression for the whole name without
+    ``re:``, as in published schedules.
 
     Raises:
         UserError: nothing matches.
@@ -129,16 +129,16 @@ def match_modules(pattern: str, known: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Matched:
-    """What the patterns of a component mean."""
+    """Names that the patterns of a component match."""
 
     values: dict[str, Any]
-    """By name: what its pattern stands for."""
+    """By name: the value of its pattern."""
     patterns: dict[str, str | int]
-    """By name: the pattern, or its place in the list."""
+    """By name: the pattern, or its position in the list."""
     kept: list[str]
-    """Patterns that match anything."""
+    """Patterns that match at least one name."""
     has_values: bool
-    """Whether patterns stand for something."""
+    """Whether patterns have values."""
 
 
 def _match(settings: ComponentConfig, argument: str, facts: ModelFacts, key: Path, findings: Findings) -> _Matched:
@@ -158,7 +158,7 @@ def _match(settings: ComponentConfig, argument: str, facts: ModelFacts, key: Pat
             kept.append(pattern)
         named = len(matches) == 1 and not any(sign in pattern for sign in "*?[")
         for name in matches:
-            # As `names.assigned`: an exact name wins over a pattern, then the first pattern.
+            # As in `names.assigned`: an exact name takes precedence over patterns, then the first pattern.
             if name not in values or (named and not exact[name] and not in_list):
                 values[name], exact[name], patterns[name] = value, named, place
     order = list(values) if in_list else [name for name in known if name in values]
@@ -176,7 +176,7 @@ def _matches(
 
 
 def _only(settings: ComponentConfig, argument: str, kept: Sequence[str]) -> ComponentConfig:
-    """The settings without patterns that match nothing."""
+    """Return the settings without patterns that match nothing."""
     given = getattr(settings, argument)
     if len(kept) == len(given):
         return settings
@@ -188,7 +188,7 @@ def _only(settings: ComponentConfig, argument: str, kept: Sequence[str]) -> Comp
 def _check_structures(
     settings: ComponentConfig, matched: _Matched, facts: ModelFacts, path: Path, findings: Findings
 ) -> None:
-    """Whether every weight has the structures that are asked for."""
+    """Check that every weight has the requested structures."""
     common = getattr(settings, "group_type", None)
     counts: dict[str, int] = {}
     for name, value in matched.values.items():

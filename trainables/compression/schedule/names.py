@@ -1,4 +1,4 @@
-"""Names in a schedule: exact, glob, or ``re:`` regular expression; each has to match. Pure, without torch."""
+"""Names in a schedule: exact, glob, or ``re:`` regular expression; each must match. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REGEX = "re:"
 
 
 def plain_name(name: str) -> str:
-    """A parameter's or module's name without what `DataParallel` puts before it.
+    """Return a parameter's or module's name without the prefix that `DataParallel` adds.
 
     >>> plain_name("module.layer1.0.conv1.weight")
     'layer1.0.conv1.weight'
@@ -23,7 +23,7 @@ def plain_name(name: str) -> str:
 
 
 def without_parallel(name: str) -> str:
-    """A name as published schedules write it, every wrapper's ``module.`` left out.
+    """Return a name as in published schedules, without the ``module.`` of parallel wrappers.
 
     >>> without_parallel("features.module.0.weight")
     'features.0.weight'
@@ -32,19 +32,19 @@ def without_parallel(name: str) -> str:
 
 
 def match_names(pattern: str, known: Sequence[str], what: str = "parameter") -> tuple[str, ...]:
-    """The known names that a pattern means, in their order; at least one.
+    """Return the known names that a pattern matches, in their order; at least one.
 
-    An exact name comes first: then nothing else is meant. A pattern with ``*``, ``?`` or ``[`` is a glob in which
-    ``*`` also matches dots; ``re:`` begins a regular expression that must match the whole name. ``module.`` of a
-    parallel wrapper is ignored on both sides.
+    An exact name matches only itself. A pattern with ``*``, ``?`` or ``[`` is a glob in which ``*`` also matches dots;
+    ``re:`` begins a regular expression that must match the whole name. ``module.`` of a parallel wrapper is ignored on
+    both sides.
 
     Args:
         pattern: exact name, glob, or ``re:`` and a regular expression.
         known: names of the model.
-        what: what is named, for messages.
+        what: kind of the names, for messages.
 
     Raises:
-        UserError: nothing matches, or the expression cannot be read.
+        UserError: nothing matches, or the regular expression is invalid.
     """
     if pattern in known:
         return (pattern,)
@@ -58,7 +58,7 @@ def match_names(pattern: str, known: Sequence[str], what: str = "parameter") -> 
         matches = tuple(name for name in known if fnmatchcase(plain_name(name), plain_name(pattern)))
     else:
         wanted = without_parallel(pattern)
-        # Few names have such a part: the others are compared as they are.
+        # Few names contain "module": all others are compared directly.
         matches = tuple(n for n in known if (n == wanted or "module" in n) and without_parallel(n) == wanted)
         if not matches:
             raise unknown_name(what, pattern, known)
@@ -73,16 +73,16 @@ def assigned(
     what: str = "parameter",
     on_error: Callable[[str, UserError], None] | None = None,
 ) -> dict[str, T]:
-    """Each known name's value, where patterns have values: an exact name wins over a pattern, then the first pattern.
+    """Return each known name's value: that of its exact name, else of the first pattern that matches.
 
     Args:
         values: by pattern.
         known: names of the model.
-        what: what is named, for messages.
+        what: kind of the names, for messages.
         on_error: called with the pattern and its error instead of raising it.
 
     Returns:
-        In the order of ``known``; only names with a value.
+        Values by name, in the order of ``known``; only names with a value.
 
     Raises:
         UserError: a pattern matches nothing.
@@ -104,7 +104,7 @@ def assigned(
 
 
 def listed(patterns: Iterable[str], known: Sequence[str], what: str = "parameter") -> tuple[str, ...]:
-    """The names that any of the patterns means, in the patterns' order, each once.
+    """Return the names that match any of the patterns, in the patterns' order, each once.
 
     Raises:
         UserError: a pattern matches nothing.
@@ -113,7 +113,7 @@ def listed(patterns: Iterable[str], known: Sequence[str], what: str = "parameter
 
 
 def block_of(name: str) -> str:
-    """The block that a parameter belongs to: its module up to the first number with something behind it.
+    """Return the block that a parameter belongs to: its module's name up to the first number that is not the last part.
 
     >>> block_of("layer1.0.conv1.weight"), block_of("conv3.weight"), block_of("features.6.weight")
     ('layer1.0', 'conv3', 'features.6')

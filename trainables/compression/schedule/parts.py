@@ -1,4 +1,4 @@
-"""A schedule that was read and checked: components, policies, and both together. Without torch."""
+"""Parts of a checked schedule: components, policies, and the schedule itself. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Component:
     name: str
     """Its name in the section."""
     class_name: str
-    """As written."""
+    """The class's name as written in the schedule."""
     settings: ComponentConfig | None = None
     """Checked arguments; None for learning-rate schedulers."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Plain arguments of a learning-rate scheduler; empty for the others."""
     line: int | None = field(default=None, compare=False)
-    """Where it begins."""
+    """Its first line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +41,16 @@ class Policy:
     timing: Timing
     """Its epochs."""
     args: PrunerPolicyConfig | RegularizerPolicyConfig | None = None
-    """Of pruners and regularizers, with defaults where none were given."""
+    """Arguments of pruner and regularizer policies, with defaults for those not given."""
     position: int = field(default=0, compare=False)
-    """In the file's list of policies."""
+    """Position in the file's list of policies."""
     line: int | None = field(default=None, compare=False)
-    """Where it begins."""
+    """Its first line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A compression schedule. Components are by name, in the order of the file."""
+    """A compression schedule. Components are stored by name, in the order of the file."""
 
     pruners: Mapping[str, Component] = field(default_factory=dict)
     regularizers: Mapping[str, Component] = field(default_factory=dict)
@@ -62,26 +62,26 @@ class Schedule:
     policies: tuple[Policy, ...] = ()
     """In the file's order, in which they act."""
     source: str = field(default="", compare=False)
-    """What messages call it."""
+    """Name used in messages."""
     lines: Mapping[Path, int] = field(default_factory=dict, compare=False, repr=False)
-    """Of the file, by path."""
+    """Line numbers of the file, by path."""
 
     def section(self, name: str) -> Mapping[str, Component]:
-        """The components of a section, such as ``pruners``."""
+        """Return the components of a section, such as ``pruners``."""
         found: Mapping[str, Component] = getattr(self, name)
         return found
 
     def component(self, policy: Policy) -> Component:
-        """What a policy lets act."""
+        """Return the component that a policy applies."""
         return self.section(KINDS[policy.kind])[policy.instance_name]
 
     def components(self) -> Iterator[Component]:
-        """All, section by section."""
+        """Yield all components, section by section."""
         for section in KINDS.values():
             yield from self.section(section).values()
 
     def policies_of(self, component: Component) -> Iterator[Policy]:
-        """The policies that let a component act."""
+        """Yield the policies that apply a component."""
         for policy in self.policies:
             if KINDS[policy.kind] == component.section and policy.instance_name == component.name:
                 yield policy

@@ -1,4 +1,4 @@
-"""Arguments of policies, and a policy's epochs from its keys. Without torch."""
+"""Arguments of policies, and reading of a policy's epochs. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainables.compression.schedule.problems import Findings, Path, shown
 from trainables.compression.schedule.timing import Timing
 from trainables.errors import UserError
 
-#: Section of each kind of policy. A policy with several kinds is of the first one, as in the original.
+#: Section of each kind of policy. A policy with several kinds has the first of them, as in the original.
 KINDS = {
     "pruner": "pruners",
     "regularizer": "regularizers",
@@ -51,21 +51,21 @@ class PrunerPolicyConfig(ComponentConfig):
     levels: Annotated[dict[str, float] | float | None, PlainValidator(_levels)] = None
     """Share of the elements by parameter name or pattern, or one for all, instead of the pruner's own levels."""
     keep_mask: Flag = False
-    """Whether masks also hold after the last active epoch where the options below would end them."""
+    """Whether masks stay in force after the last active epoch even if the options below would end them."""
     mini_batch_pruning_frequency: Annotated[Whole, PlainValidator(_frequency)] = 0
-    """Masks are decided anew at every so many optimizer steps of the run; 0: once an active epoch."""
+    """Number of optimizer steps of the run after which masks are computed again; 0: once per active epoch."""
     mask_on_forward_only: Flag = False
-    """Whether masked weights may be updated: they are masked for the forward pass alone."""
+    """Whether weights are masked only for the forward pass, so that masked weights are still updated."""
     mask_gradients: Flag = False
     """Whether gradients are masked, too; needs ``mask_on_forward_only``."""
     use_double_copies: Flag = False
-    """Whether the optimizer updates the weights as they were before masking."""
+    """Whether the optimizer updates the unmasked weights."""
     discard_masks_at_minibatch_end: Flag = False
-    """Whether a mask lives for one minibatch."""
+    """Whether a mask is discarded at the end of its minibatch."""
     skip_first_minibatch: Flag = False
-    """Whether the first minibatch of the first active epoch is not masked: masks are decided after it."""
+    """Whether the first minibatch of the first active epoch is not masked: masks are computed after it."""
     fold_batchnorm: Flag = False
-    """Whether weights are ranked as scaled by the batch norm that follows."""
+    """Whether weights are ranked after scaling by the batch norm that follows."""
 
     @model_validator(mode="after")
     def _gradients_need_forward_only(self) -> Self:
@@ -79,21 +79,21 @@ class RegularizerPolicyConfig(ComponentConfig):
 
     class_: ClassVar[str] = "regularizer policies"
     keep_mask: Flag = False
-    """Whether what the threshold zeroed in the last active epoch stays zero."""
+    """Whether weights that the threshold zeroed in the last active epoch stay zero."""
 
 
 def read_timing(given: Mapping[str, Any], path: Path, findings: Findings) -> Timing | None:
-    """A policy's epochs: ``epochs``, or ``starting_epoch`` and ``ending_epoch`` with or without ``frequency`` (1).
+    """Read a policy's epochs: ``epochs``, or ``starting_epoch``, ``ending_epoch`` and optionally ``frequency`` (1).
 
-    The original asks for ``frequency``, too. With the compatibility switch ``epochs`` wins over a range beside it.
+    The original requires ``frequency``. With the compatibility switch ``epochs`` takes precedence over a range.
 
     Args:
         given: the policy.
         path: of the policy.
-        findings: gets what is wrong.
+        findings: collects the problems.
 
     Returns:
-        None where something is wrong.
+        The timing, or None if there is a problem.
     """
     beside = [key for key in RANGE if key in given]
     if "epochs" in given:
@@ -121,6 +121,6 @@ def _timing(given: Mapping[str, Any], path: Path, findings: Findings) -> Timing 
     try:
         return Timing(**given)
     except UserError as error:
-        key, _, rule = str(error).partition(" ")  # each of its messages begins with the key
+        key, _, rule = str(error).partition(" ")  # each message of `Timing` begins with the key
         findings.error((*path, key), rule)
         return None

@@ -1,7 +1,7 @@
-"""YAML as plain values, each with the line it stands in. Pure, without torch.
+"""YAML as plain values with line numbers. Pure, without torch.
 
-Differences from PyYAML's safe loader: a number such as ``1e-4`` is one (YAML 1.2), keys are text as written, dates are
-text, and the only tag of one's own is ``!search``.
+Differences from PyYAML's safe loader: ``1e-4`` is a number (YAML 1.2), keys are text as written, dates are text, and
+the only custom tag is ``!search``.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from trainables.compression.schedule.problems import Path, Problem
 
-#: Values that a schedule may hold, those behind an alias counted each time: keeps alias bombs out.
+#: Largest number of values, counted again for each alias: protects against alias bombs.
 MOST_VALUES = 200_000
-#: Maps and lists within each other.
+#: Largest nesting depth of maps and lists.
 MOST_NESTED = 50
 SEARCH = "!search"
 _TOO_MANY = f"hold more than {MOST_VALUES} values (behind an alias they count each time)"
 _YAML = "tag:yaml.org,2002:"
-#: Floats of YAML 1.2 that YAML 1.1, which PyYAML reads, takes for text: an exponent without a point or a sign.
+#: Floats of YAML 1.2 that PyYAML (YAML 1.1) reads as text: an exponent without a point or a sign.
 FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
 FLOAT_BEGINS = list("-+.0123456789")
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Composes nodes; ten times as fast where PyYAML has libyaml."""
+    """Composes nodes; ten times as fast if PyYAML has libyaml."""
 
 
 _Loader.add_implicit_resolver(f"{_YAML}float", FLOAT, FLOAT_BEGINS)
 
 
 class NotYaml(Exception):
-    """The text cannot be read on."""
+    """The text cannot be read as YAML."""
 
     def __init__(self, line: int | None, text: str) -> None:
         super().__init__(text)
@@ -46,7 +46,7 @@ class NotYaml(Exception):
 
 @dataclass(frozen=True)
 class SearchTag:
-    """A ``!search`` in place of a value, as it was written."""
+    """A ``!search`` in place of a value, with its definition as written."""
 
     definition: Any
 
@@ -56,20 +56,20 @@ class Composed:
     """A YAML document."""
 
     value: Any
-    """Plain values, and `SearchTag` where one stands."""
+    """Plain values, and a `SearchTag` for each ``!search``."""
     lines: dict[Path, int]
-    """By path: the line, from 1, of an entry's key, or of its value where that is one in a line of its own."""
+    """By path: the line, from 1, of an entry's key, or of a scalar value that is on a separate line."""
     problems: list[Problem] = field(default_factory=list)
     """Tags, keys and values that cannot be read."""
     duplicates: list[Problem] = field(default_factory=list)
-    """Keys that are given again; the last one counts, as always in YAML."""
+    """Keys that are given more than once; the last one is used, as usual in YAML."""
 
 
 def compose(text: str) -> Composed:
-    """The one document in a text.
+    """Parse the single document of a text.
 
     Raises:
-        NotYaml: it is not YAML, empty, holds several documents, too many values, or one that contains itself.
+        NotYaml: the text is not YAML, is empty, has several documents or too many values, or a value contains itself.
     """
     try:
         _check_size(text)
@@ -95,7 +95,7 @@ def compose(text: str) -> Composed:
 
 
 def _check_size(text: str) -> None:
-    """Raise NotYaml for a text whose nodes cannot be composed: libyaml's composer recurses without a limit."""
+    """Raise NotYaml if a text is too deep or too large to compose, since libyaml's recursion has no limit."""
     depth = values = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -109,7 +109,7 @@ def _check_size(text: str) -> None:
 
 
 class _Builder:
-    """Makes values of nodes."""
+    """Converts YAML nodes to values."""
 
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
@@ -129,7 +129,7 @@ class _Builder:
             return self._scalar(node, path)
         if id(node) in self._open:
             raise NotYaml(line, "must not contain itself by an alias")
-        if len(self._open) == MOST_NESTED:  # aliases nest without the text doing so
+        if len(self._open) == MOST_NESTED:  # aliases can nest deeper than the text
             raise NotYaml(line, f"must not nest maps and lists more than {MOST_NESTED} deep")
         self.lines.setdefault(path, line)
         self._open.add(id(node))
@@ -185,7 +185,7 @@ class _Builder:
         return found
 
     def _entries(self, node: MappingNode, path: Path, merging: set[int]) -> Iterator[tuple[Node, Node]]:
-        """Keys and values, those of merged maps (``<<``) first, without what the map itself gives."""
+        """Yield keys and values; first those of merged maps (``<<``) that the map itself does not set."""
         own = [(key, value) for key, value in node.value if key.tag != f"{_YAML}merge"]
         taken = {key.value for key, _ in own if isinstance(key, ScalarNode)}
         merging = merging | {id(node)}

@@ -1,4 +1,4 @@
-"""What is wrong with a schedule: every problem with its place, collected, and said in one line each. Without torch."""
+"""Problems of a schedule, collected with their lines and reported in one line each. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class ScheduleError(UserError):
     """A schedule that cannot be used. The message has the first problem and the number of the others."""
 
     def __init__(self, errors: Sequence[str]) -> None:
-        """
+        """Create the error.
+
         Args:
             errors: one line each, at least one, in the order of the file.
         """
@@ -26,23 +27,23 @@ class ScheduleError(UserError):
         super().__init__(errors[0] + more)
 
     def __reduce__(self) -> tuple[type[ScheduleError], tuple[tuple[str, ...]]]:
-        return type(self), (self.errors,)  # the message is made anew in the process that unpickles it
+        return type(self), (self.errors,)  # the message is built again when unpickled
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong."""
+    """One problem of a schedule."""
 
     path: Path
-    """What it is about."""
+    """The entry with the problem."""
     text: str
-    """The rule, what was given, the way out."""
+    """The rule, the given value, and how to correct it."""
     line: int | None = None
-    """From 1; None: that of the path."""
+    """Line number from 1; None: the line of the path."""
 
 
 def dotted(path: Path) -> str:
-    """A path as messages and names of search ranges write it.
+    """Return a path in the form used in messages and names of search ranges.
 
     >>> dotted(("policies", 0, "pruner"))
     'policies.0.pruner'
@@ -51,7 +52,7 @@ def dotted(path: Path) -> str:
 
 
 def line_at(lines: Mapping[Path, int], path: Path) -> int | None:
-    """The line of a path, or of the nearest thing around it that has one."""
+    """Return the line of a path, or of the nearest enclosing path that has one."""
     for length in range(len(path), -1, -1):
         if path[:length] in lines:
             return lines[path[:length]]
@@ -59,7 +60,7 @@ def line_at(lines: Mapping[Path, int], path: Path) -> int | None:
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """``, did you mean 'x'? Valid: ...`` for a name that is not known; without the question where nothing is near."""
+    """Return ``, did you mean 'x'? Valid: ...`` for an unknown name; without the question if no name is similar."""
     names = list(known)
     folded = {name.casefold(): name for name in names}
     near = difflib.get_close_matches(given.casefold(), list(folded), n=1)
@@ -67,18 +68,18 @@ def nearest(given: str, known: Iterable[str]) -> str:
 
 
 def shown(value: object, length: int = 60) -> str:
-    """A value as messages show it, cut where it is long."""
+    """Return a value as messages show it, truncated if it is long."""
     text = repr(value)
     return text if len(text) <= length else f"{text[:length]}..."
 
 
 class Findings:
-    """Collects what is wrong.
+    """Collects problems.
 
     Args:
-        source: what messages call the schedule, such as its file's name.
+        source: name of the schedule in messages, such as its file's name.
         lines: by path, from 1.
-        compatible: whether what the original language silently accepted is a warning instead of an error.
+        compatible: whether problems that the original language silently accepted are warnings instead of errors.
     """
 
     def __init__(self, source: str, lines: Mapping[Path, int], *, compatible: bool = False) -> None:
@@ -87,19 +88,19 @@ class Findings:
         self.warnings: list[Problem] = []
 
     def error(self, path: Path, text: str, line: int | None = None) -> None:
-        """Wrong for any reader of the language."""
+        """Record an error, with or without the compatibility switch."""
         self.errors.append(Problem(path, text, line))
 
     def warning(self, path: Path, text: str, line: int | None = None) -> None:
-        """Worth a word to any reader, and no error."""
+        """Record a warning, with or without the compatibility switch."""
         self.warnings.append(Problem(path, text, line))
 
     def lenient(self, path: Path, text: str, line: int | None = None) -> None:
-        """What the original silently accepted: an error, or a warning with the compatibility switch."""
+        """Record what the original silently accepted as an error, or as a warning with the compatibility switch."""
         (self.warnings if self.compatible else self.errors).append(Problem(path, text, line))
 
     def said(self, problems: Iterable[Problem]) -> tuple[str, ...]:
-        """``FILE:LINE: path: text`` of each, in the order of the file."""
+        """Return ``FILE:LINE: path: text`` for each problem, in the order of the file."""
 
         def line(problem: Problem) -> int | None:
             return line_at(self.lines, problem.path) if problem.line is None else problem.line
@@ -112,7 +113,7 @@ class Findings:
         return tuple(said(problem) for problem in sorted(problems, key=lambda problem: line(problem) or 0))
 
     def settle(self) -> None:
-        """Raise the errors, or else give the warnings as `UserWarning`.
+        """Raise the errors; without errors, issue the warnings as `UserWarning`.
 
         Raises:
             ScheduleError: with all errors.

@@ -25,7 +25,7 @@ Thresholded = Literal["2D", "3D", "4D", "Filters", "Channels", "Rows", "Cols"]
 
 
 class SensitivityPrunerConfig(ComponentConfig):
-    """Zero what is below t = s std(w), the deviation taken at the first use (Han et al. 2015)."""
+    """Zero elements below t = s std(w), with std computed at the first use (Han et al. 2015)."""
 
     class_: ClassVar[str] = "SensitivityPruner"
     sensitivities: dict[Text, NotNegative] = Field(min_length=1)
@@ -33,15 +33,15 @@ class SensitivityPrunerConfig(ComponentConfig):
 
 
 class MagnitudeParameterPrunerConfig(ComponentConfig):
-    """Zero what is below a given threshold."""
+    """Zero elements below a given threshold."""
 
     class_: ClassVar[str] = "MagnitudeParameterPruner"
     thresholds: dict[Text, NotNegative] = Field(min_length=1)
-    """t by parameter name or pattern; ``*`` is for every other parameter."""
+    """t by parameter name or pattern; ``*`` matches all other parameters."""
 
 
 class SparsityLevelParameterPrunerConfig(ComponentConfig):
-    """Zero the smallest share of the elements."""
+    """Zero a share of the elements, those with the smallest absolute values."""
 
     class_: ClassVar[str] = "SparsityLevelParameterPruner"
     levels: dict[Text, Fraction] = Field(min_length=1)
@@ -52,7 +52,7 @@ class _GradualConfig(ComponentConfig):
     initial_sparsity: Fraction
     """Share pruned in the first active epoch."""
     final_sparsity: Fraction
-    """Share pruned in the last active epoch, above the initial one."""
+    """Share pruned in the last active epoch, above the initial share."""
 
     @model_validator(mode="after")
     def _rises(self) -> Self:
@@ -64,7 +64,7 @@ class _GradualConfig(ComponentConfig):
 
 
 class AutomatedGradualPrunerConfig(_GradualConfig):
-    """Zero the smallest share of the elements, the share growing by a cubic (Zhu & Gupta 2017, eq. 1)."""
+    """Zero a share of the elements, the smallest, that grows by a cubic (Zhu & Gupta 2017, eq. 1)."""
 
     class_: ClassVar[str] = "AutomatedGradualPruner"
     weights: Names
@@ -89,12 +89,12 @@ class _StructuresConfig(ComponentConfig):
     weights: Names
     """Parameter names or patterns."""
     group_dependency: Literal["Leader"] | None = None
-    """``Leader``: all weights lose the structures that the first one loses."""
+    """``Leader``: the structures removed from the first weight are removed from all weights."""
 
 
 class _WithBlocksConfig(_StructuresConfig):
     group_type: Ranked
-    """What is ranked."""
+    """The structures that are ranked."""
     kwargs: BlockConfig | None = None
     """For Blocks: ``block_shape``."""
 
@@ -110,7 +110,7 @@ class _WithBlocksConfig(_StructuresConfig):
 
 class _LpRankedConfig(_WithBlocksConfig):
     noise: NotNegative = 0.0
-    """Deviation of the factor (mean 1) that each structure's norm is multiplied by before ranking."""
+    """Standard deviation of the factor (mean 1) that each structure's norm is multiplied by before ranking."""
     group_size: Count = 1
     """Structures are pruned in multiples of this."""
 
@@ -121,7 +121,7 @@ class _DesiredConfig(ComponentConfig):
 
 
 class RandomLevelStructureParameterPrunerConfig(_WithBlocksConfig):
-    """Zero a random share, drawn anew at each use, of the structures with the smallest mean absolute value."""
+    """Zero a random share, drawn at each use, of the structures, those with the smallest mean absolute values."""
 
     class_: ClassVar[str] = "RandomLevelStructureParameterPruner"
     sparsity_range: tuple[Fraction, Fraction]
@@ -146,21 +146,21 @@ class StructureParameterPrunerConfig(ComponentConfig):
     reg_regims: dict[Text, tuple[NotNegative, Thresholded]] = Field(min_length=1)
     """[threshold, structure] by parameter name or pattern."""
     threshold_criteria: Literal["Max", "Mean_Abs"]
-    """What of a structure is compared."""
+    """The statistic of a structure that is compared with the threshold."""
 
 
 class SplicingPrunerConfig(ComponentConfig):
-    """Prune below a, restore above b, between them leave as it is (dynamic network surgery, Guo et al. 2016, eq. 3)."""
+    """Prune below a, restore above b, no change between (dynamic network surgery, Guo et al. 2016, eq. 3)."""
 
     class_: ClassVar[str] = "SplicingPruner"
     sensitivities: dict[Text, NotNegative] = Field(min_length=1)
-    """s by parameter name or pattern; ``*`` is for every other parameter."""
+    """s by parameter name or pattern; ``*`` matches all other parameters."""
     low_thresh_mult: Positive
     """a over mean|w| + s std|w|."""
     hi_thresh_mult: Positive
-    """b over the same, at least the lower one."""
+    """b over the same, >= ``low_thresh_mult``."""
     sensitivity_multiplier: NotNegative = 0.0
-    """By this times s, s grows each epoch from the first active one on."""
+    """Increase of s per epoch from the first active epoch on, as a multiple of s."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -172,7 +172,7 @@ class SplicingPrunerConfig(ComponentConfig):
 
 
 class BaiduRNNPrunerConfig(ComponentConfig):
-    """Zero what is below a threshold that rises along two straight lines (Narang et al. 2017)."""
+    """Zero elements below a threshold that rises along two straight lines (Narang et al. 2017)."""
 
     class_: ClassVar[str] = "BaiduRNNPruner"
     q: Positive
@@ -182,13 +182,13 @@ class BaiduRNNPrunerConfig(ComponentConfig):
     weights: Names
     """Parameter names or patterns."""
     ramp_epoch_offset: Annotated[Whole, Field(ge=0)] | None = None
-    """Where the second line begins, in epochs from the policy's first."""
+    """Start of the second line, in epochs from the policy's first epoch."""
     ramp_epoch: Annotated[Whole, Field(ge=0)] | None = None
-    """The same as an epoch of the run, as schedules had it before June 2018."""
+    """The same as an epoch of the run, as in schedules before June 2018."""
     initial_sparsity: Fraction | None = None
-    """Published schedules have it; the rule has no use for it."""
+    """Accepted for published schedules; not used."""
     final_sparsity: Fraction | None = None
-    """Published schedules have it; the rule has no use for it."""
+    """Accepted for published schedules; not used."""
 
     @model_validator(mode="after")
     def _has_one_ramp(self) -> Self:
@@ -201,18 +201,18 @@ class BaiduRNNPrunerConfig(ComponentConfig):
         return self
 
     def ramp_from(self, starting_epoch: int) -> int:
-        """The epoch of the run in which the second line begins."""
+        """Return the epoch of the run in which the second line begins."""
         return starting_epoch + (self.ramp_epoch_offset or 0) if self.ramp_epoch is None else self.ramp_epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrunerRow:
-    """One class of pruners that a schedule may name."""
+    """One pruner class that a schedule may name."""
 
     config: type[ComponentConfig]
     """Its arguments; ``config.class_`` is its name in YAML."""
     build: str
-    """The function of `trainables.compression.pruners.builders` that makes the pruner."""
+    """The function of `trainables.compression.pruners.builders` that builds the pruner."""
 
 
 def _ranked(name: str, structures: type[_StructuresConfig], build: str, summary: str) -> tuple[PrunerRow, PrunerRow]:
@@ -256,5 +256,5 @@ PRUNER_ROWS: tuple[PrunerRow, ...] = (
     PrunerRow(config=BaiduRNNPrunerConfig, build="by_recurrent_threshold"),
 )  # fmt: skip
 
-#: The arguments' model of each class, by its name in YAML.
+#: The pydantic model of each class's arguments, by the class's name in YAML.
 PRUNERS: dict[str, type[ComponentConfig]] = {row.config.class_: row.config for row in PRUNER_ROWS}

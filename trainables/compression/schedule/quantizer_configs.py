@@ -1,4 +1,4 @@
-"""Arguments of the quantizers. Numbers of bits: 1 to 32 where 32 and null mean not quantized."""
+"""Arguments of the quantizers. Numbers of bits are 1 to 32; 32 and null mean not quantized."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Clip = Literal["NONE", "AVG", "N_STD"]
 
 
 def _plain(value: Any) -> Any:
-    """Published schedules also write ``LinearQuantMode.SYMMETRIC``."""
+    """Return the part after the last dot, since published schedules also write ``LinearQuantMode.SYMMETRIC``."""
     return value.rpartition(".")[2] if isinstance(value, str) else value
 
 
 class OverridesConfig(ComponentConfig):
-    """What is different for some layers; what is absent is as for all."""
+    """Settings of some layers that differ; absent keys inherit the general settings."""
 
     class_: ClassVar[str] = ""
     bits_activations: Bits | None = None
@@ -59,7 +59,7 @@ class PACTQuantizerConfig(_QuantizerConfig):
 
     class_: ClassVar[str] = "PACTQuantizer"
     act_clip_init_val: Positive = 8.0
-    """Where the learned clip begins."""
+    """Initial value of the learned clip."""
 
 
 class QuantAwareTrainRangeLinearQuantizerConfig(ComponentConfig):
@@ -77,13 +77,13 @@ class QuantAwareTrainRangeLinearQuantizerConfig(ComponentConfig):
     mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
     """How a range becomes numbers."""
     ema_decay: Fraction = 0.999
-    """Share of the old range at each step."""
+    """Weight of the old range at each step."""
     per_channel_wts: Flag = False
-    """One range a filter instead of one a weight."""
+    """Whether each filter has its own range instead of one range per weight."""
 
 
 class PostTrainLinearQuantizerConfig(ComponentConfig):
-    """Linear quantization of a trained model, activations by the ranges of one epoch's batches."""
+    """Linear quantization of a trained model, with activation ranges from the batches of one epoch."""
 
     class_: ClassVar[str] = "PostTrainLinearQuantizer"
     bits_activations: Bits | None = 8
@@ -97,11 +97,11 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
     mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
     """How a range becomes numbers."""
     clip_acts: Annotated[Clip, BeforeValidator(_plain)] = "NONE"
-    """Activations' range: all values, the mean of the batches' ranges, or mean and deviations."""
+    """Range of activations: all values, the mean of the batches' ranges, or mean -+ standard deviations."""
     clip_n_stds: Positive | None = None
-    """Deviations for ``clip_acts: N_STD``."""
+    """Number of standard deviations for ``clip_acts: N_STD``."""
     per_channel_wts: Flag = False
-    """One range a filter instead of one a weight."""
+    """Whether each filter has its own range instead of one range per weight."""
 
     @model_validator(mode="after")
     def _deviations_are_for_their_clip(self) -> Self:

@@ -1,8 +1,8 @@
-"""The schedule language: from a file to a checked `Schedule`, all problems collected. Without torch.
+"""The schedule language: reads a file into a checked `Schedule` and collects all problems. Does not import torch.
 
 Sections: ``version`` (1), ``pruners``, ``regularizers``, ``quantizers`` (one at most), ``lr_schedulers``,
-``extensions``, ``distillers`` (not in the original), ``policies``. Strict unless asked otherwise; `compatibility` says
-what is let pass.
+``extensions``, ``distillers`` (not in the original), ``policies``. Strict by default; `compatibility` lists what the
+compatibility switch accepts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trainables.compression.schedule.validation import validated
 from trainables.errors import UserError
 
 VERSION = 1
-#: Classes of each section; those of ``lr_schedulers`` are torch's, which whoever knows torch checks.
+#: Classes of each section; those of ``lr_schedulers`` are torch's and are checked by ``check_lr``.
 CLASSES: Mapping[str, Mapping[str, type[ComponentConfig]]] = {
     "pruners": PRUNERS,
     "regularizers": REGULARIZERS,
@@ -45,7 +45,7 @@ CLASSES: Mapping[str, Mapping[str, type[ComponentConfig]]] = {
     "distillers": DISTILLERS,
 }
 SECTIONS = ("version", *KINDS.values(), "policies")
-#: Sections and names of components that are there but wrong, in the file's order.
+#: Sections and names of components that are present but invalid, in the file's order.
 Unread = dict[tuple[str, str], None]
 #: Checks a learning-rate scheduler's class and arguments; raises UserError.
 CheckLR = Callable[[str, Mapping[str, Any]], object]
@@ -58,16 +58,16 @@ def read_schedule(
     check_lr: CheckLR | None = None,
     source: str | None = None,
 ) -> Schedule:
-    """The schedule of a file, a text or a mapping.
+    """Read the schedule of a file, a text or a mapping.
 
     Args:
-        given: path of a YAML file; or its text, which has several lines or begins with ``{``; or a mapping.
-        compatible: whether what the original silently accepted gives a `UserWarning` each instead of an error.
-        check_lr: called with each learning-rate scheduler's class and arguments; raises UserError where they are wrong.
-        source: what messages call the schedule; by default the file's name.
+        given: path of a YAML file; or its text, if it has several lines or begins with ``{``; or a mapping.
+        compatible: whether problems that the original silently accepted give a `UserWarning` instead of an error.
+        check_lr: called with each learning-rate scheduler's class and arguments; raises UserError if they are invalid.
+        source: name of the schedule in messages; by default the file's name.
 
     Raises:
-        ScheduleError: with all that is wrong, each with file and line.
+        ScheduleError: with all errors, each with file and line.
     """
     schedule, findings = examine(open_document(given, source), compatible=compatible, check_lr=check_lr)
     findings.settle()
@@ -77,7 +77,7 @@ def read_schedule(
 def examine(
     document: Document, *, compatible: bool = False, check_lr: CheckLR | None = None
 ) -> tuple[Schedule, Findings]:
-    """A document's schedule as far as it can be read, and all that is wrong with it; raises nothing.
+    """Return a document's schedule as far as it can be read, and all its problems; raises nothing.
 
     Args:
         document: as opened.
@@ -106,12 +106,12 @@ def examine(
 
 
 def _refuse_search(value: Any, path: Path, findings: Findings) -> bool:
-    """Whether there is a range to search; says so."""
+    """Report every range to search as an error; return whether there is any."""
     if isinstance(value, SearchTag):
         findings.error(path, "is a range to search (!search), which a search fills: give a value to train with it")
         return True
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    found = [_refuse_search(item, (*path, key), findings) for key, item in items]  # all of them are said
+    found = [_refuse_search(item, (*path, key), findings) for key, item in items]  # a list, so that all are reported
     return any(found)
 
 
@@ -120,7 +120,7 @@ def _check_sections(value: Mapping[str, Any], findings: Findings) -> None:
         if name not in SECTIONS:
             findings.lenient((name,), f"unknown section{nearest(name, SECTIONS)}")
     if "version" not in value:
-        findings.warning((), f"version is missing: begin the file with version: {VERSION}")  # as many published ones
+        findings.warning((), f"version is missing: begin the file with version: {VERSION}")  # as in many published
     elif value["version"] != VERSION or isinstance(value["version"], bool):
         findings.error(("version",), f"must be {VERSION}, got {shown(value['version'])}")
 
@@ -197,7 +197,7 @@ def _read_policies(
 
 
 def _named(policies: Any) -> set[tuple[str, str]]:
-    """Sections and names that any policy mentions, wrong ones included: these are not unused."""
+    """Return sections and names that any policy mentions, including invalid policies, for the check of unused ones."""
     found = set()
     for policy in policies if isinstance(policies, list) else []:
         for kind, section in KINDS.items():
@@ -265,7 +265,7 @@ def _read_args(
             findings.lenient(path, f"{kind} policies take no args, got {', '.join(given)}")
         return None
     given = given or {}
-    if kind == "pruner":  # the original looks only for those that it knows
+    if kind == "pruner":  # the original ignores unknown keys here
         known_keys(given, tuple(model.model_fields), path, model.class_, findings)
         given = {key: value for key, value in given.items() if key in model.model_fields}
     return validated(model, given, path, findings)

@@ -33,7 +33,7 @@ class GroupLassoRegularizerConfig(ComponentConfig):
 
 
 class GroupVarianceRegularizerConfig(ComponentConfig):
-    """lambda over the variance of the groups' norms: drives them apart."""
+    """lambda over the variance of the groups' norms, which increases the variance."""
 
     class_: ClassVar[str] = "GroupVarianceRegularizer"
     reg_regims: dict[Text, tuple[NotNegative, Literal["3D", "Filters", "Channels", "Rows", "Cols"]]] = Field(

@@ -1,4 +1,4 @@
-"""Ranges to search in a schedule: ``!search {low: 0.1, high: 0.9}`` in place of a value. Without torch."""
+"""Ranges to search in a schedule: ``!search {low: 0.1, high: 0.9}`` in place of a value. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ KEYS = ("low", "high", "step", "log", "choices", "name")
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """What may stand in a place: numbers between two ends, or one of some choices."""
+    """The values allowed in one place: numbers between two ends, or one of several choices."""
 
     low: float | int | None = None
     """Least value; None with choices."""
     high: float | int | None = None
     """Greatest value, above ``low``; None with choices."""
     step: float | int | None = None
-    """Distance of the values from ``low`` on; None: all between the ends."""
+    """Distance between values, counted from ``low``; None: all values between the ends."""
     log: bool = False
-    """Whether equal ratios count as equal distances; ``low`` is then above 0."""
+    """Whether the scale is logarithmic; ``low`` must then be above 0."""
     choices: tuple[Value, ...] | None = None
     """At least two plain values."""
 
     @property
     def integer(self) -> bool:
-        """Whether values are whole numbers: both ends are, and the step, where there is one."""
+        """Return whether values are integers: both ends are, and the step, if there is one."""
         return all(isinstance(end, int) for end in (self.low, self.high, 1 if self.step is None else self.step))
 
     def middle(self) -> Value:
-        """The middle of the range, with ``log`` the geometric one, on the grid of ``step``; the first choice."""
+        """Return the middle of the range (geometric with ``log``, on the grid of ``step``), or the first choice."""
         if self.choices is not None:
             return self.choices[0]
         assert self.low is not None
@@ -51,10 +51,10 @@ class Mark:
         return math.floor(middle) if self.integer else middle
 
     def checked(self, value: Any, name: str) -> Value:
-        """A value of the right type for this place.
+        """Return the value converted to the type of this mark.
 
         Raises:
-            UserError: it is none of the choices, not a number, or not whole where only whole numbers are.
+            UserError: it is none of the choices, not a number, or not an integer if only integers are allowed.
         """
         if self.choices is not None:
             if value not in self.choices:
@@ -71,23 +71,23 @@ class Mark:
 
 @dataclass(frozen=True)
 class MarkedSchedule:
-    """A schedule with ranges to search in it."""
+    """A schedule that contains ranges to search."""
 
     document: Document
-    """As it was opened; a `SearchTag` in place of each range."""
+    """The document with a `SearchTag` in place of each range."""
     marks: Mapping[str, Mark]
-    """By name, in the order of the file: ``name`` where it was given, else the dotted path."""
+    """By name, in the order of the file: ``name`` if given, else the dotted path."""
     names: Mapping[Path, str] = field(repr=False)
-    """Of the mark in each place."""
+    """Name of the mark at each path."""
 
     def fill(self, values: Mapping[str, Value]) -> dict[str, Any]:
-        """The schedule's plain mapping with values in place of the ranges.
+        """Return the schedule's plain mapping with values in place of the ranges.
 
         Args:
             values: by name, one for each mark.
 
         Raises:
-            UserError: a name that is none, a mark without a value, or a value of another type.
+            UserError: a name is unknown, a mark has no value, or a value has the wrong type.
         """
         for name in values:
             if name not in self.marks:
@@ -102,7 +102,7 @@ class MarkedSchedule:
     def read(
         self, values: Mapping[str, Value], *, compatible: bool = False, check_lr: CheckLR | None = None
     ) -> Schedule:
-        """`read_schedule` of the filled schedule, with the file's lines in messages.
+        """Read the filled schedule as `read_schedule` does, with the file's lines in messages.
 
         Raises:
             UserError: as `fill` and `read_schedule`.
@@ -112,30 +112,30 @@ class MarkedSchedule:
         return schedule
 
     def filled(self, values: Mapping[str, Value]) -> Document:
-        """The document with values in place of the ranges."""
+        """Return the document with values in place of the ranges."""
         document = self.document
         return Document(
             document.source, self.fill(values), document.lines, document.problems, document.duplicates
         )  # fmt: skip
 
     def middle(self) -> dict[str, Any]:
-        """Filled with the middle of each range and the first of the choices."""
+        """Return the mapping filled with the middle of each range and the first of the choices."""
         return self.fill(self.middles())
 
     def middles(self) -> dict[str, Value]:
-        """The middle of each range by name."""
+        """Return the middle of each range, or the first choice, by name."""
         return {name: mark.middle() for name, mark in self.marks.items()}
 
 
 def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> MarkedSchedule:
-    """The ranges in a schedule's file or text; there may be none.
+    """Read the ranges in a schedule's file or text; there may be none.
 
     Args:
         given: as in `read_schedule`.
         source: as in `read_schedule`.
 
     Raises:
-        ScheduleError: it is not YAML or no map, or with all that is wrong with its ranges.
+        ScheduleError: it is not YAML or not a map, or ranges are invalid; with all errors.
     """
     document = open_document(given, source)
     findings = Findings(document.source, document.lines)
@@ -177,7 +177,7 @@ def _filled(value: Any, path: Path, value_at: Callable[[Path], Value]) -> Any:
 
 
 def _read_mark(given: Any, path: Path, findings: Findings) -> tuple[Mark, str] | None:
-    """A mark and its name; None where something is wrong."""
+    """Return a mark and its name; None if there is a problem."""
     before = len(findings.errors)
     if not isinstance(given, dict):
         findings.error(path, f"!search must be a map such as {{low: 0.1, high: 0.9}}, got {shown(given)}")
@@ -199,7 +199,7 @@ def _read_mark(given: Any, path: Path, findings: Findings) -> tuple[Mark, str] |
 
 
 def _broken_rule(given: Mapping[str, Any]) -> str | None:
-    """What a definition should be and is not."""
+    """Return the rule that a definition breaks, or None."""
     if "choices" in given:
         beside = [key for key in KEYS[:4] if key in given]
         if beside:

@@ -1,4 +1,4 @@
-"""When a policy acts, and where in its time a moment is. Pure, without torch.
+"""Active epochs of a policy, and the position of a moment among them. Pure, without torch.
 
 Symbols: e epoch, from 0; S, E, f starting epoch, ending epoch (exclusive) and frequency of a policy.
 """
@@ -9,26 +9,26 @@ from dataclasses import dataclass
 
 from trainables.errors import UserError
 
-#: No training has more epochs: a larger number is a slip, or stands for "until the end".
+#: Largest number of epochs; a larger number is a mistake, or means "until the end".
 MOST_EPOCHS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """A policy's epochs, in either form: ``epochs``, or a range.
+    """A policy's epochs, given as ``epochs`` or as a range.
 
     Raises:
-        UserError: no epoch at all, a negative one, one beyond `MOST_EPOCHS`, or a frequency below 1.
+        UserError: there is no epoch, an epoch is negative or beyond `MOST_EPOCHS`, or the frequency is below 1.
     """
 
     starting_epoch: int = 0
     """First active epoch, >= 0."""
     ending_epoch: int = 1
-    """The epoch after the last that may be active."""
+    """End of the range of active epochs, exclusive."""
     frequency: int = 1
-    """Every how many epochs, >= 1."""
+    """Distance between active epochs, >= 1."""
     epochs: tuple[int, ...] | None = None
-    """The active epochs, each named, ascending; the range is then from the first to behind the last."""
+    """List of the active epochs, ascending; the range is then derived from the first and the last."""
 
     def __post_init__(self) -> None:
         if self.epochs is not None:
@@ -50,13 +50,13 @@ class Timing:
             )
 
     def active_epochs(self) -> tuple[int, ...]:
-        """All of them, ascending; at least one."""
+        """Return all active epochs, ascending; at least one."""
         if self.epochs is not None:
             return self.epochs
         return tuple(range(self.starting_epoch, self.ending_epoch, self.frequency))
 
     def is_active(self, epoch: int) -> bool:
-        """Whether the policy acts in this epoch."""
+        """Return whether the policy acts in this epoch."""
         if self.epochs is not None:
             return epoch in self.epochs
         inside = self.starting_epoch <= epoch < self.ending_epoch
@@ -64,13 +64,13 @@ class Timing:
 
     @property
     def last_epoch(self) -> int:
-        """The last active epoch."""
+        """Return the last active epoch."""
         return self.active_epochs()[-1]
 
     def progress(self, epoch: int) -> float:
-        """Where an active epoch is between the first (0) and the last (1); 1 if there is only one.
+        """Return the position of an active epoch between the first (0) and the last (1); 1 if there is only one.
 
-        In a range (e - S) / (floor((E - S - 1) / f) f); in a list of epochs their number counts, not their distance.
+        In a range: (e - S) / (floor((E - S - 1) / f) f). In a list of epochs: by index, not by distance.
         """
         epochs = self.active_epochs()
         if len(epochs) == 1:
@@ -82,25 +82,25 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """A moment of a training run, as a policy sees it."""
+    """A moment of a training run, relative to a policy's timing."""
 
     epoch: int
     """From 0."""
     timing: Timing
     """Of the policy."""
     minibatch: int = 0
-    """Optimizer steps into the epoch."""
+    """Optimizer steps since the start of the epoch."""
     minibatches_per_epoch: int = 1
     """Optimizer steps of an epoch, >= 1."""
 
     @property
     def progress(self) -> float:
-        """Where the epoch is in the policy's time, in [0, 1]."""
+        """Return the position of the epoch among the policy's active epochs, in [0, 1]."""
         return self.timing.progress(self.epoch)
 
 
 def gradual_share(initial: float, final: float, progress: float) -> float:
-    """s = s_f + (s_i - s_f) (1 - p)^3 (Zhu & Gupta 2017, eq. 1).
+    """Return s = s_f + (s_i - s_f) (1 - p)^3 (Zhu & Gupta 2017, eq. 1).
 
     Args:
         initial: s_i.
@@ -111,4 +111,4 @@ def gradual_share(initial: float, final: float, progress: float) -> float:
     [0.05, 0.4836, 0.7063, 0.7883, 0.8]
     """
     left = (1 - progress) ** 3
-    return left * initial + (1 - left) * final  # exactly both ends at the ends
+    return left * initial + (1 - left) * final  # exact at both ends

@@ -1,4 +1,4 @@
-"""Arguments against their settings, and pydantic's errors in the words of this project. Without torch."""
+"""Validation of arguments, with pydantic's errors reworded for this project. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainables.compression.schedule.problems import Findings, Path, nearest, sh
 
 S = TypeVar("S", bound=ComponentConfig)
 
-#: What pydantic's error types ask for; ``{x}`` is from the error's context.
+#: Rules by pydantic's error type; ``{x}`` is filled in from the error's context.
 _RULES = {
     "greater_than": "must be > {gt}",
     "greater_than_equal": "must be >= {ge}",
@@ -37,16 +37,16 @@ _RULES = {
 
 
 def validated(model: type[S], given: Mapping[str, Any], path: Path, findings: Findings) -> S | None:
-    """The settings that arguments make.
+    """Validate arguments and return them as settings.
 
     Args:
         model: of the class.
         given: arguments by name.
         path: of the component, for messages.
-        findings: gets what is wrong.
+        findings: collects the problems.
 
     Returns:
-        None where something is wrong.
+        The settings, or None if there is a problem.
     """
     try:
         return model.model_validate(dict(given))
@@ -58,9 +58,9 @@ def validated(model: type[S], given: Mapping[str, Any], path: Path, findings: Fi
                 other[:-1] == loc[:-1] and difflib.get_close_matches(given, [str(loc[-1])])
                 for other, given in misspelt.items()
             ):
-                continue  # said already: the misspelt one is meant to be it
+                continue  # reported already as a misspelt argument
             if found["type"] == "too_short" and any(other[: len(loc)] == loc != other for other, _ in errors):
-                continue  # it has entries, wrong ones
+                continue  # it has entries, but invalid ones
             findings.error((*path, *loc), _said(found, model, loc))
         return None
 
@@ -92,7 +92,7 @@ def _number(value: Any) -> Any:
 
 
 def _model_at(model: type[BaseModel], loc: Path) -> type[BaseModel]:
-    """The settings that an argument's path leads into."""
+    """Return the settings class that an argument's path leads to."""
     for part in loc:
         field = model.model_fields.get(str(part))
         model = (_nested(field.annotation) if field is not None else None) or model

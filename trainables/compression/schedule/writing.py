@@ -1,4 +1,4 @@
-"""Schedules as mappings and as YAML to read: sections in the language's order, short lists in a line. Without torch."""
+"""Schedules as mappings and as readable YAML: sections in order, short lists on one line. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINE_WIDTH = 100
 
 
 class _Writer(yaml.SafeDumper):
-    """Block style, but a list of scalars that fits into a line is written in one."""
+    """Writes block style, except that a list of scalars that fits is written on one line."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -31,15 +31,15 @@ class _Writer(yaml.SafeDumper):
 
 
 _Writer.add_representer(list, _Writer.represent_list)
-# Text that the reader would take for a number is quoted.
+# Text that the reader would read as a number is quoted.
 _Writer.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, FLOAT_BEGINS)
 
 
 def dump(schedule: Mapping[str, Any]) -> str:
-    """YAML of a schedule's mapping; `read_schedule` reads the same from it.
+    """Return a schedule's mapping as YAML; `read_schedule` reads the same schedule from it.
 
     Args:
-        schedule: plain values. Sections are written in the language's order, unknown ones before the policies.
+        schedule: plain values. Sections are written in the language's order, unknown sections before the policies.
     """
     values = plain(schedule)
     unknown = [name for name in values if name not in SECTIONS]
@@ -56,7 +56,7 @@ def dump(schedule: Mapping[str, Any]) -> str:
 
 
 def to_mapping(schedule: Schedule) -> dict[str, Any]:
-    """A schedule as plain values, as a file would give them: only arguments that were given, ``version`` 1."""
+    """Return a schedule as plain values, as in a file: only arguments that were given, ``version`` 1."""
     sections = {
         section: {name: _component(component) for name, component in schedule.section(section).items()}
         for section in KINDS.values()

@@ -1,8 +1,7 @@
-"""The compression schedule that a trial's configuration means, in plain types. Loads no torch.
+"""The compression schedule of a trial's configuration, in plain types. Does not import torch.
 
-A configuration says it in up to three ways, which add up: a whole schedule with marked values (``schedule``), one
-sensitivity a layer or automated gradual pruning (``pruning_sensitivities``, ``agp_*``), and distillation
-(``distill_*``).
+A configuration combines up to three parts: a whole schedule with marked values (``schedule``), one sensitivity per
+layer or automated gradual pruning (``pruning_sensitivities``, ``agp_*``), and distillation (``distill_*``).
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from trainables.compression.schedule.writing import to_mapping
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 
-#: Instance names of what the fields mean.
+#: Instance names of the components that the fields describe.
 PRUNER, GRADUAL, DISTILLER = "sensitivity_pruner", "gradual_pruner", "distiller"
-#: Fields that mean nothing unless one of others says what they belong to.
+#: Fields that have no effect unless at least one of the listed fields is given.
 _NEEDS = {
     "schedule_values": ("schedule",),
     "schedule_compatible": ("schedule",),
@@ -31,15 +30,15 @@ _NEEDS = {
         ("distill_temperature", "distill_start_epoch"), ("distill_teacher", "distill_checkpoint", "distill_weight")
     ),
 }
-#: Timing of pruning where nothing is said, as shares of the run's epochs; and every how many epochs.
+#: Default timing of pruning: start and end as shares of the run's epochs, and the frequency in epochs.
 START_SHARE, END_SHARE, FREQUENCY = 0.2, 0.6, 1
 
 
 def schedule_of(config: TrialConfig) -> dict[str, Any]:
-    """The schedule as a plain mapping, marks filled in; without policies where the configuration compresses nothing.
+    """Return the schedule as a plain mapping with marks filled in; without policies if nothing is compressed.
 
     Raises:
-        UserError: the schedule's text cannot be read, a value is none of its marks, or a field has no effect.
+        UserError: the schedule's text cannot be read, a value belongs to no mark, or a field has no effect.
     """
     _check_effect(config)
     schedule: dict[str, Any] = {"version": 1}
@@ -114,7 +113,7 @@ def _check_effect(config: TrialConfig) -> None:
 
 
 def pruning_epochs(config: TrialConfig) -> tuple[int, int]:
-    """First epoch of pruning and the epoch after its last, as the configuration says or by default.
+    """Return the first epoch of pruning and the epoch after the last, from the configuration or by default.
 
     Raises:
         UserError: both are given and the end is not above the start.
@@ -135,15 +134,16 @@ def pruning_epochs(config: TrialConfig) -> tuple[int, int]:
 
 
 def filled_schedule(text: str, values: tuple[str, ...], *, compatible: bool = False) -> dict[str, Any]:
-    """A schedule's text as a plain mapping, its marked values filled in.
+    """Return a schedule's text as a plain mapping with its marked values filled in.
 
     Args:
         text: YAML.
-        values: texts NAME=VALUE of its marks; a mark without one takes the middle of its range.
-        compatible: leave out what Distiller silently accepted; whoever read the file has said what that is.
+        values: texts NAME=VALUE for marks; a mark without a value gets the middle of its range.
+        compatible: leave out what Distiller silently accepted, without warnings: they were given when the file was
+            read.
 
     Raises:
-        UserError: a value of no mark, or text that cannot be read.
+        UserError: a value belongs to no mark, or the text cannot be read.
     """
     marked = read_marks(text)
     given: dict[str, Any] = {}
@@ -161,7 +161,7 @@ def filled_schedule(text: str, values: tuple[str, ...], *, compatible: bool = Fa
 
 
 def _read(mark: Mark, text: str) -> Any:
-    """A mark's value from text; what is none stays text, which the mark then refuses."""
+    """Convert text to a mark's value; invalid text is returned unchanged, and the mark rejects it later."""
     if mark.choices is not None:
         return next((choice for choice in mark.choices if str(choice) == text), text)
     try:

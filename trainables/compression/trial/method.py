@@ -21,7 +21,7 @@ from trainables.runtime.generators import kept_generators
 
 
 class AttachedCompression(Attached):
-    """A compression schedule at work on one training run."""
+    """A compression schedule attached to one training run."""
 
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
         self._run = run
@@ -31,7 +31,7 @@ class AttachedCompression(Attached):
         self._structure = 0
         schedule = schedule_of(config)
         self.scheduler: CompressionScheduler | None = None
-        """None where the schedule has no policies."""
+        """None if the schedule has no policies."""
         if schedule["policies"]:
             self.scheduler = CompressionScheduler.from_schedule(
                 run.model,
@@ -108,7 +108,7 @@ class AttachedCompression(Attached):
 
     def measured(self) -> dict[str, Any]:
         if self.scheduler is None or not self.scheduler.has_acted:
-            return {}  # as every run that is not compressed, with which it shares these rows
+            return {}  # the same as in uncompressed runs, which share these rows
         model = self._run.model
         with self.scheduler.unhooked():
             if self._macs is None:
@@ -121,7 +121,7 @@ class AttachedCompression(Attached):
         return found
 
     def _latency(self) -> float | None:
-        """Seconds of one sample; None for a model that is called with keyword arguments, which are not known here."""
+        """Return the seconds for one sample; None if `model_inputs` cannot find the model's positional arguments."""
         model = self._run.model
         assert self._run.loss is not None
         assert self._run.example_batch is not None
@@ -169,6 +169,6 @@ def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Attached
     """Attach the configuration's schedule.
 
     Raises:
-        UserError: the schedule is wrong, or names what the model does not have.
+        UserError: the schedule is invalid, or has names that the model does not have.
     """
     return AttachedCompression(optimizer, config, run)

@@ -1,7 +1,7 @@
-"""A compression schedule followed over recorded training: when each policy first acts. Without torch.
+"""Replay of a compression schedule over recorded training: when each policy first acts. Does not import torch.
 
-A policy's whole effect is fixed by its component, its timing and the training before it, so that it is one
-intervention: at the first step of the first epoch in which it acts, or in which its component begins to look at the
+A policy's whole effect is determined by its component, its timing and the training before it, so it is one
+intervention: at the first step of the first epoch in which it acts, or in which its component starts to observe
 training (statistics of activations and gradients).
 
 Symbols: i iteration, S steps of an epoch, e epoch: an epoch's first step is i = e S.
@@ -21,27 +21,27 @@ from trainables.config import TrialConfig
 from trainables.interventions import Intervention, Recorded, action_text
 from trainables.metrics import METHOD_DEFAULTS
 
-#: Classes that look at the training before they first act begin so (prefix of the class's name), epochs before it.
+#: Name prefixes of classes that observe training before they first act, and the number of epochs before.
 _LOOKING, _LOOKS_AHEAD = ("Activation", "Gradient"), 1
 
 
 def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
-    """All configurations of one workload have equal facts."""
+    """Return the same key for all configurations of one workload, because their facts are equal."""
     return ("compression",)
 
 
 def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> CompressionReplay:
-    """The replay of a configuration."""
+    """Create the replay of a configuration."""
     return CompressionReplay(config, facts)
 
 
 def policy_kind(policy: Mapping[str, Any]) -> str:
-    """The key that says what a policy applies."""
+    """Return the key of a policy that names its kind of component."""
     return next(kind for kind in KINDS if kind in policy)
 
 
 def timing_of(policy: Mapping[str, Any]) -> Timing:
-    """When a policy of a plain schedule acts."""
+    """Return the timing of a policy of a plain schedule."""
     if "epochs" in policy:
         return Timing(epochs=tuple(policy["epochs"]))
     return Timing(
@@ -52,29 +52,29 @@ def timing_of(policy: Mapping[str, Any]) -> Timing:
 
 
 def late_policies(schedule: Mapping[str, Any], epochs: int) -> list[int]:
-    """Places of the policies of a plain schedule that begin after the last epoch of a run."""
+    """Return the positions of a plain schedule's policies that begin after the last epoch of a run."""
     policies = schedule.get("policies", [])
     return [place for place, policy in enumerate(policies) if timing_of(policy).starting_epoch >= epochs]
 
 
 def looks_from(kind: str, class_name: str, timing: Timing) -> int:
-    """The first epoch in which the training is another because of a policy, or its component looks at it."""
+    """Return the first epoch in which a policy changes training or its component observes it."""
     looks = kind == "pruner" and class_name.startswith(_LOOKING)
     return max(0, timing.starting_epoch - (_LOOKS_AHEAD if looks else 0))
 
 
 def interventions_of(schedule: Mapping[str, Any], *, steps_per_epoch: int, epochs: int) -> list[Intervention]:
-    """The interventions of a plain schedule, ascending, one an iteration at most.
+    """Return the interventions of a plain schedule, ascending, at most one per iteration.
 
     Args:
         schedule: its sections.
         steps_per_epoch: optimizer steps of an epoch.
-        epochs: of the run; what would begin later never acts.
+        epochs: of the run; policies that begin later never act.
     """
     acts: dict[int, list[Any]] = {}
     policies = schedule.get("policies", [])
     if any("lr_scheduler" in policy for policy in policies):
-        acts.setdefault(0, []).append("the schedule's learning rates")  # the workload's own are off from the start
+        acts.setdefault(0, []).append("the schedule's learning rates")  # the workload's schedule is off from the start
     for place, policy in enumerate(policies):
         kind = policy_kind(policy)
         name = policy[kind]["instance_name"]
@@ -90,7 +90,7 @@ def interventions_of(schedule: Mapping[str, Any], *, steps_per_epoch: int, epoch
 
 
 def _content(component: Mapping[str, Any]) -> dict[str, str]:
-    """Of a teacher's checkpoint: the same file may have other weights in the next search. Empty where none is."""
+    """Hash a teacher's checkpoint, since the same file may have other weights in the next search; empty without one."""
     checkpoint = component.get("checkpoint")
     if checkpoint is None:
         return {}
@@ -100,12 +100,12 @@ def _content(component: Mapping[str, Any]) -> dict[str, str]:
         try:
             digest.update(file.read_bytes())
         except OSError:
-            return {}  # said where the teacher is built
+            return {}  # reported when the teacher is built
     return {"content": digest.hexdigest()[:24]}
 
 
 class CompressionReplay:
-    """One configuration's schedule over recorded training."""
+    """Replay of one configuration's schedule over recorded training."""
 
     kind = "any"
     first_stage_only = False
@@ -117,7 +117,7 @@ class CompressionReplay:
         )
 
     def next_action(self) -> int | None:
-        """The iteration of the next intervention; None if there is none."""
+        """Return the iteration of the next intervention; None if there is none."""
         return next((act.iteration for act in self._acts if act.iteration >= self.iteration), None)
 
     def advance(self, recorded: Recorded, until: int) -> Intervention | None:

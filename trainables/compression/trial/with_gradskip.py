@@ -15,12 +15,12 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip import method as gradskip
 
-#: Rules that decide on weights alone: compression does not change what they look at within a step.
+#: Rules that decide by weights only: compression does not change these within a step.
 _MODES = ("off", "auto", "manual")
 
 
 class Together(Attached):
-    """Both; Gradient-Skip decides on the weights as the step before left them."""
+    """Both methods; Gradient-Skip decides by the weights after the previous step."""
 
     def __init__(self, skip: gradskip.AttachedGradientSkip, compress: compression.AttachedCompression) -> None:
         self.skip = skip
@@ -63,7 +63,7 @@ class Together(Attached):
         return {"gradskip": self.skip.model_metadata(), "compression": self.compress.model_metadata()}
 
     def state_dict(self) -> dict[str, Any]:
-        # Gradient-Skip's is the optimizer's.
+        # Gradient-Skip's state is in the optimizer's state.
         return {
             "decision_state": {"compression": self.compress.decision_state()},
             "training_state": self.compress.training_state(),
@@ -85,14 +85,14 @@ class Together(Attached):
 
 
 def check_together(config: TrialConfig, schedule: Mapping[str, Any]) -> None:
-    """Whether Gradient-Skip can be at work while this schedule is.
+    """Check that Gradient-Skip can be combined with this schedule.
 
     Args:
         config: with Gradient-Skip's rule.
         schedule: plain mapping.
 
     Raises:
-        UserError: a rule that looks at gradients, or a schedule that changes what the model is made of.
+        UserError: the rule uses gradients, or the schedule changes the model's structure.
     """
     mode = config.gradskip_settings().mode
     if mode not in _MODES:
@@ -108,7 +108,7 @@ def check_together(config: TrialConfig, schedule: Mapping[str, Any]) -> None:
 
 
 def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Together:
-    """Attach both.
+    """Attach both methods.
 
     Raises:
         UserError: see `check_together`.

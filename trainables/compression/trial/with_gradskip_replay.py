@@ -1,7 +1,7 @@
-"""Gradient-Skip and a compression schedule followed together over recorded training. Without torch.
+"""Joint replay of Gradient-Skip and a compression schedule over recorded training. Does not import torch.
 
-Gradient-Skip decides on the weights as the step before left them; what compression does in a step comes after. So both
-look at the same state, and where both act in one step that is one intervention.
+Gradient-Skip decides by the weights after the previous step; compression acts later in the step. So both use the same
+state, and if both act in one step, it is one intervention.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from trainables.interventions import Intervention, Recorded, action_text
 
 
 def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
-    """Configurations of one workload with equal keys have equal facts."""
+    """Return a key: configurations of one workload with equal keys have equal facts."""
     return ("gradskip+compression", *gradskip.blueprint_key(config))
 
 
 def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> JointReplay:
-    """The replay of a configuration."""
+    """Create the replay of a configuration."""
     return JointReplay(config, facts)
 
 
 class JointReplay:
-    """Both followers, always at one iteration."""
+    """Both replays, always at the same iteration."""
 
     def __init__(self, config: TrialConfig, facts: Mapping[str, Any]) -> None:
         self.gradskip = gradskip.start_replay(config, facts["gradskip"])
@@ -42,7 +42,7 @@ class JointReplay:
     def advance(self, recorded: Recorded, until: int) -> Intervention | None:
         while self.iteration < until:
             pruning = self.compression.next_action()
-            # Up to the step in which compression acts, Gradient-Skip is alone; that step is looked at by both.
+            # Before the step in which compression acts, only Gradient-Skip is replayed; in that step both are.
             end = until if pruning is None else min(until, max(pruning, self.iteration + 1))
             if pruning == self.iteration:
                 before = self.gradskip.state_dict()

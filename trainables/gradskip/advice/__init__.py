@@ -1,1 +1,1 @@
-"""Warnings to the user, and the reasons for which a run can stop or has stopped nothing."""
+"""Warnings to the user, and reasons why a run can stop, or has stopped, nothing."""

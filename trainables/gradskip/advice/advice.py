@@ -1,4 +1,4 @@
-"""Every warning of a gradient-skip optimizer: each once, at the user's own line, and no setting that is on already."""
+"""All warnings of a gradient-skip optimizer: each once, at the user's own line; settings already on are not suggested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Advice:
     """The warnings of one optimizer.
 
     Args:
-        settings: which settings are on.
+        settings: of the optimizer.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -36,7 +36,7 @@ class Advice:
             warnings.warn(message, stacklevel=users_level())
 
     def groups(self, count: int) -> None:
-        """Warn that parameters came in several groups and no model."""
+        """Warn that parameters came in several groups without a model."""
         self._say(
             "groups",
             f"parameters came in {count} groups and no model: layers are numbered through the groups; "
@@ -48,7 +48,7 @@ class Advice:
         self._say("never", f"Gradient-Skip {reason}")
 
     def recompilations(self, stops: int, limit: int) -> None:
-        """Warn that more stops may come than torch compiles a model anew."""
+        """Warn that more stops may come than torch recompiles a model for."""
         self._say(
             "recompile",
             f"{stops} layers may stop one by one, and each stop recompiles the model's training graph once and, "
@@ -64,9 +64,9 @@ class Advice:
         """Warn that parameters train before stopped layers.
 
         Args:
-            names: of them.
-            unfrozen: of those that the user has unfrozen.
-            has_units: whether there are layers that whole units could begin at.
+            names: their names.
+            unfrozen: names of those that the user has unfrozen.
+            has_units: whether there are layers at which whole units could begin.
         """
         ways = []
         if has_units and not self._settings.whole_units and set(names) - set(unfrozen):
@@ -81,7 +81,7 @@ class Advice:
         )
 
     def unseen(self, *, example_given: bool) -> None:
-        """Warn that a layer stopped and the execution order is not known."""
+        """Warn that a layer stopped while the execution order is not known."""
         way = "example_inputs= could not be run, as was warned of" if example_given else "Give example_inputs="
         self._say(
             "unseen",
@@ -91,7 +91,7 @@ class Advice:
         )
 
     def processes(self) -> None:
-        """Warn that a layer stopped in one of several processes that torch's own wrapper joins."""
+        """Warn that a layer stopped in one of several processes joined by torch's own wrapper."""
         self._say(
             "processes",
             "a layer stopped in one of several processes, which torch's DistributedDataParallel does not expect: "
@@ -108,7 +108,7 @@ class Advice:
         )
 
     def woken(self, name: str) -> None:
-        """Warn that the user has switched a stopped parameter on."""
+        """Warn that the user has switched on the gradient of a stopped parameter."""
         why = ""
         if not self._settings.prefix_autograd:
             why = " (CAC_PREFIX_AUTOGRAD=0 stops what runs before stopped layers with them)"
@@ -120,11 +120,11 @@ class Advice:
         )
 
     def nan(self, name: str) -> None:
-        """Warn that a watched weight holds a NaN."""
+        """Warn that a watched weight contains a NaN."""
         self._say("nan", f"the weights of {name} hold a NaN: their variance is NaN and stops nothing")
 
     def input_needs_gradient(self, what: str) -> None:
-        """Warn that something that is no parameter needs a gradient behind stopped layers."""
+        """Warn that a stopped module's input or output needs a gradient though nothing trains before it."""
         way = ""
         if self._settings.prefix_autograd:
             way = ". If that gradient is of no use to you, CAC_PREFIX_AUTOGRAD=0 cuts it off there"
@@ -135,7 +135,7 @@ class Advice:
         )
 
     def other_rule(self, saved: str, asked: str) -> None:
-        """Warn that the state loaded is of another rule, or of one over other layers."""
+        """Warn that the loaded state belongs to another rule, or to one over other layers."""
         self._say(
             "rule",
             f"the state is of {saved} and the settings ask for {asked}: iterations and stops go on, the rule begins "

@@ -1,7 +1,7 @@
-"""Look for inputs that need a gradient behind stopped layers, in the first forward pass after a stop.
+"""Detection of inputs of stopped layers that need a gradient, in the first forward pass after a stop.
 
-Adversarial training and ``enable_input_require_grads`` of transformers make such inputs. A stopped prefix whose input
-needs a gradient is walked by the backward pass to its very begin.
+Adversarial training and ``enable_input_require_grads`` of transformers create such inputs. The backward pass then runs
+through the whole stopped prefix.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from trainables.gradskip.model_trace import ModelTrace, mask_of
 
 
 class InputGradientCheck(InertInCopies):
-    """Forward hooks on modules in and before which nothing trains; copies of the model carry inert ones.
+    """Forward hooks on modules with nothing that trains in or before them; inert on copies of the model.
 
     Args:
-        found: method that is told which module's input or output needs a gradient; its object is not kept alive.
+        found: method called with the module's input or output that needs a gradient, in words; its object is weakly
+            referenced.
     """
 
     def __init__(self, found: Callable[[str], None] | None = None) -> None:
@@ -35,13 +36,13 @@ class InputGradientCheck(InertInCopies):
     def watch_prefix(
         self, model: nn.Module, parameters: list[Tensor], still: Collection[int], trace: ModelTrace
     ) -> None:
-        """Look at the modules of which all parameters, and all before them, hold still.
+        """Watch the modules for which all own parameters, and all before them, are stopped or frozen.
 
         Args:
             model: owner of the parameters.
             parameters: by number.
             still: numbers that are stopped or frozen.
-            trace: what lies before a module.
+            trace: gives the parameters before a module.
         """
         self.remove()
         self._still = [parameters[number] for number in still]
@@ -56,13 +57,13 @@ class InputGradientCheck(InertInCopies):
                 self._handles.append(module.register_forward_hook(self, with_kwargs=True))
 
     def watch_inputs(self, wrapper: nn.Module) -> None:
-        """Look at the inputs alone of a model whose inside is compiled."""
+        """Watch only the inputs of a model whose inside is compiled."""
         self.remove()
         self._names[id(wrapper)] = "the model"
         self._handles.append(wrapper.register_forward_hook(self, with_kwargs=True))
 
     def remove(self) -> None:
-        """Look no more."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -74,11 +75,11 @@ class InputGradientCheck(InertInCopies):
         if torch.compiler.is_compiling() or name is None or not torch.is_grad_enabled():
             return
         found = None if self._found is None else self._found()
-        if found is None:  # its optimizer is gone
+        if found is None:  # its optimizer was collected
             self.remove()
             return
         if any(parameter.requires_grad for parameter in self._still):
-            return  # the user has switched it on since
+            return  # the user has switched its gradient on since
         for what, value in (("input", (args, kwargs)), ("output", output)):
             needing = [tensor for tensor in tensors_of(value) if tensor.requires_grad]
             if needing and not (what == "output" and name == "the model"):
@@ -88,7 +89,7 @@ class InputGradientCheck(InertInCopies):
 
 
 def _reaches_parameter(tensor: Tensor) -> bool:
-    """Return whether the gradient goes on to a parameter of another model that needs it, such as a generator."""
+    """Return whether the gradient continues to a parameter of another model that needs it, such as a generator."""
     nodes, known = [tensor.grad_fn], {tensor.grad_fn}
     while nodes:
         node = nodes.pop()

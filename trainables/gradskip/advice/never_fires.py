@@ -1,4 +1,4 @@
-"""Settings that cannot fire, told before a run is spent on them. Pure."""
+"""Detection of settings that cannot stop anything, before a run is spent on them. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trainables.gradskip.settings import Settings
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-#: The variable that moves a mode's first stop.
+#: Variables that determine a mode's first stop.
 _TIMING = {"manual": "CAC_STOP_LAYER_ITR", "auto": "CAC_VAR_START_ITR or CAC_VAR_SAMPLES"}
 
 
 def weight_decays(optimizer: Optimizer) -> list[float] | None:
-    """Weight decays of the groups that hold weights, each once, ascending; None where the optimizer has none."""
+    """Return the weight decays of the groups that hold weights, each once, ascending; None where there are none."""
     groups = [group for group in optimizer.param_groups if any(p.dim() >= 2 for p in group["params"])]
     if not all("weight_decay" in group for group in groups):
         return None
@@ -33,16 +33,16 @@ def never_fires(
     total_steps: int | None = None,
     frozen: int = 0,
 ) -> str | None:
-    """Why these settings stop nothing, or most likely nothing, in words; None where they may stop something.
+    """Return the reason why these settings stop nothing, or most likely nothing; None where they may stop something.
 
     Args:
-        settings: any; None is returned for those that are off on purpose.
+        settings: any; None is returned for settings that are off on purpose.
         units: watched layers of the model.
         stoppable: those whose stop leaves something to train.
-        first_stop: earliest iteration at which the rule can decide a stop (`rules.StopRule.first_stop`).
-        weight_decays: of the groups that hold watched weights; None where the optimizer has no such thing.
+        first_stop: earliest iteration at which the rule can decide a stop (`StopRule.first_stop`).
+        weight_decays: of the groups that hold watched weights; None where the optimizer has none.
         total_steps: length of the run in optimizer steps, where known.
-        frozen: layers that would be watched, had the user not frozen them.
+        frozen: number of layers that would be watched if the user had not frozen them.
     """
     mode = settings.mode
     if mode == "off":

@@ -1,4 +1,4 @@
-"""Give the advice that is due as an optimizer gets Gradient-Skip, and after a stop."""
+"""Warnings that are due when Gradient-Skip is attached to an optimizer, and after a stop."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def advise_at_begin(
 
 
 def advise_after_stop(advice: Advice, numbering: Numbering, stops: Stops, *, example_given: bool, joined: bool) -> None:
-    """Warn where nothing is left, or of what makes a stop save less than it could.
+    """Warn if nothing is left to train, or of what makes a stop save less than it could.
 
     Args:
-        advice: that warns.
+        advice: gives the warnings.
         numbering: of the parameters.
-        stops: what holds still.
+        stops: the stopped and frozen parameters.
         example_given: whether the user has given example inputs.
         joined: whether our wrapper joins the processes.
     """

@@ -1,4 +1,4 @@
-"""Find the line of the user's that a warning is about."""
+"""The line of the user's code that a warning is about."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import trainables
 
-#: Folders, and packages by name, whose lines are not the user's: ours, and of those who call the optimizer for users.
+#: Folders and packages whose lines are not the user's: ours, and libraries that call the optimizer for users.
 _NOT_THE_USERS = tuple(f"{Path(path).resolve()}{os.sep}" for path in trainables.__path__)
 _LIBRARIES = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning")
 
 
 def users_level() -> int:
-    """Return the ``stacklevel`` with which the caller's `warnings.warn` points at the innermost line of the user's."""
+    """Return the ``stacklevel`` with which the caller's `warnings.warn` points at the user's innermost line."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "").partition(".")[0]

@@ -1,16 +1,16 @@
-"""Why a run that could have stopped layers stopped none, in a sentence. Pure."""
+"""One-sentence explanations of why a run stopped no layer. Pure."""
 
 from __future__ import annotations
 
 from trainables.gradskip.rules.published import AutoRule
 from trainables.gradskip.settings import Settings
 
-#: Values that act on a run of some length: when to begin, and how often to decide, as divisors of its steps.
+#: Suggested start of decisions and interval between them, as divisors of the run's steps.
 _BEGIN, _OFTEN = 5, 60
 
 
 def too_late(settings: Settings, steps: int) -> str:
-    """Say that these settings can stop nothing on a run of so many steps, and what can; empty where they may.
+    """Return why these settings cannot stop anything within ``steps`` steps, and what could; empty where they may.
 
     >>> too_late(Settings(start_itr=60, samples=5), 300)
     ''
@@ -28,7 +28,7 @@ def too_late(settings: Settings, steps: int) -> str:
 
 
 def why_nothing_stopped(settings: Settings, steps: int) -> str:
-    """Say why a run of so many steps, trained to its end with these settings, stopped no layer."""
+    """Return why a run of ``steps`` steps, trained to its end with these settings, stopped no layer."""
     if settings.mode == "off":
         return "CAC_VAR_START_THR is -1 (off)"
     if settings.mode != "auto":

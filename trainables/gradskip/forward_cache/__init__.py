@@ -1,1 +1,1 @@
-"""The forward pass of a stopped prefix, computed once a sample."""
+"""Cache of a stopped prefix's outputs, computed once per sample."""

@@ -1,20 +1,20 @@
-"""The forward pass of a fully stopped prefix, computed once a sample and then read from a file.
+"""Forward cache: the outputs of a fully stopped prefix are computed once per sample and then read from a file.
 
 Shapes: S samples in the training set; B rows of a batch; indices (B,) int64, the sample number of each row.
 
-A prefix is the first modules m_0..m_k of a chain, none of whose parameters needs a gradient. Its outputs depend on
-the input alone once its norms use their running statistics and its dropout is off, so both are in eval mode here,
-whether a row is computed or read: a sample's output never depends on its batch or on what the cache holds. This is
-another training than without the cache, where a stopped batch norm goes on with the batch's statistics. Running
-statistics that lag behind the weights when a prefix stops, as they do early in a run, stay as they are.
+A prefix consists of the first modules m_0..m_k of a chain, none of whose parameters needs a gradient. Its outputs
+depend on the input alone once its norms use their running statistics and its dropout is off, so both are in eval mode
+here, whether a row is computed or read: a sample's output never depends on its batch or on the cache's content. This
+differs from training without the cache, where a stopped batch norm still uses the batch's statistics. Running
+statistics that lag behind the weights when a prefix stops, as they do early in a run, remain unchanged.
 
-**Read equals computed, bit for bit**, wherever a kernel's result for a row does not depend on the number of rows. On
-the CPU (torch 2.13, oneDNN; convolutions of 8 to 128 channels, linear layers, 1 to 599 rows) it depended on it for
-one row alone, so one row is computed as two. On CUDA cuDNN may choose another algorithm for another number of rows,
-and the last bits may differ.
+**Rows read equal rows computed, bit for bit**, wherever a kernel's result for a row does not depend on the number of
+rows. On the CPU (torch 2.13, oneDNN; convolutions of 8 to 128 channels, linear layers, 1 to 599 rows) only the result
+for a single row differed, so a single row is computed as two. On CUDA, cuDNN may choose another algorithm for another
+number of rows, and the last bits may differ.
 
-What the cache cannot see: an input that begins to vary is noticed within ``verify_every`` batches, and hooks on the
-prefix's modules but the last see the model's input instead of activations when all rows are read.
+Limits: an input that begins to vary is noticed within ``verify_every`` batches, not at once; hooks on the prefix's
+modules except the last receive the model's input instead of activations when all rows are read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainables.gradskip.forward_cache.row_file import RowFile
 
 
 class ForwardCache:
-    """Outputs of a model's stopped prefix by sample, kept under a budget.
+    """Cache of a model's stopped-prefix outputs by sample, limited to a number of bytes.
 
         with ForwardCache(model, samples=len(dataset), budget_bytes=10**9) as cache:
             for indices, images, labels in loader:
@@ -44,22 +44,22 @@ class ForwardCache:
                 loss.backward()
                 ...
 
-    Nothing happens while nothing is stopped, in eval mode, or without gradients. The cache follows the stops by
-    itself: a prefix that grows, or whose weights or running statistics change, begins a new one.
+    The cache does nothing while nothing is stopped, in eval mode, or without gradients. It detects stops by itself, and
+    starts anew when the prefix grows or when its weights or running statistics change.
 
     Args:
-        model: wrapping by DistributedDataParallel or torch.compile is seen through.
+        model: may be wrapped by DistributedDataParallel or torch.compile.
         samples: S; sample numbers are 0..S-1.
-        budget_bytes: most bytes of the file, >= 0; the first samples seen are kept, the others always computed.
-            16 bytes a sample beside it are in memory.
-        folder: where the file lies; None: the system's folder for temporary files (often memory: /tmp).
-        chain: modules, or their names, in the order in which they run: the first one's only input is the model's
-            input, each other's only input is the output of the one before, and no output but the last is used
-            elsewhere. None: the children of an nn.Sequential, nested ones included.
-        verify_every: batches with hits from one check of the inputs to the next, >= 1; the first is always checked.
+        budget_bytes: maximum file size in bytes, >= 0; the first samples seen are kept, the others always computed.
+            Another 16 bytes per sample are kept in memory.
+        folder: folder of the file; None: the system's folder for temporary files (often in memory: /tmp).
+        chain: modules, or their names, in execution order: the only input of the first is the model's input, the only
+            input of each other module is the output of the one before, and only the last output is used elsewhere.
+            None: the children of an nn.Sequential, nested ones included.
+        verify_every: inputs are checked in every ``verify_every``-th batch with hits, starting with the first; >= 1.
 
     Raises:
-        UserError: an argument out of range, a folder that is not there, or a model whose chain must be given.
+        UserError: an argument out of range, a folder that does not exist, or a model whose chain must be given.
     """
 
     def __init__(
@@ -85,25 +85,25 @@ class ForwardCache:
         self.verify_every = verify_every
         self.rows = RowFile(samples=samples, budget_bytes=budget_bytes, folder=folder)
         self.enabled = True
-        """False for good once inputs were seen to vary, or after `close`."""
+        """Permanently False after `switch_off` or `close`."""
         self.hits = 0
-        """Rows read, so far."""
+        """Rows read so far."""
         self.misses = 0
-        """Rows computed because they were not held, so far."""
+        """Rows computed so far because they were not in the cache."""
         self.last: PassReport | None = None
-        """What the last `batch` did; None: the model ran untouched."""
+        """Report of the last `batch`; None: the model ran without the cache."""
         self.cached_through = -1
         """k, the index in the chain of the module whose outputs are kept; -1 for none."""
         self.hit_batches = 0
-        """Batches with hits since the cache was begun."""
+        """Batches with hits since the cache last started anew."""
         self.input_kind: Any = None
-        """Shape, type and autocast of the rows held, as `PrefixPass` saw them first."""
+        """Shape, dtype, device and autocast state of an input row, set by the first `PrefixPass`."""
         self.stands_alone = False
-        """Whether the prefix was seen to compute each row by itself."""
+        """Whether the prefix was found to compute each row independently."""
         self.channels_last = False
-        """Memory layout of the outputs."""
+        """Whether the outputs have the channels-last memory layout."""
         self.compiled = any(hasattr(part, "_orig_mod") for part in model.modules())
-        """Whether torch.compile runs the model."""
+        """Whether the model or a part of it is compiled by torch.compile."""
         self._parts = [list(module.modules()) for module in self.chain]
         self._state: tuple[tuple[int, int], ...] = ()
         self._inside = False
@@ -116,15 +116,15 @@ class ForwardCache:
 
     @property
     def bytes(self) -> int:
-        """Size of the file."""
+        """Return the size of the file in bytes."""
         return self.rows.bytes
 
     def update(self) -> None:
-        """Follow the stops: find the prefix, and begin anew where it or what it computes changed. `batch` calls it."""
+        """Find the stopped prefix, and start anew where it or its computation changed; `batch` calls this."""
         if not self.enabled:
             return
         through = self._stopped_through()
-        # Versions count in-place changes: a checkpoint loaded, a published optimizer's momentum on stopped layers.
+        # Versions count in-place changes: a loaded checkpoint, or a published optimizer's momentum on stopped layers.
         state = tuple(
             (id(tensor), tensor._version)
             for parts in self._parts[: through + 1]
@@ -159,13 +159,13 @@ class ForwardCache:
 
     @contextmanager
     def batch(self, indices: Tensor) -> Iterator[None]:
-        """Around one forward pass in training: rows that are held are read, the others computed and kept.
+        """Run one training forward pass that reads cached rows, and computes and stores the others.
 
         Args:
             indices: (B,) int64 on the CPU, the sample number of each row of the model's input.
 
         Raises:
-            UserError: indices of another form or out of range, or a model that does not run as the chain says.
+            UserError: indices of another form or out of range, or a model that does not run its modules as in the chain.
         """
         self._check(indices)
         if self._inside:
@@ -197,16 +197,16 @@ class ForwardCache:
             )
 
     def switch_off(self, reason: str) -> None:
-        """Drop everything for good and say why."""
+        """Close the cache permanently and warn with the reason."""
         self.close()
         self.say(f"off: {reason}")
 
     def say(self, what: str) -> None:
-        """Warn."""
+        """Warn with this message."""
         warnings.warn(f"forward cache {what}", stacklevel=2)
 
     def close(self) -> None:
-        """Drop everything and give the disk space back; the model runs untouched from here on."""
+        """Drop all rows and free the disk space; from here on the model runs without the cache."""
         self.enabled = False
         self.cached_through = -1
         self.rows.close()

@@ -1,4 +1,4 @@
-"""The chain of modules that a forward cache may cut: which modules run one after the other."""
+"""The chain of modules that run one after another; a forward cache may replace the first of them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 
 
 def may_end_prefix(module: nn.Module) -> bool:
-    """Return whether a stopped prefix may run on over this module, which has no parameters.
+    """Return whether a stopped prefix may be extended by this module, which has no parameters.
 
-    Dropout only where it does nothing: drawing once and keeping the draw would be another regularization. Classes
-    are compared exactly, for a subclass may do anything.
+    Dropout is accepted only where it has no effect: a mask that is drawn once and reused would be another regularization.
+    Classes are compared exactly, because a subclass may behave differently.
     """
     kind = type(module)
     if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -38,7 +38,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """Return the user's own model inside DistributedDataParallel (torch's or ours) and torch.compile.
 
     Raises:
-        UserError: DataParallel, which runs copies of the model.
+        UserError: a model in DataParallel, which runs copies of it.
     """
     if any(isinstance(part, nn.DataParallel) for part in model.modules()):
         raise UserError(
@@ -53,7 +53,8 @@ def resolve_chain(
     """Return the chain's modules and their names in the model.
 
     Raises:
-        UserError: no chain for a model that is no nn.Sequential, an empty one, or one with modules of another model.
+        UserError: no chain for a model that is not an nn.Sequential, an empty chain, or one with modules of another
+            model.
     """
     if chain is None:
         if not _is_sequential(model):
@@ -79,12 +80,12 @@ def resolve_chain(
 
 
 def _is_sequential(module: nn.Module) -> bool:
-    # A subclass with a forward of its own may run its children in any way.
+    # A subclass with its own forward may run its children in any way.
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
 def _flattened(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module._modules.values():  # children() would leave out a module that is there twice
+    for child in module._modules.values():  # children() would omit a module that occurs twice
         assert child is not None
         if _is_sequential(child):
             yield from _flattened(child)

@@ -1,9 +1,9 @@
-"""One forward pass through a stopped prefix of which some rows are held by a forward cache.
+"""One forward pass through a stopped prefix, some rows of which are in a forward cache.
 
 Shapes: B rows of the batch, M of them missing from the cache; x (B, ...) the model's input; indices (B,) int64.
 
-While it runs, the prefix's modules have another ``forward``. Where all rows are held, m_0..m_{k-1} hand their input
-on and m_k gives the rows read; else they run on the missing rows alone, and m_k puts the batch together.
+During the pass the ``forward`` of the prefix's modules is replaced. If all rows are cached, m_0..m_{k-1} return their
+input and m_k returns the cached rows; otherwise they run on the missing rows alone, and m_k assembles the batch.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from torch import Tensor, nn
 from trainables.errors import UserError
 from trainables.gradskip.forward_cache.row_file import RowFile, row_checksums
 
-#: Rounding that rows computed in two batches may differ by, relative to the largest output.
+#: Allowed rounding difference between rows computed in two batches, relative to the largest output.
 _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassReport:
-    """What one forward pass did with the prefix."""
+    """Report of one forward pass through the prefix."""
 
     modules: tuple[str, ...]
     """Names of m_0..m_k."""
     rows: int
     """Rows of the batch."""
     computed: int
-    """Rows that the prefix was really computed on: misses, a second row beside a single one, checks."""
+    """Rows that the prefix was actually computed on: misses, the copy of a single row, and checks."""
 
 
 class Cache(Protocol):
-    """What a pass reads and writes of its `cache.ForwardCache`."""
+    """The attributes and methods of `cache.ForwardCache` that a pass uses."""
 
     chain: list[nn.Module]
     names: list[str]
@@ -53,17 +53,17 @@ class Cache(Protocol):
 
     @property
     def cached_through(self) -> int:
-        """Position of the last cached module."""
+        """Return the position of the last cached module."""
 
     def switch_off(self, reason: str) -> None:
-        """Cache no more."""
+        """Switch the cache off permanently."""
 
     def say(self, what: str) -> None:
-        """Warn."""
+        """Warn with this message."""
 
 
 class PrefixPass:
-    """Used once, by `ForwardCache.batch`."""
+    """State of one forward pass; used once, by `ForwardCache.batch`."""
 
     def __init__(self, cache: Cache, indices: Tensor) -> None:
         self._cache = cache
@@ -78,9 +78,9 @@ class PrefixPass:
 
     @contextmanager
     def running(self) -> Iterator[PrefixPass]:
-        """Have the prefix's modules run through `_visit`; what was there before comes back in any case."""
+        """Run the prefix's modules through `_visit` inside the block; their ``forward`` is always restored."""
         before = {module: module.__dict__.get("forward") for module in self._modules}
-        # Importing the compiler takes seconds, so it is asked to look away only where there is one.
+        # Importing the compiler takes seconds, so it is disabled only where the model is compiled.
         visit = torch.compiler.disable(self._visit) if self._cache.compiled else self._visit
         try:
             for module in before:
@@ -94,12 +94,12 @@ class PrefixPass:
                     module.forward = own
 
     def check_finished(self) -> None:
-        """Raise UserError if the model ran a part of the prefix alone."""
+        """Raise UserError if the model ran only a part of the prefix."""
         if 0 < self._position < len(self._modules) and not self._untouched:
             raise self._wrong_chain(f"ended before {self._names[self._position]!r}")
 
     def report(self) -> PassReport | None:
-        """Report what was done; None if the model ran untouched, or not at all."""
+        """Return the report of this pass; None if the model ran without the cache, or not at all."""
         if self._position == 0 or (self._untouched and self._computed == 0):
             return None
         return PassReport(modules=tuple(self._names), rows=len(self._indices), computed=self._computed)
@@ -111,7 +111,7 @@ class PrefixPass:
         if position == len(self._modules):
             if module is self._modules[0] and module not in self._cache.chain[position:]:
                 raise self._wrong_chain("ran twice inside one batch()")
-            return self._originals[module](*args, **kwargs)  # a module shared with what follows
+            return self._originals[module](*args, **kwargs)  # a module that is used again after the prefix
         if module is not self._modules[position]:
             raise self._wrong_chain(f"ran {self._cache.names[self._cache.chain.index(module)]!r}")
         if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
@@ -131,7 +131,7 @@ class PrefixPass:
         return y
 
     def _begin(self, x: Tensor) -> Tensor:
-        """Find the missing rows: (B, ...) to (M, ...), at least two rows where M > 0."""
+        """Select the input rows missing from the cache: (B, ...) to (M, ...), at least two rows where M > 0."""
         cache = self._cache
         if x.dim() < 1 or len(x) != len(self._indices):
             raise UserError(
@@ -157,9 +157,9 @@ class PrefixPass:
         cache.misses += missing
         self._rows = x if missing in (0, len(x)) else x[self._missing.to(x.device)]
         if missing == 1:
-            self._rows = torch.cat([self._rows, self._rows])  # kernels for one row round otherwise
+            self._rows = torch.cat([self._rows, self._rows])  # kernels for a single row round differently
         self._computed += len(self._rows) if missing else 0
-        # Before the prefix runs, for its first module may work in place.
+        # Computed before the prefix runs, because its first module may work in place.
         self._checksums = row_checksums(self._rows[:missing]) if missing and cache.rows.room else None
         return self._rows
 
@@ -178,7 +178,7 @@ class PrefixPass:
             )
 
     def _finish(self, y: Any) -> Tensor:
-        """Read and put together: (M, ...) computed, or anything where M = 0, to (B, ...)."""
+        """Combine cached and computed rows: (M, ...) computed, or anything where M = 0, to (B, ...)."""
         rows, missing = self._cache.rows, self._missing
         if len(missing) == 0:
             return self._laid_out(rows.get(self._indices).to(self._input.device, non_blocking=True))
@@ -214,7 +214,7 @@ class PrefixPass:
             cache.say(f"holds nothing: the budget must be at least one row, {y[0].numel() * y.element_size()} bytes")
 
     def _laid_out(self, y: Tensor) -> Tensor:
-        # Always the same strides: what follows may choose its kernels, and so its rounding, by them.
+        # Always the same strides, because later modules may choose kernels, and thus rounding, by them.
         return y.contiguous(memory_format=torch.channels_last if self._cache.channels_last else torch.contiguous_format)
 
     def _compute(self, module: nn.Module, x: Tensor) -> Any:
@@ -222,7 +222,7 @@ class PrefixPass:
             return self._originals[module](x)
 
     def _rows_stand_alone(self, y: Tensor) -> bool:
-        """Return whether every other row, computed without its neighbours, comes out the same."""
+        """Return whether every second row gives the same output when computed without its neighbours."""
         alone: Any = self._rows[::2]
         self._computed += len(alone)
         for module in self._modules:
@@ -233,7 +233,7 @@ class PrefixPass:
         return self._cache.stands_alone
 
     def _honest(self) -> Any:
-        """Run the prefix as without a cache, on the whole batch."""
+        """Run the prefix on the whole batch, as without a cache."""
         self._computed += len(self._input)
         y: Any = self._input
         for module in self._modules:
@@ -252,7 +252,7 @@ class PrefixPass:
 
 
 def _same(x: Tensor, previous: Tensor | None) -> bool:
-    # A hook may hand on a detached or viewed tensor: the same numbers.
+    # A hook may pass on a detached tensor or a view with the same values.
     return previous is not None and (
         x is previous
         or (x.shape == previous.shape and x.stride() == previous.stride() and x.data_ptr() == previous.data_ptr())
@@ -270,7 +270,7 @@ def _words(kind: tuple[Any, ...]) -> str:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Put the module and all in it into eval mode; each goes back to its own mode."""
+    """Put the module and its submodules into eval mode inside the block, and restore each one's own mode."""
     training = [part for part in module.modules() if part.training]
     for part in training:
         part.training = False

@@ -1,1 +1,1 @@
-"""Gradient-Skip beside other parts of torch."""
+"""Integrations of Gradient-Skip with other parts of torch."""

@@ -1,7 +1,7 @@
-"""DistributedDataParallel that follows the stops: gradients of stopped layers are neither computed nor sent.
+"""DistributedDataParallel that adapts to stops: gradients of stopped layers are neither computed nor sent.
 
-torch's own plans its gradient buckets once, for the parameters that train when it is built, and raises in the first
-iteration in which one of them gets no gradient. This one is built anew after a stop, which costs a fraction of a
+torch's own class plans its gradient buckets once, for the parameters that train when it is built, and raises in the
+first iteration in which one of them gets no gradient. This class is rebuilt after a stop, which takes a fraction of a
 second; nothing of the model is sent again.
 """
 
@@ -19,17 +19,17 @@ from torch.optim import Optimizer
 from trainables.errors import UserError
 from trainables.gradskip.controller import GradientSkip
 
-#: torch's constructor puts hooks on the model for these, which being built anew would double.
+#: Options for which torch's constructor puts hooks on the model; rebuilding would add them twice.
 _BUILT_ONCE = ("mixed_precision", "delay_all_reduce_named_params")
-#: Attributes in which a module keeps its users' hooks: a wrapper that is built anew keeps them.
+#: Attributes in which a module keeps its users' hooks; a rebuilt wrapper keeps them.
 _HOOKS = tuple(name for name in nn.Module().__dict__ if "hooks" in name)
 
 
 class DistributedDataParallel(TorchDataParallel):
     """Drop-in for `torch.nn.parallel.DistributedDataParallel` with a gradient-skip optimizer.
 
-    At a decision the numbers that the first process of the group has measured are sent to all, so that a stop reaches
-    every process at the same iteration.
+    At a decision the first process of the group sends its measurements to all, so that every process stops a layer at
+    the same iteration.
 
     Args:
         module: the model. Its parameters must be those of the optimizer.
@@ -37,8 +37,8 @@ class DistributedDataParallel(TorchDataParallel):
         options: of torch's class (``device_ids``, ``process_group``, ``static_graph``, ...).
 
     Raises:
-        UserError: an optimizer without Gradient-Skip, one of other parameters, or an option of torch's that cannot be
-            built anew (``mixed_precision``, ``delay_all_reduce_named_params``).
+        UserError: an optimizer without Gradient-Skip, one of other parameters, or a torch option that does not allow
+            rebuilding (``mixed_precision``, ``delay_all_reduce_named_params``).
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer, **options: Any) -> None:
@@ -70,11 +70,11 @@ class DistributedDataParallel(TorchDataParallel):
         self._outdated = True
 
     def _build_anew(self) -> None:
-        # Every process has the same weights: nothing to send or to check again.
+        # Every process has the same weights, so nothing is sent or checked again.
         options = {**self._options, "init_sync": False, "static_graph": self.static_graph}
         ours = ("_options", "_registered", "_gradskip", "_join_checked")
         kept = {name: self.__dict__[name] for name in (*_HOOKS, *ours, "training", "require_backward_grad_sync")}
-        for name in ("reducer", "logger"):  # gone before the next reducer hooks the same parameters
+        for name in ("reducer", "logger"):  # removed before the next reducer hooks the same parameters
             self.__dict__.pop(name, None)
         super().__init__(self.module, **options)
         self.__dict__.update(kept, _outdated=False)
@@ -89,9 +89,9 @@ class DistributedDataParallel(TorchDataParallel):
         return super().forward(*args, **kwargs)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """As torch's; registered again after every stop, when PowerSGD's state begins anew.
+        """Register a communication hook as in torch, and again after every stop with a reset PowerSGD state.
 
-        The state of a hook of your own must not depend on the buckets' shapes.
+        The state of a custom hook must not depend on the buckets' shapes.
         """
         if self._outdated:
             self._build_anew()
@@ -104,7 +104,7 @@ class DistributedDataParallel(TorchDataParallel):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Any:
-        """As torch's, where no stop can come any more, or where it ends training with the first process.
+        """Join as in torch, if no stop can come any more or if training ends with the first process.
 
         Raises:
             UserError: processes may end one by one while decisions, which all of them take part in, are due.
@@ -113,7 +113,7 @@ class DistributedDataParallel(TorchDataParallel):
             return super().join(divide_by_initial_world_size, enable, throw_on_early_termination)
 
     def join_hook(self, **kwargs: Any) -> Any:
-        """As torch's, for its ``Join`` context; see `join`.
+        """Return torch's hook for its ``Join`` context; see `join`.
 
         Raises:
             UserError: as `join`.
@@ -136,9 +136,9 @@ class DistributedDataParallel(TorchDataParallel):
 
 
 def _begin_again(state: Any) -> None:
-    """Have PowerSGD forget the buckets of before; whole gradients are sent until torch has settled on the new ones."""
+    """Reset PowerSGD's memory of the old buckets; whole gradients are sent until torch has fixed the new ones."""
     if isinstance(state, PowerSGDState):
         for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
             memory.clear()
-        # torch orders its buckets anew after the first iteration.
+        # torch reorders its buckets after the first iteration.
         state.start_powerSGD_iter = max(state.start_powerSGD_iter, state.iter + 2)

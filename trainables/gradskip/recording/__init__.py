@@ -1,1 +1,1 @@
-"""Record how each watched layer's signal goes."""
+"""Recording of each watched layer's signal over a run."""

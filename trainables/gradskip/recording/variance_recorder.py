@@ -1,4 +1,4 @@
-"""The variance trace of a run: how each watched layer's weight variance went, as a small Parquet file."""
+"""Variance trace of a run: the weight variance of each watched layer over time, as a small Parquet file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS_BETWEEN_WRITES = 5_000
 
 
 class Recorder:
-    """Writes (iteration, layer, name, variance) at the beginning of every ``every``-th step; see `record`."""
+    """Recorder of (iteration, layer, name, variance) at the beginning of every ``every``-th step; see `record`."""
 
     def __init__(self, optimizer: Optimizer, path: str | os.PathLike[str], *, every: int) -> None:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
@@ -38,26 +38,26 @@ class Recorder:
         self._pending: list[tuple[int, list[int], Tensor]] = []
         self._last = -1
         self._written: Any = None  # the table so far
-        self._continues = True  # nothing is written yet: a run that is resumed goes on with the file that is there
+        self._continues = True  # nothing is written yet: a resumed run continues the existing file
         self._hook = optimizer.register_step_pre_hook(self._before_step)
 
     def _before_step(self, *_: Any) -> None:
-        # This hook runs after the optimizer's own, which has counted the step already; of steps that GradScaler let a
-        # fused optimizer skip, both counts know only at the next decision.
+        # This hook runs after the optimizer's own, which has counted the step already; steps that GradScaler made a
+        # fused optimizer skip are subtracted from both counts only at the next decision.
         iteration = self._gradskip.machine.iteration - 1
         if iteration % self.every == 0 and iteration > self._last:
             self._last = iteration
             units = self._gradskip.plan.units
             if units:
                 values = [variance([self._gradskip.parameters[n] for n in unit.watched]) for unit in units]
-                # Stays on the device until enough has come together: recording waits for nothing.
+                # Stays on the device until enough rows are collected, so that recording does not wait for the device.
                 self._pending.append((iteration, [unit.number for unit in units], torch.stack(values)))
                 written = 0 if self._written is None else self._written.num_rows
                 if len(self._pending) * len(units) >= max(ROWS_BETWEEN_WRITES, written // 10):
                     self.write()
 
     def _earlier(self) -> Any:
-        """Read what a run that is now resumed has recorded up to here."""
+        """Return the rows that a resumed run recorded before this iteration; None if there are none."""
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
@@ -69,7 +69,7 @@ class Recorder:
         return table.filter(pc.less(table["iteration"], begun))
 
     def write(self) -> None:
-        """Write everything so far; a reader never sees half a file."""
+        """Write all rows so far; a reader never sees a partial file."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -97,7 +97,7 @@ class Recorder:
             raise
 
     def close(self) -> None:
-        """Stop recording and write the rest."""
+        """Stop recording and write the remaining rows."""
         self._hook.remove()
         self.write()
 
@@ -116,9 +116,9 @@ def record(optimizer: Optimizer, path: str | os.PathLike[str] = "variances.parqu
 
     Args:
         optimizer: with Gradient-Skip.
-        path: the Parquet file: iteration (int64), layer (int64, its number), name, variance (float64). Layers that
-            have stopped are recorded on, with the variance that they stopped at. A file that is there is continued by
-            a resumed run, up to whose iteration its rows are kept, and replaced by a new one.
+        path: the Parquet file: iteration (int64), layer (int64, its number), name, variance (float64). Stopped layers
+            are still recorded, with the variance at which they stopped. A resumed run continues an existing file and
+            keeps its rows up to the iteration of the resume; a new run replaces it.
         every: iterations from one measurement to the next, >= 1. One measurement of ResNet-50's 53 convolutions costs
             about as much as two of its fused optimizer steps on a CPU (`benchmarks/step_overhead.py`).
 

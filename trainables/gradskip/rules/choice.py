@@ -1,4 +1,4 @@
-"""From settings to the rule that they ask for."""
+"""Construction of the rule that the settings ask for."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ from trainables.gradskip.settings import Settings
 
 
 class ManualRule:
-    """The k-th stop comes at the k-th iteration given (`CAC_STOP_LAYER_NUM`, `CAC_STOP_LAYER_ITR`).
+    """Manual rule: the k-th stop is due at the k-th given iteration (`CAC_STOP_LAYER_NUM`, `CAC_STOP_LAYER_ITR`).
 
-    A stop that falls due while another layer brakes comes at the first step after the braking; with
-    ``exact=True`` (published code) it is missed, and with it every later one.
+    A stop that is due while another layer brakes is made at the first step after the braking; with ``exact=True``
+    (published code) it is missed, and so is every later one.
     """
 
     def __init__(self, layers: Sequence[int], iterations: Sequence[int], *, exact: bool = False) -> None:
@@ -71,10 +71,10 @@ def _to_single(value: float) -> float:
 
 
 class AutoRule(InOrder):
-    """A target stops when its weight variance has fallen far enough below its peak; see the module's symbols.
+    """Auto rule: a target stops when its weight variance is far enough below its peak; see the module's symbols.
 
     Targets are examined one after the other. On a stop, peak and count start anew with the next target at the same
-    iteration: this sets its first peak (count 1), and it cannot stop there.
+    iteration: this sets the next target's first peak (count 1), so it cannot stop there.
 
     Args:
         settings: thresholds and timing.
@@ -93,11 +93,11 @@ class AutoRule(InOrder):
         self.peak, self.peak_updates = 0.0, 0
 
     def first_stop(self) -> int:
-        # The first examination sets the peak.
+        # The first examination only sets the peak.
         return self.next_due(0) + self._interval if self.targets else NEVER
 
     def due(self, iteration: int) -> bool:
-        """Return whether this iteration examines a target at all."""
+        """Return whether a target is examined at this iteration."""
         return (
             self.position < len(self.targets)
             and iteration >= self.settings.start_itr
@@ -125,12 +125,12 @@ class AutoRule(InOrder):
         return Decision(layer=target, rule=rule, ratio=ratio)
 
     def _examine(self, variance: float) -> tuple[str, float] | None:
-        """Update peak and count; the rule that fires and the ratio, or None. A NaN never fires."""
+        """Update peak and count, and return the rule that fires with the ratio, or None; a NaN never fires."""
         if variance >= self.peak:
             self.peak = variance
             self.peak_updates += 1
             return None
-        # A NaN variance against a peak of zero is the one way to get here without a quotient.
+        # Only a NaN variance with a peak of zero has no ratio here.
         ratio = self._round(variance / self.peak) if self.peak else float("nan")
         rule, threshold = self._threshold()
         return (rule, ratio) if ratio < self._round(threshold) else None

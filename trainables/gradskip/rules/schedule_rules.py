@@ -1,4 +1,4 @@
-"""Stop rules that look at nothing but the iteration: a depth schedule and per-layer cosines.
+"""Stop rules that use only the iteration: a depth schedule and per-layer cosines.
 
 Symbols: t iteration; t_0, T first and last iteration of the schedule (`CAC_RULE_START_ITR`, `CAC_RULE_END_ITR`);
 K number of layers; d depth (`CAC_RULE_DEPTH`).
@@ -15,7 +15,7 @@ from trainables.gradskip.settings import Settings
 
 
 class LinearRule(InOrder):
-    """The number of stopped layers grows linearly in time, from 0 at t_0 to floor(d K) at T.
+    """Rule whose number of stopped layers grows linearly in time, from 0 at t_0 to floor(d K) at T.
 
     Source: Composer's layer freezing (MosaicML): freeze_start is t_0 / T, freeze_level is d.
     """
@@ -54,17 +54,17 @@ class LinearRule(InOrder):
 
 
 class FreezeOutRule(InOrder):
-    """Each layer's learning rate falls to zero along a cosine of its own, and the layer stops there.
+    """Rule that lowers each layer's learning rate to zero along its own cosine, and stops the layer there.
 
     Layer i of K ends at t_i, from t_0 for the first to T for the last, linearly in i (or, ``cubic``, at T times the
-    cube of t_i / T). Its learning rate is the scheduled one times (1 + cos(pi t / t_i)) / 2, and ``scaled`` also times
-    T / t_i, so that every layer moves as far. The paper's base schedule is constant.
+    cube of t_i / T). Its learning rate is the scheduled one times (1 + cos(pi t / t_i)) / 2, and with ``scaled`` also times
+    T / t_i, so that every layer moves equally far. The paper's base schedule is constant.
 
     Source: Brock et al., "FreezeOut: Accelerate Training by Progressively Freezing Layers", 2017, sections 2 and 3.
 
     Args:
         settings: timing.
-        targets: positions at which layers end, ascending; the last one of the model may be among them and never stops.
+        targets: positions at which layers end, ascending; may include the model's last layer, which never stops.
         stoppable: how many of them may stop.
     """
 
@@ -85,7 +85,7 @@ class FreezeOutRule(InOrder):
         return math.ceil(self.ends[0]) if self.stoppable else NEVER
 
     def factor(self, layer: int, iteration: int) -> float:
-        """Return the learning rate's factor of a layer at an iteration; may be above 1 where scaled."""
+        """Return the factor on a layer's learning rate at an iteration; may be above 1 where scaled."""
         end = self.ends[layer]
         if iteration >= end:
             return 0.0

@@ -1,4 +1,4 @@
-"""Stop rules that look at a measured signal other than weight variance: gradient norms and representations.
+"""Stop rules that use a measured signal other than weight variance: gradient norms and representations.
 
 Symbols: T number of a measurement; g_T(l) the signal of layer l at it.
 """
@@ -27,7 +27,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 class _Timed(InOrder):
-    """Measurements at ``start`` and every ``interval`` after it, while there are targets left."""
+    """Base of rules that measure at ``start`` and every ``interval`` iterations after it, while targets are left."""
 
     def __init__(self, settings: Settings, targets: Sequence[int]) -> None:
         super().__init__(targets)
@@ -42,10 +42,10 @@ class _Timed(InOrder):
 
 
 class GradientNormRule(_Timed):
-    """The front layers whose accumulated gradients change least from one interval to the next stop.
+    """Rule that stops the front layers whose accumulated gradients change least from one interval to the next.
 
     g_T(l) is the norm of the sum of layer l's gradients over interval T; its change is
-    |g_{T-1}(l) - g_T(l)| / g_{T-1}(l). The foremost layers stop as long as each one's change is at or below the given
+    |g_{T-1}(l) - g_T(l)| / g_{T-1}(l). Layers stop from the front as long as each one's change is at or below the given
     percentile of the changes of all layers that still train.
 
     Source: Liu, Agarwal, Venkataraman, "AutoFreeze: Automatically Freezing Model Blocks to Accelerate Fine-tuning",
@@ -81,7 +81,7 @@ class GradientNormRule(_Timed):
             return None
         limit = percentile(finite, self.percent)
         found = None
-        # A layer that was not measured before, for the user has just unfrozen it, has no change yet.
+        # A layer that was not measured before, because the user has just unfrozen it, has no change yet.
         while self.position < len(self.targets) and changes.get(self.targets[self.position], math.nan) <= limit:
             layer = self.targets[self.position]
             found = Decision(layer=layer, rule="gradient_norm", ratio=changes[layer])
@@ -97,15 +97,15 @@ class GradientNormRule(_Timed):
 
 
 class PlasticityRule(_Timed):
-    """The front layer stops when its plasticity has become stationary.
+    """Rule that stops the front layer when its plasticity has become stationary.
 
     Plasticity is how far the layer's representation of a batch has moved from that of a lagged copy of the model
     (`signals.PlasticitySignal`). It is averaged over a window W; the front layer stops when the slope of a
-    least-squares line through the last W averages is, in size, below a tolerance times the steepest slope that this
-    layer has shown.
+    least-squares line through the last W averages is, in absolute value, below a tolerance times the steepest slope of
+    this layer so far.
 
     Source: Wang et al., "Egeria: Efficient DNN Training with Knowledge-Guided Layer Freezing", EuroSys 2023, section 4.
-    There the reference is quantised and runs on the CPU; here it is a copy one interval old.
+    In the paper the reference is quantised and runs on the CPU; here it is a copy one interval old.
     """
 
     def __init__(self, settings: Settings, targets: Sequence[int]) -> None:
@@ -121,7 +121,7 @@ class PlasticityRule(_Timed):
         self.steepest = 0.0
 
     def first_stop(self) -> int:
-        # One measurement for the reference, a window for a slope, one more for a slope below the steepest.
+        # One measurement for the reference, a window for the first slope, one more for a slope below the steepest.
         return self.start + (self.window + 1) * self.interval if self.targets else NEVER
 
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
@@ -129,7 +129,7 @@ class PlasticityRule(_Timed):
             return None
         layer = self.targets[self.position]
         value = signal_of(layer)
-        if not self.has_reference:  # the first measurement only leaves a copy to compare with
+        if not self.has_reference:  # the first measurement only creates the copy to compare with
             self.has_reference = True
             return None
         if not math.isfinite(value):
@@ -166,7 +166,7 @@ class PlasticityRule(_Timed):
 
 
 def slope(values: Sequence[float]) -> float:
-    """Slope of the least-squares line through ``values`` at 0, 1, 2, ...; at least two of them.
+    """Return the slope of the least-squares line through ``values`` at 0, 1, 2, ...; at least two values.
 
     >>> slope([1.0, 3.0, 5.0])
     2.0

@@ -1,4 +1,4 @@
-"""Rule and braking together: from one call a step to what the optimizer has to do in it. Pure, without torch."""
+"""State machine of a rule with braking: one call per step returns the optimizer's work in it. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from trainables.gradskip.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """What one optimizer step does beside its ordinary update."""
+    """Work of one optimizer step in addition to its ordinary update."""
 
     decision: Decision | None = None
     """A stop decided at the start of this step."""
     scaled: tuple[tuple[range, float], ...] = ()
-    """Positions whose update is multiplied in this step, and by what: [0, 1) while braking."""
+    """Positions whose update is multiplied in this step, with the factor: [0, 1) while braking."""
     stop_through: int | None = None
-    """After this step's update, the parameters at positions 0..this need no gradient any more."""
+    """The parameters at positions 0..this need no gradient after this step's update."""
 
 
-#: The plan of a step at which nothing happens: one object, so that the ordinary step allocates nothing.
+#: Plan of a step with nothing to do: a single object, so that an ordinary step allocates nothing.
 ORDINARY = StepPlan()
 
 
 class SkipMachine:
-    """Counts iterations, asks the rule, brakes, stops. While a layer brakes no new stop is decided."""
+    """State machine that counts iterations, asks the rule, brakes and stops. No stop is decided while a layer brakes."""
 
     def __init__(self, settings: Settings, rule: StopRule) -> None:
         self.rule = rule
@@ -43,7 +43,7 @@ class SkipMachine:
         self.braking_count = 0
 
     def step(self, signal_of: SignalOf) -> StepPlan:
-        """Begin the step of number `iteration`."""
+        """Begin step number `iteration` and return its plan."""
         iteration = self.iteration
         self.iteration += 1
         decision = None
@@ -59,7 +59,7 @@ class SkipMachine:
             self.braking_count = self.distance
         self.braking_count -= 1
         braking = range(self.stopped_through + 1, self.braking_through + 1)
-        factor = braking_factor(self.braking_count, self.distance or 1)  # braking begun under other settings
+        factor = braking_factor(self.braking_count, self.distance or 1)  # braking may have begun under other settings
         scaled = ((braking, factor),)
         if self.braking_count > 0:
             return StepPlan(decision=decision, scaled=scaled)
@@ -76,11 +76,11 @@ class SkipMachine:
         return tuple(scaled)
 
     def quiet_until(self) -> int:
-        """Return the first step that has anything to do: before it `step` would return `ORDINARY` and only count."""
+        """Return the first step with anything to do; before it, `step` would return `ORDINARY` and only count."""
         return self.iteration if self.braking_through >= 0 else self.rule.next_due(self.iteration)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers; all that the next step depends on."""
+        """Return everything that the next step depends on, in plain numbers."""
         return {
             "iteration": self.iteration,
             "stopped_through": self.stopped_through,
@@ -99,7 +99,7 @@ class SkipMachine:
 
     @property
     def decided_through(self) -> int:
-        """Position of the last parameter that a stop was decided for, braking ones included; -1 for none."""
+        """Return the position of the last parameter for which a stop was decided, braking ones included; -1 for none."""
         return max(self.stopped_through, self.braking_through)
 
 
@@ -108,7 +108,7 @@ def replay(
 ) -> list[tuple[int, Decision]]:
     """Return the stops that these settings decide on recorded variances.
 
-    Exact up to and including the first stop; after it the recording shows layers that went on training.
+    Exact up to and including the first stop; after it, the recorded layers still trained.
 
     Args:
         settings: any mode.

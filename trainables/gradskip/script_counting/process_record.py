@@ -1,4 +1,4 @@
-"""The steps of all optimizers with Gradient-Skip in a process, and what they cost together."""
+"""Steps of all optimizers with Gradient-Skip in a process, and their total cost."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trainables.runtime.memory import peak_bytes
 
 
 class ProcessRecord:
-    """The steps of all optimizers with Gradient-Skip in a process, those that are gone among them."""
+    """Record of the steps of all optimizers with Gradient-Skip in a process, including collected optimizers."""
 
     def __init__(self) -> None:
         self.flops = StepFlops()
         self.records: list[StepRecord] = []
         self.steps = 0
-        """Optimizer steps so far, of any of them."""
-        self._since: tuple[int, int] | None = None  # the counter's numbers where the step began; None: it was away
+        """Steps of all optimizers so far."""
+        self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
         self._changed = False
         self._stepping = False
 
@@ -34,25 +34,28 @@ class ProcessRecord:
         return record
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         for record in self.records:
             record.close()
         self.records.clear()
         self.settle()
 
     def begin_step(self) -> None:
-        """Begin an optimizer's step."""
+        """Note that an optimizer's step begins."""
         self._stepping = True
 
     def take(self) -> tuple[int, int] | None:
-        """End the step's training, forward and backward FLOPs; None where they were not all seen, or taken already."""
+        """Return the FLOPs of the step's training (forward, backward) and end their count.
+
+        None where they were not all counted, or were taken already.
+        """
         if self._since is None:
             return None
         (forward, backward), self._since = self._since, None
         return self.flops.forward_flops - forward, self.flops.backward_flops - backward
 
     def end_step(self, record: StepRecord) -> None:
-        """End an optimizer's step."""
+        """Note that an optimizer's step has ended."""
         self._stepping = False
         self.steps += 1
         record.last_step = self.steps
@@ -62,7 +65,7 @@ class ProcessRecord:
         self.settle()
 
     def change(self) -> None:
-        """Take note of another set of stopped layers: in a step that has all gradients still, or between two."""
+        """Note that the set of stopped layers changed: within a step, which still has all gradients, or between steps."""
         self._changed = True
         if not self._stepping:
             self._begin_stretches()
@@ -79,17 +82,17 @@ class ProcessRecord:
         return all(control is None or not control.stops.any for control in controls)
 
     def wait_for_fewer(self) -> None:
-        """End the count if nobody is left to wait for. Called by Python's collector, at any place in any thread.
+        """End the count if no optimizer is left to wait for.
 
-        Where the counter is not at work, because an operation is being counted or another thread runs this, the next
-        step will see to it.
+        Called by Python's garbage collector, at any place in any thread. If the counter is not active, because an operation
+        is being counted or another thread runs this, the next step ends the count.
         """
         if self.flops.at_work and not self.flops.switching and not any(record.wants_look for record in self.records):
             self.flops.end()
             self._since = None
 
     def settle(self) -> None:
-        """Have the counter at work where a step is to be looked at, else not."""
+        """Switch the counter on if a step is to be measured, else off."""
         wanted = any(record.wants_look for record in self.records)
         if not wanted:
             self.flops.end()
@@ -101,7 +104,7 @@ class ProcessRecord:
             self._since = (self.flops.forward_flops, self.flops.backward_flops)
 
     def summary(self) -> dict[str, Any] | None:
-        """Return what was executed so far, in plain types, summed over all optimizers; None for none.
+        """Return the totals of all optimizers so far, in plain types; None without optimizers.
 
         Layers are those of the optimizer with the most parameters, the latest of several.
         """
@@ -133,7 +136,7 @@ class ProcessRecord:
         }
 
 
-#: Of this process, where a search runs its script.
+#: Record of this process, where a search runs its script.
 _PROCESS = ProcessRecord()
 
 
@@ -143,7 +146,7 @@ def start(gradskip: Status) -> StepRecord:
 
 
 def process_summary() -> dict[str, Any] | None:
-    """Return the summary of this process's optimizers; None for none."""
+    """Return the summary of this process's optimizers; None if there are none."""
     return _PROCESS.summary()
 
 

@@ -1,7 +1,7 @@
-"""Count the FLOPs of a user's training from inside its process, forward and backward apart.
+"""Count the FLOPs of a user's training from inside its process, forward and backward separately.
 
-FLOPs are by the formulas of `runtime.flops`, told apart by whether autograd's backward pass is at work. What runs
-without gradients outside of it, such as an evaluation between two steps, is not counted.
+FLOPs follow the formulas of `runtime.flops` and count as backward while autograd's backward pass runs. Operations
+without gradients outside of it, such as an evaluation between two steps, are not counted.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from torch.utils._python_dispatch import (
 from trainables.gradskip.execution_order import in_backward
 from trainables.runtime.flops import formula_of
 
-#: Parts of the names of operations that cost much and have no formula: fused recurrences and attention.
+#: Parts of the names of expensive operations without a formula: fused recurrences and attention.
 _COSTLY = ("rnn_layer", "cudnn_rnn", "miopen_rnn", "lstm_mps", "dot_product", "flash_attention", "efficient_attention")
 #: The code of `torch.autograd.Function.apply`, which runs a forward pass with gradients switched off.
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 class StepFlops(TorchDispatchMode):
-    """Sums FLOPs of what is executed while it is at work, forward and backward."""
+    """Dispatch mode that sums the forward and backward FLOPs of the operations executed while it is active."""
 
     def __init__(self) -> None:
         super().__init__()
         self.forward_flops = 0
-        """Of operations that autograd records."""
+        """FLOPs of operations that autograd records."""
         self.backward_flops = 0
-        """Of operations inside a backward pass, recomputed activations among them."""
+        """FLOPs of operations inside a backward pass, recomputed activations included."""
         self.switching = False
         """True while the stack of modes is being changed."""
         self.uncounted: set[str] = set()
-        """Names of costly operations whose FLOPs nobody knows."""
+        """Names of expensive operations whose FLOPs are unknown."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile compile; the operations that compiled code calls are seen."""
+        """Return True, so that torch.compile still compiles; the operations that compiled code calls are counted."""
         return True
 
     @property
@@ -53,14 +53,14 @@ class StepFlops(TorchDispatchMode):
         return any(mode is self for mode in _get_current_dispatch_mode_stack())
 
     def begin(self) -> None:
-        """Count from here on, below the modes that the user has entered: leaving one of them takes off the topmost."""
+        """Start counting, below the modes that the user has entered, because leaving a mode pops the topmost one."""
         self.switching = True
         with _without_user_modes():
             _push_mode(self)
         self.switching = False
 
     def end(self) -> None:
-        """Count no more, whatever modes the user has entered since."""
+        """Stop counting, whatever modes the user has entered since."""
         if self.at_work:
             self.switching = True
             with _without_user_modes(above=self):
@@ -91,7 +91,7 @@ class StepFlops(TorchDispatchMode):
 
 
 def _in_autograd_function() -> bool:
-    """Return whether an autograd function's forward pass runs: compiled, a reentrant checkpoint, or the user's own."""
+    """Return whether an autograd function's forward pass is running: compiled, a reentrant checkpoint, or the user's own."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _APPLY:
@@ -102,7 +102,7 @@ def _in_autograd_function() -> bool:
 
 @contextmanager
 def _without_user_modes(above: TorchDispatchMode | None = None) -> Iterator[None]:
-    """Take modes off torch's stack for a moment: all that users enter, or those above one."""
+    """Remove modes from torch's stack inside the block: all that users enter, or those above ``above``."""
     stack = [mode for mode in _get_current_dispatch_mode_stack() if getattr(mode, "_mode_key", None) is None]
     keep = 0 if above is None else 1 + next(place for place, mode in enumerate(stack) if mode is above)
     taken = [_pop_mode() for _ in stack[keep:]]

@@ -1,9 +1,9 @@
-"""Count what the steps of a user's own training loop cost, from inside its optimizers.
+"""Count the cost of the steps of a user's own training loop, from inside its optimizers.
 
-In a script nobody but the optimizers sees the training, so a step is what happens from the end of one `step()` in the
-process to the end of the next, whichever optimizers take them: sums over several optimizers count nothing twice. A few
-steps are looked at after each change of the stopped layers, and their median stands for all until the next: steps of
-one optimizer are taken to be alike. No other step is slowed down.
+In a script only the optimizers observe the training, so a step lasts from the end of one `step()` in the process to
+the end of the next, whichever optimizers take them: sums over several optimizers count nothing twice. A few steps are
+measured after each change of the stopped layers, and their median is used for all steps until the next change: steps
+of one optimizer are assumed to be alike. No other step is slowed down.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from trainables.gradskip.rules.state_machine import SkipMachine
 from trainables.gradskip.status import Status
 from trainables.gradskip.step import has_closure
 
-#: Steps that are looked at for each set of stopped layers: one of them may be an epoch's last, smaller one, or hold an
-#: evaluation that forgot `torch.no_grad()`.
+#: Steps that are measured for each set of stopped layers: one of them may be an epoch's last, smaller one, or include
+#: an evaluation without `torch.no_grad()`.
 LOOKS = 3
-#: An optimizer that has not stepped in the last so many steps of the process is not waited for.
+#: An optimizer without a step in this many latest steps of the process is no longer waited for.
 _PATIENCE = 32
 
 
@@ -45,45 +45,45 @@ class Stretch:
 
 @dataclass(kw_only=True)
 class StepTotals:
-    """Costs of the steps of one optimizer; FLOPs and bytes over all of them."""
+    """Total cost of the steps of one optimizer, in FLOPs and bytes."""
 
     steps: int
     forward_flops: int
     backward_flops: int
     dense_flops: int
-    """Of as many steps with nothing stopped, forward and backward."""
+    """FLOPs of the same number of steps with nothing stopped, forward and backward."""
     dense_backward_flops: int
     gradient_bytes: int
     optimizer_bytes: int
 
 
 class Process(Protocol):
-    """The record of all steps of a process, as `process_record.ProcessRecord` keeps it."""
+    """Interface of `process_record.ProcessRecord`, the record of all steps of a process."""
 
     steps: int
 
     def change(self) -> None:
-        """Note that other layers train from here on."""
+        """Note that the set of stopped layers changed."""
 
     def wait_for_fewer(self) -> None:
-        """Wait no more for steps of an optimizer that is gone."""
+        """End the count if no optimizer is left to wait for."""
 
     def begin_step(self) -> None:
-        """Begin an optimizer's step."""
+        """Note that an optimizer's step begins."""
 
     def take(self) -> tuple[int, int] | None:
-        """End the step's training; forward and backward FLOPs, or None."""
+        """Return the FLOPs of the step's training (forward, backward) and end their count; None if unknown."""
 
     def end_step(self, record: Any) -> None:
-        """End an optimizer's step."""
+        """Note that an optimizer's step has ended."""
 
 
 class StepRecord:
-    """The steps of an optimizer with Gradient-Skip, from now on.
+    """Record of the steps of an optimizer with Gradient-Skip, from construction on.
 
     Args:
-        gradskip: of the optimizer, which has not stepped yet.
-        process: of whose steps these are a part.
+        gradskip: Gradient-Skip of the optimizer, which has not stepped yet.
+        process: record of the process that these steps belong to.
     """
 
     def __init__(self, gradskip: Status, process: Process) -> None:
@@ -91,7 +91,7 @@ class StepRecord:
         self._ref = weakref.ref(gradskip)
         self._stretches: list[Stretch] = [Stretch()]
         self.last_step = process.steps
-        """Number of the process's step that was this optimizer's last."""
+        """Number of this optimizer's last step, counted over all steps of the process."""
         self.parameters = len(gradskip.parameters)
         self.watch = list(watch_needed(gradskip.parameters, None))
         self.weight_decays = weight_decays(gradskip.optimizer)
@@ -100,40 +100,40 @@ class StepRecord:
         gradskip.step.after.append(self._after)
         gradskip.step.refresh()
         gradskip.on_stop.append(process.change)
-        # Steps of an optimizer that nobody holds any more stay counted, but no further one is waited for.
+        # Steps of a collected optimizer stay counted, but no further one is waited for.
         finalizer = weakref.finalize(gradskip, process.wait_for_fewer)
         finalizer.atexit = False
 
     @property
     def gradskip(self) -> Status | None:
-        """The control of the optimizer, while there is one."""
+        """Return the optimizer's Gradient-Skip; None once it is collected."""
         return self._ref()
 
     def _keep_facts(self, gradskip: Status) -> None:
-        # Plain numbers, which hold no tensor: they outlive the optimizer.
+        # Plain values without tensors, which outlive the optimizer.
         self.machine: SkipMachine = gradskip.machine
         self.events: list[StopEvent] = gradskip.events
         self.blueprint: Blueprint = gradskip.blueprint
 
     @property
     def iteration(self) -> int:
-        """Iterations of the optimizer."""
+        """Return the iterations of the optimizer."""
         gradskip = self.gradskip
         return self.machine.iteration if gradskip is None else gradskip.iteration
 
     @property
     def steps(self) -> int:
-        """Steps of the optimizer in this process."""
+        """Return the number of recorded steps of the optimizer."""
         return sum(stretch.steps for stretch in self._stretches)
 
     @property
     def wants_look(self) -> bool:
-        """Return whether too few steps since the last change were looked at, and another is to be expected."""
+        """Return whether too few steps since the last change were measured and another one is expected."""
         waited = self._process.steps - self.last_step
         return len(self._stretches[-1].forward_flops) < LOOKS and self.gradskip is not None and waited <= _PATIENCE
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         gradskip = self.gradskip
         if gradskip is not None and self._process.change in gradskip.on_stop:
             gradskip.on_stop.remove(self._process.change)
@@ -149,7 +149,7 @@ class StepRecord:
     def _after(self, args: Any, kwargs: Any) -> None:
         self._take()  # a closure ran the training inside the step
         gradskip = self.gradskip
-        assert gradskip is not None  # its optimizer holds it
+        assert gradskip is not None  # its optimizer keeps it alive
         self._keep_facts(gradskip)
         self._stretches[-1].steps += 1
         self._process.end_step(self)
@@ -165,7 +165,7 @@ class StepRecord:
     def _take_bytes(self, stretch: Stretch) -> None:
         gradskip = self.gradskip
         assert gradskip is not None
-        stretch.gradient_bytes = stretch.optimizer_bytes = 0  # the first step has made state that the next one visits
+        stretch.gradient_bytes = stretch.optimizer_bytes = 0  # the first step creates state that the next one updates
         state = gradskip.optimizer.state
         for parameter in gradskip.parameters:
             if parameter.grad is not None:
@@ -175,15 +175,15 @@ class StepRecord:
                 stretch.optimizer_bytes += 2 * size + kept
 
     def begin_stretch(self, *, dense: bool) -> None:
-        """Count steps with another set of stopped layers from here on."""
+        """Begin to count steps with another set of stopped layers."""
         if self._stretches[-1].steps == 0:
             self._stretches.pop()
         self._stretches.append(Stretch(dense=dense))
 
     def totals(self) -> StepTotals:
-        """Add up what was executed so far."""
+        """Return the total cost of the steps so far."""
         stretches = self._stretches
-        # Stops leave the forward pass as it is.
+        # Stops do not change the forward pass.
         forward = [flops for stretch in stretches for flops in stretch.forward_flops][:LOOKS]
         forward_step = median_low(forward) if forward else 0
         seen = next((s for s in stretches if s.dense and s.backward_flops), None)
@@ -191,7 +191,7 @@ class StepRecord:
         dense_step = median_low(seen.backward_flops) if seen.backward_flops else 0
         steps, backward, sent, visited = self.steps, 0, 0, 0
         for stretch in stretches:
-            if stretch.backward_flops:  # one too short to be looked at costs what the one before it did
+            if stretch.backward_flops:  # one too short to be measured has the cost of the one before it
                 seen = stretch
             backward += stretch.steps * (median_low(seen.backward_flops) if seen.backward_flops else 0)
             sent += stretch.steps * seen.gradient_bytes
@@ -211,6 +211,6 @@ class StepRecord:
         return [asdict(stretch) for stretch in self._stretches]
 
     def load_state_dict(self, state: list[Mapping[str, Any]]) -> None:
-        """Go on from the steps of another process, where this one has taken none."""
+        """Continue from the steps of another process, if this one has taken none."""
         if self._process.steps == 0:
             self._stretches = [Stretch(**stretch) for stretch in state]

@@ -145,7 +145,7 @@ class DryRun:
         return self.epochs * (self.steps_per_epoch * times.step_time_s + times.evaluation_time_s)
 
     def search_time_s(self, trials: int, trials_at_a_time: int) -> float:
-        """Return the seconds of ``trials`` whole runs, some at a time, assuming no slowdown by each other."""
+        """Return the seconds of ``trials`` whole runs, ``trials_at_a_time`` in parallel, if none slows another down."""
         return math.ceil(trials / trials_at_a_time) * self.run_time_s
 
 

@@ -1,6 +1,6 @@
-"""Image classification with one's own data: the workload ``images``. Loads no torch until the workload is built.
+"""Image classification with the user's data: the workload ``images``. Loads torch only when the workload is built.
 
-From the files to a batch: `finding` says which files there are, `parquet` and `folder` read encoded images and labels
-from them, `decoding` makes pixels, `store` keeps these as memory-mapped arrays, `opening` puts the four together,
-`augmentation` makes training inputs, `prefetch` keeps ahead of the training, `workload` is what the loop sees.
+From the files to a batch: `detect` finds the kind of data, `parquet` and `folder` read encoded images and labels,
+`decoding` makes pixels, `store` keeps these as memory-mapped arrays, `dataset` combines the four, `augmentation` makes
+training inputs, `prefetch` makes batches ahead of the training, `workload` is what the training loop uses.
 """

@@ -1,4 +1,4 @@
-"""Labels against the number of classes, and which training images validate.
+"""Number of classes, checks of labels, and the choice of validation images.
 
 Shapes: N training images; labels (N,) int64; K classes.
 """
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from trainables.errors import UserError
 from trainables.workloads.images.dataset import ImageData
 
-#: Seeds the choice of validation images: not a hyperparameter, so that every study sees the same split.
+#: Seed of the choice of validation images; not a hyperparameter, so that every study has the same split.
 SPLIT_SEED = 0
 
 
 def count_classes(data: ImageData, asked: int | None) -> int:
-    """K: as asked for, or as the data names classes, or else the greatest training label plus one.
+    """Return K: as requested, or the number of class names in the data, or else the greatest training label plus one.
 
     Raises:
-        UserError: a label that is not in 0..K-1, a class without a training image, or K < 2.
+        UserError: a label outside 0..K-1, a class without a training image, or K < 2.
     """
     train = data.labels["train"]
     count = asked or (len(data.class_names) if data.class_names else int(train.max()) + 1)
@@ -46,17 +46,17 @@ def count_classes(data: ImageData, asked: int | None) -> int:
 
 
 def hold_out(labels: NDArray[np.int64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split training images into those that train and those that validate, class by class.
+    """Split training images into training and validation images, class by class.
 
-    Of each class with n >= 2 images, ``share`` * n validate (rounded, at least 1, at most n - 1), chosen by one
-    permutation with a fixed seed.
+    Of each class with n >= 2 images, ``share`` * n are for validation (rounded, at least 1, at most n - 1), chosen by
+    one permutation with a fixed seed.
 
     Args:
         labels: (N,).
         share: in (0, 1).
 
     Returns:
-        Numbers of the images that train and of those that validate, each ascending.
+        Numbers of the training images and of the validation images, each ascending.
 
     Raises:
         UserError: no class has two images.

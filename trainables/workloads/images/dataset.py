@@ -1,4 +1,4 @@
-"""From a path to images and labels in memory maps, decoded at first use.
+"""Opens image data at a path as images and labels in memory maps, decoded at first use.
 
 Shapes: N images of a split; pixels (N, C=3, T, T) uint8; labels (N,) int64.
 """
@@ -31,47 +31,47 @@ from trainables.workloads.images.pixel_stats import image_moments, mean_and_devi
 from trainables.workloads.images.source import ImageSplit, Source
 from trainables.workloads.images.store import decoding_threads, locked, read_store, store_bytes, write_store
 
-#: Part of every key: raise it when the pixels of a store, or its files, are to be others.
+#: Part of every cache key: increase it when the pixels or files of a store change.
 FORMAT = 2
 #: Disk space that a store leaves free, in bytes.
 SPARE_BYTES = 10**9
-#: Images a thread decodes in one go where nothing is stored.
+#: Images that a thread decodes at a time where nothing is stored.
 PIECE_IMAGES = 8
 
 
 def default_cache() -> Path:
-    """The folder for decoded images unless one is given: the search's, or else this user's for temporary files."""
+    """Return the default folder for decoded images: the search's, or else this user's in the temporary folder."""
     if os.environ.get(CACHE_VARIABLE):
         return Path(os.environ[CACHE_VARIABLE])
     return Path(tempfile.gettempdir()) / f"tune_cac-images-{os.getuid()}"
 
 
 class Pixels(Protocol):
-    """One split's pixels."""
+    """Pixels of one split."""
 
     def take(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """(B, 3, T, T) of these images, in this order."""
+        """Return the pixels (B, 3, T, T) of these images, in this order."""
 
 
 class StoredPixels:
-    """From a memory map (N, 3, T, T)."""
+    """Pixels from a memory map (N, 3, T, T)."""
 
     def __init__(self, array: NDArray[np.uint8]) -> None:
         self._array = array
 
     def take(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """(B, 3, T, T) of these images, a copy."""
+        """Return a copy of the pixels (B, 3, T, T) of these images."""
         return np.asarray(np.take(self._array, indices, axis=0))
 
 
 class DecodedPixels:
-    """Decoded whenever they are asked for."""
+    """Pixels that are decoded at every request."""
 
     def __init__(self, split: ImageSplit, layout: Layout) -> None:
         self._split, self._layout = split, layout
 
     def take(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """(B, 3, T, T) of these images.
+        """Decode the pixels (B, 3, T, T) of these images.
 
         Raises:
             UserError: an image that cannot be decoded.
@@ -94,24 +94,24 @@ class ImageData:
     source: Source
     """Its files."""
     digest: str
-    """Of these files, `content_digest`."""
+    """The `content_digest` of these files."""
     layout: Layout
     """S and T."""
     class_names: list[str] | None
-    """By class number, where the source says."""
+    """Names by class number, if the source has them."""
     pixels: Mapping[str, Pixels]
-    """By split."""
+    """Pixels by split."""
     labels: Mapping[str, NDArray[np.int64]]
-    """(N,) by split."""
+    """Labels (N,) by split."""
     moments: NDArray[np.int64] | None
-    """(N, 2, 3) of the training images; None where nothing is stored."""
+    """Moments (N, 2, 3) of the training images; None where nothing is stored."""
     memory: Path
-    """Beginning of the names of files for facts about this data."""
+    """Common beginning of the paths of files that cache facts about this data."""
 
     def statistics(self, indices: NDArray[np.int64]) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of each channel over these training images, in 0..255.
+        """Return mean and standard deviation of each channel over these training images, in 0..255.
 
-        Exact up to `moments.STATISTICS_IMAGES` images, above over so many of them.
+        Exact up to `pixel_stats.STATISTICS_IMAGES` images, else over that many of them.
         """
         chosen = statistics_indices(indices)
         image_pixels = self.layout.stored_size**2
@@ -129,19 +129,19 @@ class ImageData:
         return facts["mean"], facts["deviation"]
 
     def place(self, split: str, index: int) -> str:
-        """Where an image is, for messages."""
+        """Return the location of an image, for messages."""
         return self.source.open()[split].place(index)
 
 
 def open_images(data: str, *, cache: Path, cache_limit_bytes: float, image_size: int | None) -> ImageData:
-    """The images at a path, decoded into ``cache`` if that was not done before.
+    """Open the images at a path; decode them into ``cache`` if that was not done before.
 
-    Where decoded images would take more than ``cache_limit_bytes``, or more than the disk has free but a GB, they are
-    decoded for each batch instead, with a warning: the same pixels, slower. So it warns of sizes that are changed.
+    Where decoded images would take more than ``cache_limit_bytes``, or leave less than 1 GB of the disk free, they are
+    decoded for each batch instead, with a warning: the same pixels, slower. Resized images also cause a warning.
 
     Args:
-        data: a Parquet file or a folder, see `finding.find_source`.
-        cache: a folder, made if needed; several processes may use it at once.
+        data: a Parquet file or a folder, see `detect.find_source`.
+        cache: a folder, created if needed; several processes may use it at once.
         cache_limit_bytes: >= 0.
         image_size: S in pixels, or None, see `decoding.choose_layout`.
 

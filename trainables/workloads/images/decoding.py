@@ -1,7 +1,7 @@
-"""From encoded images to pixels of one size.
+"""Decodes images to pixels of one size.
 
-Shapes: an image is (C=3, T, T) uint8, red, green, blue; T is the stored side. Training and evaluation inputs have the
-side S <= T (``image_size``).
+Shapes: an image is (C=3, T, T) uint8 in the order red, green, blue; T is the stored side. Training and evaluation
+inputs have the side S <= T (``image_size``).
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from PIL import Image
 from trainables.errors import UserError
 from trainables.workloads.images.source import Encoded, ImageSplit
 
-#: Equal squares up to this side are kept as they are, in pixels.
+#: Square images of one size are stored unresized up to this side, in pixels.
 SMALL_SIDE = 64
-#: So many images that are no such squares, and more of them than of those, end the look at sizes.
+#: Reading of sizes ends after this many images that are no such squares, if there are more of them than of squares.
 _MANY_OTHERS = 1000
-#: S of other images unless asked otherwise, in pixels.
+#: S of other images unless specified, in pixels.
 LARGE_IMAGE_SIZE = 224
 #: T / S of images that are resized: 256 / 224, as in the evaluation of He et al. 2016 (their section 3.4, after
 #: Krizhevsky et al. 2012).
 STORED_SHARE = 256 / 224
-#: Images handed over at a time.
+#: Images processed at a time.
 CHUNK_IMAGES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How images are kept."""
+    """How images are stored."""
 
     image_size: int
     """S: width and height of the model's inputs, in pixels."""
     as_they_are: bool
-    """Whether images are kept without resizing; then T = S, and the few of another size are brought to it."""
+    """Whether images are stored without resizing; then T = S, and the few of another size are resized to it."""
     note: str = ""
-    """What is done to images that somebody may not expect, in a sentence; empty for nothing."""
+    """One sentence on changes to images that a user may not expect; empty for none."""
 
     @property
     def stored_size(self) -> int:
-        """T: width and height of a kept image, in pixels."""
+        """Return T, the width and height of a stored image, in pixels."""
         return self.image_size if self.as_they_are else round(self.image_size * STORED_SHARE)
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of a kept image."""
+        """Return the bytes of a stored image."""
         return 3 * self.stored_size**2
 
 
 def choose_layout(splits: Mapping[str, ImageSplit], image_size: int | None) -> Layout:
-    """As they are if more than half of the images are squares of one side up to `SMALL_SIDE`.
+    """Choose a layout without resizing if more than half of the images are squares of one side up to `SMALL_SIDE`.
 
     Args:
-        splits: looked at as far as needed: at `CHUNK_IMAGES` of each, or at all sizes if half of these are small.
+        splits: read as far as needed: `CHUNK_IMAGES` of each, or all sizes if half of these are small.
         image_size: S, or None for the images' own side, or else `LARGE_IMAGE_SIZE`.
 
     Raises:
@@ -90,9 +90,9 @@ def choose_layout(splits: Mapping[str, ImageSplit], image_size: int | None) -> L
 
 
 def _sizes(splits: Mapping[str, ImageSplit]) -> tuple[Counter[tuple[int, int]], dict[tuple[int, int], str]]:
-    """Count the images of each width and height, in the order in which they occur, and name the first one's place.
+    """Count the images of each width and height, in the order in which they occur, and record the first one's place.
 
-    Not all are looked at where most are large, which tells enough.
+    Stops early where most images are large, which is sufficient to know.
     """
     sizes: Counter[tuple[int, int]] = Counter()
     places: dict[tuple[int, int], str] = {}
@@ -113,11 +113,11 @@ def _sizes(splits: Mapping[str, ImageSplit]) -> tuple[Counter[tuple[int, int]], 
 def decode_rows(
     split: ImageSplit, indices: Sequence[int], encoded: Sequence[Encoded], layout: Layout
 ) -> NDArray[np.uint8]:
-    """Pixels (B, 3, T, T) of encoded images.
+    """Decode images to pixels (B, 3, T, T).
 
     Args:
-        split: names an image's place in messages.
-        indices: numbers of the images there.
+        split: gives the place of an image for messages.
+        indices: numbers of the images in the split.
         encoded: the images.
         layout: T.
 
@@ -133,10 +133,10 @@ def decode_rows(
 
 
 def decode(encoded: Encoded, layout: Layout) -> NDArray[np.uint8]:
-    """Pixels (3, T, T) of one image; raises what Pillow raises.
+    """Decode one image to pixels (3, T, T); raise what Pillow raises.
 
-    Of images that are resized, the shorter side becomes T (bilinear, over all source pixels that fall into one: what
-    others call antialias), and the square in the middle is kept.
+    If an image is resized, its shorter side becomes T (bilinear over all source pixels of a target pixel, also called
+    antialias), and the central square is kept.
     """
     with Image.open(_file(encoded)) as image:
         rgb = image.convert("RGB")
@@ -156,7 +156,7 @@ def _file(encoded: Encoded) -> BytesIO | str:
 
 @contextmanager
 def _blamed(split: ImageSplit, index: int) -> Iterator[None]:
-    """Turn what Pillow raises into one line with the image's place."""
+    """Convert what Pillow raises into a UserError of one line with the image's place."""
     try:
         yield
     except MemoryError:

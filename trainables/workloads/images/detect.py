@@ -1,4 +1,4 @@
-"""Which kind of image data a path holds."""
+"""Detects the kind of image data at a path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainables.workloads.images.source import Source
 
 
 def find_source(data: str) -> Source:
-    """The image source at a path: a Parquet file, a folder of Parquet files by split, or folders of images by class.
+    """Find the image source at a path: a Parquet file, a folder of Parquet files by split, or folders of images by class.
 
     Raises:
         UserError: the path does not exist or holds none of them.

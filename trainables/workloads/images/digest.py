@@ -1,4 +1,4 @@
-"""What tells one set of image files from another."""
+"""Digest that distinguishes sets of image files."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 from trainables.workloads.images.json_cache import remembered
 from trainables.workloads.images.source import Source
 
-#: Up to so many bytes in all, files are read as a whole.
+#: Up to this many bytes in all, files are read as a whole.
 WHOLE_BYTES = 10**9
-#: Above, so many bytes of a file's beginning and of its end, and the time when it was written.
+#: Above that, this many bytes of a file's beginning and of its end are read, and its modification time counts.
 END_BYTES = 10**6
 
 
 def content_digest(source: Source, cache: Path) -> str:
-    """SHA-256 of the splits, file names, sizes and contents of a source, in hexadecimal.
+    """Return the SHA-256 of the splits, file names, sizes and contents of a source, in hexadecimal.
 
-    Equal for a copy elsewhere, as long as all files together have at most `WHOLE_BYTES`. Contents are read once for a
-    set of sizes and times of writing, and the digest kept in ``cache``. Images outside the Parquet files that name
-    them are not looked at.
+    Equal for a copy elsewhere if all files together have at most `WHOLE_BYTES`. Contents are read once for a set of
+    sizes and modification times, and the digest is kept in ``cache``. Images outside the Parquet files that refer to
+    them are not read.
     """
     listed, total_bytes = [], 0
     signature = hashlib.sha256(str(source.root.resolve()).encode(errors="surrogateescape"))

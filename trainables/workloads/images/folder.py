@@ -1,6 +1,6 @@
 """Folders of images by class: ROOT/train/CLASS/*.jpg, ROOT/validation/CLASS/*.jpg, ... or ROOT/CLASS/*.jpg.
 
-Class numbers follow the sorted folder names of the training split. Hidden files and folders are left out.
+Class numbers follow the sorted folder names of the training split. Hidden files and folders are ignored.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 from trainables.errors import UserError
 from trainables.workloads.images.source import SPLIT_NAMES, Encoded, ImageSplit, Source
 
-#: Ends of file names that are images.
+#: File name suffixes of images.
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 )  # fmt: skip
 
 
 def find_folder(root: Path) -> Source | None:
-    """Class folders under a folder, by split; None if there are none.
+    """Find the class folders under a folder, by split; return None if there are none.
 
     Raises:
-        UserError: a class without images, a class that only another split has, splits without one for training.
+        UserError: a class without images, a class that the training split lacks, or no training split among splits.
     """
     folders = {}
     for split, names in SPLIT_NAMES.items():

@@ -1,4 +1,4 @@
-"""Small facts that are dear to compute, kept as JSON files."""
+"""JSON cache for expensive results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def remembered(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What the file says, or else what ``compute`` gives, which is then kept there.
+    """Return the content of the file, or else compute it and write it there.
 
-    Two processes may do this at once: each computes the same, and a file is there as a whole or not at all. A file
-    that is no JSON object counts as none.
+    Two processes may do this at once: each computes the same, and the file is written atomically. A file that is no
+    JSON object counts as missing.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

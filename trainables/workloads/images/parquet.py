@@ -1,7 +1,7 @@
-"""Image-classification data in Parquet, laid out as Hugging Face `datasets` writes it.
+"""Image-classification data in Parquet, in the layout of Hugging Face `datasets`.
 
-A row is an image (``img`` or ``image``: a struct with ``bytes`` and maybe ``path``) and a class number. Names of the
-classes are in the schema's metadata under ``huggingface`` (the feature type ClassLabel).
+A row is an image (``img`` or ``image``: a struct with ``bytes`` and optionally ``path``) and a class number. Names of
+the classes are in the schema's metadata under ``huggingface`` (the feature type ClassLabel).
 Rows and row groups are counted from 0.
 """
 
@@ -26,15 +26,15 @@ from numpy.typing import NDArray
 from trainables.errors import UserError
 from trainables.workloads.images.source import SPLIT_NAMES, Encoded, ImageSplit, Source
 
-#: Accepted column names; the first that is there is taken.
+#: Accepted column names; the first that exists is used.
 IMAGE_COLUMNS = ("img", "image")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
-#: Encoded images of row groups kept for reading single rows, in bytes.
+#: Most bytes of encoded images of row groups that are kept in memory for reading single rows.
 KEPT_BYTES = 256 * 10**6
 
 
 def find_parquet(root: Path) -> Source | None:
-    """The Parquet files of a path, by split; None if there are none.
+    """Find the Parquet files of a path, by split; return None if there are none.
 
     Raises:
         UserError: Parquet files that belong to no split, or none for training.
@@ -73,7 +73,7 @@ class ParquetSource(Source):
         for split, paths in self.files.items():
             opened = ParquetSplit(paths, *names)
             if split == "test" and len(opened) and bool(np.all(opened.labels == -1)):
-                continue  # Hugging Face writes -1 where the labels are not public: it is no test for us
+                continue  # Hugging Face writes -1 where the labels are not public: no usable test split
             splits[split] = opened
         return splits
 
@@ -123,7 +123,7 @@ class ParquetSplit(ImageSplit):
         self._firsts = [part.first for part in self._parts]
 
     def _find(self, index: int) -> tuple[int, int]:
-        """Number of the file, row in the file. A file without rows is never found."""
+        """Return the number of the file and the row in it; never a file without rows."""
         number = bisect_right(self._firsts, index) - 1
         return number, index - self._firsts[number]
 
@@ -194,7 +194,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _columns(path: Path, *choices: tuple[str, ...]) -> tuple[str, ...]:
-    """For each choice of names the first that is a column of the file."""
+    """Return, for each choice of names, the first that is a column of the file."""
     with _opened(path) as file:
         there = list(file.schema_arrow.names)
     found = []
@@ -217,7 +217,7 @@ def _is_binary(kind: Any) -> bool:
 
 
 def _encoded_images(path: Path, column: Any) -> list[Encoded | None]:
-    """Bytes of each row, or else its path (relative paths: beside the Parquet file), or else None."""
+    """Return the bytes of each row, or else its path (relative to the Parquet file's folder), or else None."""
     if _is_binary(column.type):
         return list(column.to_pylist())
     fields = {column.type.field(i).name for i in range(column.type.num_fields)}

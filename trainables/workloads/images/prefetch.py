@@ -1,4 +1,4 @@
-"""A thread that makes the next batches while the consumer works on this one."""
+"""A thread that makes the next batches while the consumer works on the current one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-#: Items that are ready before they are asked for.
+#: Items that are made before they are requested.
 AHEAD = 2
 
 
@@ -25,19 +25,19 @@ class _End:
 
 
 def prefetched(items: Iterator[T], ahead: int = AHEAD) -> Generator[T, None, None]:
-    """The same items in the same order, made by a thread of their own, up to ``ahead`` before they are asked for.
+    """Yield the same items in the same order, made by a separate thread, up to ``ahead`` before they are requested.
 
-    The thread starts with the first item asked for. It ends when the items do, or once this iterator is closed or
-    dropped, which waits for the item being made. What making an item raises is raised here, after the items before it.
+    The thread starts with the first request. It ends after the last item, or when this iterator is closed or collected,
+    which waits for the item being made. An exception from making an item is raised here, after the items before it.
 
     Args:
-        items: only the thread uses it from now on.
+        items: only the thread may use it from now on.
         ahead: >= 1.
     """
     made: SimpleQueue[_Item[T] | _End] = SimpleQueue()
     room = threading.Semaphore(ahead)
     stop = threading.Event()
-    # The thread must not know this iterator, or nobody could drop it.
+    # The thread must not reference this iterator, or it would never be collected.
     thread = threading.Thread(target=_make, args=(items, made, room, stop), name="tune_cac-prefetch", daemon=True)
     thread.start()
     try:
@@ -49,11 +49,11 @@ def prefetched(items: Iterator[T], ahead: int = AHEAD) -> Generator[T, None, Non
                 return
             room.release()
             yield one.value
-            del one  # a batch that was handed over is not held while the next is waited for
+            del one  # keep no reference to a delivered batch while waiting for the next one
     finally:
         stop.set()
         room.release()
-        if threading.current_thread() is not thread:  # the garbage collector may run there
+        if threading.current_thread() is not thread:  # the garbage collector may run in the thread
             thread.join()
 
 

@@ -1,4 +1,4 @@
-"""A line on standard error for work that takes long."""
+"""Progress line on standard error for work that takes long."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import sys
 import time
 from types import TracebackType
 
-#: Nothing is shown before.
+#: Nothing is shown before this time.
 QUIET_S = 2.0
-#: Between lines on a terminal, where each takes the place of the last one, and elsewhere.
+#: Time between lines on a terminal, where each replaces the last one, and elsewhere.
 TERMINAL_INTERVAL_S = 0.5
 LOG_INTERVAL_S = 10.0
 
 
 class Progress:
-    """Counts what is done; use it as a context manager.
+    """Counts completed work; use it as a context manager.
 
     Args:
-        total: of the work.
-        what: is done, such as "decoding images".
+        total: total amount of work.
+        what: name of the work, such as "decoding images".
     """
 
     def __init__(self, total: int, what: str) -> None:
@@ -32,7 +32,7 @@ class Progress:
         return self
 
     def advance(self, count: int) -> None:
-        """So much more is done."""
+        """Add ``count`` to the completed work."""
         self._done += count
         if time.monotonic() >= self._due_s:
             self._show()

@@ -1,4 +1,4 @@
-"""What every kind of image source offers: encoded images and labels, by split."""
+"""Interface of all image sources: encoded images and labels, by split."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-#: The names of splits, and the names under which data sets have them on disk. The first found is taken.
+#: The names of splits, and their names on disk in data sets. The first found is used.
 SPLIT_NAMES: dict[str, tuple[str, ...]] = {
     "train": ("train",),
     "validation": ("validation", "val", "valid"),
     "test": ("test",),
 }
 
-#: An image file's bytes, or where it is.
+#: An image file's bytes, or its path.
 Encoded = bytes | Path
 
 
@@ -31,11 +31,11 @@ class ImageSplit(ABC):
 
     @abstractmethod
     def place(self, index: int) -> str:
-        """Where image number ``index`` is, for messages: the file, and its row there."""
+        """Return the location of image number ``index`` for messages: the file, and its row there."""
 
     @abstractmethod
     def encoded(self, indices: Sequence[int]) -> list[Encoded]:
-        """The images of these numbers.
+        """Return the images with these numbers.
 
         Raises:
             UserError: there is no image in a row.
@@ -43,7 +43,7 @@ class ImageSplit(ABC):
 
     @abstractmethod
     def chunks(self, size: int) -> Iterator[tuple[int, list[Encoded]]]:
-        """All images in order, at most ``size`` at a time, with the number of the first; reads no more than it gives.
+        """Yield all images in order, at most ``size`` at a time, with the number of the first; read only these.
 
         Raises:
             UserError: there is no image in a row.
@@ -54,18 +54,18 @@ class Source(ABC):
     """Files that hold images and labels."""
 
     root: Path
-    """What the user gave."""
+    """The path given by the user."""
     files: dict[str, list[Path]]
-    """By split, in the order of their images."""
+    """Files by split, in the order of their images."""
 
     @abstractmethod
     def open(self) -> dict[str, ImageSplit]:
-        """The splits, labels read.
+        """Open the splits and read their labels.
 
         Raises:
-            UserError: a file that cannot be read, a missing column, a label that is none.
+            UserError: a file that cannot be read, a missing column, an invalid label.
         """
 
     @abstractmethod
     def class_names(self) -> list[str] | None:
-        """Names of the classes, by class number; None where the files do not say."""
+        """Return the names of the classes, by class number; None where the files have none."""

@@ -1,8 +1,8 @@
-"""Decoded images on disk: one folder a data set, written once, read through memory maps.
+"""Decoded images on disk: one folder per data set, written once, read through memory maps.
 
 Shapes: N images of a split; pixels (N, C=3, T, T) uint8; labels (N,) int64; moments (N, 2, C) int64 of the training
-images. Each is one .npy file; ``meta.json`` holds the rest. A folder is written beside its place and then renamed, so
-that what has the final name is whole.
+images. Each is one .npy file; ``meta.json`` holds the rest. A folder is written under a temporary name and then
+renamed, so that a folder with the final name is complete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainables.workloads.images.progress import Progress
 from trainables.workloads.images.source import Encoded, ImageSplit
 
 META_FILE = "meta.json"
-#: Threads that decode at most; Pillow releases the interpreter lock.
+#: Most decoding threads; Pillow releases the interpreter lock.
 MOST_THREADS = 16
 
 
@@ -40,32 +40,32 @@ class Store:
     layout: Layout
     """S and T."""
     class_names: list[str] | None
-    """By class number, where the source says."""
+    """Names by class number, if the source has them."""
     pixels: dict[str, NDArray[np.uint8]]
-    """(N, 3, T, T) by split, memory-mapped."""
+    """Pixels (N, 3, T, T) by split, memory-mapped."""
     labels: dict[str, NDArray[np.int64]]
-    """(N,) by split."""
+    """Labels (N,) by split."""
     moments: NDArray[np.int64]
-    """(N, 2, 3) of the training images."""
+    """Moments (N, 2, 3) of the training images."""
 
 
 def store_bytes(splits: Mapping[str, ImageSplit], layout: Layout) -> int:
-    """Bytes that the pixels of all splits take."""
+    """Return the bytes that the pixels of all splits take."""
     return sum(len(split) for split in splits.values()) * layout.image_bytes
 
 
 def decoding_threads() -> int:
-    """Threads for decoding: one a core that this process may use."""
+    """Return the number of decoding threads: one per core that this process may use, at most `MOST_THREADS`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MOST_THREADS, cores)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of that name; another process, or another thread, that wants it waits.
+    """Hold the lock at this path; other processes and threads wait for it.
 
     Raises:
-        OSError: the lock file cannot be made.
+        OSError: the lock file cannot be created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
@@ -74,11 +74,11 @@ def locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             print("images: waiting for another process that decodes the same data", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file gives the lock back, and so does the end of the process
+        yield  # closing the file releases the lock, and so does the end of the process
 
 
 def read_store(folder: Path) -> Store | None:
-    """The store in a folder; None if there is none that is whole."""
+    """Return the store in a folder; None if there is no complete one."""
     try:
         meta = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
         layout = Layout(
@@ -107,14 +107,14 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def write_store(folder: Path, splits: Mapping[str, ImageSplit], layout: Layout, class_names: list[str] | None) -> None:
-    """Decode all images into a folder. The caller holds the folder's lock; what was there before is removed.
+    """Decode all images into a folder, replacing its content; the caller must hold the folder's lock.
 
     Raises:
         UserError: an image that cannot be read; nothing is left behind.
-        OSError: the disk is full, say; nothing is left behind.
+        OSError: for example a full disk; nothing is left behind.
     """
     beside = folder.with_name(f"{folder.name}.partial")
-    for old in (beside, folder):  # of a process that was ended while it wrote
+    for old in (beside, folder):  # left by a process that ended while it wrote
         shutil.rmtree(old, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
@@ -141,7 +141,10 @@ def write_store(folder: Path, splits: Mapping[str, ImageSplit], layout: Layout, 
 
 
 def _write_pixels(path: Path, split: ImageSplit, layout: Layout, progress: Progress) -> NDArray[np.int64]:
-    """Write (N, 3, T, T); the moments. Written and not mapped: a full disk is then an error and no signal."""
+    """Write pixels (N, 3, T, T) and return their moments.
+
+    Writes to a file instead of a memory map, so that a full disk is an error and not a signal.
+    """
     side = layout.stored_size
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(split), 3, side, side)}
     moments = []
@@ -156,7 +159,7 @@ def _write_pixels(path: Path, split: ImageSplit, layout: Layout, progress: Progr
 
 
 def _decoded(split: ImageSplit, layout: Layout) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-    """Pixels and moments, chunk by chunk in order; only a few chunks are in memory."""
+    """Yield pixels and moments, chunk by chunk in order; only a few chunks are in memory."""
 
     def work(first: int, chunk: list[Encoded]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         pixels = decode_rows(split, range(first, first + len(chunk)), chunk, layout)
@@ -180,6 +183,6 @@ def _save(path: Path, array: NDArray[np.int64]) -> None:
 
 
 def _to_disk(file: BinaryIO) -> None:
-    # The folder's name must not outlive the power cut that its content does not.
+    # Otherwise the renamed folder could survive a power cut without its content.
     file.flush()
     os.fsync(file.fileno())

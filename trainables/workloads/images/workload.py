@@ -1,11 +1,11 @@
-"""Image classification with one's own data, the workload ``images``.
+"""Image classification with the user's data, the workload ``images``.
 
 Shapes: B images of a batch, S side of the inputs, K classes; images (B, 3, S, S) float32, normalised by the training
 images' mean and standard deviation of each channel; labels (B,) int64 in 0..K-1.
 
-Small equal images (up to 64x64) train as He et al. 2016, section 4.2: a crop out of 4 pixels of zeros around, mirrored
-half of the time, and are evaluated as they are. Others train as Szegedy et al. 2015, section 6: a random part of 8 to
-100 % of the area resized to S, mirrored half of the time, and are evaluated on the square in the middle.
+Small images of one size (up to 64x64) train as in He et al. 2016, section 4.2: padded by 4 zeros on each side, cropped,
+mirrored half of the time, and are evaluated unchanged. Others train as in Szegedy et al. 2015, section 6: a random part
+of 8 to 100 % of the area resized to S, mirrored half of the time, and are evaluated on the central square.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from trainables.workloads.images.prefetch import prefetched
 from trainables.workloads.user_code import code_digest
 
 EVALUATION_BATCH_SIZE = 256
-#: The learning rate rises for so many epochs, but for no more than this share of the run.
+#: The learning rate rises for this many epochs, but for no more than this share of the run.
 WARM_UP_EPOCHS = 5
 WARM_UP_SHARE = 0.05
 
@@ -49,33 +49,33 @@ class Images(Workload):
     The first use decodes all images into ``cache``; later ones map that into memory.
 
     Raises:
-        UserError: an option out of range, or data that cannot be trained on; see `opening` and `classes`.
+        UserError: an option out of range, or data that cannot be trained on; see `dataset` and `classes`.
     """
 
     data: str
-    """A Parquet file, a folder of such by split (train-*.parquet), or folders of images by class."""
+    """A Parquet file, a folder of Parquet files by split (train-*.parquet), or folders of images by class."""
     model: str = "resnet20"
-    """Name of `models.build_model`, or ``package.module:function``."""
+    """Name of a model for `models.build_model`, or ``package.module:function``."""
     image_size: int | None = None
     """S in pixels. None: the images' own side if most are equal squares up to 64x64, else 224."""
     batch_size: int = 128
-    """Images a training step, >= 1; the last step of an epoch may have fewer."""
+    """Images per training step, >= 1; the last step of an epoch may have fewer."""
     learning_rate: float = 0.1
-    """After the warm-up, > 0."""
+    """Learning rate after the warm-up, > 0."""
     weight_decay: float = 5e-4
-    """Of all parameters, >= 0."""
+    """Weight decay of all parameters, >= 0."""
     momentum: float = 0.9
-    """In [0, 1)."""
+    """Momentum of SGD, in [0, 1)."""
     validation: float = 0.1
-    """Share of each class's training images that validate where the data has no validation split, in (0, 1)."""
+    """Share of each class's training images for validation where the data has no validation split, in (0, 1)."""
     augment: bool = True
     """Whether training inputs are cropped and mirrored at random."""
     cache: str | None = None
-    """Folder for the decoded images. None: this user's, under the folder for temporary files."""
+    """Folder for the decoded images. None: `dataset.default_cache`."""
     cache_limit_gb: float = 20.0
-    """Decoded images that would take more are decoded for each batch instead, in 10^9 bytes, >= 0."""
+    """Limit for stored decoded images in 10^9 bytes, >= 0; larger data is decoded for each batch instead."""
     classes: int | None = None
-    """K. None: as many as the data names, or else the greatest training label plus one."""
+    """K. None: the number of class names in the data, or else the greatest training label plus one."""
 
     name = "images"
 
@@ -122,7 +122,7 @@ class Images(Workload):
 
     @property
     def class_names(self) -> list[str] | None:
-        """Names of the classes, by class number; None where the data does not say."""
+        """Return the names of the classes, by class number; None where the data has none."""
         return self._data.class_names
 
     @property
@@ -175,7 +175,7 @@ class Images(Workload):
         return torch.randperm(len(self._parts["train"]), generator=generator).split(self.batch_size)
 
     def _take(self, split: str, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Kept images (B, 3, T, T) uint8 and labels (B,) of rows of a split."""
+        """Return the stored images (B, 3, T, T) uint8 and labels (B,) of rows of a split."""
         home, numbers = self._home[split], self._parts[split][rows]
         images = torch.from_numpy(self._data.pixels[home].take(numbers))
         return images, torch.from_numpy(self._data.labels[home][numbers])
@@ -210,19 +210,19 @@ class Images(Workload):
         return F.cross_entropy(cast(Tensor, model(images)), labels)
 
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
-        """Share of images whose largest score is that of their class, in [0, 1]."""
+        """Return the share of images whose largest score is that of their class, in [0, 1]."""
         if split not in self.splits:
             raise unknown_name("split", split, self.splits)
         return self._hits(model, self.evaluation_batches(split), device) / len(self._parts[split])
 
     def evaluate_a_little(self, model: nn.Module, device: Any) -> float:
-        """The same on one batch of the validation split: only the model could be random."""
+        """Return `evaluate` on one batch of the validation split; this suffices, since only the model can be random."""
         count = min(EVALUATION_BATCH_SIZE, len(self._parts["validation"]))
         return self._hits(model, islice(self.evaluation_batches("validation"), 1), device) / count
 
     @property
     def little_part(self) -> float:
-        """See `Workload.little_part`."""
+        """Return 0, since one batch always suffices (`Workload.little_part`)."""
         return 0.0
 
     def _hits(self, model: nn.Module, batches: Iterator[Batch], device: Any) -> int:

@@ -1,6 +1,6 @@
-"""Image classifiers by name, and models of the user's own. Loads no torch until a model is built.
+"""Image classifiers by name, and the user's own models. Loads torch only when a model is built.
 
-Parameter names are those under which published checkpoints and compression schedules know these models.
+Parameter names are those of published checkpoints and compression schedules for these models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trainables.errors import UserError, unknown_name
 if TYPE_CHECKING:
     from torch import nn
 
-#: Width and height at which a model of the user's own is tried unless a size is given.
+#: Width and height at which a user's own model is tried unless a size is given.
 DEFAULT_IMAGE_SIZE = 224
 
 
@@ -25,11 +25,11 @@ class Entry:
     home: str
     """``module:function``, called with the numbers of classes and of input channels."""
     image_size: int
-    """Width and height of the images that it was published for, in pixels."""
+    """Width and height of the images for which it was published, in pixels."""
     least_image_size: int = 1
-    """The smallest images that leave a pixel for its last layer, in pixels."""
+    """Smallest width and height that leave at least one pixel for its last layer, in pixels."""
     description: str
-    """One line."""
+    """Description in one line."""
 
 
 MODELS: dict[str, Entry] = {
@@ -69,16 +69,16 @@ MODELS: dict[str, Entry] = {
 
 
 def build_model(name: str, classes: int, image_size: int | None = None, channels: int = 3) -> nn.Module:
-    """A model with fresh weights from torch's global generator: images (N, channels, S, S) to scores (N, classes).
+    """Build a model that maps images (N, channels, S, S) to scores (N, classes), weights from torch's global generator.
 
     Args:
-        name: of `MODELS`, or ``package.module:function`` for a model of one's own, see `custom.build_custom`.
-        classes: outputs, >= 1.
-        image_size: S in pixels, >= 1. None: the size that the model was published for, and 224 for one's own.
-        channels: of the images, >= 1.
+        name: a name of `MODELS`, or ``package.module:function`` for a user's own model, see `custom.build_custom`.
+        classes: number of outputs, >= 1.
+        image_size: S in pixels, >= 1. None: the size for which the model was published, or 224 for a user's own.
+        channels: channels of the images, >= 1.
 
     Raises:
-        UserError: an unknown name, a number out of range, images too small for the model, or a model of one's own that
+        UserError: an unknown name, a number out of range, images too small for the model, or a user's own model that
             cannot be built or does not fit the data.
     """
     name = str(name)

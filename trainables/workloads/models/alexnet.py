@@ -3,7 +3,7 @@
 Source: Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, section 5 (the one-tower
 variant); 61,100,840 parameters with 1000 classes.
 
-Shapes: N images of any side of at least 63 pixels; the classifier sees (N, 256, 6, 6) whatever the side.
+Shapes: N images of any side of at least 63 pixels; the classifier gets (N, 256, 6, 6) for every side.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HIDDEN = 4096
 
 
 def alexnet(classes: int, channels: int = 3) -> nn.Sequential:
-    """(N, channels, S, S) to (N, classes)."""
+    """Build AlexNet, which maps (N, channels, S, S) to (N, classes)."""
     features = nn.Sequential(
         nn.Conv2d(channels, 64, 11, stride=4, padding=2),
         nn.ReLU(inplace=True),

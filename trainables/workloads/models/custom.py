@@ -1,4 +1,4 @@
-"""A model of the user's own, ``package.module:function``: imported, called, and tried on a batch of two images.
+"""A user's own model, ``package.module:function``: imported, called, and tried on a batch of two images.
 
 Shapes: images (2, channels, S, S) float32; scores (2, classes).
 """
@@ -16,16 +16,16 @@ from trainables.errors import UserError
 from trainables.runtime.generators import kept_generators
 from trainables.workloads.user_code import import_attribute
 
-#: Two, for a batch norm over single pixels needs more than one sample to train.
+#: Two, since a batch norm over single pixels needs more than one sample in training mode.
 TRIED_IMAGES = 2
 
 
 def build_custom(name: str, *, classes: int, image_size: int, channels: int) -> nn.Module:
-    """The model that the function returns.
+    """Build the model by calling the user's function.
 
     The function is called with those of ``num_classes``, ``image_size`` and ``channels`` that its signature names, and
     with ``num_classes`` where it takes any keyword. A first parameter of another name, without a default, gets the
-    number of classes by its position. A class works as well.
+    number of classes by position. A class works as well.
 
     Raises:
         UserError: a name of another form, a module that does not import, no such function in it, a function that
@@ -55,7 +55,7 @@ def _find(name: str) -> Callable[..., Any]:
 
 
 def _taken(function: Callable[..., Any], sizes: Mapping[str, int]) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Return what the function takes by position and by name, see `build_custom`."""
+    """Return the sizes that the function takes by position and by name, see `build_custom`."""
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # written in C
@@ -91,20 +91,20 @@ def _check_scores(name: str, model: nn.Module, classes: int, shape: tuple[int, .
 
 
 def _tried(model: nn.Module, shape: tuple[int, ...]) -> Any:
-    """What the model gives in the mode it is in; its weights, buffers and the random generators stay as they are.
+    """Return the model's output in its current mode; weights, buffers and random generators stay unchanged.
 
-    On the meta device, which computes nothing, or with numbers where the model cannot run there.
+    Runs on the meta device, which computes nothing, or with real values where the model cannot run there.
     """
     with torch.no_grad():
         try:
             return torch.func.functional_call(model, _state(model, "meta"), (torch.empty(shape, device="meta"),))
-        except Exception:  # noqa: BLE001  # it looks at numbers, or is wrong: the real pass tells
+        except Exception:  # noqa: BLE001  # it needs real values, or is wrong: the real pass shows which
             with kept_generators([]):
                 return torch.func.functional_call(model, _state(model, None), (torch.zeros(shape),))
 
 
 def _state(model: nn.Module, device: str | None) -> dict[str, Tensor]:
-    """Parameters and copies of the buffers; on ``meta`` all without numbers."""
+    """Return parameters and copies of the buffers; on ``meta`` all without values."""
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if device is not None:
         return {name: torch.empty_like(value, device=device) for name, value in state.items()}

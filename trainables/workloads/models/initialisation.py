@@ -1,4 +1,4 @@
-"""Initial weights that several models share."""
+"""Weight initialisation shared by several models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 def he_fan_out(model: nn.Module) -> None:
     """Draw every convolution from a normal distribution of variance 2 / fan-out; biases become 0.
 
-    Draws on torch's global generator. Norms are left alone: torch builds them with weight 1 and bias 0.
+    Draws from torch's global generator. Norms keep torch's initial weight 1 and bias 0.
 
     Source: He et al., "Delving Deep into Rectifiers", 2015, section 2.2, equation 14 (the backward pass).
     """

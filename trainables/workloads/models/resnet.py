@@ -34,7 +34,7 @@ class BasicBlock(nn.Module):
         self.downsample = _shortcut(channels_in, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, S, S) to (N, width, S', S')."""
+        """Map (N, C, S, S) to (N, width, S', S')."""
         y = self.relu1(self.bn1(self.conv1(x)))
         return self.relu2(self.bn2(self.conv2(y)) + self.downsample(x))
 
@@ -59,7 +59,7 @@ class Bottleneck(nn.Module):
         self.downsample = _shortcut(channels_in, channels_out, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, S, S) to (N, 4 width, S', S')."""
+        """Map (N, C, S, S) to (N, 4 width, S', S')."""
         y = self.relu1(self.bn1(self.conv1(x)))
         y = self.relu2(self.bn2(self.conv2(y)))
         return self.relu3(self.bn3(self.conv3(y)) + self.downsample(x))
@@ -74,19 +74,19 @@ def _shortcut(channels_in: int, channels_out: int, stride: int) -> nn.Module:
 
 
 def resnet18(classes: int, channels: int = 3) -> nn.Sequential:
-    """Two basic blocks a stage; 11,689,512 parameters with 1000 classes."""
+    """Build ResNet-18: two basic blocks per stage; 11,689,512 parameters with 1000 classes."""
     return _resnet(BasicBlock, (2, 2, 2, 2), classes, channels)
 
 
 def resnet50(classes: int, channels: int = 3) -> nn.Sequential:
-    """3, 4, 6 and 3 bottlenecks; 25,557,032 parameters with 1000 classes."""
+    """Build ResNet-50: 3, 4, 6 and 3 bottlenecks; 25,557,032 parameters with 1000 classes."""
     return _resnet(Bottleneck, (3, 4, 6, 3), classes, channels)
 
 
 def _resnet(
     block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], classes: int, channels: int
 ) -> nn.Sequential:
-    """(N, channels, S, S) to (N, classes)."""
+    """Build a residual network that maps (N, channels, S, S) to (N, classes)."""
     channels_in = STAGE_WIDTHS[0]
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(channels, channels_in, 7, stride=2, padding=3, bias=False),

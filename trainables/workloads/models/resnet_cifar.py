@@ -21,7 +21,7 @@ STAGE_CHANNELS = (16, 32, 64)
 class PaddedShortcut(nn.Module):
     """Option A: every stride-th pixel, and zeros for the channels that the input does not have.
 
-    The paper does not say where the zeros go; here they come after the input's channels.
+    The paper does not specify the position of the zeros; here they come after the input's channels.
     """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
@@ -30,7 +30,7 @@ class PaddedShortcut(nn.Module):
         self.zero_channels = channels_out - channels_in
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, S, S) to (N, C', ceil(S / stride), ceil(S / stride))."""
+        """Map (N, C, S, S) to (N, C', ceil(S / stride), ceil(S / stride))."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.zero_channels))
 
 
@@ -50,23 +50,23 @@ class Block(nn.Module):
             self.shortcut = PaddedShortcut(channels_in, channels_out, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, S, S) to (N, C', S', S')."""
+        """Map (N, C, S, S) to (N, C', S', S')."""
         y = self.relu1(self.bn1(self.conv1(x)))
         return self.relu2(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
 def resnet20(classes: int, channels: int = 3) -> nn.Sequential:
-    """Three blocks a stage; 269,722 parameters with 10 classes."""
+    """Build ResNet-20: three blocks per stage; 269,722 parameters with 10 classes."""
     return _resnet(3, classes, channels)
 
 
 def resnet56(classes: int, channels: int = 3) -> nn.Sequential:
-    """Nine blocks a stage; 853,018 parameters with 10 classes."""
+    """Build ResNet-56: nine blocks per stage; 853,018 parameters with 10 classes."""
     return _resnet(9, classes, channels)
 
 
 def _resnet(blocks: int, classes: int, channels: int) -> nn.Sequential:
-    """(N, channels, S, S) to (N, classes)."""
+    """Build a residual network that maps (N, channels, S, S) to (N, classes)."""
     width = STAGE_CHANNELS[0]
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(channels, width, 3, padding=1, bias=False),

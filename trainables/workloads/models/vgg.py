@@ -3,7 +3,7 @@
 Source: Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", ICLR 2015,
 table 1, configuration D; 138,357,544 parameters with 1000 classes.
 
-Shapes: N images of any side of at least 32 pixels; the classifier sees (N, 512, 7, 7) whatever the side.
+Shapes: N images of any side of at least 32 pixels; the classifier gets (N, 512, 7, 7) for every side.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HIDDEN = 4096
 
 
 def vgg16(classes: int, channels: int = 3) -> nn.Sequential:
-    """(N, channels, S, S) to (N, classes)."""
+    """Build VGG-16, which maps (N, channels, S, S) to (N, classes)."""
     features: list[nn.Module] = []
     for stage in STAGES:
         for width in stage:

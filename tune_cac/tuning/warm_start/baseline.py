@@ -24,7 +24,7 @@ from tune_cac.tuning.warm_start.threshold_ranges import informed, never_acts, sp
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
+class WarmStart:
     """A space as the baseline's run shows it."""
 
     space: Space
@@ -75,7 +75,7 @@ def learn(
     hold: Mapping[str, Any],
     root: str | None,
     allowed_drop: float = 0.005,
-) -> Learned:
+) -> WarmStart:
     """Read the baseline's recorded run. A function of that run alone, so that a resumed search learns the same.
 
     Args:
@@ -87,7 +87,7 @@ def learn(
         root: of the baseline's recorded run; None where it has none.
         allowed_drop: accuracy that may be lost, a fraction.
     """
-    nothing = Learned(space=space, context=context, base=base, hold=hold, trace=None)
+    nothing = WarmStart(space=space, context=context, base=base, hold=hold, trace=None)
     if root is None:
         return nothing
     try:
@@ -105,7 +105,7 @@ def learn(
         what = error if isinstance(error, (UserError, OSError)) else f"{type(error).__name__}: {error}"
         warnings.warn(f"nothing was learned from the baseline: {what}", stacklevel=2)
         return nothing
-    return Learned(
+    return WarmStart(
         space=space, context=informed(context, trace, configs), base=base, hold=hold, trace=trace,
         weight_decays=trace.run.get("weight_decays"),
     )  # fmt: skip

@@ -1,0 +1,103 @@
+"""Settings that are worth training: those that fit the model, and change the baseline's training."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from trainables.compression.model_check import facts_of_run
+from trainables.compression.schedule import ModelFacts, read_schedule, resolve
+from trainables.compression.trial.from_config import schedule_of
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from tune_cac.tuning.optuna_objectives import tell_complete
+from tune_cac.tuning.study_trials import StudyTrials
+
+#: Settings in a row that are skipped because they change nothing; then one is trained all the same.
+_MOST_SKIPPED = 50
+
+
+class Candidates:
+    """Draw settings and judge them before they are trained.
+
+    Args:
+        trials: of the study.
+        base: config of the baseline.
+        allowed_drop: accuracy that may be lost, a fraction.
+        seed: of the sampler.
+        config_of: the full config of a trial of Optuna's; suggests its parameters.
+        changes_nothing: whether a config certainly trains as the baseline did.
+    """
+
+    def __init__(
+        self,
+        trials: StudyTrials,
+        base: TrialConfig,
+        allowed_drop: float,
+        seed: int,
+        *,
+        config_of: Callable[[optuna.Trial], Mapping[str, Any]],
+        changes_nothing: Callable[[TrialConfig], bool],
+    ) -> None:
+        self._trials = trials
+        self._base = base
+        self._allowed_drop = allowed_drop
+        self._sampler = make_sampler(seed)
+        self._config_of = config_of
+        self._changes_nothing = changes_nothing
+        self._model_facts: ModelFacts | None = None  # of a schedule's model, once one is searched
+        self.skipped: list[FrozenTrial] = []
+        """Settings that were drawn and not trained, because they change nothing."""
+
+    def start_one_that_acts(self, baseline: dict[str, Any]) -> optuna.Trial:
+        """Start a setting of the sampler's that changes the baseline's training.
+
+        It is drawn in a copy of the study, where skipped settings have the baseline's result, so that the sampler turns
+        away from them. The study itself holds what is trained and nothing else.
+
+        Args:
+            baseline: its result row.
+        """
+        study = self._trials.study
+        draft = optuna.create_study(directions=study.directions, sampler=self._sampler)
+        for known in (*self._trials.all(), *self.skipped):
+            with suppress(ValueError):  # a starting point may lie outside the ranges, and Optuna refuses it here
+                draft.add_trial(known)
+        for last in range(_MOST_SKIPPED, -1, -1):
+            drawn = draft.ask()
+            if last == 0 or not self._changes_nothing(TrialConfig.from_mapping(self._config_of(drawn))):
+                break
+            tell_complete(draft, drawn, baseline, baseline, self._allowed_drop)
+            self.skipped.append(draft.get_trials(deepcopy=False)[-1])
+        return self._trials.start({}, params=drawn.params, distributions=drawn.distributions)
+
+    def why_impossible(self, trial: optuna.Trial) -> str:
+        """Return what is wrong with a trial's compression schedule; empty for one that fits the model."""
+        config = TrialConfig.from_mapping(self._config_of(trial))
+        if not config.compresses:
+            return ""
+        if self._model_facts is None:
+            self._model_facts = facts_of_run(self._base)
+        compatible = bool(config.schedule_compatible)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the trial itself will warn
+                read = read_schedule(schedule_of(config), compatible=compatible)
+                resolve(read, self._model_facts, compatible=compatible)
+        except UserError as error:
+            return str(error)
+        return ""
+
+
+def make_sampler(seed: int) -> optuna.samplers.TPESampler:
+    """Return the sampler of settings. Candidates are cheap beside a trial: twice Optuna's own number of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(
+            multivariate=True, group=True, constant_liar=True, n_ei_candidates=48, seed=seed
+        )

@@ -1,0 +1,107 @@
+"""Checks of a search before it has a folder or a Ray process: schedule, processors, GPUs, repeatable training."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import search_spaces
+from search_spaces import SpaceContext
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.registry import is_factory
+from tune_cac.messages import say
+from tune_cac.study.options import SearchOptions
+from tune_cac.tuning.run_context import baseline_config
+
+
+def share_only_if_repeatable(options: SearchOptions) -> SearchOptions:
+    """Train a few steps of a user's own code twice; where they differ, no trial may take another's training.
+
+    A counter in the model, a data set with a generator of its own, an evaluation that draws at random: what such a run
+    gives depends on what its process has trained before.
+    """
+    if not own_code(options):
+        return options
+    from trainables.training.doctor.determinism import repetition
+
+    reason = repetition(baseline_config(options, device="cpu")).reason
+    if not reason:
+        return options
+    say(
+        f"training {options.workload} does not repeat: {reason}; so trials share nothing, and each has a process "
+        "of its own"
+    )
+    return replace(options, fresh_processes=True)
+
+
+def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | None) -> None:
+    """Raise UserError for a schedule that does not fit the model, before there is a study.
+
+    Args:
+        options: of the search.
+        context: of the run.
+        file: the schedule's, if there is one.
+    """
+    import optuna
+
+    from trainables.compression.model_check import check_on_model
+    from trainables.compression.trial.from_config import schedule_of
+    from trainables.compression.trial.replay import late_policies, timing_of
+    from trainables.compression.trial.with_gradskip import check_together
+
+    space = search_spaces.load(options.space)
+    base = baseline_config(options, device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a start may lie beside a grid
+        suggested = space.suggest(optuna.trial.FixedTrial(dict(space.start(context))), context)
+    values = {"method": space.method, **suggested, **options.hold}
+    config = TrialConfig.from_mapping({**base.to_dict(), **values})
+    schedule = schedule_of(config)
+    check_on_model(schedule, base, file, compatible=bool(config.schedule_compatible), every_mark=True)
+    if config.skips_gradients:
+        check_together(config, schedule)
+    late = late_policies(schedule, config.epochs)
+    if late:
+        what = f"the last epoch of a trial is {config.epochs - 1}: begin earlier, or give more --epochs"
+        if len(late) == len(schedule["policies"]):
+            begins = min(timing_of(policy).starting_epoch for policy in schedule["policies"])
+            raise UserError(f"the schedule never acts, for it begins in epoch {begins} and {what}")
+        warnings.warn(f"policies {', '.join(map(str, late))} of the schedule never act, for {what}", stacklevel=2)
+
+
+def check_processors(options: SearchOptions) -> None:
+    """More threads than processors would take turns without end."""
+    there = os.cpu_count() or 1
+    if options.cpus_per_trial > there and not os.environ.get("RAY_ADDRESS"):
+        raise UserError(
+            f"--cpus-per-trial must be at most {there}, which is all that this machine has, got "
+            f"{options.cpus_per_trial}; set RAY_ADDRESS to search on a cluster"
+        )
+
+
+def check_gpus(options: SearchOptions) -> None:
+    """Before any Ray process starts; what a cluster has is asked of it later."""
+    if options.gpus_per_trial == 0 or os.environ.get("RAY_ADDRESS"):
+        return
+    import torch
+
+    there = torch.cuda.device_count()
+    if options.gpus_per_trial * options.workers_per_trial > there and options.workers_per_trial > 1:
+        raise UserError(
+            f"--workers-per-trial times --gpus-per-trial must be at most {there}, which is all that torch sees here, "
+            f"got {options.workers_per_trial} times {options.gpus_per_trial:g}; set RAY_ADDRESS to search on a cluster"
+        )
+    if options.gpus_per_trial > there:
+        raise UserError(
+            f"--gpus-per-trial must be at most {there}, which is all that torch sees here, "
+            f"got {options.gpus_per_trial:g}; set RAY_ADDRESS to search on a cluster"
+        )
+
+
+def own_code(options: SearchOptions) -> list[str]:
+    """Functions of the user's: the workload, and options such as ``model=package:function``."""
+    values = [options.workload, *(text.partition("=")[2] for text in options.workload_options)]
+    return [value for value in values if not options.is_script and is_factory(value)]

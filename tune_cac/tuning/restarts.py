@@ -1,0 +1,126 @@
+"""Trials that are begun again: their worker died, the search was interrupted, or the baseline failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from trainables.errors import TrainingDiverged, UserError
+from tune_cac.study.trial_folder import last_checkpoint, last_row
+from tune_cac.tuning.optuna_private import live_trial
+from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
+from tune_cac.tuning.study_trials import StudyTrials
+
+#: Errors of a training that would come again.
+_WOULD_FAIL_AGAIN = (TrainingDiverged.__name__, UserError.__name__)
+#: What is noted on a trial that another one continues.
+_CONTINUED_BY = "a later trial with the same parameters"
+
+
+class Restarts:
+    """Begin trials again from their last checkpoint.
+
+    Args:
+        trials: of the study.
+        root: the study's folder.
+        retries: times that a trial whose worker died is begun again, and that a failed baseline is; >= 0.
+    """
+
+    def __init__(self, trials: StudyTrials, root: Path, retries: int) -> None:
+        self._trials = trials
+        self._root = root
+        self.retries = retries
+        self._retried: dict[str, int] = {}  # predefined trials, by their values
+        self._checkpoints: dict[str, str] = {}  # of interrupted predefined trials, by their values
+
+    def start_predefined(self, run: PredefinedTrial) -> optuna.Trial:
+        """Start a trial with its values, from its checkpoint where an interrupted one left any."""
+        attrs = {**run.attrs, "given": dict(run.values)}
+        if run.key in self._checkpoints:
+            attrs["resume_from"] = self._checkpoints[run.key]
+        return self._trials.start(attrs)
+
+    def restart(self, trial: optuna.Trial, message: str, *, died: bool) -> str:
+        """Begin a trial that failed again, if it may succeed then.
+
+        Args:
+            trial: that failed.
+            message: what it raised, or how its worker ended.
+            died: whether its worker died.
+
+        Returns:
+            "queued" for a trial of the sampler, "kept" for a predefined one, which is begun anew by its values; empty
+            where it is not begun again.
+        """
+        attrs = trial.user_attrs
+        given = as_key(attrs["given"]) if "given" in attrs else None
+        done = attrs.get("retry", 0) if given is None else self._retried.get(given, 0)
+        # Nothing can be searched without the baseline; what it raised may not come again.
+        needed = given is None and attrs.get("role") == "baseline" and not message.startswith(_WOULD_FAIL_AGAIN)
+        if not (died or needed) or done >= self.retries:
+            return ""
+        if given is None:
+            self._queue(trial.params, attrs, retry=done + 1)
+        else:
+            self._retried[given] = done + 1
+            self._keep_checkpoint(attrs)
+        trial.set_user_attr("continued_by", _CONTINUED_BY)
+        return "queued" if given is None else "kept"
+
+    def retry_baseline(self) -> None:
+        """Train a baseline that failed in an earlier search once more: without it nothing can be searched."""
+        baselines = self._trials.baselines()
+        if baselines and self._trials.baseline_failed():
+            self._queue({}, {"role": "baseline"}, retry=self.retries, continues=baselines[-1].number)
+
+    def adopt_unfinished(self) -> list[tuple[optuna.Trial, dict[str, Any]]]:
+        """Report the running trials of an earlier search as FAIL, and begin them again.
+
+        Returns:
+            Trials that ended but were not reported to Optuna, with their result rows.
+        """
+        ended = []
+        study = self._trials.study
+        for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            trial = live_trial(study, frozen)
+            attrs = frozen.user_attrs
+            if "row" in attrs:
+                ended.append((trial, attrs["row"]))
+                continue
+            if "given" in attrs:
+                self._keep_checkpoint(attrs)
+            else:
+                # One that was asked for and never suggested has no parameters yet, but those that were queued.
+                parameters = frozen.params or frozen.system_attrs.get("fixed_params", {})
+                self._queue(parameters, attrs, retry=attrs.get("retry", 0))
+            if "folder" in attrs:
+                trial.set_user_attr("row_so_far", last_row(self._root / attrs["folder"]))
+            trial.set_user_attr("continued_by", _CONTINUED_BY)
+            trial.set_user_attr("error", "interrupted")
+            study.tell(trial, state=TrialState.FAIL)
+        return ended
+
+    def _queue(self, parameters: Mapping[str, Any], attrs: Mapping[str, Any], *, retry: int, **more: Any) -> None:
+        again = {"role": attrs.get("role", "search"), "retry": retry, **more}
+        checkpoint = self._checkpoint_of(attrs)
+        if checkpoint is not None:
+            again["resume_from"] = checkpoint
+        if again["role"] == "baseline":
+            self._trials.baseline_again = again
+        else:
+            self._trials.study.enqueue_trial(dict(parameters), user_attrs=again)
+
+    def _checkpoint_of(self, attrs: Mapping[str, Any]) -> str | None:
+        """Return the last checkpoint of a trial that did not end, or the one that it began from."""
+        found = last_checkpoint(self._root / attrs["folder"]) if "folder" in attrs else None
+        found = found or attrs.get("resume_from")
+        return None if found is None else str(Path(found).resolve())
+
+    def _keep_checkpoint(self, attrs: Mapping[str, Any]) -> None:
+        checkpoint = self._checkpoint_of(attrs)
+        if checkpoint is not None:
+            self._checkpoints[as_key(attrs["given"])] = checkpoint

@@ -1,0 +1,57 @@
+"""The run that a study searches on: its baseline's configuration, steps and layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from search_spaces import SpaceContext
+from trainables.config import TrialConfig
+from trainables.registry import SCRIPT
+from tune_cac.study.options import SearchOptions
+
+
+def run_context(config: TrialConfig) -> SpaceContext:
+    """What a space may ask about a run: its steps and layers. Builds the model once, and tries what a user gave."""
+    from trainables.compression.measures.sizes import weight_layers
+    from trainables.gradskip.layers import unit_ends, watch_needed
+    from trainables.runtime.isolation import isolated
+    from trainables.workloads import build
+
+    workload = build(config.workload, config.options)
+    workload.check(config.seed)
+    with isolated(seed=config.seed, threads=config.threads):
+        model = workload.make_model()  # and no optimizer, for which torch loads its compiler
+    return SpaceContext(
+        total_steps=workload.steps_per_epoch * config.epochs,
+        layer_names=tuple(name for name, _ in model.named_parameters()),
+        unit_ends=unit_ends(model),
+        watch=watch_needed(list(model.parameters()), model),
+        epochs=config.epochs,
+        weight_names=tuple(weight_layers(model)),
+    )
+
+
+def context_of(base: TrialConfig) -> SpaceContext:
+    """What a space may ask about a run before it was trained; of a script nothing is known."""
+    if base.workload == SCRIPT:
+        from trainables.script.run import check_command
+        from tune_cac.tuning.script_search import UNKNOWN_RUN
+
+        check_command(base)
+        return UNKNOWN_RUN
+    return run_context(replace(base, device="cpu", workers=1))
+
+
+def baseline_config(options: SearchOptions, *, device: str) -> TrialConfig:
+    """The run without the method; nothing is held in it."""
+    return TrialConfig(
+        workload=options.workload,
+        workload_options=options.workload_options,
+        epochs=options.trial_epochs,
+        seed=options.seed,
+        method="none",
+        device=device,
+        threads=options.cpus_per_trial,
+        workers=options.workers_per_trial,
+        saving=None if options.ranked_by == "training" else options.ranked_by,
+    )

@@ -1,0 +1,111 @@
+"""What the trials of a study say to a search: the baseline, what is begun, what has ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from analysis.formatting import ROUNDING
+from tune_cac.tuning.optuna_objectives import saved_of_baseline
+from tune_cac.tuning.optuna_private import live_trial
+from tune_cac.tuning.predefined_trial import as_key
+
+
+class StudyTrials:
+    """Answer questions about the trials of one study, from what its journal holds now.
+
+    Args:
+        study: the Optuna study.
+    """
+
+    def __init__(self, study: optuna.Study) -> None:
+        self.study = study
+        self.baseline_again: dict[str, Any] | None = None
+        """Attributes of a baseline that is to be trained once more; None: none is."""
+
+    def all(self) -> list[FrozenTrial]:
+        """Return all trials, in their order."""
+        return self.study.get_trials(deepcopy=False)
+
+    def start(self, attrs: dict[str, Any], **parameters: Any) -> optuna.Trial:
+        """Add a running trial with these attributes and parameters.
+
+        It is not queued: what waits in the queue may wait for another search.
+        """
+        self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attrs, **parameters))
+        return live_trial(self.study, self.all()[-1])
+
+    def start_baseline(self) -> optuna.Trial:
+        """Start the baseline, first in the queue; one that is trained again passes what was queued since."""
+        if self.baseline_again is None:
+            return self.study.ask()
+        attrs, self.baseline_again = self.baseline_again, None
+        return self.start(attrs)
+
+    def baselines(self) -> list[FrozenTrial]:
+        """Return the trials of the baseline: several where it failed and was trained again."""
+        return [t for t in self.all() if t.user_attrs.get("role") == "baseline"]
+
+    def baseline_row(self) -> dict[str, Any] | None:
+        """Return the baseline's result row; None before it ended."""
+        return next((t.user_attrs["row"] for t in self.baselines() if "row" in t.user_attrs), None)
+
+    def baseline_runs(self) -> bool:
+        """Return whether a baseline is being trained."""
+        return any(t.state == TrialState.RUNNING for t in self.baselines())
+
+    def baseline_failed(self) -> bool:
+        """Return whether every baseline failed and none is to be trained again."""
+        return self.baseline_again is None and all(t.state == TrialState.FAIL for t in self.baselines())
+
+    def baseline_error(self) -> str:
+        """Return why the baseline failed, and how often."""
+        failures = [t for t in self.baselines() if t.state == TrialState.FAIL]
+        times = {1: "", 2: " twice"}.get(len(failures), f" {len(failures)} times")
+        return f"the baseline failed{times} ({failures[-1].user_attrs.get('error', 'no message')})"
+
+    def root(self) -> str | None:
+        """Return the id of the baseline's root in the stage tree; None where none was recorded."""
+        return next((t.user_attrs["root"] for t in self.baselines() if "root" in t.user_attrs), None)
+
+    def settings_are_trained(self) -> bool:
+        """Return whether trials other than controls are running, so that the best one is not known yet."""
+        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return any(t.user_attrs.get("role") != "control" for t in running)
+
+    def runs_on(self) -> bool:
+        """Return whether trials were begun that have neither ended nor failed: Ray was told to stop before."""
+        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return any("row" not in t.user_attrs for t in running)
+
+    def begun(self) -> set[str]:
+        """Return the keys of the predefined trials that were begun and not interrupted."""
+        return {
+            as_key(t.user_attrs["given"])
+            for t in self.all()
+            if "given" in t.user_attrs and "continued_by" not in t.user_attrs
+        }
+
+    def best_saved(self, allowed_drop: float) -> float:
+        """Return the most compute saved so far by a setting within the allowed accuracy loss."""
+        baseline = self.baseline_row()
+        if baseline is None:
+            return 0.0
+        rows = [
+            t.user_attrs["row"] for t in self.all() if "row" in t.user_attrs and t.user_attrs.get("role") != "control"
+        ]
+        lowest = baseline["accuracy"] - allowed_drop - ROUNDING
+        return max((saved_of_baseline(row, baseline) for row in rows if row["accuracy"] >= lowest), default=0.0)
+
+    def finished_count(self) -> int:
+        """Return how many trials ended, well or badly, without interrupted ones and controls."""
+        trials = self.all()
+        continued = {t.user_attrs.get("continues") for t in trials} | {(self.baseline_again or {}).get("continues")}
+        return sum(
+            "row" in t.user_attrs
+            or (t.state == TrialState.FAIL and "continued_by" not in t.user_attrs and t.number not in continued)
+            for t in trials
+            if t.user_attrs.get("role") != "control"
+        )

@@ -1,0 +1,100 @@
+"""One Ray Tune run over the trials that a searcher suggests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from analysis.io.layout import Layout
+from trainables.errors import UserError
+from tune_cac.study.options import SearchOptions
+from tune_cac.tuning.preflight import own_code
+
+
+def ray_needs(options: SearchOptions) -> dict[str, Any]:
+    """Arguments of `cluster.ray_session`."""
+    return {"cpus": options.trials_at_a_time * options.processors_per_trial, "modules": _own_modules(options)}
+
+
+def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, run_name: str, most: int) -> None:
+    """Run on Ray what the searcher suggests, at most so many trials.
+
+    Args:
+        layout: of the study.
+        options: resources of the trials.
+        searcher: a `StudySearch`.
+        progress: a `SearchProgress`.
+        run_name: of the Ray experiment.
+        most: trials.
+    """
+    from ray import tune
+
+    from tune_cac.ray_backend.session import ray_session
+    from tune_cac.ray_backend.tensorboard import RowEvents
+
+    at_a_time = options.trials_at_a_time
+    with progress, ray_session(**ray_needs(options)), searcher.coordinated():
+        _check_resources(options)
+        tune.Tuner(
+            _trainable(options),
+            tune_config=tune.TuneConfig(
+                search_alg=searcher,
+                num_samples=most * (1 + options.retries),  # at most: the searcher knows the end
+                max_concurrent_trials=at_a_time,
+                reuse_actors=not options.fresh_processes,
+                trial_name_creator=_trial_name,
+                trial_dirname_creator=_trial_name,
+            ),
+            run_config=tune.RunConfig(
+                name=run_name,
+                storage_path=str(layout.ray.resolve()),
+                verbose=0,
+                callbacks=[progress, RowEvents()],
+                # At its end a trial has its result; asked for a checkpoint there, Ray would also send every row alone.
+                checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
+            ),
+        ).fit()
+
+
+def _own_modules(options: SearchOptions) -> list[Path]:
+    """Modules of the user's that trials import."""
+    named = own_code(options)
+    if not named:
+        return []
+    from trainables.workloads.user_code import own_modules
+
+    return sorted({path for name in named for path in own_modules(name.partition(":")[0])})
+
+
+def _trainable(options: SearchOptions) -> Any:
+    """What Ray runs, with its resources. Workers of a trial have their own; the trial then only listens."""
+    from ray import tune
+
+    if options.workers_per_trial > 1:
+        from tune_cac.ray_backend.multi_worker_trial import ParallelTrial
+
+        # A byte of memory: Ray wants a trial to have something, and every processor may be a worker's.
+        return tune.with_resources(ParallelTrial, {"memory": 1})
+    from trainables.trial import Trial
+
+    return tune.with_resources(Trial, {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial})
+
+
+def _check_resources(options: SearchOptions) -> None:
+    import ray
+
+    there = ray.cluster_resources()
+    for kind, flag, wanted in (
+        ("CPU", "--cpus-per-trial", options.cpus_per_trial),
+        ("GPU", "--gpus-per-trial", options.gpus_per_trial),
+    ):
+        most = there.get(kind, 0) / options.workers_per_trial
+        if wanted > most:
+            each = "" if options.workers_per_trial == 1 else f" for each of {options.workers_per_trial} workers"
+            raise UserError(f"{flag} must be at most {most:g}{each}, which is all that Ray has, got {wanted:g}")
+
+
+def _trial_name(trial: Any) -> str:
+    from tune_cac.study.trial_folder import trial_folder_name
+
+    return trial_folder_name(trial.config["trial"])
