@@ -1,11 +1,11 @@
-"""What may vary. One file a space; the file's stem is its name on the command line. Loads neither torch nor ray."""
+"""Search spaces, one file each; the file's stem is its name on the command line. Loads neither torch nor ray."""
 
 from __future__ import annotations
 
 from search_spaces.space import Space, SpaceContext
 from trainables.errors import unknown_name
 
-#: Stem and one line on each space; the module holds the rest.
+#: Stem and a one-line description of each space; its module has the details.
 SPACES: dict[str, str] = {
     "auto_thresholds": "Gradient-Skip in auto mode: CAC_VAR_* thresholds, timing, braking distance",
     "braking_distance": "Gradient-Skip in auto mode: the braking distance alone, thresholds held",
@@ -22,15 +22,15 @@ __all__ = ["SPACES", "Space", "SpaceContext", "load", "parts_of"]
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """The spaces that are searched together under a name such as ``auto_thresholds+agp``."""
+    """Return the names of the spaces that are searched together under a name such as ``auto_thresholds+agp``."""
     return tuple(name.split("+"))
 
 
 def load(name: str) -> Space:
-    """The space of that name, or several joined by ``+`` that are searched together.
+    """Return the space of that name, or several joined by ``+`` that are searched together.
 
     Raises:
-        UserError: there is no such space (the nearest name and the list), or two that cannot be searched together.
+        UserError: there is no such space (with the nearest name and the list), or two cannot be searched together.
     """
     import importlib
 

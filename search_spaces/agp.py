@@ -9,7 +9,7 @@ from search_spaces.space import Space, SpaceContext, Suggests
 
 #: Final sparsities, a grid.
 SPARSITIES, STEP = (0.3, 0.95), 0.05
-#: Pruning begins in the first part of the run and ends in the second, shares of its epochs, on a grid of a tenth.
+#: Latest start and earliest end of pruning, as shares of the run's epochs, on a grid of a tenth.
 LATEST_START, EARLIEST_END, GRID = 0.4, 0.5, 10
 #: From this many epochs on, pruning every other epoch is tried, too.
 LONG_RUN = 20
@@ -30,17 +30,17 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
 
 
 def _epochs(context: SpaceContext) -> tuple[tuple[int, int], tuple[int, int], int]:
-    """Ranges of the first epoch and of the epoch after the last, and their grid."""
+    """Return the ranges of the first epoch and of the epoch after the last, and the step of their grid."""
     step = max(1, context.epochs // GRID)
     latest = int(LATEST_START * context.epochs) // step * step
-    # From the latest start to the earliest end there are two epochs that prune, also every other one.
+    # Between the latest start and the earliest end two epochs prune, also if only every other epoch does.
     least = 3 if context.epochs >= LONG_RUN else 2
     earliest = min(context.epochs, max(latest + least, math.ceil(EARLIEST_END * context.epochs)))
     return (0, latest), (earliest, earliest + (context.epochs - earliest) // step * step), step
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
-    """Four fifths pruned, early to late."""
+    """Return four fifths pruned, from the earliest start to the latest end."""
     (first, _), (_, last), _ = _epochs(context)
     return {
         "agp_final_sparsity": 0.8, "pruning_start_epoch": first, "pruning_end_epoch": last, "pruning_frequency": 1,

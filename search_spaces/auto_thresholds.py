@@ -1,8 +1,8 @@
 """Gradient-Skip in auto mode: thresholds, timing and braking distance (`CAC_VAR_*`, `CAC_BRAKING_DISTANCE`).
 
-Iteration-valued ranges are fractions of the run, because the published defaults are those of ImageNet and mean
-nothing on a run of another length. All of them are coarse grids: a difference that moves no stop, or moves it by a step
-or two, is none in accuracy, and settings that do the same are trained once.
+Iteration-valued ranges are fractions of the run, because the published defaults are for ImageNet and do not fit a run
+of another length. All ranges are coarse grids: a difference that moves no stop, or moves it by a step or two, does not
+change the accuracy, and settings with the same effect are trained once.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any
 
 from search_spaces.space import Space, SpaceContext, Suggests
 
-#: The run that the published defaults are taken to be for: 90 epochs of ImageNet at batch 256 (5,005 steps each).
+#: Steps of the run assumed for the published defaults: 90 epochs of ImageNet at batch 256 (5,005 steps each).
 #: CAC_VAR_START_ITR = 5000 is then one epoch, CAC_VAR_SAMPLES = 200 a twenty-fifth of one.
 IMAGENET_STEPS = 90 * 5005
-#: Variance ratios; the published thresholds, 0.95 to 0.98, lie in the middle. A run of which more is known has its own
-#: ranges, in which the published thresholds, where a search starts, need not lie.
+#: Variance ratios; the published thresholds, 0.95 to 0.98, are in the middle. If more is known about a run, it has its
+#: own ranges, which need not contain the published thresholds that a search starts with.
 THRESHOLDS = (0.9, 1.0)
 #: Latest first decision, as a fraction of the run.
 LATEST_START = 0.5
-#: Grids: values of the first iteration beside 0, and how far apart values of the count are.
+#: Grids: number of values of the first iteration besides 0, and step between values of the count.
 START_CHOICES, COUNT_STEP = 5, 5
-#: Steps between thresholds, and the most of them in a threshold's range before the next wider one is taken.
+#: Steps between thresholds, and the maximum number of steps in a range before the next wider step is used.
 THRESHOLD_STEPS = tuple(digit / scale for scale in (10_000, 1_000, 100, 10) for digit in (1, 2, 3, 4, 5))
 MOST_THRESHOLDS = 5
-#: The shortest interval between decisions, as a fraction of the run; 1, 3 and 5 of it are tried. The published one is
-#: shorter, a 2,252nd of the run; the trial with the published defaults has it.
+#: The shortest interval between decisions, as a fraction of the run; 1, 3 and 5 times it are tried. The published one
+#: is shorter, a 2,252nd of the run; only the trial with the published defaults uses it.
 SHORTEST_INTERVAL, LONGEST_MULTIPLE, MULTIPLE_STEP = 1 / 100, 5, 2
-#: Choices of the braking distance beside 0, and the longest as a fraction of the run.
+#: Choices of the braking distance besides 0, and the longest as a fraction of the run.
 BRAKING_CHOICES, LONGEST_BRAKING = 2, 0.1
 
 
@@ -61,9 +61,9 @@ def _suggest_threshold(trial: Suggests, name: str, wanted: tuple[float, float]) 
 
 
 def threshold_grid(low: float, high: float) -> tuple[float, float, float]:
-    """Lower end, upper end and step of a threshold's values: round numbers from the upper end down, none below ``low``.
+    """Return lower end, upper end and step of a threshold's values.
 
-    What lies below would do nothing.
+    They are round numbers from the upper end down, none below ``low``, where they would have no effect.
 
     >>> threshold_grid(0.9252, 1.0)
     (0.94, 1.0, 0.02)
@@ -74,7 +74,7 @@ def threshold_grid(low: float, high: float) -> tuple[float, float, float]:
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
-    """The published defaults, iterations scaled from ImageNet's run to this one."""
+    """Return the published defaults, with iterations scaled from ImageNet's run to this one."""
     scale = context.total_steps / IMAGENET_STEPS
     return {
         "CAC_VAR_START_ITR": round(5000 * scale),
@@ -88,18 +88,18 @@ def start(context: SpaceContext) -> dict[str, Any]:
 
 
 def suggest_braking(trial: Suggests, context: SpaceContext) -> int:
-    """Ask for a braking distance: few choices, so that no braking is tried as often as any other."""
+    """Ask for a braking distance: few choices, so that no braking is tried as often as any other distance."""
     step = max(1, round(LONGEST_BRAKING * context.total_steps / BRAKING_CHOICES))
     return trial.suggest_int("CAC_BRAKING_DISTANCE", 0, BRAKING_CHOICES * step, step=step)
 
 
 def latest_start(steps: int) -> int:
-    """The latest first decision of a run."""
+    """Return the latest first decision in a run of ``steps`` steps."""
     return max(1, int(LATEST_START * steps))
 
 
 def longest_interval(steps: int) -> int:
-    """The most iterations from one decision to the next."""
+    """Return the maximum number of iterations between two decisions in a run of ``steps`` steps."""
     return max(2, steps // 15)
 
 

@@ -1,6 +1,6 @@
-"""Gradient-Skip in auto mode with everything held but the braking distance, so that its effect alone is seen.
+"""Gradient-Skip in auto mode with everything fixed but the braking distance, to show its effect alone.
 
-The other variables have the published defaults, iterations scaled to the run; ``search --set`` holds others.
+The other variables have the published defaults, iterations scaled to the run; ``search --set`` fixes other values.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from search_spaces.space import Space, SpaceContext, Suggests
 
 #: The longest distance, as a fraction of the run.
 LONGEST = 0.3
-#: About as many distances are searched; on a short run, every integer.
+#: Approximate number of distances that are searched; on a short run, every integer.
 GRID = 100
 
 
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-    """Ask for a distance."""
+    """Ask for a braking distance."""
     longest = max(1, int(LONGEST * context.total_steps))
     step = max(1, round(longest / GRID))
     return {
@@ -28,12 +28,12 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
-    """The published default: no braking."""
+    """Return the published default: no braking."""
     return {"CAC_BRAKING_DISTANCE": 0}
 
 
 def notes(context: SpaceContext) -> list[str]:
-    """What is held."""
+    """Return a line with the fixed variables."""
     held = {k: v for k, v in auto_thresholds.start(context).items() if k != "CAC_BRAKING_DISTANCE"}
     return [
         "held, unless search --set holds other values: " + " ".join(f"{name}={value}" for name, value in held.items())

@@ -1,6 +1,6 @@
-"""Knowledge distillation (Hinton et al. 2015): temperature, weight of the teacher's word, and when it begins.
+"""Knowledge distillation (Hinton et al. 2015): temperature, weight of the distillation loss, and first epoch.
 
-The teacher is held: ``--set distill_teacher=resnet56 --set distill_checkpoint=teacher.pt``.
+The teacher is fixed: ``--set distill_teacher=resnet56 --set distill_checkpoint=teacher.pt``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
-    """The original's defaults: temperature 1, both losses alike, from the first epoch on."""
+    """Return the original's defaults: temperature 1, equal weights of both losses, from the first epoch on."""
     return {"distill_temperature": 1.0, "distill_weight": 0.5, "distill_start_epoch": 0}
 
 
 def notes(context: SpaceContext) -> list[str]:
-    """Where the teacher comes from."""
+    """Return a line on how to give the teacher."""
     return ["needs a teacher: search --set distill_teacher=NAME and --set distill_checkpoint=FILE, or the latter alone"]
 
 

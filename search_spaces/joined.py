@@ -1,4 +1,4 @@
-"""Several spaces searched together: the parameters of all, in one trial."""
+"""Several spaces searched together: each trial has the parameters of all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ORDER = ("gradskip", "compression")
 
 @dataclass(frozen=True)
 class _Suggest:
-    """Asks for the values of all. An object, not a closure: spaces travel between processes."""
+    """Asks for the values of all spaces; an object, not a closure, so that it can be sent between processes."""
 
     spaces: tuple[Space, ...]
 
@@ -40,10 +40,10 @@ class _Notes:
 
 
 def joined(spaces: Sequence[Space]) -> Space:
-    """The spaces as one.
+    """Return one space that combines the spaces.
 
     Raises:
-        UserError: two of them search the same, or what they search together no trial can have.
+        UserError: two of them search the same parameter, or no trial can have the parameters of both.
     """
     names = [space.name for space in spaces]
     methods = [space.method for space in spaces]

@@ -1,7 +1,7 @@
 """Gradient-Skip in manual mode: how many stops, through which layers, at which iterations.
 
 The layers are the workload's own: the ends of its units, without one that would leave nothing to train. Stops are
-asked for one by one and then brought in order, so that every answer is a valid pair of ascending lists.
+asked for one by one and then sorted, so that every answer is a valid pair of ascending lists.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 from search_spaces.auto_thresholds import suggest_braking
 from search_spaces.space import Branch, Space, SpaceContext, Suggests, branch_name
 
-#: Most stops of one run.
+#: Maximum number of stops in one run.
 MOST_STOPS = 3
 
 
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-    """Ask for a number of stops, for the depth and iteration of each, and for a braking distance."""
+    """Ask for the number of stops, for the depth and iteration of each, and for a braking distance."""
     ends = stoppable(context)
     if not ends:
         return {"CAC_VAR_START_THR": -1.0}  # no layer may stop: off
@@ -37,14 +37,17 @@ def _ask(trial: Suggests, context: SpaceContext, layers: int) -> tuple[int, int]
 
 
 def stoppable(context: SpaceContext) -> tuple[int, ...]:
-    """Numbers of the parameters that a stop may reach through, by depth: the ends of units, else all but the last."""
+    """Return the numbers of the parameters through which a stop may reach, by depth.
+
+    They are the ends of units if these are known, else all but the last parameter.
+    """
     return context.unit_ends or tuple(range(len(context.layer_names) - 1))
 
 
 def in_order(stops: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Stops (depth, iteration) with both strictly ascending: the shallowest goes with the earliest iteration.
+    """Return stops (depth, iteration) with both strictly ascending: the shallowest at the earliest iteration.
 
-    Of stops at one iteration the deepest is kept, of stops at one depth the earliest; the others would do nothing.
+    Of stops at one iteration the deepest is kept, of stops at one depth the earliest; the others would have no effect.
 
     >>> in_order([(2, 50), (0, 90), (2, 10)])
     [(0, 10), (2, 50)]
@@ -61,7 +64,7 @@ def in_order(stops: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
-    """One stop halfway through the model, halfway through the run; manual mode has no published defaults."""
+    """Return one stop halfway through the model and the run; manual mode has no published defaults."""
     ends = stoppable(context)
     if not ends:
         return {}
@@ -74,7 +77,7 @@ def start(context: SpaceContext) -> dict[str, Any]:
 
 
 def notes(context: SpaceContext) -> list[str]:
-    """The layers behind the numbers."""
+    """Return lines that list the layers by depth."""
     ends = stoppable(context)
     if not ends:
         return ["no layer of this model can stop before its last, so every trial trains as the baseline does"]

@@ -1,8 +1,9 @@
-"""Pruning: one sensitivity s a layer (``pruning_sensitivities``), what is below s standard deviations goes.
+"""Pruning: one sensitivity s per layer (``pruning_sensitivities``); weights below s standard deviations are pruned.
 
-Ranges begin at 0, which prunes nothing, and reach beyond the sensitivity at which a layer alone, pruned in the trained
-baseline, stays within the allowed drop (`trainables.compression.sensitivity`). Where that is not known they reach to
-`WIDEST`: 87 % of normally distributed weights. Few values a layer: trials that prune alike are trained once.
+Ranges begin at 0, which prunes nothing, and extend beyond the sensitivity at which a layer, pruned alone in the trained
+baseline, stays within the allowed accuracy loss (`trainables.compression.sensitivity`). Where that is not known they
+extend to `WIDEST`: 87 % of normally distributed weights. There are few values per layer, because trials that prune
+alike are trained once.
 """
 
 from __future__ import annotations
@@ -13,28 +14,28 @@ from typing import Any
 from search_spaces.space import Space, SpaceContext, Suggests
 from trainables.compression.schedule.names import block_of
 
-#: Largest sensitivity of a layer of which nothing is known.
+#: Largest sensitivity of a layer whose tolerated sensitivity is not known.
 WIDEST = 1.5
-#: Even a layer that bears nothing alone is pruned a little.
+#: Smallest tolerated sensitivity that is assumed, so that every layer is pruned a little.
 LEAST = 0.2
-#: A range reaches so far beyond the sensitivity that the layer alone can bear.
+#: Upper end of a range, as a multiple of the sensitivity that the layer tolerates alone.
 BEYOND = 1.5
-#: Values of a range beside 0.
+#: Values of a range besides 0.
 VALUES = 6
-#: A parameter's name begins so; dots of the layer's name are slashes in it, for dots part branches from variables.
+#: Prefix of a parameter's name. Dots of the layer's name become slashes, because dots separate branch and variable.
 PREFIX = "s:"
 
 
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-    """Ask for a sensitivity a layer."""
+    """Ask for a sensitivity per layer."""
     return {"pruning_sensitivities": ask(trial, context, [[name] for name in context.weight_names])}
 
 
 def ask(trial: Suggests, context: SpaceContext, groups: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """A sensitivity for each group of layers, as texts NAME=s, s of the group times what the layer can bear.
+    """Ask for a sensitivity per group of layers; return texts NAME=s, s proportional to what the layer tolerates.
 
     Args:
-        trial: that is asked.
+        trial: suggests the values.
         context: of the run.
         groups: weights that share one value; the value is that of the group's most robust layer, the others' are in
             proportion.
@@ -50,23 +51,23 @@ def ask(trial: Suggests, context: SpaceContext, groups: Sequence[Sequence[str]])
 
 
 def bearable(context: SpaceContext, name: str) -> float:
-    """The sensitivity that a layer bears alone; the least that is tried, for retraining mends what pruning does."""
+    """Return the sensitivity that a layer tolerates alone, at least `LEAST`, because retraining recovers losses."""
     return max(LEAST, context.sensitivities.get(name, WIDEST / BEYOND))
 
 
 def parameter_of(group: Sequence[str]) -> str:
-    """The parameter of a group of layers."""
+    """Return the parameter's name for a group of layers."""
     name = group[0] if len(group) == 1 else block_of(group[0])
     return PREFIX + name.replace(".", "/")
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
-    """About half of what each layer alone can bear."""
+    """Return about half of the sensitivity that each layer tolerates alone."""
     return start_of(context, [[name] for name in context.weight_names])
 
 
 def start_of(context: SpaceContext, groups: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """The same for groups."""
+    """Return about half of the sensitivity that each group's most robust layer tolerates alone."""
     found = {}
     for group in groups:
         most = max(bearable(context, name) for name in group)
@@ -76,7 +77,7 @@ def start_of(context: SpaceContext, groups: Sequence[Sequence[str]]) -> dict[str
 
 
 def notes(context: SpaceContext) -> list[str]:
-    """When the space prunes."""
+    """Return a line on when the space prunes."""
     known = "" if context.sensitivities else "; a search seeds the ranges by a sensitivity analysis of its baseline"
     return [
         "prunes from a fifth to three fifths of the run, every epoch, unless search --set holds other values of "

@@ -1,6 +1,6 @@
-"""Pruning: one sensitivity a block of layers, which keeps the number of parameters low in deep models.
+"""Pruning: one sensitivity per block of layers, which keeps the number of parameters low in deep models.
 
-Layers of a block (``layer1.0`` of ``layer1.0.conv1.weight``) are pruned in proportion to what each alone can bear.
+Layers of a block (``layer1.0`` of ``layer1.0.conv1.weight``) are pruned in proportion to what each tolerates alone.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from trainables.compression.schedule.names import block_of
 
 
 def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
-    """Ask for a sensitivity a block."""
+    """Ask for a sensitivity per block."""
     return {"pruning_sensitivities": by_layer.ask(trial, context, blocks(context))}
 
 
 def blocks(context: SpaceContext) -> list[list[str]]:
-    """The weights of each block, in the model's order."""
+    """Return the weights of each block, in the model's order."""
     found: dict[str, list[str]] = {}
     for name in context.weight_names:
         found.setdefault(block_of(name), []).append(name)
@@ -26,7 +26,7 @@ def blocks(context: SpaceContext) -> list[list[str]]:
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
-    """About half of what the block's most robust layer alone can bear."""
+    """Return about half of the sensitivity that each block's most robust layer tolerates alone."""
     return by_layer.start_of(context, blocks(context))
 
 

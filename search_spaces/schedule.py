@@ -7,7 +7,7 @@ from typing import Any
 from search_spaces.space import Space, SpaceContext, Suggests
 from trainables.compression.schedule.search_marks import Mark, read_marks
 
-#: A parameter's name begins so; dots of a mark's path are slashes in it, for dots part branches from variables.
+#: Prefix of a parameter's name. Dots of a mark's path become slashes, because dots separate branch and variable.
 PREFIX = "mark:"
 
 
@@ -16,14 +16,14 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     values = []
     for name, mark in _marks(context).items():
         value = _ask(trial, parameter_of(name), mark)
-        # A choice is found again by its text; a number of a range may be rounded.
+        # A choice is matched by its text; a number from a range may be rounded.
         is_number = mark.choices is None and isinstance(value, float)
         values.append(f"{name}={value:.6g}" if is_number else f"{name}={value}")
     return {"schedule_values": tuple(values)} if values else {}
 
 
 def parameter_of(name: str) -> str:
-    """The parameter of a mark."""
+    """Return the parameter's name for a mark."""
     return PREFIX + name.replace(".", "/")
 
 
@@ -42,14 +42,14 @@ def _ask(trial: Suggests, name: str, mark: Mark) -> Any:
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
-    """The middle of each range, the first of the choices."""
+    """Return the middle of each range, and the first of the choices."""
     if context.schedule is None:
         return {}
     return {parameter_of(name): value for name, value in read_marks(context.schedule).middles().items()}
 
 
 def notes(context: SpaceContext) -> list[str]:
-    """Where the schedule comes from."""
+    """Return a line on how to give the schedule, if none is given."""
     return [] if context.schedule is not None else ["needs a schedule: search --schedule FILE, with marked values"]
 
 

@@ -1,4 +1,4 @@
-"""What a space is: ranges that may depend on the run, and the point that every search begins with."""
+"""Definition of a space: ranges that may depend on the run, and the point at which every search starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceContext:
-    """What a space may ask about the run that it varies."""
+    """Facts about the run that a space may use."""
 
     total_steps: int
     """Optimizer steps of the full run."""
@@ -22,40 +22,41 @@ class SpaceContext:
     start_thr_range: tuple[float, float] | None = None
     """Thresholds of the first target that make a difference on this run; None where the run is not known."""
     later_thr_range: tuple[float, float] | None = None
-    """The same of later targets, mountains and slopes."""
+    """The same for later targets, mountains and slopes."""
     epochs: int = 30
     """Epochs of the full run."""
     weight_names: tuple[str, ...] = ()
     """Names of the weights of convolutions and linear layers, in the model's order."""
     sensitivities: Mapping[str, float] = field(default_factory=dict)
-    """Sensitivity at which each weight, pruned alone in the trained baseline, costs no more than the allowed drop;
+    """Sensitivity at which each weight, pruned alone in the trained baseline, stays within the allowed accuracy loss;
     empty where that is not known."""
     schedule: str | None = None
     """Text of the compression schedule whose marked values are searched."""
     latest_start_itr: int | None = None
-    """The latest first decision from which the variance rule can still stop anything on this run; None as above."""
+    """The latest first decision with which the variance rule can still stop anything on this run; None where the run is
+    not known."""
 
 
 class Suggests(Protocol):
     """The part of an Optuna trial that a space uses."""
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """An integer in [low, high]."""
+        """Return an integer in [low, high]."""
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        """A number in [low, high]."""
+        """Return a number in [low, high]."""
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """One of the choices."""
+        """Return one of the choices."""
 
 
 class Branch:
-    """A trial whose parameters bear the branch's name: ``linear.CAC_RULE_DEPTH``.
+    """A trial whose parameter names are prefixed with the branch's name: ``linear.CAC_RULE_DEPTH``.
 
     Branches of a conditional space may ask for one variable in different ranges, and an Optuna parameter should have
-    one range only.
+    only one range.
     """
 
     def __init__(self, trial: Suggests, name: str) -> None:
@@ -63,22 +64,22 @@ class Branch:
         self._name = name
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """An integer in [low, high]."""
+        """Return an integer in [low, high]."""
         return self._trial.suggest_int(branch_name(self._name, name), low, high, step=step, log=log)
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        """A number in [low, high]."""
+        """Return a number in [low, high]."""
         return self._trial.suggest_float(branch_name(self._name, name), low, high, step=step, log=log)
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """One of the choices."""
+        """Return one of the choices."""
         return self._trial.suggest_categorical(branch_name(self._name, name), choices)
 
 
 def branch_name(branch: str, name: str) -> str:
-    """The parameter of that name in a branch."""
+    """Return the name of a parameter in a branch."""
     return f"{branch}.{name}"
 
 
@@ -88,35 +89,38 @@ def _nothing(context: SpaceContext) -> Sequence[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """A search space. Its functions are module-level, so that it can travel between processes."""
+    """A search space. Its functions are module-level, so that it can be sent between processes."""
 
     name: str
     """The file's stem."""
     method: str
     """The method of its trials (`trainables.registry.METHODS`)."""
     suggest: Callable[[Suggests, SpaceContext], dict[str, Any]]
-    """Ask the trial for values; returns fields of `TrialConfig`, searched ones and fixed ones."""
+    """Asks the trial for values; returns fields of `TrialConfig`, searched ones and fixed ones."""
     start: Callable[[SpaceContext], Mapping[str, Any]]
     """Parameters of the trial after the baseline: the method's published defaults, scaled to the run, where there are
     any."""
     start_is_published: bool = True
-    """Whether that trial has the published defaults, so that it may be called so."""
+    """Whether that trial has the published defaults and may be described so."""
     meanings: Mapping[str, str] = field(default_factory=dict)
-    """What parameters mean that are no variables, by name without a branch."""
+    """Meanings of parameters that are not variables, by name without a branch."""
     notes: Callable[[SpaceContext], Sequence[str]] = _nothing
-    """Lines that a reader of its ranges needs on this run."""
+    """Lines that explain its ranges on this run."""
     saving: str = "training"
     """Compute that its trials save and are ranked by: ``training``, ``inference`` or ``both``."""
 
     def meaning(self, parameter: str) -> str | None:
-        """What a parameter means that is no variable, by its name without a branch; names up to ``:`` may be alike."""
+        """Return the meaning of a parameter that is not a variable, by its name without a branch; None if unknown.
+
+        A meaning may also be given by the part of the name up to ``:``, for all parameters that share it.
+        """
         prefix, colon, _ = parameter.partition(":")
         return self.meanings.get(parameter, self.meanings.get(prefix + colon) if colon else None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """One asked-for parameter, as `describe` saw it."""
+    """One parameter of a space, as recorded by `describe`."""
 
     name: str
     """The parameter."""
@@ -125,17 +129,17 @@ class Range:
     high: Any
     """Upper bound; None for a choice."""
     step: Any
-    """Grid of the values, None for none."""
+    """Step of the values' grid, None for no grid."""
     log: bool
     """Whether it is searched on a logarithmic scale."""
     choices: tuple[Any, ...] | None
     """The choices, None for a range."""
     condition: str = ""
-    """When it is asked for, such as ``CAC_RULE=linear``; empty for always."""
+    """Condition under which it is asked for, such as ``CAC_RULE=linear``; empty for always."""
 
     @property
     def base_name(self) -> str:
-        """The parameter's name without its branch: the variable that it searches, if it searches one."""
+        """Return the parameter's name without its branch: the variable that it searches, if it searches one."""
         return self.name.rpartition(".")[2]
 
     def __str__(self) -> str:
@@ -145,14 +149,14 @@ class Range:
         return f"{self.low} .. {self.high}{step}{' (log)' if self.log else ''}"
 
     def joined(self, other: Range) -> Range:
-        """Both ranges in one."""
+        """Return one range that covers both."""
         if self.choices is not None and other.choices is not None:
             return replace(self, choices=tuple(dict.fromkeys(self.choices + other.choices)))
         return replace(self, low=min(self.low, other.low), high=max(self.high, other.high))
 
 
 class _Recorder:
-    """Stands in for an Optuna trial: takes the forced choices and one end of each range, and keeps the ranges."""
+    """Replacement for an Optuna trial: takes the forced choices and one end of each range, and records the ranges."""
 
     def __init__(self, forced: Mapping[str, Any], upper: bool) -> None:
         self._forced = forced
@@ -178,7 +182,7 @@ class _Recorder:
 
 
 def _visits(space: Space, context: SpaceContext, *, upper: bool = False) -> list[_Recorder]:
-    """One run of the space for each combination of choices that it comes to."""
+    """Run the space once for each combination of choices that it reaches."""
     waiting: list[dict[str, Any]] = [{}]
     complete = []
     while waiting:
@@ -195,7 +199,7 @@ def _visits(space: Space, context: SpaceContext, *, upper: bool = False) -> list
 
 
 def describe(space: Space, context: SpaceContext) -> list[Range]:
-    """The ranges of a space on a run, those of every branch, each with the condition under which it is asked for."""
+    """Return the ranges of a space on a run, in all branches, each with the condition under which it is asked for."""
     visits = _visits(space, context)
     found: dict[str, Range] = {}
     for visit in visits:
@@ -205,7 +209,7 @@ def describe(space: Space, context: SpaceContext) -> list[Range]:
 
 
 def _condition(asked: Range, visits: Iterable[_Recorder]) -> str:
-    """The choices that every visit made in which it was asked for, where other choices were open."""
+    """Return the choices made by every visit that asked for the parameter, where other choices were possible."""
     having = [visit for visit in visits if asked.name in visit.ranges]
     parts = []
     for name, choice in having[0].ranges.items():
@@ -220,7 +224,7 @@ def _condition(asked: Range, visits: Iterable[_Recorder]) -> str:
 
 
 def searched_fields(space: Space, context: SpaceContext) -> set[str]:
-    """The fields of `TrialConfig` that the space varies; what it returns beside them is fixed."""
+    """Return the fields of `TrialConfig` that the space varies; its other returned fields are fixed."""
     values: dict[str, list[Any]] = {}
     for corner in corners(space, context):
         for name, value in corner.items():
@@ -229,5 +233,5 @@ def searched_fields(space: Space, context: SpaceContext) -> set[str]:
 
 
 def corners(space: Space, context: SpaceContext) -> list[dict[str, Any]]:
-    """What the space returns at all lower and at all upper bounds, in each branch."""
+    """Return the space's values at all lower and at all upper bounds, in each branch."""
     return [visit.values for upper in (False, True) for visit in _visits(space, context, upper=upper)]

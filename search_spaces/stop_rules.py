@@ -1,7 +1,8 @@
-"""Gradient-Skip's rules against each other: which one (`CAC_RULE`), and each rule's own settings.
+"""Gradient-Skip's rules compared with each other: which one (`CAC_RULE`), and each rule's own settings.
 
 Layers stop as whole units under every rule, the published one included, so that rules are compared on equal terms.
-Every rule's parameters bear its name (``linear.CAC_RULE_DEPTH``): a conditional space, each rule with its own ranges.
+Every rule's parameters are prefixed with its name (``linear.CAC_RULE_DEPTH``): a conditional space, each rule with its
+own ranges.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from search_spaces import auto_thresholds
 from search_spaces.auto_thresholds import latest_start, longest_interval, suggest_braking
 from search_spaces.space import Branch, Space, SpaceContext, Suggests, branch_name
 
-#: When the first layer ends under freezeout, as fractions of the run.
+#: Earliest and latest stop of the first layer under freezeout, as fractions of the run.
 FIRST_END = (0.1, 0.9)
 
 
@@ -79,18 +80,18 @@ _RULES: dict[str, Callable[[Suggests, SpaceContext], dict[str, Any]]] = {
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
-    """The published rule with its defaults scaled to the run."""
+    """Return the published rule with its defaults scaled to the run."""
     published = auto_thresholds.start(context)
     return {"CAC_RULE": "variance", **{branch_name("variance", name): value for name, value in published.items()}}
 
 
 def notes(context: SpaceContext) -> list[str]:
-    """What is fixed."""
+    """Return a line with the fixed variables."""
     return [
         "fixed: CAC_WHOLE_UNITS=1 under every rule; "
         f"CAC_RULE_END_ITR={context.total_steps}, the length of the run, under linear and freezeout"
     ]
 
 
-# Whole units are not what the published library stops, so its defaults in here are not the published run.
+# The published library does not stop whole units, so with its defaults this is not the published run.
 SPACE = Space(name="stop_rules", method="gradskip", suggest=suggest, start=start, start_is_published=False, notes=notes)

@@ -1,4 +1,4 @@
-"""Refuse optimizers and settings that do not go with Gradient-Skip, before anything is attached."""
+"""Checks that refuse optimizers and settings that do not work with Gradient-Skip, before anything is attached."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _inner_optimizer(optimizer: Optimizer) -> Optimizer | None:
 
 
 def check_model(settings: Settings, model: nn.Module | None, optimizer: Optimizer) -> None:
-    """Raise UserError for settings that need a model where none is given, or one that is not sharded."""
+    """Raise UserError for settings that need a model where none is given, or an unsharded one where it is sharded."""
     for field, wanted in (
         ("norm_statistics", settings.norm_statistics == "hold"),
         ("prefix_autograd", not settings.prefix_autograd),

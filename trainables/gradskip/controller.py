@@ -115,7 +115,7 @@ class GradientSkip(Status):
         if self.settings.mode == "plasticity" and model is not None:
             self._input_hook.watch(*wrappers(model))
         self.step.install()
-        optimizer.register_state_dict_pre_hook(lambda _: self.step.groups.suspend())  # state_dict() may be called within a step
+        optimizer.register_state_dict_pre_hook(lambda _: self.step.groups.suspend())  # also within a step
         optimizer.register_state_dict_post_hook(self._add_state)
         optimizer.register_load_state_dict_pre_hook(lambda _, state: self._remember(state))
         optimizer.register_load_state_dict_post_hook(lambda _: self._load_pending())
@@ -182,7 +182,7 @@ class GradientSkip(Status):
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rule's complete state in plain types and tensors (``torch.load(weights_only=True)`` reads them)."""
+        """Return the rule's complete state in plain types and tensors (for ``torch.load(weights_only=True)``)."""
         return saved_state.state_of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The rule at work on a real model: when it looks, what is measured for it, and what it decides."""
+"""The rule on a real model: when it is asked, what is measured for it, and what it decides."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Decisions:
     """A rule, its machine and its signal over the layers that the user trains.
 
     Args:
-        optimizer: whose learning rates the published braking remembers.
-        settings: which rule.
-        advice: told of weights that hold a NaN.
+        optimizer: its learning rates are stored for the published braking.
+        settings: of the rule.
+        advice: warns of weights that contain a NaN.
     """
 
     def __init__(self, optimizer: Optimizer, settings: Settings, advice: Advice) -> None:
@@ -35,21 +35,21 @@ class Decisions:
         self._advice = advice
         self.events: list[StopEvent] = []
         self.learning_rates: list[Any] = []
-        """Those of the groups at the last decision, which the published braking multiplies."""
+        """Learning rates of the groups at the last decision, which the published braking multiplies."""
         self.process_group: Any = None
-        """The processes that decide as one."""
+        """Processes that decide together."""
         self.on_measured: list[Callable[[Unit, float], None]] = []
         self._measured: dict[int, float] = {}  # this step's, by position
         self._ahead: dict[int, float] = {}  # of the coming step, measured before it
 
     def begin(self, numbering: Numbering, stops: Stops, ends: Collection[int] | None = None) -> None:
-        """Take the layers of a numbering, and a rule that has not begun.
+        """Use the layers of a numbering, with a rule in its initial state.
 
         Args:
             numbering: of the parameters.
-            stops: what holds still of them.
-            ends: positions at which the layers end that a saved run has watched last. What the user trains now comes
-                with the next decision, as it came there.
+            stops: of the parameters.
+            ends: positions at which the layers end that a saved run watched last. Layers that the user trains now are
+                added at the next decision, as in that run.
         """
         self._numbering, self._stops = numbering, stops
         self._user_changes = self._stops.user_changes if ends is None else -1
@@ -58,7 +58,7 @@ class Decisions:
         self._set_plan(self._numbering.plan(self._counts if ends is None else lambda unit: unit.end in ends))
 
     def _set_plan(self, plan: LayerPlan) -> None:
-        """Take a plan, and a machine that has not begun."""
+        """Use a plan, with a machine in its initial state."""
         stoppable = plan.units if self._settings.reference else plan.without_last(self._stops.user_trains)
         numbering = self._numbering
         self.blueprint = Blueprint(
@@ -71,7 +71,7 @@ class Decisions:
         self._unit_at: dict[int, Unit] = {unit.end: unit for unit in plan.units}
 
     def _counts(self, unit: Unit) -> bool:
-        """Return whether a rule may wait for a layer: not where the user has frozen it, or it is one number."""
+        """Return whether a rule may watch a layer: the user trains it, and a variance has more than one element."""
         if self._settings.reference:
             return True
         parameters = self._numbering.parameters
@@ -91,7 +91,7 @@ class Decisions:
 
     @property
     def plan(self) -> LayerPlan:
-        """The layers that are watched, and the order in which parameters stop."""
+        """Return the plan: the watched layers, and the order in which parameters stop."""
         return self.blueprint.plan
 
     def running_units(self) -> list[Unit]:
@@ -101,35 +101,35 @@ class Decisions:
     # --- what the user freezes and unfreezes ------------------------------------------------------------------------
 
     def look_due(self) -> int:
-        """Return the first iteration at which there is anything to do, a look at what the user has frozen included."""
+        """Return the first iteration with anything to do, including a check of what the user has frozen."""
         machine, settings = self.machine, self._settings
         due = machine.quiet_until()
         if settings.reference or settings.mode in ("off", "manual") or not self._stops.user_holds:
             return due
-        # A rule with no layer left has no decisions, and must notice layers that the user unfreezes.
+        # A rule with no layer left makes no decisions, but must notice layers that the user unfreezes.
         begin, interval = settings.looks
         begin = max(begin, machine.iteration)
         return min(due, -(-begin // interval) * interval)
 
     def follow_user(self) -> bool:
-        """Have the rule watch what the user trains now; whether the user has frozen or unfrozen anything.
+        """Update the rule's layers to those that the user trains now; return whether the user has changed any.
 
-        The rule goes on with its next layer where the one that it looked at was frozen, and comes back to a layer
-        behind the last stop that was unfrozen.
+        If the layer that the rule was examining was frozen, the rule continues with the next one. It returns to a layer
+        after the last stop that was unfrozen.
         """
         self._stops.look_at_user()
         if self._settings.reference or self._stops.user_changes == self._user_changes:
             return False
         self._user_changes = self._stops.user_changes
-        if self._settings.mode == "manual":  # looks at no layer
+        if self._settings.mode == "manual":  # examines no layer
             return True
-        # A schedule gives every layer its time at the begin, which freezing another one later does not move.
+        # A schedule sets every layer's time at the start; freezing another layer later does not change it.
         kept = self.plan.units if self._settings.mode in ("linear", "freezeout") else ()
         self.replan(self._numbering.plan(lambda unit: unit in kept or self._counts(unit)))
         return True
 
     def replan(self, plan: LayerPlan) -> None:
-        """Go on with the same rule over other layers."""
+        """Continue with the same rule over other layers."""
         state = self.machine.state_dict()
         self._set_plan(plan)
         empty = not state["rule"] or not self.machine.rule.state_dict()  # no layer: a rule that does nothing
@@ -139,14 +139,14 @@ class Decisions:
     # --- a decision -------------------------------------------------------------------------------------------------
 
     def look_ahead(self, due: int) -> None:
-        """Measure now what the coming step's decision will look at; for signals of weights alone."""
+        """Measure now what the next step's decision needs; only for signals of weights alone."""
         if isinstance(self.signal, VarianceSignal) and self.machine.iteration >= due:
             units = self.running_units()
             if units:
                 self._ahead = dict(zip([unit.end for unit in units], self._measure(units), strict=True))
 
     def decide(self) -> StepPlan:
-        """Begin a step that the machine has something to do in."""
+        """Begin a step in which the machine has work to do, and return its plan."""
         machine = self.machine
         iteration = machine.iteration
         looks = machine.braking_through < 0 and machine.rule.next_due(iteration) == iteration
@@ -169,7 +169,7 @@ class Decisions:
     def _measure(self, units: Sequence[Unit]) -> list[float]:
         values = self.signal.measure(units)
         if self.process_group is not None:
-            # The first process's numbers are everybody's: a last bit must not stop a layer on some of them alone.
+            # All processes use the first one's numbers, so that rounding cannot stop a layer on some of them only.
             values = values.detach().clone()
             source = torch.distributed.get_global_rank(self.process_group, 0)
             torch.distributed.broadcast(values, source, group=self.process_group)
@@ -182,7 +182,7 @@ class Decisions:
         return numbers
 
     def can_stop_more(self) -> bool:
-        """Return whether any stop may come still."""
+        """Return whether any stop may still come."""
         return self.machine.braking_through >= 0 or self.machine.rule.next_due(self.machine.iteration) != NEVER
 
 

@@ -65,9 +65,9 @@ class ExecutionRecorder:
     A pass begins where a module is called with gradients enabled, outside of a backward pass. The record is complete
     when the model itself has returned; a model that is called in parts is recorded until `trace` is called.
 
-    A parameter that does not train is not in autograd's graph. If gradients pass through its module, it is marked on the
-    graph node behind that module; if it precedes everything that trains, it counts as upstream of every module that is
-    called with inputs without a graph.
+    A parameter that does not train is not in autograd's graph. If gradients pass through its module, it is marked on
+    the graph node behind that module; if it precedes everything that trains, it counts as upstream of every module that
+    is called with inputs without a graph.
 
     Args:
         model: its modules are hooked.
@@ -108,8 +108,8 @@ class ExecutionRecorder:
     def trace(self) -> ModelTrace:
         """Return the recorded trace.
 
-        A layer whose parent uses its weights without calling it (attention's output projection) gets its parent's place; a
-        parameter that no called module owns comes last.
+        A layer whose parent uses its weights without calling it (attention's output projection) gets its parent's
+        place; a parameter that no called module owns comes last.
         """
         calls = {id(self._modules[index]): place for index, place in self._calls.items()}
         ranks = [len(calls)] * len(self._parameters)
@@ -330,6 +330,7 @@ class _GraphMasks:
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a nest of tuples, lists and dictionaries."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):  # including model outputs of transformers

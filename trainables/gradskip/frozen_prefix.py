@@ -1,4 +1,4 @@
-"""Hold the running statistics of norms, and cut autograd's record, in a stopped prefix."""
+"""Fixed running statistics of norms, and detached outputs, in a stopped prefix."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trainables.gradskip.settings import Settings
 
 
 class PrefixHook(InertInCopies):
-    """A hook of ours on a module. Copies of the model carry an inert one: nothing trains them, or another optimizer.
+    """Hook on a module; inert on copies of the model, which are not trained or have another optimizer.
 
     Args:
-        act: what it does with the hook's arguments; None for nothing.
+        act: called with the hook's arguments; None for no action.
     """
 
     def __init__(self, act: Callable[..., Any] | None = None) -> None:
@@ -29,7 +29,7 @@ class PrefixHook(InertInCopies):
 
 
 def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
-    """Forward hook: nothing behind this module's output is kept for a backward pass."""
+    """Detach a module's output (forward hook), so that nothing before it is kept for a backward pass."""
     if isinstance(output, Tensor):
         return output.detach()
     if isinstance(output, nn.utils.rnn.PackedSequence):
@@ -43,19 +43,19 @@ def detach_output(_module: nn.Module, _args: Any, output: Any) -> Any:
 
 
 def normalise_as_in_evaluation(module: nn.Module, _args: Any) -> None:
-    """Forward pre-hook: whatever ``model.train()`` has said since, this norm uses its running statistics."""
+    """Make a norm use its running statistics (forward pre-hook), whatever ``model.train()`` has set since."""
     module.training = False
 
 
 class FrozenPrefix:
-    """The modules of a stopped prefix, treated as the settings say.
+    """The modules of a stopped prefix, treated as the settings ask.
 
-    - ``norm_statistics="hold"``: running statistics of a norm before and in which nothing trains hold still, and it
-      normalises by them in training too. (Holding them while training goes on with the batch's own statistics would
-      leave evaluation with statistics from before the stop for ever.)
-    - ``prefix_autograd=False``: outputs of modules before and in which nothing trains are detached, so that no
-      activation before them is kept. A module that is called twice, or shares its weight with one that is, has all
-      that runs before any of its calls before it.
+    - ``norm_statistics="hold"``: a norm with nothing that trains in or before it keeps its running statistics, and
+      normalises by them in training too. (If training used the batch's own statistics while these are fixed, evaluation
+      would permanently use statistics from before the stop.)
+    - ``prefix_autograd=False``: outputs of modules with nothing that trains in or before them are detached, so that no
+      activation before them is kept. For a module that is called twice, or shares its weight with one that is,
+      everything that runs before any of its calls counts as before it.
     """
 
     def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor], settings: Settings) -> None:
@@ -65,7 +65,7 @@ class FrozenPrefix:
         #: Modules to treat, with the mask of the parameters that they have.
         self._members: list[tuple[str, nn.Module, int]] = []
         self._parents: dict[str, nn.Module] = {}
-        #: Mask of parameters that several modules have: without a trace nobody knows which of them runs first.
+        #: Mask of parameters that several modules have: without a trace it is unknown which of these runs first.
         self._shared = 0
         if model is not None and (self._hold or self._detach):
             modules = dict(model.named_modules())
@@ -81,13 +81,13 @@ class FrozenPrefix:
         self._cut: dict[nn.Module, RemovableHandle] = {}
 
     def treat(self, stopped: Collection[int], frozen: Collection[int], trace: ModelTrace | None, *, cut: bool) -> None:
-        """Treat the modules of this prefix, and no others any more.
+        """Treat the modules of this prefix, and undo the treatment of all others.
 
         Args:
             stopped: numbers of the stopped parameters.
-            frozen: of those that the user does not train; a gradient may have to pass through them.
-            trace: what lies before a module; None: its own parameters decide.
-            cut: whether outputs may be detached; not where a gradient must reach the last parameter still.
+            frozen: numbers of those that the user does not train; a gradient may have to pass through them.
+            trace: gives the parameters before a module; None: its own parameters decide.
+            cut: whether outputs may be detached; False while a gradient must still reach the last parameter.
         """
         stops = mask_of(stopped)
         moving = ~(stops | mask_of(frozen))
@@ -102,7 +102,7 @@ class FrozenPrefix:
 
     def _hold_still(self, module: nn.Module, parent: nn.Module, wanted: bool) -> None:
         if wanted and module not in self._held:
-            own_mode = module.training != parent.training  # a norm that its user keeps in another mode than the rest
+            own_mode = module.training != parent.training  # the user keeps this norm in another mode than its parent
             hook = PrefixHook(normalise_as_in_evaluation)
             self._held[module] = (module.register_forward_pre_hook(hook), module.training if own_mode else None)
         elif not wanted and module in self._held:
@@ -117,7 +117,7 @@ class FrozenPrefix:
             self._cut.pop(module).remove()
 
     def release(self) -> None:
-        """Undo everything, before another state is taken."""
+        """Undo everything, before another state is loaded."""
         self.treat((), (), None, cut=False)
 
 

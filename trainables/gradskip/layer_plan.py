@@ -1,7 +1,7 @@
-"""What is watched and what stops with it, and from that the machine that decides. Pure, without torch.
+"""Watched layers, the parameters that stop with them, and the machine built from them. Pure, without torch.
 
-A `Blueprint` is what a model contributes to a rule: with it any settings can be followed over a recorded run without
-building the model again.
+A `Blueprint` contains all that a rule needs of a model: with it any settings can be replayed over a recorded run
+without building the model again.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from trainables.gradskip.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A watched layer and where the stop that it brings ends."""
+    """A watched layer and the position at which its stop ends."""
 
     number: int
-    """The layer's number: of its (first) watched parameter."""
+    """The layer's number: that of its (first) watched parameter."""
     watched: tuple[int, ...]
-    """Numbers of the weights that the rule looks at: one, or a block's weights together."""
+    """Numbers of the weights that the rule measures: one, or a block's weights together."""
     end: int
     """Position of the last parameter that stops with it; everything before stops too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """What stops with what."""
+    """The watched layers, and the order in which parameters stop."""
 
     order: tuple[int, ...]
     """Position to number; a permutation of 0..P-1."""
     units: tuple[Unit, ...]
     """Watched layers by ascending `Unit.end`."""
     whole_units: bool = False
-    """Whether a manual stop takes the whole unit that its layer is in."""
+    """Whether a manual stop includes the whole unit of its layer."""
     ends: tuple[int, ...] = ()
     """Positions at which whole units end, ascending, those of layers that the user has frozen included."""
 
     def position_of_stop(self, number: int) -> int:
-        """Position through which a manual stop of this number reaches."""
+        """Return the last position that a manual stop of this number includes."""
         position = self.order.index(number)
         if not self.whole_units:
             return position
-        if not self.ends:  # no layer is watched, so that nothing says what belongs together
+        if not self.ends:  # no layer is watched, so no units are known
             return position
         return next((end for end in self.ends if end >= position), len(self.order) - 1)
 
@@ -68,14 +68,14 @@ class StopEvent:
     name: str | None
     """The parameter's name, where a model or named parameters were given."""
     ratio: float | None
-    """What the threshold was compared with, such as weight variance over its peak; None where nothing is measured."""
+    """Number compared with the threshold, such as weight variance over its peak; None where nothing is measured."""
     rule: str
     """``start``, ``mountain``, ``slope``, ``manual``, or the name of another rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """What a rule needs to know of a model."""
+    """Everything that a rule needs to know of a model."""
 
     plan: LayerPlan
     """Its layers."""
@@ -87,7 +87,7 @@ class Blueprint:
     """Whether ratios are compared in float32, as the published code does with float32 weights."""
 
     def machine(self, settings: Settings) -> SkipMachine:
-        """Return a machine that has not begun."""
+        """Return a machine in its initial state."""
         manual = None
         if settings.mode == "manual" and settings.stop_layer_num is not None:
             manual = [self.plan.position_of_stop(number) for number in settings.stop_layer_num]
@@ -116,23 +116,23 @@ class Blueprint:
         )
 
     def stopped_numbers(self, through: int) -> tuple[int, ...]:
-        """Numbers of the parameters up to a position, ascending."""
+        """Return the numbers of the parameters up to a position, ascending."""
         return tuple(sorted(self.plan.order[: through + 1]))
 
     def order_digest(self) -> str:
-        """Empty where parameters stop in numbering order, else a digest of the order."""
+        """Return a digest of the stop order; empty where parameters stop in numbering order."""
         order = self.plan.order
         if order == tuple(range(len(order))):
             return ""
         return hashlib.sha256(repr(order).encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types."""
+        """Return the blueprint in plain types."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Blueprint:
-        """Build the blueprint that `to_dict` gave, also by way of JSON."""
+        """Build the blueprint from the result of `to_dict`, also after a conversion to JSON and back."""
         plan = values["plan"]
         return cls(
             plan=LayerPlan(

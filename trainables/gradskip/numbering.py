@@ -1,4 +1,4 @@
-"""An optimizer's parameters by number, in which order they execute, and which of them are layers."""
+"""Numbers of an optimizer's parameters, their execution order, and the layers among them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainables.gradskip.settings import Settings
 
 
 class ExampleTrace:
-    """The trace of one run of the model on example inputs, over all its parameters. The inputs are not kept.
+    """Trace of one run of the model on example inputs, over all its parameters. The inputs are not kept.
 
     Args:
         model: unwrapped.
@@ -43,12 +43,12 @@ class ExampleTrace:
 
 
 class Numbering:
-    """The numbers of an optimizer's parameters.
+    """Numbers of an optimizer's parameters.
 
     Args:
-        groups: the optimizer's.
+        groups: the optimizer's parameter groups.
         model: owner of the parameters, unwrapped, if known.
-        settings: say what a layer is.
+        settings: define which parameters are layers.
 
     Raises:
         UserError: see `layers.numbered`, or a manual stop past the last parameter.
@@ -62,24 +62,24 @@ class Numbering:
         self.order: tuple[int, ...] = tuple(range(len(self.parameters)))
         """Position to number: the order in which parameters stop."""
         self.trace: ModelTrace | None = None
-        """The trace of one forward pass, once it is known."""
+        """Trace of one forward pass, once it is known."""
         self.on_trace: Callable[[], None] = lambda: None
         """Called when the first training forward pass has shown the trace."""
         self._recorder: ExecutionRecorder | None = None
 
     @property
     def is_sharded(self) -> bool:
-        """True where the parameters are shards (FSDP2), whose model is not traced."""
+        """Return whether the parameters are shards (FSDP2), whose model is not traced."""
         return any(hasattr(p, "full_tensor") for p in self.parameters)
 
     @property
     def wants_trace(self) -> bool:
-        """True where the order in which layers execute is of use and can be seen."""
+        """Return whether the execution order of the layers is needed and can be recorded."""
         return self.model is not None and self.settings.mode != "off" and not self.is_sharded
 
     @property
     def records(self) -> bool:
-        """True while the first training forward pass is waited for or being recorded."""
+        """Return whether the first training forward pass is awaited or being recorded."""
         return self._recorder is not None
 
     def name(self, number: int) -> str:
@@ -92,12 +92,12 @@ class Numbering:
         self._recorder = ExecutionRecorder(self.model, self.parameters, self._take_record)
 
     def end_recording_at_step(self) -> None:
-        """End the record of a model that is called in parts and never seen whole, where any part was called."""
+        """End the recording of a model that is called in parts and never as a whole, if any part was called."""
         if self._recorder is not None and self._recorder.has_seen:
             self._take_record()
 
     def stop_recording(self) -> None:
-        """Record no more."""
+        """Stop recording."""
         if self._recorder is not None:
             self._recorder.remove()
             self._recorder = None
@@ -110,12 +110,12 @@ class Numbering:
             self.on_trace()
 
     def order_by_trace(self) -> None:
-        """Have whole units stop in the order in which they execute."""
+        """Make whole units stop in the order in which they execute."""
         if self.settings.whole_units and self.trace is not None:
             self.order = self.trace.order
 
     def plan(self, counts: Callable[[Unit], bool]) -> LayerPlan:
-        """Return the layers for which ``counts`` holds, and what stops with them."""
+        """Return the plan of the layers for which ``counts`` holds."""
         settings = self.settings
         plan = make_plan(
             self.parameters, settings.watch, model=self.model, whole_units=settings.whole_units, order=self.order
@@ -125,7 +125,7 @@ class Numbering:
 
 
 def _units_of(targets: Sequence[int], plan: LayerPlan) -> list[Unit]:
-    """Return the layers of these numbers; of several in one whole unit the first."""
+    """Return the layers of these numbers; if several are in one whole unit, only the first."""
     units: dict[int, Unit] = {}
     for number in sorted(targets, key=plan.order.index):
         end = plan.position_of_stop(number)
@@ -134,10 +134,10 @@ def _units_of(targets: Sequence[int], plan: LayerPlan) -> list[Unit]:
 
 
 def as_forward(example: Any) -> Callable[[nn.Module], Any]:
-    """Return what runs a model on example inputs.
+    """Return a function that runs a model on example inputs.
 
     Raises:
-        UserError: no tensor, tuple or function.
+        UserError: not a tensor, tuple or function.
     """
     if isinstance(example, Tensor):
         return lambda model: model(example)
@@ -158,5 +158,5 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def recompile_limit() -> int:
-    """Return the number of times that torch compiles a function anew before it gives up."""
+    """Return how many times torch recompiles a function before it gives up."""
     return int(torch._dynamo.config.recompile_limit)

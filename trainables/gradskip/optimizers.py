@@ -1,4 +1,4 @@
-"""torch's optimizers with Gradient-Skip, and Gradient-Skip for any other one."""
+"""torch's optimizers with Gradient-Skip, and `wrap` for any other optimizer."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ def wrap(
     example_inputs: Any = None,
     total_steps: int | None = None,
 ) -> AnyOptimizer:
-    """Give an optimizer Gradient-Skip, in place; the same object is returned.
+    """Attach Gradient-Skip to an optimizer in place, and return the same object.
 
     Args:
-        optimizer: any `torch.optim.Optimizer` that leaves parameters without a gradient alone, of torch or not.
+        optimizer: any `torch.optim.Optimizer`, of torch or not, that does not change parameters without a gradient.
         settings: None reads the ``CAC_*`` variables now.
-        model, example_inputs, total_steps: see `GradientSkip`. Give ``model`` with several parameter groups.
+        model: see `GradientSkip`. Give it with several parameter groups.
+        example_inputs: see `GradientSkip`.
+        total_steps: see `GradientSkip`.
 
     Returns:
-        The optimizer, with the attribute ``gradskip``. Its ``state_dict()`` carries the rule. Copies and pickles of the
-        optimizer itself do not, as torch's carry no hooks: wrap the copy and load the state.
+        The optimizer, with the attribute ``gradskip``. Its ``state_dict()`` includes the rule. Copies and pickles of
+        the optimizer itself do not, as torch's omit hooks: wrap the copy and load the state.
 
     Raises:
         UserError: see `GradientSkip`.
@@ -67,7 +69,7 @@ def _refuse_late_group(gradskip: GradientSkip) -> None:
 
 
 class _WithGradientSkip(Optimizer):
-    """What the classes below share; comes before torch's class in the order of bases."""
+    """Shared part of the classes below; comes before torch's class in the order of bases."""
 
     gradskip: GradientSkip
 
@@ -75,7 +77,7 @@ class _WithGradientSkip(Optimizer):
         self.gradskip = GradientSkip(self, settings, model=model, example_inputs=example_inputs, total_steps=steps)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; only before the first step, for they change the numbering."""
+        """Add parameters; only before the first step, because they change the numbering."""
         started = getattr(self, "gradskip", None)
         if started is not None:
             _refuse_late_group(started)
@@ -84,7 +86,7 @@ class _WithGradientSkip(Optimizer):
             started.bind()
 
     def __getstate__(self) -> dict[str, Any]:
-        # torch's own drops everything but these three, hooks included; copy and pickle rebuild ours from the rest.
+        # torch's own keeps only three entries and drops all else, hooks included; ours is rebuilt from the added entry.
         state: dict[str, Any] = super().__getstate__()
         ours = self.gradskip
         rule_state = {key: value for key, value in ours.state_dict().items() if key != "step_record"}  # counted once
@@ -101,7 +103,7 @@ class _WithGradientSkip(Optimizer):
 
 
 def _checked(params: Any) -> Any:
-    """Return the parameters, with torch's two complaints in our words; iterators are read once."""
+    """Return the parameters, checked for torch's two errors with our messages; iterators are read once."""
     given = params if isinstance(params, Tensor) else list(params)
     if isinstance(given, list) and not given:
         raise UserError("an optimizer must have at least one parameter to skip gradients of, got none")
@@ -128,7 +130,7 @@ class SGD(_WithGradientSkip, torch.optim.SGD):
     """Drop-in for `torch.optim.SGD` that stops layers which have converged.
 
     The update is torch's own (foreach, fused or single-tensor); until the first stop it equals `torch.optim.SGD`
-    bit for bit. A stopped layer needs no gradient from the next backward pass on and does not move by one bit.
+    bit for bit. A stopped layer needs no gradient from the next backward pass on, and no bit of it changes.
 
     Args:
         params: parameters, parameter groups, or named parameters (``model.named_parameters()``, which gives names to

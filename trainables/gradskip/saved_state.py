@@ -63,8 +63,8 @@ def check(skip: Status, state: dict[str, Any]) -> None:
 def load(skip: Status, state: dict[str, Any]) -> None:
     """Load a state.
 
-    Stopped parameters stay stopped. A rule with other settings than the saved ones begins anew, over the layers that its
-    own settings watch and that have not stopped; changed thresholds alone do not make it another rule.
+    Stopped parameters stay stopped. A rule with other settings than the saved ones begins anew, over the layers that
+    its own settings watch and that have not stopped; changed thresholds alone do not make it another rule.
     """
     decisions, numbering, stops = skip.decisions, skip.numbering, skip.stops
     if skip.step_record is not None and "step_record" in state:

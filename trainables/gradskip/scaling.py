@@ -1,8 +1,8 @@
-"""Scaling the update of some parameters in one step, everything else about the step left as it is.
+"""Scaling of the update of some parameters in one step; the rest of the step is unchanged.
 
-Optimizers of torch whose update is linear in the group's learning rate get groups of their own for those parameters,
-with the learning rate multiplied: torch's foreach and fused paths do the rest. Any other optimizer may read its
-learning rate in whatever way, or keep counters in its groups; there the parameters are moved back after the step:
+For torch optimizers whose update is linear in the group's learning rate, these parameters are put into separate groups
+with a multiplied learning rate, and torch's foreach and fused paths do the rest. Any other optimizer may use its
+learning rate in any way, or keep counters in its groups; there the parameters are moved back after the step:
 p = p_before + factor * (p_after - p_before).
 """
 
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-#: Their update, weight decay included, is proportional to ``lr``, and their groups hold settings alone.
+#: Optimizers whose update, weight decay included, is proportional to ``lr``, and whose groups contain only settings.
 _LINEAR_NAMES = (
     "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Muon",
 )  # fmt: skip
 
 
 def is_linear_in_lr(optimizer: Optimizer) -> bool:
-    """Return whether multiplying a group's ``lr`` multiplies the update: torch's own step of a class known for it."""
+    """Return whether multiplying a group's ``lr`` multiplies the update: true for torch's own step of a known class."""
     own = inspect.unwrap(type(optimizer).step)
     classes = [getattr(torch.optim, name, None) for name in _LINEAR_NAMES]
     return any(own is inspect.unwrap(cls.step) for cls in classes if cls is not None)
@@ -34,12 +34,12 @@ def split_groups(
     factor_of: Callable[[Tensor], float | None],
     base_lrs: Sequence[Any],
 ) -> list[dict[str, Any]]:
-    """Split groups so that parameters of unequal factors are apart; a factor of None leaves ``lr`` alone.
+    """Split groups so that parameters with different factors are separate; a factor of None keeps ``lr``.
 
     Args:
-        groups: the optimizer's.
+        groups: the optimizer's parameter groups.
         factor_of: each parameter's factor.
-        base_lrs: what factors multiply, one a group.
+        base_lrs: learning rates that the factors multiply, one per group.
     """
     split: list[dict[str, Any]] = []
     for group, base in zip(groups, base_lrs, strict=True):
@@ -54,40 +54,40 @@ def split_groups(
 
 
 class GroupChanges:
-    """Changes of an optimizer's groups for the time of a step."""
+    """Temporary changes of an optimizer's groups during a step."""
 
     def __init__(self) -> None:
         self._changes: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
     def do(self, do: Callable[[], None], undo: Callable[[], None]) -> None:
-        """Make a change."""
+        """Apply a change, and record how to undo it."""
         self._changes.append((do, undo))
         do()
 
     def suspend(self) -> None:
-        """Have the groups whole for a moment within the step, until `go_on`."""
+        """Undo the changes temporarily within the step, until `resume`."""
         for _, undo in reversed(self._changes):
             undo()
 
     def resume(self) -> None:
-        """Go on with the step after `suspend`."""
+        """Apply the changes again after `suspend`."""
         for do, _ in self._changes:
             do()
 
     def put_back(self) -> None:
-        """Have the groups whole again."""
+        """Undo all changes."""
         self.suspend()
         self._changes.clear()
 
 
 class MovedBack:
-    """Parameters as they were before a step, to scale the step afterwards."""
+    """Copies of parameters from before a step, to scale the step afterwards."""
 
     def __init__(self, factors: Sequence[tuple[Tensor, float]]) -> None:
         self._before = [(parameter, parameter.detach().clone(), factor) for parameter, factor in factors]
 
     def scale(self) -> None:
-        """Scale what the step has done."""
+        """Scale the change that the step has made."""
         with torch.no_grad():
             for parameter, before, factor in self._before:
                 if factor == 0:

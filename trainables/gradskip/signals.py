@@ -45,8 +45,8 @@ class Signal(Protocol):
 def variance(weights: Sequence[Tensor], *, reference: bool = False) -> Tensor:
     """Return the unbiased variance of all elements of the weights together, a scalar.
 
-    A sharded tensor is measured as a whole. Half precision is converted to float32 first, but not with ``reference``, as
-    in the published code.
+    A sharded tensor is measured as a whole. Half precision is converted to float32 first, except with ``reference`` (as
+    in the published code).
     """
     parts = [w.detach() for w in weights]
     if not reference:

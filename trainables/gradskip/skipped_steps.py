@@ -1,4 +1,4 @@
-"""Steps that GradScaler lets a fused optimizer skip: the optimizer's `step` is called all the same."""
+"""Steps that GradScaler makes a fused optimizer skip, although the optimizer's `step` is called."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from trainables.gradskip.rules.state_machine import SkipMachine
 
 
 class SkippedSteps:
-    """Takes steps that were skipped for infinities out of a machine's count; reads the device at decisions alone."""
+    """Subtracts steps skipped for infinities from a machine's count; reads the device only at decisions."""
 
     def __init__(self) -> None:
         self._total: Tensor | None = None  # skipped and still counted; on the device
 
     def is_skipped(self, found_inf: Tensor, machine: SkipMachine, due: int) -> bool:
-        """Return whether the coming step does nothing, which is then no iteration.
+        """Return whether the coming step is skipped, and thus is no iteration.
 
-        Away from decisions skipped steps are only summed up on the device; the sum is read when a decision is near.
+        Between decisions, skipped steps are only summed on the device; the sum is read when a decision is near.
 
         Args:
-            found_inf: of GradScaler for this step, 1 where there are infinities.
-            machine: whose iterations are counted.
+            found_inf: GradScaler's flag for this step, 1 where there are infinities.
+            machine: counts the iterations.
             due: iterations before this one have nothing to decide.
         """
         if machine.iteration < due:
@@ -38,11 +38,11 @@ class SkippedSteps:
         return bool(skips)
 
     def settle(self, machine: SkipMachine) -> None:
-        """Take what the device knows of out of the count; waits for the device."""
+        """Subtract the skipped steps summed on the device from the machine's count; waits for the device."""
         if self._total is not None:
             machine.iteration -= round(float(self._total))
             self._total = None
 
     def forget(self) -> None:
-        """Begin anew, with another state."""
+        """Discard the sum, before another state is loaded."""
         self._total = None

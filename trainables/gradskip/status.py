@@ -1,4 +1,4 @@
-"""Read the state of an optimizer's Gradient-Skip, for users and the rest of the package."""
+"""State of an optimizer's Gradient-Skip, for users and the rest of the package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainables.gradskip.stops import Stops
 
 
 class Status:
-    """The readings of `GradientSkip`: each comes from the one part that owns it."""
+    """Properties of `GradientSkip`, each read from the part that owns it."""
 
     optimizer: Optimizer
     settings: Settings
@@ -33,66 +33,69 @@ class Status:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """By number."""
+        """Return the parameters by number."""
         return self.numbering.parameters
 
     @property
     def names(self) -> list[str] | None:
-        """Of the parameters, where known."""
+        """Return the names of the parameters, where known."""
         return self.numbering.names
 
     @property
     def events(self) -> list[StopEvent]:
-        """Every stop decision so far."""
+        """Return every stop decision so far."""
         return self.decisions.events
 
     @property
     def machine(self) -> SkipMachine:
-        """The machine that counts iterations, asks the rule and brakes."""
+        """Return the machine that counts iterations, asks the rule and brakes."""
         return self.decisions.machine
 
     @property
     def blueprint(self) -> Blueprint:
-        """The model's contribution to the rule."""
+        """Return what the rule needs to know of the model."""
         return self.decisions.blueprint
 
     @property
     def plan(self) -> LayerPlan:
-        """The layers that are watched, and the order in which parameters stop."""
+        """Return the plan: the watched layers, and the order in which parameters stop."""
         return self.decisions.plan
 
     @property
     def stopped_through(self) -> int:
-        """Position of the last parameter that the rule has stopped; its number, unless whole units stop. -1: none."""
+        """Return the position of the last parameter that the rule has stopped, -1 for none.
+
+        The position is the parameter's number, unless whole units stop.
+        """
         return self.machine.stopped_through
 
     @property
     def stopped(self) -> tuple[int, ...]:
-        """Numbers of the parameters that Gradient-Skip has stopped, ascending; those of `stops` with the reasons."""
+        """Return the numbers of the parameters that Gradient-Skip has stopped, ascending; `stops` has the reasons."""
         return self.stops.numbers
 
     @property
     def iteration(self) -> int:
-        """Optimizer steps so far that were really taken."""
+        """Return the number of optimizer steps that were actually taken so far."""
         self.step.settle()
         return self.machine.iteration
 
     def left_upstream(self) -> list[str]:
-        """Names of parameters that still train and whose gradients pass through stopped layers.
+        """Return the names of running parameters whose gradients pass through stopped layers.
 
-        Each of them makes the backward pass run on through the layers that are stopped. Empty where the execution
-        order is not known, because no model was given or no training step has run.
+        Each of them makes the backward pass continue through the stopped layers. Empty where the execution order is not
+        known, because no model was given or no training step has run.
         """
         return [self.numbering.name(n) for n in self.stops.left_upstream()]
 
     @property
     def on_measured(self) -> list[Callable[[Unit, float], None]]:
-        """Called with every number that was measured for a decision."""
+        """Return the callbacks that are called with every number measured for a decision."""
         return self.decisions.on_measured
 
     @property
     def process_group(self) -> Any:
-        """The processes that decide as one; set by `DistributedDataParallel`."""
+        """Return the processes that decide together; set by `DistributedDataParallel`."""
         return self.decisions.process_group
 
     @process_group.setter
@@ -100,9 +103,9 @@ class Status:
         self.decisions.process_group = group
 
     def look_ahead(self) -> None:
-        """Measure now what the coming step's decision will look at: something else changes weights within the step.
+        """Measure now what the next step's decision needs, because other code changes weights within the step.
 
-        For signals of weights alone. Without this a decision looks at the weights in the optimizer's step, which are
-        the same where nothing else changes them.
+        Only for signals of weights alone. Without this, a decision measures the weights in the optimizer's step, which
+        are the same where nothing else changes them.
         """
         self.decisions.look_ahead(self.step.due)

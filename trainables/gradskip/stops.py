@@ -1,4 +1,4 @@
-"""Own the set of parameters that hold still, each with its reason.
+"""The set of stopped and frozen parameters, each with its reason.
 
 Nothing else in Gradient-Skip writes ``requires_grad``, ``grad``, the optimizer's state of a parameter or hooks that
 change what the stopped prefix does.
@@ -21,93 +21,93 @@ from trainables.gradskip.settings import Settings
 
 
 class Reason(Flag):
-    """A reason for which a parameter holds still."""
+    """Reason why a parameter does not train."""
 
     USER = auto()
     """The user has switched its ``requires_grad`` off; it trains again when the user switches it on."""
     RULE = auto()
     """The rule has stopped it."""
     UPSTREAM = auto()
-    """It was left before stopped layers, and `CAC_PREFIX_AUTOGRAD=0` lets no gradient through them."""
+    """It precedes stopped layers, and `CAC_PREFIX_AUTOGRAD=0` lets no gradient through them."""
     KEPT = auto()
     """Stopped, but its ``requires_grad`` stays on: a loss that needs no gradient at all raises in ``backward()``."""
 
 
-#: Stopped parameters that are looked at in one step, where they cannot move whatever their gradient is.
+#: Stopped parameters that are checked in one step, where they cannot move whatever their gradient is.
 LOOKS_A_STEP = 256
 
-#: Reasons for which Gradient-Skip itself holds a parameter.
+#: Reasons that come from Gradient-Skip itself.
 OURS = Reason.RULE | Reason.UPSTREAM
 
 
-#: Parameters that some Gradient-Skip has stopped: their ``requires_grad`` is off by no wish of the user's.
+#: Parameters stopped by any Gradient-Skip: it was not the user who switched their ``requires_grad`` off.
 _SWITCHED_OFF = WeakIdKeyDictionary()
 
 
 class Stops:
-    """The set of parameters that hold still, by number, each with its reason.
+    """Set of the stopped and frozen parameters, by number, each with its reason.
 
-    A parameter that the user has frozen is not taken by a stop: it has the user's reason alone. One that the rule has
-    stopped stays stopped, whatever the user does to its ``requires_grad``.
+    A stop does not include a parameter that the user has frozen: it keeps the user's reason alone. A parameter that the
+    rule has stopped stays stopped, whatever the user does to its ``requires_grad``.
 
     Args:
-        optimizer: whose parameters these are.
-        numbering: of them, with what lies before what once that is known.
+        optimizer: owner of the parameters.
+        numbering: of the parameters, with their trace once it is known.
         settings: of the optimizer.
     """
 
     def __init__(self, optimizer: Optimizer, numbering: Numbering, settings: Settings) -> None:
         self._reasons: dict[int, Reason] = {}
         self.user_changes = 0
-        """Number of looks at which the user had frozen or unfrozen something."""
+        """Number of checks that found parameters newly frozen or unfrozen by the user."""
         self.unfrozen: set[int] = set()
-        """Numbers of parameters that the user has been seen to unfreeze."""
+        """Numbers of the parameters that the user was found to have unfrozen."""
         self._optimizer = optimizer
         self._numbering = numbering
         self._parameters = parameters = numbering.parameters
         self._settings = settings
         self._prefix = FrozenPrefix(numbering.model, parameters, settings)
-        self._still: list[Tensor] = []  # the parameters that we hold
-        self._looked_at = 0  # how many of them have been looked at since the first
+        self._still: list[Tensor] = []  # the parameters that we have stopped
+        self._looked_at = 0  # how many of them were checked since the first
         for parameter in parameters:
             if parameter.requires_grad:
-                _SWITCHED_OFF.pop(parameter, None)  # its user has taken it over
-        self._frozen: list[Tensor] = []  # by the user, where the prefix is treated by what trains in it
-        self._moving: list[tuple[list[Tensor], list[Tensor]]] = []  # each group's parameters, and those that we do not
+                _SWITCHED_OFF.pop(parameter, None)  # its user trains it again
+        self._frozen: list[Tensor] = []  # by the user, if the prefix's treatment depends on it
+        self._moving: list[tuple[list[Tensor], list[Tensor]]] = []  # each group's parameters, and those not stopped
         self.look_at_user()
 
-    # --- what is known ----------------------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------------------------
 
     @property
     def reasons(self) -> dict[int, Reason]:
-        """Reasons of the parameters that hold still, by number, as of now. Reading changes nothing."""
+        """Return the reasons of the stopped and frozen parameters, by number, as of now; changes nothing."""
         held = {n: reason for n, reason in self._reasons.items() if reason & OURS}
         frozen = (n for n, p in enumerate(self._parameters) if n not in held and not p.requires_grad)
         return {**held, **dict.fromkeys(frozen, Reason.USER)}
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Numbers of the parameters that Gradient-Skip has stopped, ascending."""
+        """Return the numbers of the parameters that Gradient-Skip has stopped, ascending."""
         return tuple(sorted(n for n, reason in self._reasons.items() if reason & OURS))
 
     @property
     def any(self) -> bool:
-        """True where Gradient-Skip has stopped anything."""
+        """Return whether Gradient-Skip has stopped anything."""
         return bool(self._still)
 
     @property
     def all(self) -> bool:
-        """True where nothing is left to train."""
+        """Return whether stops have left nothing to train."""
         return self.any and len(self._reasons) == len(self._parameters)
 
     @property
     def user_holds(self) -> bool:
-        """True where the user has frozen anything."""
+        """Return whether the user has frozen anything."""
         return any(reason & Reason.USER for reason in self._reasons.values())
 
     @property
     def kept(self) -> Tensor | None:
-        """The parameter that is kept in the graph though it is stopped."""
+        """Return the parameter that is kept in the graph though it is stopped; None if there is none."""
         return next((self._parameters[n] for n in self._reasons if self._is_kept(n)), None)
 
     def user_trains(self, number: int) -> bool:
@@ -118,7 +118,7 @@ class Stops:
         return bool(self._reasons.get(number, Reason(0)) & Reason.KEPT)
 
     def moves(self, number: int) -> bool:
-        """Return whether an optimizer step may move the parameter, as of the last look at the user."""
+        """Return whether an optimizer step may change the parameter, as of the last check of the user's changes."""
         return number not in self._reasons
 
     def holds(self, number: int) -> bool:
@@ -126,11 +126,11 @@ class Stops:
         return bool(self._reasons.get(number, Reason(0)) & OURS)
 
     def of(self, reason: Reason) -> tuple[int, ...]:
-        """Numbers that have the reason, ascending."""
+        """Return the numbers with this reason, ascending."""
         return tuple(sorted(n for n, known in self._reasons.items() if known & reason))
 
     def left_upstream(self) -> tuple[int, ...]:
-        """Numbers of parameters that train and whose gradients pass through stopped layers; none without a trace."""
+        """Return the numbers of running parameters with gradients through stopped layers; empty without a trace."""
         if self._numbering.trace is None:
             return ()
         return tuple(sorted(n for n in self._numbering.trace.left_upstream(self.numbers) if self.moves(n)))
@@ -138,7 +138,7 @@ class Stops:
     # --- changes ----------------------------------------------------------------------------------------------------
 
     def look_at_user(self) -> None:
-        """Take note of what the user has frozen or unfrozen since the last look; what is stopped is so again."""
+        """Note what the user has frozen or unfrozen since the last check, and stop stopped parameters again."""
         changed = False
         for number, parameter in enumerate(self._parameters):
             reason = self._reasons.get(number)
@@ -167,7 +167,7 @@ class Stops:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Bring the parameters, the optimizer's state and the prefix to what the reasons say."""
+        """Apply the reasons to the parameters, the optimizer's state and the prefix."""
         self._take_upstream()
         self._keep_one()
         held = self.numbers
@@ -199,7 +199,7 @@ class Stops:
         held = self.numbers
         if held and not self._settings.reference and len(self._reasons) == len(self._parameters):
             ranks = [0] * len(self._parameters) if self._numbering.trace is None else self._numbering.trace.ranks
-            # One that the loss reaches: it was kept before, or has a gradient in the step that stops everything.
+            # A parameter that the loss reaches was kept before, or has a gradient in the step that stops everything.
             reached = [n in kept or self._parameters[n].grad is not None for n in range(len(self._parameters))]
             last = max(held, key=lambda n: (n in kept, reached[n], ranks[n], n))
             self._reasons[last] |= Reason.KEPT
@@ -207,11 +207,11 @@ class Stops:
     # --- every step -------------------------------------------------------------------------------------------------
 
     def enforce(self, *, whole: bool) -> list[int]:
-        """Drop what gradients have reached stopped parameters: through a graph built before the stop, or set by hand.
+        """Drop gradients of stopped parameters, which come from a graph built before the stop or were set by hand.
 
         Args:
-            whole: look at all of them. Else at the next `LOOKS_A_STEP`, which is enough where `take_out` keeps them
-                out of the step: a gradient there costs memory and the time to compute it, and moves nothing.
+            whole: check all of them. Else check the next `LOOKS_A_STEP`, which is enough where `take_out` excludes them
+                from the step: a gradient then costs memory and compute time, but changes nothing.
 
         Returns:
             numbers of stopped parameters whose ``requires_grad`` the user had switched on; it is off again.
@@ -235,12 +235,12 @@ class Stops:
         for parameter in self._still:
             parameter.grad = None
         self.look_at_user()
-        # A parameter that can get no gradient, and has been switched on, is stopped with the rest.
+        # A parameter that the user switched on, but that can get no gradient, is stopped with the others.
         woken += sorted(set(self.numbers) - before)
         return woken
 
     def take_out(self) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Return what takes the stopped parameters out of the groups for a step, and what puts them back."""
+        """Return two functions: one takes stopped parameters out of the groups for a step, the other restores them."""
         groups: list[dict[str, Any]] = self._optimizer.param_groups
         whole = [group["params"] for group in groups]
         if len(self._moving) != len(groups) or any(a is not b for a, (b, _) in zip(whole, self._moving, strict=True)):
@@ -257,19 +257,22 @@ class Stops:
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, list[int]]:
-        """Numbers that Gradient-Skip has stopped, by reason. What the user freezes is the user's to do again."""
+        """Return the numbers that Gradient-Skip has stopped, by reason.
+
+        Parameters frozen by the user are not included: the user has to freeze them again.
+        """
         return {
             str(reason.name).lower(): list(self.of(reason)) for reason in (Reason.RULE, Reason.UPSTREAM, Reason.KEPT)
         }
 
     def load_state_dict(self, state: Mapping[str, list[int]], stopped: Collection[int]) -> None:
-        """Hold still what the state says, and nothing else but what the user has frozen.
+        """Stop the parameters of the state, and no others except those that the user has frozen.
 
         Args:
-            state: of `state_dict`.
-            stopped: numbers that the rule has stopped since.
+            state: result of `state_dict`.
+            stopped: further numbers that the rule has stopped since.
         """
-        # Also into a model that this or an earlier optimizer has partly stopped: that is no freezing of the user's.
+        # If this or an earlier optimizer has stopped parts of the model, they do not count as frozen by the user.
         for number, parameter in enumerate(self._parameters):
             if (self.holds(number) or parameter in _SWITCHED_OFF) and not parameter.requires_grad:
                 parameter.requires_grad_(True)
@@ -277,7 +280,7 @@ class Stops:
         self._reasons.clear()
         self._still, self._frozen, self._moving = [], [], []
         self._prefix.release()
-        # Stopped in the state is stopped here, also in a copy of the model, where it is off from the begin.
+        # Parameters stopped in the state are stopped here, also in a copy of the model, where they are already off.
         self._reasons.update(dict.fromkeys(state["upstream"], Reason.UPSTREAM))
         self._reasons.update(dict.fromkeys(state["rule"], Reason.RULE))
         for number in state["kept"]:

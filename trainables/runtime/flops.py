@@ -1,7 +1,8 @@
-"""FLOPs of an operation by torch's formulas, with one put right and attention on a CPU added.
+"""FLOPs of an operation by torch's formulas, with one corrected and one for attention on a CPU added.
 
 torch counts the gradient of a grouped convolution's weights as if every group saw all channels: for a depthwise
-convolution as many times too much as there are channels (torch 2.13, `torch.utils.flop_counter.conv_backward_flop`).
+convolution this is too much by a factor of the number of channels (torch 2.13,
+`torch.utils.flop_counter.conv_backward_flop`).
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ def convolution_backward_flops(
     output_mask: Sequence[bool],
     **_: Any,
 ) -> int:
-    """Gradients of a convolution's input and weights cost as much as its forward pass, each.
+    """Return a convolution's backward FLOPs: gradients of input and weights each cost as much as the forward pass.
 
     Args:
         grad_out_shape: (B, C_out, *outputs).
         x_shape: (B, C_in, *inputs).
         w_shape: (C_out, C_in / groups, *kernel), of a transposed one (C_in, C_out / groups, *kernel).
-        transposed: whether it is one.
+        transposed: whether the convolution is transposed.
         output_mask: whether gradients of input, weight, bias are computed.
 
     >>> shapes = (2, 8, 6, 6), (2, 8, 6, 6), (8, 1, 3, 3)  # depthwise
@@ -56,7 +57,7 @@ def convolution_backward_flops(
 
 
 class _EagerFlopCounter(FlopCounterMode):
-    """Runs compiled models uncompiled, for operations are not seen else; afterwards they are compiled still."""
+    """FLOP counter that runs compiled models uncompiled, because it sees no compiled operations; they stay compiled."""
 
     def __enter__(self) -> _EagerFlopCounter:
         self._uncompiled = uncompiled()
@@ -72,11 +73,11 @@ class _EagerFlopCounter(FlopCounterMode):
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Run what `torch.compile` has wrapped as it was before, without a mark on the compiled code.
+    """Run what `torch.compile` has wrapped uncompiled, without affecting the compiled code.
 
-    torch stops compiling, for ever, the code of a function that it has once met under a counter of operations.
+    torch permanently stops compiling a function that it has once met under a counter of operations.
     """
-    # Importing the compiler takes seconds. Where nobody has, nothing is compiled.
+    # Importing the compiler takes seconds. Where it is not imported, nothing is compiled.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
@@ -86,7 +87,7 @@ def flop_counter() -> FlopCounterMode:
 
 
 def formula_of(operation: Any) -> Callable[..., int] | None:
-    """The formula of an operation (an overload packet): (*args, out_val=..., **kwargs) -> FLOPs; None where none."""
+    """Return the formula of an operation (an overload packet), (*args, out_val=..., **kwargs) -> FLOPs, or None."""
     if operation in _OURS:
         return _OURS[operation]
     found: Callable[..., int] | None = flop_registry.get(operation)

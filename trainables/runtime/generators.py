@@ -1,4 +1,4 @@
-"""Every random generator of a process, as plain types and tensors that ``torch.load(weights_only=True)`` reads."""
+"""State of every random generator of a process, in plain types and tensors for ``torch.load(weights_only=True)``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def generators_state(device: torch.device) -> dict[str, Any]:
-    """The states of Python's, numpy's and torch's generators, and of the device's where it is a GPU."""
+    """Return the states of Python's, numpy's and torch's generators, and of the device's if it is a GPU."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -25,10 +25,10 @@ def generators_state(device: torch.device) -> dict[str, Any]:
 
 @contextmanager
 def kept_generators(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Whatever is drawn inside, the generators go on as they were: Python's, numpy's, torch's and those of the GPUs.
+    """Restore the generators of Python, numpy, torch and the GPUs after the block, whatever was drawn inside.
 
     Args:
-        devices: of which the GPUs count.
+        devices: the GPUs among them are restored.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     gpus = {
@@ -45,7 +45,7 @@ def kept_generators(devices: Iterable[torch.device]) -> Iterator[None]:
 
 
 def set_generators(state: dict[str, Any], device: torch.device) -> None:
-    """Put the generators into a state of `generators_state`."""
+    """Set the generators to a state of `generators_state`."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal.tolist()), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]

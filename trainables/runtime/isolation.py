@@ -1,8 +1,4 @@
-"""Process state around a trial: known at its start, put back at its end.
-
-Ray reuses processes from trial to trial, so whatever a trial sets (seeds, environment, default dtype, threads,
-backend flags) would otherwise reach the next one.
-"""
+"""Process state around a trial: defined at its start, restored at its end."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ import torch
 
 @contextmanager
 def isolated(*, seed: int, threads: int) -> Iterator[None]:
-    """Run with seeded generators, ``threads`` CPU threads, float32 and no ``CAC_*`` variable; restore all of it."""
+    """Run with seeded generators, ``threads`` CPU threads, float32 and no ``CAC_*`` variable; restore all at the end."""
     state = ProcessState()
     state.begin(seed=seed, threads=threads)
     try:
@@ -27,10 +23,10 @@ def isolated(*, seed: int, threads: int) -> Iterator[None]:
 
 
 class ProcessState:
-    """What a trial changes of its process, as it is when this is made.
+    """The process state that a trial may change, saved at construction.
 
-    For what outlives a block. Unlike a context manager of a generator, one that is dropped restores nothing: the
-    garbage collector would do so in the midst of another's training.
+    For uses that outlive a ``with`` block. Unlike a context manager made from a generator, an object that is dropped
+    restores nothing: the garbage collector would do so in the middle of another trial's training.
     """
 
     def __init__(self) -> None:
@@ -55,7 +51,7 @@ class ProcessState:
         torch.set_grad_enabled(True)
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore everything that was saved."""
         os.environ.clear()
         os.environ.update(self._environment)
         python_state, numpy_state, torch_state = self._generators
@@ -76,5 +72,5 @@ class ProcessState:
 
 
 def _determinism() -> tuple[bool, bool]:
-    """Whether deterministic algorithms are asked for, and whether a warning is enough where there are none."""
+    """Return whether deterministic algorithms are required, and whether a warning is enough where there are none."""
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

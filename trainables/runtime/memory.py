@@ -10,16 +10,16 @@ import torch
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start a new peak, where the system can (CUDA; Linux through /proc/self/clear_refs)."""
+    """Start a new peak, where the system supports it (CUDA; Linux through /proc/self/clear_refs)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    with suppress(OSError):  # elsewhere the peak is that of the process's whole life
+    with suppress(OSError):  # elsewhere the peak is that since the process started
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The peak since `reset_peak`."""
+    """Return the peak since `reset_peak`, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Adds up the time of what counts, with pauses for what does not."""
+"""Stopwatch with pauses and excluded time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Stopwatch:
-    """Elapsed seconds while running.
+    """Stopwatch that adds up the seconds while it runs.
 
     Args:
-        excluded: seconds of work that never counts (a running total), taken off wherever it falls.
+        excluded: returns a running total of seconds to exclude; what is added while the stopwatch runs is subtracted.
     """
 
     def __init__(self, excluded: Callable[[], float] = lambda: 0.0) -> None:
@@ -20,7 +20,7 @@ class Stopwatch:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds so far."""
+        """Return the seconds so far."""
         if self._since is None:
             return self._before
         begun, excluded = self._since
@@ -33,10 +33,10 @@ class Stopwatch:
             self._since = (time.perf_counter(), self._excluded())
 
     def start(self) -> None:
-        """Run on; nothing if it runs."""
+        """Start or continue; does nothing if it runs."""
         if self._since is None:
             self._since = (time.perf_counter(), self._excluded())
 
     def pause(self) -> None:
-        """Stop; nothing if it is stopped."""
+        """Pause; does nothing if it is paused."""
         self._before, self._since = self.elapsed_s, None

@@ -1,17 +1,17 @@
-"""A small program between us and a user's command: it starts the command and leaves nothing of it running.
+"""A small program between us and a user's command: it starts the command and leaves none of its processes running.
 
 Run as ``python -I -S guard.py STATUS_FD PARENT_PID LC_CTYPE COMMAND`` by `trainables.script.process`, which holds the
 other ends of these pipes:
 
-- stdin: ``seconds`` and a line feed end the command with that grace; so does the end of file, with `GRACE_S`.
-- stdout: what the command writes on its stdout, held back here while the reader is slow.
-- stderr: the log; stdout and stderr of the command, as they come.
+- stdin: ``seconds`` and a line feed end the command with that grace period; end of file ends it with `GRACE_S`.
+- stdout: the command's stdout, buffered here while the reader is slow.
+- stderr: the log; stdout and stderr of the command, as they arrive.
 - STATUS_FD: one line with the exit status as `subprocess` counts it, once it is known; closed when nothing runs.
 
 It is needed because our process may be killed with SIGKILL, and descendants of a script may leave its process group.
-The guard is a child subreaper (Linux, prctl(2)), so every descendant that loses its parent
-becomes a child of the guard: all of them are found under /proc, and "no child left" means that nothing is left.
-It detaches itself from its parent by a second fork, because a Ray worker that exits kills its direct children.
+The guard is a child subreaper (Linux, prctl(2)), so every descendant that loses its parent becomes a child of the
+guard: all of them are found under /proc, and "no child left" means that nothing is left. It detaches itself from its
+parent by a second fork, because a Ray worker that exits kills its direct children.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from contextlib import suppress
 from functools import partial
 from itertools import product
 
-#: Seconds between SIGTERM and SIGKILL unless told otherwise.
+#: Seconds between SIGTERM and SIGKILL unless another grace period is given.
 GRACE_S = 5.0
-#: Seconds that background children may go on writing after the script itself has ended.
+#: Seconds for which background children may continue writing after the script itself has ended.
 STRAGGLERS_S = 1.0
-#: Output held back for a slow reader; beyond it the script waits, as it would at a full pipe.
+#: Maximum output buffered for a slow reader; beyond it the script waits, as with a full pipe.
 HELD_BYTES = 16 * 2**20
-#: What a pipe can hold at most for an unprivileged process: the script's last words.
+#: Maximum capacity of an unprivileged process's pipe: the script's last output.
 PIPE_BYTES = 2**20
 READ_BYTES = 2**16
 STDIN, STDOUT, STDERR = 0, 1, 2
@@ -41,7 +41,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def load_prctl() -> Callable[[int, int], object]:
-    """prctl(2) with one argument; does nothing where there is none."""
+    """Return a function that calls prctl(2) with one argument; it does nothing where there is no prctl."""
     try:
         import ctypes
 
@@ -53,9 +53,9 @@ def load_prctl() -> Callable[[int, int], object]:
 
 
 def descendants(root: int, spared: Container[int] = ()) -> list[int] | None:
-    """Numbers of all processes below ``root``, parents before their children; None where there is no /proc.
+    """Return the numbers of all processes below ``root``, parents before their children; None without /proc.
 
-    Without those children of ``root`` that are ``spared``, and what is below them.
+    Children of ``root`` that are ``spared`` are omitted, and so are their descendants.
     """
     children: dict[int, list[int]] = {}
     try:
@@ -68,19 +68,19 @@ def descendants(root: int, spared: Container[int] = ()) -> list[int] | None:
                 text = file.read()
         except OSError:  # it has ended
             continue
-        # The name in brackets can hold anything, brackets too; state and parent follow the last one.
+        # The name in brackets may contain anything, brackets too; state and parent follow the last one.
         children.setdefault(int(text[text.rindex(b")") + 1 :].split()[1]), []).append(number)
     found = [number for number in children.get(root, []) if number not in spared]
-    for number in found:  # grows as it goes
+    for number in found:  # grows during the loop
         found += children.get(number, [])
     return found
 
 
 def start(command: str, environment: dict[str, str], prctl: Callable[[int, int], object]) -> tuple[int, int, int]:
-    """Start the command in a session of its own; its number and the read ends of its stdout and stderr."""
+    """Start the command in its own session; return its number and the read ends of its stdout and stderr."""
     out, out_of_script = os.pipe()
     errors, errors_of_script = os.pipe()
-    # Blocked, so that a signal between fork and exec meets the script's handling, not ours.
+    # Blocked, so that a signal between fork and exec is handled as by the script, not by us.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     script = os.fork()
     if script == 0:
@@ -105,37 +105,37 @@ def start(command: str, environment: dict[str, str], prctl: Callable[[int, int],
 
 
 class Guard:
-    """Moves the script's output on, sees it end, and ends whatever is left of it.
+    """Guard of a script: forwards its output, waits for its end, and ends its remaining processes.
 
     Args:
         script: number of the script's process.
         out: read end of its stdout.
         errors: read end of its stderr.
-        status: where its exit status goes.
-        parent: is readable once our parent has ended (a pidfd), None if there is none.
-        wakeup: where the numbers of signals arrive as bytes.
+        status: descriptor to which its exit status is written.
+        parent: a pidfd, readable once our parent has ended; None if there is none.
+        wakeup: descriptor on which the numbers of signals arrive as bytes.
     """
 
     def __init__(self, *, script: int, out: int, errors: int, status: int, parent: int | None, wakeup: int) -> None:
         self.script, self.out, self.errors, self.status, self.wakeup = script, out, errors, status, wakeup
-        self.output = {out, errors}  # what is open of it
+        self.output = {out, errors}  # those still open
         self.callers: dict[int, Callable[[], None]] = {wakeup: self.on_signals, STDIN: self.on_control}
         if parent is not None:
             self.callers[parent] = partial(self.hang_up, parent)
         self.held = bytearray()
-        self.forwards, self.stdout_is_open = True, True  # stdout goes on to the reader
-        self.told, self.has_children = False, True  # somebody wants the end; somebody runs
+        self.forwards, self.stdout_is_open = True, True  # stdout is forwarded to the reader
+        self.told, self.has_children = False, True  # the end was requested; a process is left
         self.stragglers_until: float | None = None  # known once the script has ended
         self.kill_at: float | None = None
         self.kill_pause_s = 0.05
-        self.terminated: set[int] = set()  # who has had SIGTERM
+        self.terminated: set[int] = set()  # processes that got SIGTERM
 
     def run(self) -> None:
-        """Until no process is left and what was written has arrived."""
+        """Run until no process is left and all output has been delivered."""
         while self.has_children or not self.is_read() or (self.held and not self.told):
             watched = self.watched()
             poll = select.poll()
-            # In reverse: where stderr is ready, what was written on stdout before is seen too, and handled first.
+            # In reverse: if stderr is ready, what was written to stdout before is seen too, and handled first.
             for number, (events, _) in reversed(watched.items()):
                 poll.register(number, events)
             ready = dict(poll.poll(self.timeout_ms()))
@@ -146,15 +146,15 @@ class Guard:
         self.signal_all(signal.SIGTERM)  # without subreapers a process group can outlive its leader
 
     def is_read(self) -> bool:
-        """The script has ended, and its output too or the time for stragglers."""
+        """Return whether the script has ended, and its output too or the time for stragglers."""
         until = self.stragglers_until
         return until is not None and (not self.output or time.monotonic() >= until)
 
     def watched(self) -> dict[int, tuple[int, Callable[[], object]]]:
-        """What to wait for and what to do then, in this order."""
+        """Return the descriptors to wait for, each with its events and its handler, in the order of handling."""
         watched: dict[int, tuple[int, Callable[[], object]]]
         watched = {number: (select.POLLIN, handle) for number, handle in self.callers.items()}
-        # What the script wrote before its end is in the pipe and is taken even where the reader is slow.
+        # What the script wrote before its end is in the pipe, and is read even if the reader is slow.
         room = HELD_BYTES if self.stragglers_until is None else HELD_BYTES + PIPE_BYTES
         if self.out in self.output and len(self.held) < room:
             watched[self.out] = (select.POLLIN, self.on_out)
@@ -165,28 +165,28 @@ class Guard:
         return watched
 
     def timeout_ms(self) -> float | None:
-        """Until the next thing to do without being called; None: nothing."""
+        """Return the milliseconds until the next timed action; None if there is none."""
         times = [self.kill_at if self.has_children else None, None if self.is_read() else self.stragglers_until]
         due = min((at for at in times if at is not None), default=None)
         return None if due is None else max(0.0, due - time.monotonic()) * 1000
 
     def keep_time(self) -> None:
-        """Do what is due."""
+        """Run the timed actions that are due."""
         if self.is_read():
             self.forwards = False
             if not self.held and self.stdout_is_open:
-                os.close(STDOUT)  # the reader's end of file
+                os.close(STDOUT)  # end of file for the reader
                 self.stdout_is_open = False
             if self.has_children and self.kill_at is None:
-                self.end(GRACE_S, told=self.told)  # whoever is left
+                self.end(GRACE_S, told=self.told)  # the remaining processes
         if self.has_children and self.kill_at is not None and time.monotonic() >= self.kill_at:
             self.signal_all(signal.SIGKILL)
-            # Again, for children born meanwhile; slower and slower, for a process may hang in the kernel.
+            # Repeated for children started meanwhile; at growing intervals, because a process may hang in the kernel.
             self.kill_at = time.monotonic() + self.kill_pause_s
             self.kill_pause_s = min(1.0, 2 * self.kill_pause_s)
 
     def end(self, grace_s: float, *, told: bool = True) -> None:
-        """SIGTERM now, SIGKILL later; a second call can only shorten the grace."""
+        """Send SIGTERM now and SIGKILL after ``grace_s`` seconds; a second call can only shorten the grace period."""
         self.told = told
         if self.kill_at is None:
             self.terminate()
@@ -194,15 +194,16 @@ class Guard:
         self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
 
     def terminate(self) -> None:
-        """SIGTERM once, parents first, so that a shell does not begin its next command.
+        """Send SIGTERM once to each process, parents first, so that a shell does not begin its next command.
 
-        Called again: to children born meanwhile whose parent has ended. What a parent starts to clean up is left to it.
+        A further call signals children started meanwhile whose parent has ended. Processes that a parent starts to
+        clean up are not signalled.
         """
-        # A stopped process gets SIGTERM when it goes on.
+        # A stopped process gets SIGTERM only when it is continued.
         self.terminated.update(self.signal_all(signal.SIGTERM, signal.SIGCONT, spared=self.terminated))
 
     def signal_all(self, *numbers: int, spared: Container[int] = ()) -> list[int]:
-        """Signals to every descendant; their processes."""
+        """Send signals to every descendant; return the numbers of these processes."""
         found = descendants(os.getpid(), spared)
         kill, processes = (os.killpg, [self.script]) if found is None else (os.kill, found)
         for number, process in product(numbers, processes):
@@ -223,7 +224,7 @@ class Guard:
                 break
             if process == self.script:
                 self.stragglers_until = time.monotonic() + STRAGGLERS_S
-                with suppress(OSError):  # nobody is there to hear it
+                with suppress(OSError):  # no reader is left
                     os.write(self.status, f"{os.waitstatus_to_exitcode(status)}\n".encode())
         if self.has_children and self.kill_at is not None:
             self.terminate()
@@ -236,7 +237,7 @@ class Guard:
             self.end(float(grace_s))
 
     def hang_up(self, caller: int) -> None:
-        """Our parent has let go of us."""
+        """Stop watching a caller that is gone, our parent, and end the script."""
         del self.callers[caller]
         self.end(GRACE_S)
 
@@ -245,7 +246,7 @@ class Guard:
         self.held += data if self.forwards else b""
 
     def take(self, number: int) -> bytes:
-        """The next part of the script's output, which is in the log then; empty at its end."""
+        """Read the next part of the script's output, log it and return it; empty at its end."""
         data = os.read(number, READ_BYTES)
         write_log(data)
         if not data:
@@ -258,23 +259,24 @@ class Guard:
             del self.held[: os.write(STDOUT, bytes(self.held[:READ_BYTES]))]
         except BlockingIOError:
             pass
-        except OSError:  # nobody reads any more
+        except OSError:  # the reader is gone
             self.held.clear()
             self.forwards = False
 
 
 def write_log(data: bytes) -> None:
-    """All of it, where the disk takes it: a full disk ends the log, not the training."""
+    """Write all of the data to the log; a full disk ends the log, not the training."""
     with suppress(OSError):
         while data:
             data = data[os.write(STDERR, data) :]
 
 
 def main() -> None:
+    """Detach from the parent, start the command and guard it until the end."""
     status, parent_number, lc_ctype, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     os.set_inheritable(status, False)
     parent = None
-    with suppress(AttributeError, OSError):  # not Linux, or too old: the pipe alone must do
+    with suppress(AttributeError, OSError):  # not Linux, or too old: only the pipe is used
         parent = os.pidfd_open(parent_number)
     if os.getppid() != parent_number or os.fork():
         os._exit(0)
@@ -286,7 +288,7 @@ def main() -> None:
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)  # without a handler nothing wakes us
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    # In the C locale Python sets this for itself (PEP 538); the script shall have what it was given.
+    # In the C locale Python sets this for itself (PEP 538); the script must get the value that was given.
     environment = {**os.environ, "LC_CTYPE": lc_ctype}
     if not lc_ctype:
         del environment["LC_CTYPE"]

@@ -1,10 +1,11 @@
-"""Placeholders in a user's shell command: ``{CAC_VAR_START_THR}`` stands for the trial's value.
+"""Placeholders in a user's shell command: ``{CAC_VAR_START_THR}`` is replaced by the trial's value.
 
 A placeholder is a name (letters, digits and underscores, beginning with a letter) in braces with nothing between.
-Everything else in braces is the shell's or another program's and stays: ``${VAR}``, ``{a,b}``, ``{1..3}``, ``{}``,
-``awk '{print $1}'``, JSON. A name in doubled braces is no placeholder: ``{{print}}`` becomes ``{print}``. Where more
-braces surround a name, each two pairs are one pair of the result, and a pair over makes a placeholder (so ``{{{X}}}``
-is the value in braces). Braces without a name between them are never undoubled: ``{"a":{"b":1}}`` stays JSON.
+Everything else in braces belongs to the shell or another program and is kept: ``${VAR}``, ``{a,b}``, ``{1..3}``,
+``{}``, ``awk '{print $1}'``, JSON. A name in doubled braces is no placeholder: ``{{print}}`` becomes ``{print}``. If
+more braces surround a name, every two pairs become one pair of the result, and one remaining pair makes a placeholder
+(so ``{{{X}}}`` is the value in braces). Doubled braces without a name between them are never reduced:
+``{"a":{"b":1}}`` stays JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _IN_BRACES = re.compile(r"(?P<open>\{+)(?P<name>[A-Za-z][A-Za-z0-9_]*)(?P<close>
 
 
 def names(command: str) -> list[str]:
-    """The placeholders of a command, each once, in order.
+    """Return the placeholders of a command, each once, in order.
 
     >>> names("python train.py --lr {LR} --out {OUT}/{LR} ${HOME}")
     ['LR', 'OUT']
@@ -30,7 +31,7 @@ def names(command: str) -> list[str]:
 
 
 def fill(command: str, values: Mapping[str, Any], known: Iterable[str] | None = None) -> str:
-    """The command with values for its placeholders, quoted so that the shell reads them back as they are.
+    """Return the command with values for its placeholders, quoted so that the shell reads the values unchanged.
 
     Quoting follows the quotes around the placeholder: ``{OUT}/log``, ``"{OUT}/log"`` and ``'{OUT}/log'`` are the same
     word. Lists are joined with commas, True and False are 1 and 0, None is empty.
@@ -41,7 +42,7 @@ def fill(command: str, values: Mapping[str, Any], known: Iterable[str] | None = 
     Args:
         command: a command line for ``/bin/sh -c``.
         values: by name.
-        known: the names there are; those of ``values`` unless given.
+        known: all valid names; those of ``values`` unless given.
 
     Raises:
         UserError: a placeholder is not known, or has no value.
@@ -63,7 +64,7 @@ def fill(command: str, values: Mapping[str, Any], known: Iterable[str] | None = 
 
 
 def _pairs(command: str, match: re.Match[str]) -> int:
-    """Pairs of braces around a name; 0 for a variable of the shell, ``${NAME}``."""
+    """Return the number of brace pairs around a name; 0 for a variable of the shell, ``${NAME}``."""
     of_shell = match["open"] == "{" and command[: match.start()].endswith("$")
     return 0 if of_shell else min(len(match["open"]), len(match["close"]))
 
@@ -88,7 +89,7 @@ def _text(value: Any) -> str:
 
 
 def _quoted(text: str, quote: str) -> str:
-    """Text as it must be written inside these quotes (none: as a word, or a part of one)."""
+    """Return the text as it must be written inside these quotes (none: as a word, or a part of one)."""
     if quote == "'":
         return text.replace("'", "'\"'\"'")
     if quote == '"':
@@ -97,9 +98,9 @@ def _quoted(text: str, quote: str) -> str:
 
 
 def _quotes(command: str) -> list[str]:
-    """For each character the quotes that it stands in: ``'``, ``"`` or none.
+    """Return for each character the quotes around it: ``'``, ``"`` or none.
 
-    Follows quotes, backslashes and command substitution ``$(...)``, which begins anew inside double quotes; not
+    Handles quotes, backslashes and command substitution ``$(...)``, which begins anew inside double quotes, but not
     comments, backquotes and here-documents.
     """
     inside, found, escaped = [""], [], False

@@ -1,4 +1,4 @@
-"""A shell command as a child process whose output is read as it comes and of which nothing stays behind."""
+"""A shell command as a child process: its output is read as it arrives, and no process of it is left behind."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from io import FileIO
 from itertools import chain
 from pathlib import Path
 
-#: Characters of a line that are kept.
+#: Maximum number of characters kept of a line.
 LINE_CHARACTERS = 2**20
-#: What of a log's end is looked at.
+#: Maximum number of bytes read from a log's end.
 TAIL_BYTES = 2**18
 BLOCK_BYTES = 2**13
 READ_BYTES = 2**16
-#: Seconds that a killed process may take to disappear before we go on without waiting.
+#: Seconds to wait for a killed process to disappear.
 KILL_S = 10.0
 
 
 class ScriptProcess:
     """A running command; a context manager that ends it.
 
-    A guard (`trainables.script.guard`) stands between: it ends the command and all its descendants when `close` is
-    called and also when this process dies in whatever way.
+    A guard process (`trainables.script.guard`) runs the command: it ends the command and all its descendants when
+    `close` is called, and also when this process dies in any way.
 
     Args:
-        command: a command line for ``/bin/sh -c``. It has a session of its own, and nothing to read on stdin.
-        environment: the whole environment of the command, as for `subprocess`: nothing is inherited beside it.
-            ``PYTHONUNBUFFERED=1`` is added unless it is given, else a Python script's lines would arrive in heaps.
+        command: a command line for ``/bin/sh -c``. It runs in its own session, with an empty stdin.
+        environment: the complete environment of the command, as for `subprocess`: nothing else is inherited.
+            ``PYTHONUNBUFFERED=1`` is added unless it is given, because Python scripts would buffer their lines.
         cwd: the command's working directory.
-        log: a file to which stdout and stderr are appended as they come.
+        log: a file to which stdout and stderr are appended as they arrive.
 
     Raises:
-        OSError: the log cannot be opened, there is no such folder, or no process can be started.
+        OSError: the log cannot be opened, a folder does not exist, or no process can be started.
     """
 
     def __init__(self, command: str, *, environment: Mapping[str, str], cwd: Path, log: Path) -> None:
@@ -57,9 +57,9 @@ class ScriptProcess:
             ours.pop_all()
         self._lines = split_lines(self._chunks())
         self.returncode: int | None = None
-        """The command's exit status once it has ended, negative for signals; known when `lines` has come to its end.
+        """The command's exit status once it has ended, negative for signals; known when `lines` has ended.
 
-        -9 also where the guard was killed from outside.
+        Also -9 if the guard was killed from outside.
         """
 
     def __enter__(self) -> ScriptProcess:
@@ -69,26 +69,26 @@ class ScriptProcess:
         self.close()
 
     def lines(self) -> Iterator[str]:
-        """The lines of stdout as they arrive, without their ends, until the command has ended.
+        r"""Return the lines of stdout as they arrive, without their ends, until the command has ended.
 
-        Every call gives the same iterator, so that one loop can go on where another has left off. It ends when stdout
-        is closed by all who hold it, at the latest a second after the command itself, and after `close`. Bytes that
-        are no UTF-8 become U+FFFD, ``\\r`` and ``\\r\\n`` end a line too, of a longer line come the first
+        Every call returns the same iterator, so that one loop can continue where another stopped. It ends when all
+        processes have closed stdout, at the latest a second after the command itself, and after `close`. Bytes that are
+        not UTF-8 become U+FFFD, ``\r`` and ``\r\n`` also end a line, and longer lines are cut to their first
         `LINE_CHARACTERS` characters.
         """
         return self._lines
 
     def last_lines(self, n: int = 20) -> list[str]:
-        """Up to ``n`` last lines of the log that this command wrote, stdout and stderr."""
+        """Return up to ``n`` last lines of the log that this command wrote, stdout and stderr."""
         return tail(self._log, n, start=self._log_start)
 
     def close(self, grace_s: float = 5.0) -> None:
-        """End the command and all its descendants: SIGTERM, after ``grace_s`` seconds SIGKILL. Does nothing twice.
+        """End the command and all its descendants: SIGTERM, then SIGKILL after ``grace_s`` seconds; callable twice.
 
-        Another thread may be waiting in `lines`; its loop ends. A process that hangs in the kernel can outlive this
-        call; the guard stays with it.
+        If another thread is waiting in `lines`, its loop ends. A process that hangs in the kernel can outlive this
+        call; the guard continues until it ends.
         """
-        with suppress(OSError, ValueError):  # the guard has ended, or this is the second time
+        with suppress(OSError, ValueError):  # the guard has ended, or this is the second call
             self._control.write(f"{grace_s}\n".encode())
         self._wait(all_gone=True, timeout_s=max(0.0, grace_s) + KILL_S)
         self._control.close()
@@ -99,7 +99,7 @@ class ScriptProcess:
 
     def _chunks(self) -> Iterator[bytes]:
         while True:
-            with self._reading:  # nobody may close what is being read: its number could become another file's
+            with self._reading:  # not closed while being read: its number could be reused
                 chunk = b"" if self._output.closed else self._output.read(READ_BYTES)
             if not chunk:
                 self._wait(all_gone=False, timeout_s=None)
@@ -107,7 +107,7 @@ class ScriptProcess:
             yield chunk
 
     def _wait(self, *, all_gone: bool, timeout_s: float | None) -> None:
-        """Until the exit status is known, or until nothing of the script runs."""
+        """Wait until the exit status is known, or until no process of the script runs."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         with self._waiting:
             while not self._status.closed and (all_gone or self.returncode is None):
@@ -125,9 +125,9 @@ class ScriptProcess:
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Lines of UTF-8 text that comes in pieces; each is given as soon as its end has come.
+    r"""Yield the lines of UTF-8 text that arrives in pieces, each as soon as its end has arrived.
 
-    A ``\\n`` that follows ``\\r`` ends no line of its own. Ends are left out, a last line needs none. Lines are cut to
+    A ``\n`` after ``\r`` does not end another line. Line ends are removed; the last line needs none. Lines are cut to
     `LINE_CHARACTERS`.
     """
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
@@ -144,14 +144,14 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def tail(path: Path, n: int, *, start: int = 0) -> list[str]:
-    """Up to ``n`` last lines of a text file, read from its end; at most the last `TAIL_BYTES`.
+    """Return up to ``n`` last lines of a text file, read from its end; at most the last `TAIL_BYTES`.
 
-    Of a line that was written over with carriage returns (a progress bar) comes the last state.
+    A line that was overwritten with carriage returns (a progress bar) gives its last state.
 
     Args:
         path: the file.
-        n: how many.
-        start: the byte before which nothing is read.
+        n: maximum number of lines.
+        start: byte before which nothing is read.
     """
     data = b""
     with path.open("rb") as file:
@@ -166,7 +166,7 @@ def tail(path: Path, n: int, *, start: int = 0) -> list[str]:
 
 
 def _pipe(*, reader: ExitStack, writer: ExitStack) -> tuple[FileIO, FileIO]:
-    """The two ends of a pipe, each closed with its stack."""
+    """Return the two ends of a pipe, each closed with its stack."""
     read, write = os.pipe()
     return reader.enter_context(FileIO(read, "r")), writer.enter_context(FileIO(write, "w"))
 
@@ -181,7 +181,7 @@ def _start_guard(
     status: FileIO,
 ) -> None:
     guard = Path(__file__).with_name("guard.py")
-    # -I -S: neither the user's variables nor what is installed may change the guard, and it starts in 15 ms.
+    # -I -S: neither the user's variables nor installed packages can change the guard, and it starts in 15 ms.
     arguments = [sys.executable, "-I", "-S", str(guard), str(status.fileno()), str(os.getpid())]
     with subprocess.Popen(
         [*arguments, environment.get("LC_CTYPE", ""), command],

@@ -1,7 +1,7 @@
-"""Reports that a script prints: one JSON object a line.
+"""Reports that a script prints: one JSON object per line.
 
-A line is a report if it is a JSON object with the key ``accuracy``, or with the marker ``tune_cac`` (its value means
-nothing) where there is no accuracy yet. Anything else that a script prints is left alone.
+A line is a report if it is a JSON object with the key ``accuracy``, or with the marker ``tune_cac`` (its value is
+ignored) where there is no accuracy yet. Anything else that a script prints is ignored.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ NUMBERS = (
     "accuracy", "step", "epoch", "loss", "train_loss", "test_accuracy", "compute_saved", "executed_flops",
     "dense_flops", "train_time_s",
 )  # fmt: skip
-#: Those that count something, so that no NaN and no infinity can be meant.
+#: Keys that count something, for which NaN and infinity are errors.
 COUNTS = ("step", "epoch", "executed_flops", "dense_flops")
 #: Keys whose values are JSON objects.
 OBJECTS = ("gradskip",)
 MARKER = "tune_cac"
-#: Digits above which a whole number is read as a float: beyond all floats it is infinite, as ``1e999`` is.
+#: Integers with more digits are read as floats, and as infinite beyond the largest float, as ``1e999`` is.
 _INT_DIGITS = 300
 
 
@@ -33,10 +33,10 @@ class ReportError(UserError):
 
 
 def read_report(line: str) -> dict[str, Any] | None:
-    """What a line reports, None if it is no report.
+    """Return what a line reports; None if it is not a report.
 
-    The keys of `NUMBERS` and `OBJECTS` stand at the top, all others under ``extra``, which is left out if there are
-    none. NaN and infinite numbers are passed on, but for `COUNTS`.
+    The keys of `NUMBERS` and `OBJECTS` are at the top level, all others under ``extra``, which is omitted if empty. NaN
+    and infinite numbers are accepted, except for `COUNTS`.
 
     >>> read_report('{"accuracy": 0.91, "step": 200, "lr": 0.1}')
     {'accuracy': 0.91, 'step': 200, 'extra': {'lr': 0.1}}
@@ -44,7 +44,7 @@ def read_report(line: str) -> dict[str, Any] | None:
     True
 
     Raises:
-        ReportError: it is a report, and a value is of the wrong kind.
+        ReportError: a value of the report is of the wrong kind.
     """
     text = line.strip()
     if not (text.startswith("{") and text.endswith("}")):
@@ -62,9 +62,9 @@ def read_report(line: str) -> dict[str, Any] | None:
 
 
 def format_report(**values: Any) -> str:
-    """The line that reports these values, without its end; ``read_report`` gives them back.
+    """Return the line that reports these values, without its line end; ``read_report`` reads them back.
 
-    Scalars of NumPy and torch are taken by their ``item()``, also inside lists and dictionaries of other keys.
+    Scalars of NumPy and torch are converted by their ``item()``, also inside lists and dictionaries of other keys.
 
     >>> format_report(step=200, accuracy=0.91)
     '{"accuracy": 0.91, "step": 200}'
@@ -72,7 +72,7 @@ def format_report(**values: Any) -> str:
     '{"tune_cac": 1, "loss": 2.3}'
 
     Raises:
-        ReportError: a value is of the wrong kind, or is none that JSON can hold.
+        ReportError: a value is of the wrong kind, or cannot be written as JSON.
     """
     values = {key: _plain(value) for key, value in values.items() if key != MARKER}
     _check(values)
@@ -104,10 +104,10 @@ def _int_or_infinite(digits: str) -> int | float:
 
 
 def _plain(value: Any) -> Any:
-    """The Python number of a scalar with ``item()``; anything else as it is."""
+    """Return the Python number of a scalar with ``item()``; anything else unchanged."""
     try:
         return _item(value)
-    except (TypeError, ValueError, RuntimeError):  # no scalar: an array of several numbers, say
+    except (TypeError, ValueError, RuntimeError):  # not a scalar, for example an array of several numbers
         return value
 
 
@@ -119,7 +119,7 @@ def _item(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """One short line; `reprlib` also stands values that are nested too deep for `repr`."""
+    """Return the value as one short line; `reprlib` also handles values that are nested too deep for `repr`."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 60
     return " ".join(short.repr(value).split())

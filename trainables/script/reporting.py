@@ -1,4 +1,4 @@
-"""`tune_cac.report` in a user's script: one line of metrics that a search reads."""
+"""`tune_cac.report` for users' scripts: prints one line of metrics that a search reads."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from trainables.script.report_lines import format_report
 
 
 def report(*, accuracy: Any, step: Any = None, **metrics: Any) -> None:
-    """Tell a search how the training stands; outside of a search it prints the same line.
+    """Report metrics of the training to a search; outside of a search it prints the same line.
 
-    What the gradient-skip optimizer of this process has counted goes with it. Of several processes that train together
-    (torch.distributed) the first one reports.
+    The report includes what the gradient-skip optimizers of this process have counted. Of several processes that train
+    together (torch.distributed) only the first one reports.
 
     Args:
-        accuracy: higher is better, 1 at most; on data that was not trained on.
+        accuracy: higher is better, 1 at most; on data that is not used for training.
         step: optimizer steps so far, where no gradient-skip optimizer counts them.
-        metrics: others: ``loss``, ``epoch``, ``test_accuracy`` (read once, at the end), ``train_time_s``,
+        metrics: other metrics: ``loss``, ``epoch``, ``test_accuracy`` (read once, at the end), ``train_time_s``,
             ``compute_saved`` or ``executed_flops`` where no gradient-skip optimizer counts them.
     """
     values: dict[str, Any] = {"accuracy": accuracy}

@@ -1,6 +1,7 @@
-"""A trial that a user's command trains: variables in, a row a report out.
+"""A trial that a user's command trains: it gets variables and reports rows.
 
-A row is held back until the next report comes or the command has ended, because the last one is special.
+A row is held back until the next report comes or the command has ended, because the last row is given only after a
+successful end.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ from trainables.workload_options import read_options
 
 #: The script's output, in the trial's folder.
 LOG_FILE = "output.log"
-#: Column beside a row's: what a space may ask of the run, as JSON.
+#: Additional column of a row: facts about the run that a space may use, as JSON.
 RUN_FACTS = "run_facts"
 #: Lines of output that a failure shows.
 _SHOWN_LINES = 12
 _SHOWN_CHARACTERS = 200
-#: Savings of a baseline up to this are rounding.
+#: Savings of a baseline up to this value are rounding errors.
 _NOTHING = 1e-6
-#: What only an optimizer of ours counts.
+#: Columns that only our optimizers count.
 _COUNTED = ("forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes")
 
 
 class ScriptFailed(RuntimeError):
-    """The user's command ended badly, or told too little."""
+    """The user's command failed, or reported too little."""
 
 
 def settings_of(config: TrialConfig) -> Settings:
-    """What the script's optimizer is told; the baseline's is switched off."""
+    """Return the settings for the script's optimizer; the baseline's is switched off."""
     return Settings(start_thr=-1) if config.method == "none" else config.gradskip_settings()
 
 
 def placeholders(config: TrialConfig, folder: Path) -> dict[str, Any]:
-    """What ``{NAME}`` in the command stands for: the variables, seed, epochs, trial_dir and forward_cache_mb."""
+    """Return the values of ``{NAME}`` in the command: the variables, seed, epochs, trial_dir and forward_cache_mb."""
     settings = settings_of(config)
     variables = {name: getattr(settings, variable.field) for name, variable in BY_NAME.items()}
     return {
@@ -61,17 +62,17 @@ def placeholders(config: TrialConfig, folder: Path) -> dict[str, Any]:
 
 
 def filled_command(config: TrialConfig, folder: Path) -> str:
-    """The trial's command line.
+    """Return the trial's command line.
 
     Raises:
-        UserError: a placeholder that is not known.
+        UserError: the command has an unknown placeholder.
     """
     values = placeholders(config, folder)
     return fill(read_options(config.options)["command"], values, list(values))
 
 
 def check_command(config: TrialConfig) -> None:
-    """Raise UserError where the command has a placeholder that is not known, or several workers are asked for."""
+    """Raise UserError where the command has an unknown placeholder, or several workers are asked for."""
     filled_command(config, Path("trial"))
     if config.workers > 1:
         raise UserError(
@@ -81,7 +82,7 @@ def check_command(config: TrialConfig) -> None:
 
 
 def environment_of(config: TrialConfig, folder: Path) -> dict[str, str]:
-    """The command's environment: this process's, with the trial's variables in place of any ``CAC_*`` of it."""
+    """Return the command's environment: this process's, with the trial's variables in place of all ``CAC_*``."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CAC_")}
     return {
         **inherited,
@@ -93,10 +94,10 @@ def environment_of(config: TrialConfig, folder: Path) -> dict[str, str]:
 
 
 def working_directory(config: TrialConfig) -> Path:
-    """Where the command runs: where the search was started.
+    """Return the folder in which the command runs: the one in which the search was started.
 
     Raises:
-        ScriptFailed: that folder is not there, as on another machine.
+        ScriptFailed: that folder does not exist, for example on another machine.
     """
     wanted = Path(read_options(config.options).get("cwd", os.curdir))
     if not wanted.is_dir():
@@ -108,7 +109,7 @@ def working_directory(config: TrialConfig) -> Path:
 
 
 class ScriptRun:
-    """One run of the user's command; the same face as `TrainingRun`'s.
+    """One run of the user's command, with the same interface as `TrainingRun`.
 
     Args:
         config: of the trial, with the options ``command`` and ``cwd``.
@@ -124,7 +125,7 @@ class ScriptRun:
         self.row: dict[str, Any] | None = None
         """The last report's row; None before the first."""
         self.finished = False
-        """Whether the command has ended well and its last row is given."""
+        """Whether the command has ended successfully and its last row was returned."""
         self._begun = time.perf_counter()
         folder = folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -137,11 +138,11 @@ class ScriptRun:
         self._rows = self._read()
 
     def close(self) -> None:
-        """End the command and everything that it started."""
+        """End the command and all processes that it started."""
         self._process.close()
 
     def train_epoch(self) -> dict[str, Any]:
-        """The next report's row, with what a space may ask of the run beside it."""
+        """Return the next report's row, with the facts about the run that a space may use."""
         try:
             self.row = next(self._rows)
         except BaseException:
@@ -215,7 +216,7 @@ class ScriptRun:
 
 
 def _check_ranges(told: Mapping[str, Any], *, method: str) -> None:
-    """Raise ScriptFailed for a number that cannot be what it says."""
+    """Raise ScriptFailed for a number that is out of its range."""
     for name, rule, holds in (
         ("accuracy", "a fraction, 1 at most: divide a percentage by 100", lambda value: not value > 1),
         ("test_accuracy", "a fraction, 1 at most: divide a percentage by 100", lambda value: not value > 1),
@@ -234,10 +235,10 @@ def _check_ranges(told: Mapping[str, Any], *, method: str) -> None:
 
 
 def costs_of(told: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any]:
-    """FLOPs and what of them was saved: as the script says, or as its optimizer counted.
+    """Return the FLOPs and the savings: as the script reports them, or as its optimizer counted them.
 
-    Where a script says ``executed_flops`` without ``dense_flops``, the baseline's stand for these; where it says
-    ``compute_saved`` alone, no FLOPs are known.
+    If a script reports ``executed_flops`` without ``dense_flops``, the baseline's are used for these; if it reports
+    only ``compute_saved``, no FLOPs are known.
 
     Raises:
         ScriptFailed: nothing is known.

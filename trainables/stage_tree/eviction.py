@@ -63,8 +63,8 @@ def expected_cost(step: int, *, previous: int, following: int, weight: StageWeig
     """Return the cost of dropping a checkpoint, in ``weight``'s unit: visits / (end - start) (n - s) (s - p) cost.
 
     Forks are equally likely at every step of a stage. Without the checkpoint at s, forks at the n - s steps from s to
-    the next checkpoint retrain s - p more steps, from the one before. The first checkpoint's p is the stage's start, the
-    last one's n its end. (Entering a stage anew means retraining from its parent, which is slightly further still.)
+    the next checkpoint retrain s - p more steps, from the one before. The first checkpoint's p is the stage's start,
+    the last one's n its end. (Entering a stage anew means retraining from its parent, which is slightly further still.)
 
     >>> expected_cost(40, previous=30, following=60, weight=StageWeight(start=0, end=100, visits=2, step_cost=1.0))
     4.0

@@ -66,7 +66,7 @@ class Workload(ABC):
 
     @abstractmethod
     def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
-        """Yield the epoch's batches on the CPU; they depend only on the arguments, so that a run can resume anywhere."""
+        """Yield the epoch's batches on the CPU; they depend only on the arguments, so a run can resume anywhere."""
 
     def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
         """Yield `train_batches` without the first ``start``; override it where batches are expensive to skip."""

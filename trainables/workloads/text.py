@@ -76,9 +76,9 @@ def _text() -> str:
 
 
 def words(paragraph: str) -> str:
-    """Return the paragraph's words, without underlines of headings.
+    r"""Return the paragraph's words, without underlines of headings.
 
-    >>> words("  Lists\\n  =====")
+    >>> words("  Lists\n  =====")
     'Lists'
     """
     return " ".join(re.sub(r"[-=*^~]{3,}", " ", paragraph).split())
@@ -241,7 +241,7 @@ class Text(Workload):
             yield _inputs_and_targets(part)
 
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
-        """Return the share of characters predicted correctly from up to 64 before them; each counts once per window."""
+        """Return the share of characters predicted correctly from up to 64 before them; each counts once."""
         correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
         for inputs, targets in self.evaluation_batches(split):
             correct += (model(inputs.to(device)).argmax(-1) == targets.to(device)).sum()

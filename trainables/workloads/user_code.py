@@ -127,8 +127,7 @@ def _sources(root: Path, name: str) -> Iterator[Path]:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """Yield the top-level modules that a file imports anywhere; none for installed files, which the user did not write.
-    """
+    """Yield the top-level modules that a file imports anywhere; none for an installed file, which is not the user's."""
     if _is_installed(path):
         return
     try:

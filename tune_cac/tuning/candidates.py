@@ -17,9 +17,12 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.tuning.optuna_objectives import tell_complete
 from tune_cac.tuning.study_trials import StudyTrials
+from tune_cac.tuning.warm_start.baseline import WarmStart
 
 #: Settings in a row that are skipped because they change nothing; then one is trained all the same.
 _MOST_SKIPPED = 50
+#: Most settings of a study's start that are chosen by replay; at most a third of its trials are.
+_MOST_SPREAD = 10
 
 
 class Candidates:
@@ -101,3 +104,20 @@ def make_sampler(seed: int) -> optuna.samplers.TPESampler:
         return optuna.samplers.TPESampler(
             multivariate=True, group=True, constant_liar=True, n_ei_candidates=48, seed=seed
         )
+
+
+def queue_spread(trials: StudyTrials, warm_start: WarmStart, planned: int, seed: int) -> list[dict[str, Any]]:
+    """Queue settings whose predicted outcomes differ, and return them: the start of a study.
+
+    Args:
+        trials: of the study; what an interrupted search has queued is not queued again.
+        warm_start: what the baseline's run tells.
+        planned: trials of the study.
+        seed: of the draw.
+    """
+    queued = {t.user_attrs.get("start") for t in trials.all()}
+    starts = warm_start.spread(max(1, min(_MOST_SPREAD, planned // 3)), seed)
+    for number, parameters in enumerate(starts):
+        if number not in queued:
+            trials.study.enqueue_trial(parameters, user_attrs={"role": "search", "start": number})
+    return starts

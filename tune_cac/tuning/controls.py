@@ -150,3 +150,8 @@ def _moved(late: Sequence[float], total_steps: int) -> list[list[int]]:
 
 def _manual(base: TrialConfig, layers: Sequence[int], times: Sequence[int]) -> TrialConfig:
     return replace(base, method="gradskip", CAC_STOP_LAYER_NUM=tuple(layers), CAC_STOP_LAYER_ITR=tuple(times))
+
+
+def is_shorter(attrs: Mapping[str, Any]) -> bool:
+    """Return whether a trial is a shorter dense run, which shares nothing with runs of another length."""
+    return attrs.get("control") == SHORTER

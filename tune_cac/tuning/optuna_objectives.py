@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,3 +51,12 @@ def ranked_saving(row: Mapping[str, Any], saving: str | None) -> float:
         return training
     inference = float(row.get("inference_saved") or 0.0)
     return inference if saving == "inference" else (training + inference) / 2
+
+
+def missing_objectives(row: Mapping[str, Any]) -> list[str]:
+    """Return the objectives that a result row lacks, or has as no finite number."""
+    return [name for name in OBJECTIVES if not _finite(row.get(name))]
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -26,3 +26,8 @@ class PredefinedTrial:
 def as_key(values: Any) -> str:
     """Given values as a text that can be compared."""
     return json.dumps(values, sort_keys=True)
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values in types that JSON preserves, so that Ray, the journal and a resumed search see the same config."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -12,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from analysis.io.layout import STUDY_NAME
-from analysis.metrics.controls import SHORTER
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.metrics import OBJECTIVES, ROW
@@ -25,12 +21,12 @@ from trainables.stage_tree.coordinator import RayClaims, start_coordinator
 from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
 from tune_cac.study.trial_folder import SPENT, trial_folder_name
-from tune_cac.tuning.candidates import Candidates, make_sampler
-from tune_cac.tuning.controls import EQUAL_COMPUTE, StudyControls
-from tune_cac.tuning.optuna_objectives import tell_complete
-from tune_cac.tuning.predefined_trial import PredefinedTrial
+from tune_cac.tuning.candidates import Candidates, make_sampler, queue_spread
+from tune_cac.tuning.controls import EQUAL_COMPUTE, StudyControls, is_shorter
+from tune_cac.tuning.optuna_objectives import missing_objectives, tell_complete
+from tune_cac.tuning.predefined_trial import PredefinedTrial, plain
 from tune_cac.tuning.restarts import Restarts
-from tune_cac.tuning.study_trials import StudyTrials
+from tune_cac.tuning.study_trials import StudyTrials, open_study
 from tune_cac.tuning.warm_start.baseline import WarmStart, asks_for_sensitivities, learn
 
 #: Ray's word for a search that suggests no more.
@@ -42,8 +38,6 @@ _MOST_IMPOSSIBLE = 200
 _WAITS = "start_waits"
 #: Attribute of a study whose space does nothing or little on its run: why.
 _WHY_LITTLE = "why_little"
-#: Most settings of a study's start that are chosen by replay; at most a third of its trials are.
-_MOST_SPREAD = 10
 
 
 class StudySearch(Searcher):
@@ -119,18 +113,8 @@ class StudySearch(Searcher):
         self._ended: set[str] = set()
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         super().__init__(metric=list(OBJECTIVES), mode=["max"] * len(OBJECTIVES))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self.study = optuna.create_study(
-                storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal.absolute()))),
-                sampler=make_sampler(seed),
-                pruner=optuna.pruners.NopPruner(),
-                study_name=STUDY_NAME,
-                directions=["maximize"] * len(OBJECTIVES),
-                load_if_exists=True,
-            )
-            """The Optuna study."""
-            self.study.set_metric_names(list(OBJECTIVES))
+        self.study = open_study(journal, make_sampler(seed))
+        """The Optuna study."""
         self.trials = StudyTrials(self.study)
         """What the study's trials say."""
         self.restarts = Restarts(self.trials, tree.parent, retries)
@@ -208,7 +192,7 @@ class StudySearch(Searcher):
             "resume_from": attrs.get("resume_from"),
             "checkpoint_every_s": self._checkpoint_every_s,
             "worker_resources": self._worker_resources,
-            "sharing": self._sharing_of(folder) if (self._sharing and not _is_shorter(attrs)) or baseline else None,
+            "sharing": self._sharing_of(folder) if (self._sharing and not is_shorter(attrs)) or baseline else None,
         }
 
     def _sharing_of(self, folder: str) -> dict[str, Any]:
@@ -326,12 +310,7 @@ class StudySearch(Searcher):
         if self.study.user_attrs.get(_WAITS):
             self._enqueue_start(self.learn().context)
             self.study.set_user_attr(_WAITS, False)
-        count = max(1, min(_MOST_SPREAD, self._planned // 3))
-        queued = {t.user_attrs.get("start") for t in self.study.get_trials(deepcopy=False)}  # before a crash, here
-        starts = self.learn().spread(count, self._start_seed)
-        for number, parameters in enumerate(starts):
-            if number not in queued:
-                self.study.enqueue_trial(parameters, user_attrs={"role": "search", "start": number})
+        starts = queue_spread(self.trials, self.learn(), self._planned, self._start_seed)
         self._tell_why_little(acts=bool(starts))
         self.study.set_user_attr("spread", True)
 
@@ -361,7 +340,7 @@ class StudySearch(Searcher):
             trial.set_user_attr("root", row["stage"])  # a run without interventions ends in its root
         if not self._sharing and row:
             row["stage"] = ""  # only the baseline was recorded: there is no tree to be in
-        missing = [name for name in OBJECTIVES if not _finite(row.get(name))]
+        missing = missing_objectives(row)
         if missing:
             self._tell_fail(trial, f"the trial reported no finite {' and '.join(missing)}")
             return
@@ -425,17 +404,3 @@ class StudySearch(Searcher):
     def restore(self, checkpoint_path: str) -> None:
         """Raise RuntimeError: Ray's own restore would lag behind the journal."""
         raise RuntimeError("resume this study with: python -m tune_cac search --resume NAME")
-
-
-def _is_shorter(attrs: Mapping[str, Any]) -> bool:
-    # A run of another length shares nothing with the others, and the tree stays that of one run.
-    return attrs.get("control") == SHORTER
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values in types that JSON preserves, so that Ray, the journal and a resumed search see the same config."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)

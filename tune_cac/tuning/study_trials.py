@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from analysis.formatting import ROUNDING
+from analysis.io.layout import STUDY_NAME
+from trainables.metrics import OBJECTIVES
 from tune_cac.tuning.optuna_objectives import saved_of_baseline
 from tune_cac.tuning.optuna_private import live_trial
 from tune_cac.tuning.predefined_trial import as_key
+
+
+def open_study(journal: Path, sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+    """Open the Optuna study of a journal, or create it.
+
+    Args:
+        journal: its file.
+        sampler: of its trials.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study = optuna.create_study(
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal.absolute()))),
+            sampler=sampler,
+            pruner=optuna.pruners.NopPruner(),
+            study_name=STUDY_NAME,
+            directions=["maximize"] * len(OBJECTIVES),
+            load_if_exists=True,
+        )
+        study.set_metric_names(list(OBJECTIVES))
+    return study
 
 
 class StudyTrials:

@@ -1,4 +1,4 @@
-"""All warnings of a gradient-skip optimizer: each once, at the user's own line; settings already on are not suggested."""
+"""All warnings of a gradient-skip optimizer: each once, at the user's own line, without settings already on."""
 
 from __future__ import annotations
 

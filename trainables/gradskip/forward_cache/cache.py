@@ -165,7 +165,7 @@ class ForwardCache:
             indices: (B,) int64 on the CPU, the sample number of each row of the model's input.
 
         Raises:
-            UserError: indices of another form or out of range, or a model that does not run its modules as in the chain.
+            UserError: indices of another form or out of range, or a model that does not run the chain in its order.
         """
         self._check(indices)
         if self._inside:

@@ -23,8 +23,8 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 def may_end_prefix(module: nn.Module) -> bool:
     """Return whether a stopped prefix may be extended by this module, which has no parameters.
 
-    Dropout is accepted only where it has no effect: a mask that is drawn once and reused would be another regularization.
-    Classes are compared exactly, because a subclass may behave differently.
+    Dropout is accepted only where it has no effect: a mask that is drawn once and reused would be another
+    regularization. Classes are compared exactly, because a subclass may behave differently.
     """
     kind = type(module)
     if isinstance(module, nn.modules.dropout._DropoutNd):

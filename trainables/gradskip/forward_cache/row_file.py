@@ -22,8 +22,8 @@ from torch import Tensor
 class RowFile:
     """File of at most ``budget_bytes`` of rows; the first rows put are kept.
 
-    Besides the file, 16 bytes per sample are kept in memory: the position of its row, and the checksum of the input from
-    which the row was computed.
+    Besides the file, 16 bytes per sample are kept in memory: the position of its row, and the checksum of the input
+    from which the row was computed.
 
     Args:
         samples: S; sample numbers are 0..S-1.

@@ -57,8 +57,8 @@ class FreezeOutRule(InOrder):
     """Rule that lowers each layer's learning rate to zero along its own cosine, and stops the layer there.
 
     Layer i of K ends at t_i, from t_0 for the first to T for the last, linearly in i (or, ``cubic``, at T times the
-    cube of t_i / T). Its learning rate is the scheduled one times (1 + cos(pi t / t_i)) / 2, and with ``scaled`` also times
-    T / t_i, so that every layer moves equally far. The paper's base schedule is constant.
+    cube of t_i / T). Its learning rate is the scheduled one times (1 + cos(pi t / t_i)) / 2, and with ``scaled`` also
+    times T / t_i, so that every layer moves equally far. The paper's base schedule is constant.
 
     Source: Brock et al., "FreezeOut: Accelerate Training by Progressively Freezing Layers", 2017, sections 2 and 3.
 

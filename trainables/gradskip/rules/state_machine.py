@@ -29,7 +29,7 @@ ORDINARY = StepPlan()
 
 
 class SkipMachine:
-    """State machine that counts iterations, asks the rule, brakes and stops. No stop is decided while a layer brakes."""
+    """State machine that counts iterations, asks the rule, brakes and stops; decides no stop while a layer brakes."""
 
     def __init__(self, settings: Settings, rule: StopRule) -> None:
         self.rule = rule
@@ -99,7 +99,7 @@ class SkipMachine:
 
     @property
     def decided_through(self) -> int:
-        """Return the position of the last parameter for which a stop was decided, braking ones included; -1 for none."""
+        """Return the position of the last parameter with a decided stop, braking parameters included; -1 for none."""
         return max(self.stopped_through, self.braking_through)
 
 

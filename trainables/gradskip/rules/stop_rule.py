@@ -44,7 +44,7 @@ class StopRule(Protocol):
         """Return the first iteration, from this one on, at which `decide` may do anything; `NEVER` if none."""
 
     def first_stop(self) -> int:
-        """Return the earliest iteration at which this rule, from its initial state, can decide a stop; `NEVER` if none."""
+        """Return the earliest iteration at which this rule can decide a stop from its initial state; `NEVER` if none."""
 
     def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
         """Return (last position, factor on the learning rate) of layers that still train, ascending; mostly empty."""
@@ -58,8 +58,8 @@ class StopRule(Protocol):
     def begin_after(self, through: int) -> None:
         """Continue with the first layer after a position; -1 for the first layer of all.
 
-        Called where the layers or their stops differ from those that the rule has seen: a state of another rule was loaded,
-        or the user has frozen or unfrozen layers.
+        Called where the layers or their stops differ from those that the rule has seen: a state of another rule was
+        loaded, or the user has frozen or unfrozen layers.
         """
 
 

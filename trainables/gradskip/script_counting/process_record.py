@@ -65,7 +65,10 @@ class ProcessRecord:
         self.settle()
 
     def change(self) -> None:
-        """Note that the set of stopped layers changed: within a step, which still has all gradients, or between steps."""
+        """Note that the set of stopped layers changed.
+
+        The change comes within a step, which still has all gradients, or between two steps.
+        """
         self._changed = True
         if not self._stepping:
             self._begin_stretches()
@@ -84,8 +87,8 @@ class ProcessRecord:
     def wait_for_fewer(self) -> None:
         """End the count if no optimizer is left to wait for.
 
-        Called by Python's garbage collector, at any place in any thread. If the counter is not active, because an operation
-        is being counted or another thread runs this, the next step ends the count.
+        Called by Python's garbage collector, at any place in any thread. If the counter is not active, because an
+        operation is being counted or another thread runs this, the next step ends the count.
         """
         if self.flops.at_work and not self.flops.switching and not any(record.wants_look for record in self.records):
             self.flops.end()

@@ -91,7 +91,10 @@ class StepFlops(TorchDispatchMode):
 
 
 def _in_autograd_function() -> bool:
-    """Return whether an autograd function's forward pass is running: compiled, a reentrant checkpoint, or the user's own."""
+    """Return whether an autograd function's forward pass is running.
+
+    It may be compiled code, a reentrant checkpoint, or the user's own function.
+    """
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _APPLY:

@@ -11,7 +11,7 @@ from trainables.workloads.images.source import Source
 
 
 def find_source(data: str) -> Source:
-    """Find the image source at a path: a Parquet file, a folder of Parquet files by split, or folders of images by class.
+    """Find the image source at a path: a Parquet file, a folder of Parquet files, or folders of images by class.
 
     Raises:
         UserError: the path does not exist or holds none of them.
