@@ -8,7 +8,7 @@ from trainables.errors import unknown_name
 #: Stem and a one-line description of each space; its module has the details.
 SPACES: dict[str, str] = {
     "auto_thresholds": "Gradient-Skip in auto mode: CAC_VAR_* thresholds, timing, braking distance",
-    "braking_distance": "Gradient-Skip in auto mode: the braking distance alone, thresholds held",
+    "braking_distance": "Gradient-Skip in auto mode: the braking distance alone, thresholds fixed",
     "manual_layers": "Gradient-Skip in manual mode: how many stops, through which layers, when",
     "stop_rules": "Gradient-Skip's rules against each other (CAC_RULE), each with its settings",
     "pruning_sensitivities": "pruning: one sensitivity a layer",

@@ -36,7 +36,7 @@ def notes(context: SpaceContext) -> list[str]:
     """Return a line with the fixed variables."""
     held = {k: v for k, v in auto_thresholds.start(context).items() if k != "CAC_BRAKING_DISTANCE"}
     return [
-        "held, unless search --set holds other values: " + " ".join(f"{name}={value}" for name, value in held.items())
+        "fixed, unless search --set gives other values: " + " ".join(f"{name}={value}" for name, value in held.items())
     ]
 
 

@@ -80,7 +80,7 @@ def notes(context: SpaceContext) -> list[str]:
     """Return a line on when the space prunes."""
     known = "" if context.sensitivities else "; a search seeds the ranges by a sensitivity analysis of its baseline"
     return [
-        "prunes from a fifth to three fifths of the run, every epoch, unless search --set holds other values of "
+        "prunes from a fifth to three fifths of the run, every epoch, unless search --set gives other values of "
         f"pruning_start_epoch, pruning_end_epoch and pruning_frequency{known}"
     ]
 

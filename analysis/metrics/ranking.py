@@ -55,7 +55,8 @@ def check_allowed_drop(allowed_drop: float) -> None:
     """Raise UserError unless the allowed accuracy loss is a fraction in [0, 1)."""
     if not 0 <= allowed_drop < 1:
         raise UserError(
-            f"the allowed drop must be a fraction in [0, 1), such as 0.005 for half a point, got {allowed_drop}"
+            "the allowed accuracy loss must be a fraction in [0, 1), such as 0.005 for half a point, got "
+            f"{allowed_drop}"
         )
 
 
@@ -347,10 +348,10 @@ def _warn_of_missing_baselines(done: pd.DataFrame, trials: pd.DataFrame) -> None
     shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
     of = f" of {shown}" if keys else ""
     warnings.warn(
-        f"no completed baseline{of}: the drop in accuracy of {len(without)} of the {len(done)} trials is not known, so "
+        f"no completed baseline{of}: the accuracy loss of {len(without)} of the {len(done)} trials is not known, so "
         "they come last and are on no front"
         if keys
-        else "no completed baseline: no drop in accuracy is known, and no trial is within the allowed one",
+        else "no completed baseline: no accuracy loss is known, and no trial is within the allowed one",
         stacklevel=4,
     )
 

@@ -27,7 +27,7 @@ _HIDDEN = ("test_accuracy", "test_accuracy_drop")
 _Column = tuple[str, str, int, int]
 _OUTCOME: tuple[_Column, ...] = (
     ("accuracy (%)", "accuracy", 100, 2),
-    ("drop (points)", "accuracy_drop", 100, 2),
+    ("accuracy loss (points)", "accuracy_drop", 100, 2),
 )
 _TRAINING_SAVED: _Column = ("compute saved (%)", "compute_saved", 100, 1)
 _BACKWARD_SAVED: _Column = ("backward saved (%)", "backward_saved", 100, 1)
@@ -95,7 +95,7 @@ def _about(row: pd.Series, info: StudyInfo) -> list[str]:
     return [
         f"tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {int(row['seed'])}",
         f"trial {row['trial']}: {saved_words(saving_of(row))} {percent(saved_of_one(row))}, validation accuracy "
-        f"{row['accuracy']:.4f}, drop {drop}",
+        f"{row['accuracy']:.4f}, accuracy loss {drop}",
         f"One seed. {'Epochs' if row['method'] == 'compression' else 'Iterations'} are those of a run of this length.",
     ]
 

@@ -52,7 +52,7 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
     )
     if info.hold:
         held = " ".join(f"{name}={short(value)}" for name, value in without_files(info.hold).items())
-        lines.append(f"Held in every trial but the baseline: {held}.")
+        lines.append(f"Fixed in every trial but the baseline: {held}.")
     saving = saving_of(trials)
     if best is not None and saved_of_one(best) > 0:
         lines += [
@@ -139,9 +139,9 @@ def confirmation_lines(confirmation: pd.DataFrame | None, saved: str, allowed_dr
         return []
     lines = [
         "", "## Confirmation", "",
-        "Retrained with the baseline on seeds that the search never saw; drops are in "
+        "Retrained with the baseline on seeds that the search never saw; accuracy losses are in "
         f"{compared(confirmation.iloc[0])}, in points, with intervals that hold together.", "",
-        f"| trial | seeds | {saved} | drop | from | to | confirmed |", "|--:|--:|--:|--:|--:|--:|:--|",
+        f"| trial | seeds | {saved} | accuracy loss | from | to | confirmed |", "|--:|--:|--:|--:|--:|--:|:--|",
     ]  # fmt: skip
     for _, row in confirmation.iterrows():
         drops = " | ".join(

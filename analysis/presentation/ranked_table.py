@@ -36,14 +36,14 @@ def ranked_table(
             shorter.
     """
     header = [
-        "rank", "trial", "accuracy", "drop", "saved", "GFLOPs", "search cost", "time s", "within", "front",
+        "rank", "trial", "accuracy", "accuracy loss", "saved", "GFLOPs", "search cost", "time s", "within", "front",
         "configuration",
     ]  # fmt: skip
     if test:
         header.insert(4, "test acc.")
     compared = beats is not None and bool(beats.notna().any())
     if compared:
-        header.insert(-1, "beats shorter")
+        header.insert(-1, "beats cut dense run")
     saving = saving_of(ranking)
     if saving != TRAINING:
         at = header.index("saved") + 1

@@ -206,7 +206,10 @@ def _notes(infos: dict[str, StudyInfo], trials: dict[str, pd.DataFrame]) -> Iter
     for name, frame in trials.items():
         done = frame["status"] == "completed"
         if not (done & (frame["role"] == "baseline")).any():
-            yield f"{name} has no completed baseline, so no drop can be stated and none of its trials is compared."
+            yield (
+                f"{name} has no completed baseline, so no accuracy loss can be stated and none of its trials is "
+                "compared."
+            )
         elif not (done & ~frame["role"].isin(_COMMON)).any():
             yield f"{name} has no completed trial beside the baseline."
         running = int((frame["status"] == "running").sum())
@@ -214,7 +217,7 @@ def _notes(infos: dict[str, StudyInfo], trials: dict[str, pd.DataFrame]) -> Iter
             yield f"{name} is not finished: {plural(running, 'trial')} running."
     seeds = {name: info.seed for name, info in infos.items()}
     if len(set(seeds.values())) > 1:
-        yield f"Seeds differ ({_listed(seeds)}): each drop is from the baseline of its own seed."
+        yield f"Seeds differ ({_listed(seeds)}): each accuracy loss is from the baseline of its own seed."
     else:
         baselines = {name: _baseline_accuracy(frame) for name, frame in trials.items()}
         known = {name: f"{value:.4f}" for name, value in baselines.items() if value is not None}
@@ -249,7 +252,7 @@ def comparison_table(comparison: Comparison) -> list[list[str]]:
     """Return the studies as text cells, header first."""
     table = [
         [
-            "study", "space", "trials", "failed", "front", "hypervolume", "best trial", "saved", "drop", "trainings",
+            "study", "space", "trials", "failed", "front", "hypervolume", "best trial", "saved", "accuracy loss", "full trainings",
             "of joint front",
         ]
     ]  # fmt: skip
@@ -274,7 +277,7 @@ def comparison_table(comparison: Comparison) -> list[list[str]]:
 
 def joint_front_table(comparison: Comparison, *, top: int | None = None) -> list[list[str]]:
     """Return the joint front as text cells, header first, most saved first; at most `top` rows."""
-    table = [["study", "trial", "saved", "drop", "accuracy", "configuration"]]
+    table = [["study", "trial", "saved", "accuracy loss", "accuracy", "configuration"]]
     for _, row in comparison.joint_front.head(len(comparison.joint_front) if top is None else top).iterrows():
         table.append(
             [
@@ -291,7 +294,7 @@ def joint_front_table(comparison: Comparison, *, top: int | None = None) -> list
 
 def comparison_line(comparison: Comparison) -> str:
     """Return one sentence that names the study that saves most within the allowed accuracy loss."""
-    within = f"within the allowed drop of {points(comparison.allowed_drop)}"
+    within = f"within the allowed accuracy loss of {points(comparison.allowed_drop)}"
     found = comparison.studies.dropna(subset=[SAVED])
     found = found[found[SAVED] > 0].sort_values(SAVED, ascending=False, kind="stable")
     if len(found) == 0:

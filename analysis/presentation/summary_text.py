@@ -22,22 +22,22 @@ from trainables.config import TrialConfig, field_kinds
 from trainables.gradskip.variables import BY_NAME
 
 
-def trials_for_trainings(trials: int, trainings: float) -> str:
-    """Return the number of trials and their compute in dense trainings, as text.
+def full_trainings(equivalents: float) -> str:
+    """Return an amount of compute in trainings of the baseline, as text.
 
-    >>> trials_for_trainings(100, 11.83)
-    '100 trials for 11.8 trainings'
+    >>> full_trainings(11.83), full_trainings(1.04)
+    ('11.8 full trainings', '1.0 full training')
     """
-    said = f"{trainings:.1f}"
-    return f"{plural(trials, 'trial')} for {said} training{'' if said == '1.0' else 's'}"
+    said = f"{equivalents:.1f}"
+    return f"{said} full training{'' if said == '1.0' else 's'}"
 
 
 def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
     """Return one sentence on the compute executed, and on the trials' compute without sharing if that is more."""
-    line = f"{of}: {trials_for_trainings(cost.trials, cost.dense_equivalents)}"
+    line = f"{of}: {full_trainings(cost.dense_equivalents)} for {plural(cost.trials, 'trial')}"
     alone, executed = f"{cost.own_equivalents:.1f}", f"{cost.dense_equivalents:.1f}"
     if cost.own_equivalents > cost.dense_equivalents and alone != executed:
-        line += f"; alone, each from its start, they would have been {alone}"
+        line += f"; trained alone, each from its start, they would have cost {alone}"
     return line + "."
 
 
@@ -82,7 +82,7 @@ def headline(
     if len(ranking) == 0:
         return "No trial has completed, so there is nothing to rank."
     if not (ranking["role"] == "baseline").any():
-        return "The baseline did not complete, so no drop in accuracy can be stated and nothing is recommended."
+        return "The baseline did not complete, so no accuracy loss can be stated and nothing is recommended."
     if best is None or saved_of_one(best) <= 0:
         said = _nothing(ranking, allowed_drop, confirmation)
         return f"{said} {why_little[0].upper()}{why_little[1:]}." if why_little else said
@@ -101,7 +101,8 @@ def headline(
         )
     else:
         text = (
-            f"No setting was confirmed to stay within the allowed drop of {points(allowed_drop)}. The best on one "
+            f"No setting was confirmed to stay within the allowed accuracy loss of {points(allowed_drop)}. The best "
+            "on one "
             f"seed skips {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'], allowed_drop)} in "
             f"validation accuracy; {_again(again, allowed_drop)}."
         )
@@ -119,19 +120,19 @@ def _share(row: pd.Series) -> str:
 def _nothing(ranking: pd.DataFrame, allowed_drop: float, confirmation: pd.DataFrame | None) -> str:
     if "worth" in ranking.columns and bool((ranking["within_drop"] & (ranking[SAVED] > 0)).any()):
         return "No setting tried is worth more at this price of a point of accuracy than training in full."
-    text = f"No setting tried saves compute within the allowed drop of {points(allowed_drop)}."
+    text = f"No setting tried saves compute within the allowed accuracy loss of {points(allowed_drop)}."
     refuted = 0 if confirmation is None else int(confirmation["refuted"].sum())
     return f"{text} {plural(refuted, 'setting')} did on one seed and not on fresh ones." if refuted else text
 
 
 def _at(drop: float, allowed_drop: float) -> str:
     if drop > ROUNDING:
-        return f"at a drop of {points(drop, allowed=allowed_drop)}"
-    return "at no drop" if drop >= -ROUNDING else f"at no drop ({points(-drop)} better)"
+        return f"at a loss of {points(drop, allowed=allowed_drop)}"
+    return "at no loss" if drop >= -ROUNDING else f"at no loss ({points(-drop)} better)"
 
 
 def _at_most(high: float, allowed_drop: float) -> str:
-    return f"the drop is at most {points(high, allowed=allowed_drop)}" if high > 0 else "nothing is lost"
+    return f"the accuracy loss is at most {points(high, allowed=allowed_drop)}" if high > 0 else "nothing is lost"
 
 
 def _again(again: pd.Series, allowed_drop: float) -> str:
@@ -169,19 +170,19 @@ def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None, *, confirmed: b
         return ""
     reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
     if math.isnan(reached):
-        return f"Training so much shorter was not tried: the shortest saves {percent(line['compute_saved'].max())}."
+        return f"No dense run was cut so far: the shortest saves {percent(line['compute_saved'].max())}."
     word = beats_shorter(best.to_frame().T, line).iloc[0]
     if pd.isna(word) or (word == BEATS and not confirmed):
         return ""
     verb = {BEATS: "It beats", EQUAL: "It is about equal to"}.get(word, "It does not beat")
     said = (
-        f"{verb} simply training shorter, which reaches {reached:.4f} for the same compute on that seed, "
+        f"{verb} a dense run cut to the same compute, which reaches {reached:.4f} on that seed, "
         f"this setting {best['accuracy']:.4f}"
     )
     if word == EQUAL:
         nothing = float(difference_that_says_nothing(line, (best["accuracy"] + reached) / 2))
         said += f" (another seed alone makes about {nothing:.4f})"
-    return f"{said}; fresh seeds did not train shorter." if confirmed else f"{said}."
+    return f"{said}; no cut dense run was trained on fresh seeds." if confirmed else f"{said}."
 
 
 def _shorter_line(best: pd.Series, line: pd.DataFrame | None) -> list[str]:
@@ -190,7 +191,7 @@ def _shorter_line(best: pd.Series, line: pd.DataFrame | None) -> list[str]:
     if line is None or pd.isna(word):
         return []
     reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
-    return [f"# Training shorter for the same compute: validation accuracy {reached:.4f} on that seed; beaten: {word}."]
+    return [f"# Dense run cut to the same compute: validation accuracy {reached:.4f} on that seed; beaten: {word}."]
 
 
 def is_answer(best: pd.Series | None) -> bool:
@@ -240,12 +241,15 @@ def about_answer(
     """
     study = f"# tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {info.seed}"
     if best is None or not is_answer(best):
-        return [study, f"# Nothing tried saves compute within the allowed drop of {points(allowed_drop)}: off."]
+        return [
+            study,
+            f"# Nothing tried saves compute within the allowed accuracy loss of {points(allowed_drop)}: off.",
+        ]
     words = saved_words(saving_of(best))
     lines = [
         study,
         f"# trial {best['trial']}: {words} {percent(saved_of_one(best))}, validation accuracy "
-        f"{best['accuracy']:.4f}, drop {points(best['accuracy_drop'])} (allowed {points(allowed_drop)})",
+        f"{best['accuracy']:.4f}, accuracy loss {points(best['accuracy_drop'])} (allowed {points(allowed_drop)})",
         *_shorter_line(best, line),
     ]
     again = of_trial(confirmation, best)

@@ -53,7 +53,7 @@ def test_no_row_of_the_table_is_beyond_what_it_shows_to_be_allowed() -> None:
         ]
     )  # fmt: skip
     header, *rows = ranked_table(analysis.rank(trials, allowed_drop=0.005), allowed_drop=0.005)
-    by_trial = {row[1].split()[0]: (row[header.index("drop")], row[header.index("within")]) for row in rows}
+    by_trial = {row[1].split()[0]: (row[header.index("accuracy loss")], row[header.index("within")]) for row in rows}
     assert by_trial == {
         "0": ("+0.0000", "yes"), "1": ("+0.0050", "yes"), "2": ("+0.00505", "no"), "3": ("+0.0000", "yes"),
         "4": ("+0.0100", "no"),

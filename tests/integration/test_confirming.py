@@ -55,7 +55,7 @@ def test_controls_are_trained_beside_the_trials(study: Path) -> None:
     for _, row in stops.iterrows():
         assert_equals_alone(row)
     assert len(control_line(trials)) == 6
-    assert "beats shorter" in (study.parents[1] / "printed.txt").read_text()
+    assert "beats cut dense run" in (study.parents[1] / "printed.txt").read_text()
     assert "## Controls" in Layout(study).report.read_text()
 
 

@@ -86,13 +86,13 @@ def test_held_values_are_part_of_the_study(tmp_path: Path) -> None:
     held = ("--set", "CAC_VAR_START_THR=0.99", "--set", "CAC_WATCH=conv,linear")
     done = run_here(tmp_path, *arguments, "--trials", "3", *held)
     first_line = done.stderr.splitlines()[0]
-    assert first_line.endswith("1 at a time, CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear held")
+    assert first_line.endswith("1 at a time, CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear fixed")
     baseline, *others = searched(done, study)
     assert baseline == TrialConfig(epochs=2, method="none")
     assert all((config.CAC_VAR_START_THR, config.CAC_WATCH) == (0.99, ("conv", "linear")) for config in others)
     refused = run_here(tmp_path, *arguments, "--trials", "1", "--set", "CAC_VAR_START_THR=0.98")
     assert refused.returncode == 2
-    assert "CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear held, not CAC_VAR_START_THR=0.98" in refused.stderr
+    assert "CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear fixed, not CAC_VAR_START_THR=0.98" in refused.stderr
     added = searched(run_here(tmp_path, *arguments, "--trials", "1", *held), study)
     assert len(added) == 4
     # A study whose search was cut short: what is left is trained with the study's own held values.
@@ -102,6 +102,6 @@ def test_held_values_are_part_of_the_study(tmp_path: Path) -> None:
     resumed = searched(run_here(tmp_path, "search", "--resume", "s"), study)
     assert len(resumed) == 5
     assert (resumed[-1].CAC_VAR_START_THR, resumed[-1].CAC_WATCH) == (0.99, ("conv", "linear"))
-    assert "Held in every trial but the baseline: CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear." in (
+    assert "Fixed in every trial but the baseline: CAC_VAR_START_THR=0.99 CAC_WATCH=conv,linear." in (
         (study / "report.md").read_text()
     )

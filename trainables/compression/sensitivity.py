@@ -187,7 +187,7 @@ def proposed_sensitivities(rows: Sequence[Row], weights: Mapping[str, Tensor], a
         UserError: ``allowed_drop`` is out of range.
     """
     if not 0 <= allowed_drop <= 1:
-        raise UserError(f"the allowed drop must be a fraction in [0, 1], such as 0.005, got {allowed_drop}")
+        raise UserError(f"the allowed accuracy loss must be a fraction in [0, 1], such as 0.005, got {allowed_drop}")
     by_parameter: dict[str, list[Row]] = {}
     for row in rows:
         by_parameter.setdefault(row.parameter, []).append(row)

@@ -137,7 +137,7 @@ class ExecutionRecorder:
         return mask_of(n for n in self._numbers(module) if not self._parameters[n].requires_grad)
 
     def _enter(self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Under torch.compile this traces to nothing; replicas of a module are other modules.
+        # Under torch.compile this has no effect; replicas of a module are other modules.
         if torch.compiler.is_compiling() or not self._handles or module is not self._modules[index]:
             return
         if not self._running and (not torch.is_grad_enabled() or in_backward()):
@@ -364,7 +364,7 @@ class ForwardHook(InertInCopies):
         self._seen = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Under torch.compile this traces to nothing.
+        # Under torch.compile this has no effect.
         if torch.compiler.is_compiling() or self._seen is None or not torch.is_grad_enabled():
             return
         seen = self._seen()

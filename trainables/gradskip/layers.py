@@ -137,7 +137,7 @@ def _beside(parameters: Sequence[Tensor], layers: Sequence[tuple[int, ...]], mod
 
 
 def _end_of_last_unit(parameters: Sequence[Tensor], order: Sequence[int], own: int) -> int:
-    """Return where the last unit ends: after its bias and norm, before a matrix such as the classifier's."""
+    """Return where the last unit ends: with its bias and norm, before a matrix such as the classifier's."""
     for place in range(own + 1, len(order)):
         if parameters[order[place]].dim() >= 2:
             return place - 1

@@ -1,4 +1,4 @@
-"""Gradient-Skip's settings: one frozen, validated model, and its form as ``CAC_*`` variables (`variables.VARIABLES`)."""
+"""Gradient-Skip's settings: one frozen, validated model, and its form as ``CAC_*`` variables."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 
 @contextmanager
 def isolated(*, seed: int, threads: int) -> Iterator[None]:
-    """Run with seeded generators, ``threads`` CPU threads, float32 and no ``CAC_*`` variable; restore all at the end."""
+    """Run with seeded generators, ``threads`` CPU threads, float32 and no ``CAC_*`` variable, and restore all of it."""
     state = ProcessState()
     state.begin(seed=seed, threads=threads)
     try:

@@ -80,7 +80,7 @@ def start(command: str, environment: dict[str, str], prctl: Callable[[int, int],
     """Start the command in its own session; return its number and the read ends of its stdout and stderr."""
     out, out_of_script = os.pipe()
     errors, errors_of_script = os.pipe()
-    # Blocked, so that a signal between fork and exec is handled as by the script, not by us.
+    # Blocked, so that a signal between fork and exec gets the script's handling, not ours.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     script = os.fork()
     if script == 0:
@@ -237,7 +237,7 @@ class Guard:
             self.end(float(grace_s))
 
     def hang_up(self, caller: int) -> None:
-        """Stop watching a caller that is gone, our parent, and end the script."""
+        """End the script because our parent has ended or closed its pipe, and stop watching that descriptor."""
         del self.callers[caller]
         self.end(GRACE_S)
 

@@ -1,6 +1,6 @@
 """A trial that a user's command trains: it gets variables and reports rows.
 
-A row is held back until the next report comes or the command has ended, because the last row is given only after a
+A row is delayed until the next report comes or the command has ended, because the last row is given only after a
 successful end.
 """
 

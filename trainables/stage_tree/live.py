@@ -61,11 +61,11 @@ def resume_live(
     """Build a run that records its signals, from its start or from a checkpoint of the tree.
 
     Args:
-        config: of the trial.
-        data: a checkpoint as the tree keeps it; None: from the start.
-        metadata: what the tree has noted of the model for this method.
-        replay_state: where the trial's replay stands.
-        watches: what else is recorded.
+        config: configuration of the trial.
+        data: a checkpoint as stored in the tree; None: from the start.
+        metadata: facts about the model that the tree has stored for this method.
+        replay_state: state of the trial's replay.
+        watches: values of ``CAC_WATCH`` whose layers are also recorded.
 
     Raises:
         RuntimeError, KeyError, EOFError, UnpicklingError: the checkpoint cannot be loaded.

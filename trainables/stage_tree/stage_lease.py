@@ -1,4 +1,4 @@
-"""The one stage that a trial has leased to train, and the renewal of that lease."""
+"""The lease of a trial on the stage that it trains, and the renewal of this lease."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from trainables.stage_tree.leases import StageClaims
 from trainables.stage_tree.store import Stage
 
-#: A trainer that is silent for so long, or for so many of its slowest steps, loses its stage.
+#: A trial loses its stage after this many seconds plus this many of its slowest steps without renewal.
 LEASE_S, LEASE_STEPS = 15.0, 20
-#: The same before its first step: the model is built, kernels are chosen, FLOPs are counted.
+#: Seconds until the loss before its first step, in which the model is built, kernels are selected, FLOPs are counted.
 BEGINNING_S = 60.0
 
 
@@ -48,7 +48,7 @@ class StageLease:
             self._stage = None
 
     def renew(self, silence_s: float = 0.0) -> None:
-        """Renew the lease when it is due, or before the trial is silent for so many seconds."""
+        """Renew the lease when it is due, or before ``silence_s`` seconds without another call."""
         if self._stage is not None and time.monotonic() - self._renewed + silence_s > LEASE_S / 5:
             self._claims.renew(self._holder, self._length_s() + silence_s)
             self._renewed = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a trial writes into the stage tree beside checkpoints. A full disk ends the sharing, not the training."""
+"""Writing of a trial's stages to the stage tree, except checkpoints. A full disk ends the sharing, not the training."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainables.stage_tree.store import StageStore
 from trainables.stage_tree.trial_path import TrialPath
 from trainables.training.run import TrainingRun
 
-#: A row that says that training diverged there.
+#: Key of a row that marks that training diverged there.
 DIVERGED = "diverged"
 #: Method metadata that this process has read, by the root's folder and `metadata_key`.
 _METADATA: dict[tuple[Path, Any], Mapping[str, Any]] = {}
-#: Warnings that were given for a tree in this process.
+#: Warnings already given in this process, by tree.
 _WARNED: set[tuple[Path, str]] = set()
 
 
@@ -30,8 +30,8 @@ class TreeWriter:
     Args:
         store: the tree of the trial's root.
         root: the root's facts (`root.root_facts`).
-        config: of the trial.
-        tree: folder of the study's tree; warnings are given once for each.
+        config: configuration of the trial.
+        tree: folder of the study's tree; each warning is given once per tree.
     """
 
     def __init__(self, store: StageStore, root: Mapping[str, Any], config: TrialConfig, tree: Path) -> None:
@@ -39,7 +39,7 @@ class TreeWriter:
         self._described = False
 
     def method_metadata(self) -> Mapping[str, Any]:
-        """Return what the replay of the trial's method must know of the model; written where it is not there."""
+        """Return the facts about the model that the replay of the trial's method needs; write them if missing."""
         if METHODS[self._config.method].replay_module is None:
             return {}
         key = (self._store.folder, metadata_key(self._config))
@@ -48,10 +48,10 @@ class TreeWriter:
         return _METADATA[key]
 
     def publish(self, path: TrialPath, recorder: Any, rows: dict[int, dict[str, Any]]) -> None:
-        """Write what was recorded on the path's last stage since the last time, unless all of it is known.
+        """Write what was recorded on the path's last stage since the last call, unless all of it is known.
 
         Args:
-            path: of the trial.
+            path: path of the trial.
             recorder: a `SignalRecorder`.
             rows: result rows by step.
         """
@@ -72,7 +72,7 @@ class TreeWriter:
             self._warn_unwritten(error)
 
     def describe_root(self, run: TrainingRun | None, *, finished: bool) -> None:
-        """Write what the root's files lack, once a trial: after its first epoch, and at its end if they were lost."""
+        """Write missing files of the root, once per trial: after its first epoch, or at its end."""
         if self._described or not (finished or (run is not None and run.epoch_shapes is not None)):
             return
         self._described = True
@@ -82,7 +82,7 @@ class TreeWriter:
                     self._write(name, values)
 
     def warn_unloadable(self, error: Exception) -> None:
-        """Warn that a checkpoint cannot be loaded, once a tree and process."""
+        """Warn that a checkpoint cannot be loaded, once per tree and process."""
         self._warn_once(
             "unloadable",
             f"a checkpoint of the stage tree cannot be loaded ({error}): trials train on from an earlier one. The "

@@ -1,4 +1,4 @@
-"""The stages that a trial's run leads through, with the trial's replay standing at its end."""
+"""The stages on a trial's path through the stage tree, with the trial's replay at its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Visit:
     stage: Stage
     entered_by: Intervention | None
     replay_state: dict[str, Any]
-    """The replay's state on entering."""
+    """State of the replay when it entered the stage."""
 
 
 class TrialPath:
@@ -27,7 +27,7 @@ class TrialPath:
 
     Args:
         store: the tree of the trial's root.
-        replay: of the trial's method, at iteration 0.
+        replay: replay of the trial's method, at iteration 0.
     """
 
     def __init__(self, store: StageStore, replay: MethodReplay) -> None:
@@ -52,13 +52,13 @@ class TrialPath:
         return None if entered_by is None else (self.visits[-2].stage, entered_by)
 
     def enter(self, intervention: Intervention) -> Stage:
-        """Go on to the stage that an intervention leads to, and return it."""
+        """Append the stage that an intervention leads to, and return it."""
         stage = self._store.child(self.here, intervention)
         self.visits.append(Visit(stage=stage, entered_by=intervention, replay_state=self.replay.state_dict()))
         return stage
 
     def set_back(self, step: int) -> None:
-        """Bring path and replay back to the start of a step."""
+        """Reset path and replay to the start of a step."""
         while len(self.visits) > 1 and self.here.start > step:
             self.visits.pop()
         visit = self.visits[-1]
@@ -71,8 +71,8 @@ class TrialPath:
         """Return the last checkpoint that this trial can continue from: place on the path, and entry.
 
         Args:
-            checkpoints: of the tree.
-            frontier: its step is at most this.
+            checkpoints: checkpoints of the tree.
+            frontier: largest step that the checkpoint may have.
             refused: entries that cannot be read.
         """
         until = frontier
@@ -92,7 +92,7 @@ class TrialPath:
         return None
 
     def acts_at(self, recorder: SignalRecorder, step: int) -> bool:
-        """Return whether the method acts in the step that begins: others will fork where one has."""
+        """Return whether the method acts in the step that begins; other trials are likely to fork there."""
         if self.replay.is_quiet():
             return False
         state = self.replay.state_dict()

@@ -59,26 +59,26 @@ def run_lengths(batches: Iterable[Batch]) -> list[tuple[int, Batch]]:
 
 
 class EpochShapes:
-    """Note the shapes of an epoch's batches, once.
+    """Records the shapes of an epoch's batches, once.
 
     Args:
-        steps_per_epoch: batches of an epoch.
+        steps_per_epoch: batches per epoch.
     """
 
     def __init__(self, steps_per_epoch: int) -> None:
         self._steps = steps_per_epoch
         self._seen: list[tuple[int, Batch]] = []
         self.complete: list[tuple[int, Batch]] | None = None
-        """Run lengths of the batches; None until an epoch was seen from its start to its end."""
+        """Run lengths of the batches; None until a whole epoch was recorded."""
 
     def see(self, batch: Batch, step: int) -> None:
-        """Note the batch of a step, counted from the epoch's start."""
+        """Record the batch of a step, counted from the epoch's start."""
         if self.complete is not None:
             return
         if step == 0:
             self._seen = []
         elif not self._seen:
-            return  # begun in the middle of an epoch
+            return  # the run started in the middle of an epoch
         see_batch(self._seen, batch)
         if step == self._steps - 1:
             self.complete = self._seen

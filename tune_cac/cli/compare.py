@@ -20,7 +20,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "compare", parents=[debug], help="several studies of the same training side by side",
         description="Compare studies of one workload and length that searched different spaces: what each saves within "
-        "the drop, front against front, hypervolume, and what the searches cost.",
+        "the allowed accuracy loss, Pareto front against Pareto front, hypervolume, and what the searches cost.",
     )  # fmt: skip
     parser.add_argument("studies", nargs="+", metavar="STUDY", help="folders of studies, or names under --results")
     parser.add_argument("--allowed-drop", type=float, help="accuracy that may be lost (default: the studies')")
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_table(joint_front_table(found, top=arguments.top))
     print(f"\n{comparison_line(found)}")
     print(
-        f"Hypervolume: above nothing saved at a drop of {100 * found.reference_drop:g} points. "
+        f"Hypervolume: above nothing saved at an accuracy loss of {100 * found.reference_drop:g} points. "
         "One seed a trial: differences of a few tenths of a point are noise."
     )
     for note in found.notes:

@@ -23,9 +23,9 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     """
     parser = commands.add_parser(
         "confirm", parents=[debug], help="retrain a study's best settings and its baseline on fresh seeds",
-        description="Retrain the settings of a study that save most within the allowed drop, and its baseline, on "
-        "seeds that the search has not seen; say which of them hold there, on the test split, with intervals. Asked "
-        "again, it goes on where it was interrupted, or adds what more is asked for.",
+        description="Retrain the settings of a study that save most within the allowed accuracy loss, and its "
+        "baseline, on seeds that the search has not seen; say which of them are confirmed, on the test split, with "
+        "intervals. Run again, it continues where it was interrupted, or adds settings and seeds.",
     )  # fmt: skip
     parser.add_argument("--top", type=int, default=5, help="settings to retrain (default: 5)")
     parser.add_argument("--seeds", type=int, default=5, help="fresh seeds (default: 5)")
@@ -70,7 +70,7 @@ def _cells(table: pd.DataFrame, allowed_drop: float) -> list[list[str]]:
     def shown(drop: float) -> str:
         return points_number(drop, allowed=allowed_drop, sign="+")
 
-    drop = f"drop in {compared(table.iloc[0])}"
+    drop = f"loss of {compared(table.iloc[0])}"
     cells = [["trial", "seeds", "failed", "saved", drop, "interval", "confirmed"]]
     for _, row in table.iterrows():
         known = row["seeds"] > 0

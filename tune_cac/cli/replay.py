@@ -203,7 +203,7 @@ def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str,
     frame = pd.DataFrame(drawn, dtype=object)
     trace = completed(layout, trace, frame)
     found = analysis.replay(trace, frame)
-    held = f", {shown_hold(hold)} held" if hold else ""
+    held = f", {shown_hold(hold)} fixed" if hold else ""
     print(f"{plural(len(found), 'random setting')} of {space.name}{held}, seed {arguments.seed}")
     nothing = (found["stops"] == 0) & found["compute_saved"].notna()
     open_ones = int(found["compute_saved"].isna().sum())

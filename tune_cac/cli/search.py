@@ -31,7 +31,8 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "search", parents=[debug], help="search a space on a workload", description="Search a space on a workload with "
         "Ray and Optuna. The first trial is the baseline (method off), the second the space's starting point, as a "
-        "rule the published defaults scaled to the run's length. Accuracies and drops are fractions: 0.005 is half a "
+        "rule the published defaults scaled to the run's length. Accuracies and accuracy losses are fractions: "
+        "0.005 is half a "
         "point.",
     )  # fmt: skip
     # Defaults are None so that --resume can tell what was given; SearchOptions holds the real ones.
@@ -48,7 +49,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, help="epochs a trial (default: the workload's)")
     parser.add_argument("--seed", type=int, help="seed of the trials and of the sampler (default: 0)")
     parser.add_argument(
-        "--set", action="append", metavar="VARIABLE=VALUE", help="hold a variable that the space does not search, "
+        "--set", action="append", metavar="VARIABLE=VALUE", help="fix a variable that the space does not search, "
         "such as CAC_VAR_START_THR=0.97, in every trial but the baseline; may be repeated",
     )  # fmt: skip
     parser.add_argument(

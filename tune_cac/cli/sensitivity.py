@@ -29,7 +29,8 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "sensitivity", parents=[debug], help="prune each layer alone, and propose sensitivities for a schedule",
         description="Prune one layer at a time at rising levels and evaluate on the validation split; say how much "
-        "each layer bears within the allowed drop. Writes sensitivity.csv, sensitivity.png and sensitivities.yaml, a "
+        "each layer tolerates within the allowed accuracy loss. Writes sensitivity.csv, sensitivity.png and "
+        "sensitivities.yaml, a "
         "schedule's pruners. Without --checkpoint the workload is trained first.",
     )  # fmt: skip
     parser.add_argument("--workload", default="digits", help="what is trained (default: digits)")
@@ -253,4 +254,4 @@ def _write(folder: Path, rows: Sequence[Row], proposals: Sequence[Proposal], arg
         write_asked(folder / name, content, "--output", "choose another folder")
         print(f"{what}: {folder / name}")
     if not section:
-        print("No layer bears any of these levels within the drop, so no pruner is proposed.")
+        print("No layer tolerates any of these levels within the allowed accuracy loss, so no pruner is proposed.")

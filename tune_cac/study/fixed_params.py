@@ -93,7 +93,7 @@ def check_hold(space: str, hold: Mapping[str, Any]) -> dict[str, Any]:
         for name in values:
             if name in searched:
                 raise UserError(
-                    f"{name} is searched by space {space}, so it can't be held, got {name}={shown(values[name])}: "
+                    f"{name} is searched by space {space}, so it can't be fixed, got {name}={shown(values[name])}: "
                     "leave it out, or take another space"
                 )
     if isinstance(values.get("distill_checkpoint"), str):  # trials run in another folder
@@ -108,7 +108,7 @@ def check_hold_on_run(space: str, hold: Mapping[str, Any], context: SpaceContext
         try:
             TrialConfig(method=found.method, **{**values, **hold})
         except UserError as error:
-            raise UserError(f"{shown_hold(hold)} can't be held in space {space}: {error}") from None
+            raise UserError(f"{shown_hold(hold)} can't be fixed in space {space}: {error}") from None
 
 
 def with_schedule(hold: Mapping[str, Any], file: str | Path | None, *, compatible: bool = False) -> dict[str, Any]:

@@ -81,7 +81,8 @@ def open_study(options: SearchOptions) -> Layout:
                 )
         if held.hold != wanted.hold:
             raise UserError(
-                f"{layout.root} holds a study with {shown_hold(held.hold)} held, not {shown_hold(wanted.hold)}: choose "
+                f"{layout.root} holds a study with {shown_hold(held.hold)} fixed, not {shown_hold(wanted.hold)}: "
+                "choose "
                 "another --name, or the same --set to add trials to it"
             )
         check_writable(layout.root)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.formatting import plural
 from analysis.io.layout import Layout
 from analysis.io.studies import load
 from analysis.metrics.accounting import SearchCost, search_cost
@@ -21,9 +22,9 @@ from analysis.presentation.stage_frame import stage_frame
 from analysis.presentation.summary_text import (
     best_env,
     best_schedule,
+    full_trainings,
     headline,
     search_cost_line,
-    trials_for_trainings,
 )
 from analysis.presentation.tree_picture import tree_svg
 
@@ -157,5 +158,5 @@ def draw_tree(layout: Layout, cost: SearchCost) -> bool:
 
 def tree_picture(stages: pd.DataFrame, cost: SearchCost) -> str:
     """The picture of a study's tree, under the sentence that says what its trials cost."""
-    title = trials_for_trainings(cost.trials, cost.dense_equivalents)
+    title = f"{plural(cost.trials, 'trial')}, {full_trainings(cost.dense_equivalents)}"
     return tree_svg(stages, stages.attrs["total_steps"], title=title)

@@ -83,7 +83,7 @@ def confirm(
     candidates = candidates_of(trials, info.allowed_drop, top)
     if candidates.empty:
         raise UserError(
-            f"nothing to confirm in {layout.root}: no setting saves compute within the allowed drop of "
+            f"nothing to confirm in {layout.root}: no setting saves compute within the allowed accuracy loss of "
             f"{info.allowed_drop}: search more trials, or anew with a larger --allowed-drop"
         )
     fresh = [(info.seed + 1 + n) % (MOST_SEED + 1) for n in range(seeds)]

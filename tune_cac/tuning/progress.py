@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from analysis.formatting import ROUNDING, percent, plural, points
-from analysis.presentation.summary_text import trials_for_trainings
+from analysis.presentation.summary_text import full_trainings
 from trainables.errors import WorkerDied
 from tune_cac.messages import say
 from tune_cac.ray_backend.session import DEATHS
@@ -145,7 +145,7 @@ class SearchProgress(tune.Callback):
         if self.failures:
             parts.append(f"{len(self.failures)} failed")
         if self.ended or self._live:
-            parts.append(trials_for_trainings(self.ended + self.controls, self._trainings()))
+            parts.append(f"compute so far: {full_trainings(self._trainings())}")
         if self.controls:
             parts.append(plural(self.controls, "control"))
         left = self._to_run - self.ended
@@ -181,7 +181,9 @@ class SearchProgress(tune.Callback):
         saved, accuracy, number = max(within)
         if saved <= 0:
             return "nothing saved yet"
-        return f"best {percent(saved)} saved at {points(baseline['accuracy'] - accuracy)} drop (trial {-number})"
+        return (
+            f"best {percent(saved)} saved at {points(baseline['accuracy'] - accuracy)} of accuracy loss (trial {-number})"
+        )
 
 
 def in_trainings(row: Mapping[str, Any]) -> float:

@@ -204,7 +204,7 @@ def _run(layout: Layout, options: SearchOptions, context: SpaceContext | None = 
     info = layout.read_info()
     size = f"{plural(info.trials, 'trial')} of {info.length_text}, {options.trials_at_a_time} at a time"
     if options.hold:
-        size += f", {shown_hold(options.hold)} held"
+        size += f", {shown_hold(options.hold)} fixed"
     # Said before torch and Ray load, which takes seconds.
     say(f"{layout.root}: {options.space} on {options.workload}, {size}")
     with written(layout, f"search --resume {layout.root}"):

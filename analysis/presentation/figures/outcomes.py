@@ -154,7 +154,7 @@ def _outcome_label(first: pd.Series, trials: list[int]) -> str:
     lines = [f"trial{'s' if len(trials) > 1 else ''} {listed}{more}{beside}"]
     lines.append(f"{saved_words(saving_of(first))} {percent(saved_of_one(first))}")
     drop = number(first, "accuracy_drop")
-    beside = "" if np.isnan(drop) else f", drop {points(drop)}"
+    beside = "" if np.isnan(drop) else f", accuracy loss {points(drop)}"
     lines.append(f"accuracy {100 * number(first, 'accuracy'):.2f} %{beside}")
     settings = settings_text(first)
     if settings not in ("", "-"):
@@ -251,7 +251,7 @@ def confirmation(data: ReportData) -> Confirmation | None:
     labels = [
         f"{candidates[i]}: {'confirmed' if confirmed[i] else 'not confirmed'}\n"
         f"{data.saved_words} {percent(share[i])}\n"
-        f"drop {points(drop[i], allowed=data.allowed_drop)}, {100 * confidence[i]:.0f} % interval "
+        f"accuracy loss {points(drop[i], allowed=data.allowed_drop)}, {100 * confidence[i]:.0f} % interval "
         f"{points(low[i])} to {points(high[i], allowed=data.allowed_drop)}\n"
         f"{plural(int(seeds[i]) if np.isfinite(seeds[i]) else 0, 'seed')}"
         for i in range(len(frame))

@@ -56,8 +56,8 @@ def convergence_figure(data: ReportData) -> PlotlyFigure | None:
         return None
     traces = []
     for name, wanted, symbol, colour in (
-        ("over the allowed drop", False, "circle-open", "@trial"),
-        ("within the allowed drop", True, "circle", "@front"),
+        ("over the allowed accuracy loss", False, "circle-open", "@trial"),
+        ("within the allowed accuracy loss", True, "circle", "@front"),
     ):
         those = [i for i, within in enumerate(found.within) if within == wanted]
         group = Points(
@@ -77,7 +77,10 @@ def convergence_figure(data: ReportData) -> PlotlyFigure | None:
             "hovertext": [f"trial {t}: best so far {b:.1f} %" for t, b in zip(found.trial, found.best, strict=True)],
         }
     )  # fmt: skip
-    alt = f"Best {found.what} within the allowed drop by trial: {found.best[-1]:.1f} % after {len(found.trial)} trials."
+    alt = (
+        f"Best {found.what} within the allowed accuracy loss by trial: {found.best[-1]:.1f} % after "
+        f"{len(found.trial)} trials."
+    )
     layout = {"xaxis": _trial_axis(found.trial), "yaxis": axis(f"{found.what} (%)")}
     return PlotlyFigure(name="convergence", alt=alt, traces=traces, layout=layout, height=400)
 
@@ -117,8 +120,10 @@ def cost_figure(data: ReportData) -> PlotlyFigure | None:
                 "hovertext": [f"up to trial {t}: {v:.1f} ({name})" for t, v in zip(found.trial, values, strict=True)],
             }
         )  # fmt: skip
-    layout = {"xaxis": _trial_axis(found.trial), "yaxis": axis("compute (trainings)", rangemode="tozero")}
-    alt = f"Compute of the search: {found.executed[-1]:.1f} trainings executed, {found.alone[-1]:.1f} trained alone."
+    layout = {"xaxis": _trial_axis(found.trial), "yaxis": axis("compute (full trainings)", rangemode="tozero")}
+    alt = (
+        f"Compute of the search: {found.executed[-1]:.1f} full trainings executed, {found.alone[-1]:.1f} trained alone."
+    )
     return PlotlyFigure(name="cost", alt=alt, traces=traces, layout=layout, height=360)
 
 

@@ -41,7 +41,7 @@ def pareto_figure(data: ReportData) -> PlotlyFigure | None:
     )
     if len(found.shorter):
         traces.append(
-            marks("simply training shorter", found.shorter, "triangle-down", "@control", size=9)
+            marks("cut dense runs", found.shorter, "triangle-down", "@control", size=9)
             | {"mode": "lines+markers", "line": {"color": "@control", "width": 2, "dash": "dash"}}
         )
     for name, group, symbol, colour, size in (
@@ -59,7 +59,7 @@ def pareto_figure(data: ReportData) -> PlotlyFigure | None:
     notes = ["Up and to the right is better. Point at a mark to see its trials; of equal outcomes one mark is drawn."]
     if found.least_accuracy is not None:
         layout["shapes"] = [line_of(found.least_accuracy, axis="y")]
-        layout["annotations"] = [note("allowed drop", x=0, y=found.least_accuracy)]
+        layout["annotations"] = [note("allowed accuracy loss", x=0, y=found.least_accuracy)]
     if found.below:
         said = "1 trial lies" if found.below == 1 else f"{found.below} trials lie"
         notes.append(f"{said} below the picture; a double click shows all.")
@@ -102,18 +102,18 @@ def confirmation_figure(data: ReportData) -> PlotlyFigure | None:
             traces.append(trace)
     traces.append(
         {
-            "type": "scatter", "mode": "lines", "name": "allowed drop", "x": [found.allowed, found.allowed],
+            "type": "scatter", "mode": "lines", "name": "allowed accuracy loss", "x": [found.allowed, found.allowed],
             "y": [-0.6, len(places) - 0.4], "line": {"color": "@limit", "width": 1.4, "dash": "dash"},
             "hoverinfo": "skip",
         }
     )  # fmt: skip
     layout = {
-        "xaxis": axis("drop in test accuracy (points)", zeroline=True),
+        "xaxis": axis("loss of test accuracy (points)", zeroline=True),
         "yaxis": axis("", tickvals=places, ticktext=[safe(c) for c in found.candidates],
                       range=[len(places) - 0.4, -0.6], showgrid=False, zeroline=False),
     }  # fmt: skip
     alt = f"Drop in accuracy with its interval: {sum(found.confirmed)} of {len(places)} candidates are confirmed."
-    notes = ["A candidate is confirmed when the upper end of its interval is within the allowed drop."]
+    notes = ["A candidate is confirmed when the upper end of its interval is within the allowed accuracy loss."]
     height = 150 + 36 * len(places)
     return PlotlyFigure(name="confirmation", alt=alt, traces=traces, layout=layout, height=height, notes=notes)
 

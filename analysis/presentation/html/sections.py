@@ -98,7 +98,7 @@ def header(data: ReportData) -> str:
     return (
         f'<p class="study">{escape(info.space)} on {escape(info.workload)}</p><h1>{escape(answer)}</h1>{more}{running}'
         f'<p class="cost">{escape(data.cost_line)}</p>{_tiles(data)}'
-        f'<p class="faint">{info.length_text}, seed {info.seed}; allowed drop {points(data.allowed_drop)}; '
+        f'<p class="faint">{info.length_text}, seed {info.seed}; allowed accuracy loss {points(data.allowed_drop)}; '
         f"trials: {told}.</p>"
     )
 
@@ -124,11 +124,11 @@ def _tiles(data: ReportData) -> str:
             over = f"over {plural(int(again['seeds']), 'fresh seed')}"
             tiles.append((data.saved_words, percent(candidate_saved(again)), over))
             beside = f"{compared(again).removesuffix(' accuracy')}, {over}; allowed {points(data.allowed_drop)}"
-            tiles.append(("drop in accuracy", _drop(again["accuracy_drop"]), beside))
+            tiles.append(("accuracy loss", _drop(again["accuracy_drop"]), beside))
         else:
             tiles.append((data.saved_words, percent(saved_of_one(best)), _beside_saved(best, data.saving)))
             drop = number(best, "accuracy_drop")
-            tiles.append(("drop in accuracy", _drop(drop), f"validation; allowed {points(data.allowed_drop)}"))
+            tiles.append(("accuracy loss", _drop(drop), f"validation; allowed {points(data.allowed_drop)}"))
         baseline = data.ranking[is_one_of(data.ranking, "role", "baseline")]
         test = number(best, "test_accuracy")
         if np.isfinite(test) and len(baseline):
@@ -137,7 +137,7 @@ def _tiles(data: ReportData) -> str:
             tiles.append(("test accuracy", f"{100 * test:.2f} %", beside))
     total = search_cost(data.trials)
     if total.dense_equivalents > 0:
-        tiles.append(("search cost", f"{total.dense_equivalents:.1f} trainings", plural(total.trials, "trial")))
+        tiles.append(("search cost", f"{total.dense_equivalents:.1f} full trainings", plural(total.trials, "trial")))
     cells = "".join(
         f'<div><dt>{escape(name)}</dt><dd><strong>{escape(value)}</strong>'
         f"{f'<span>{escape(beside)}</span>' if beside else ''}</dd></div>"
@@ -238,7 +238,7 @@ def _small_table(
 
 def _controls_note(data: ReportData) -> str:
     if data.controls is None and data.saving == TRAINING:
-        return _none("No controls were trained, so nothing says what simply training shorter would have given.")
+        return _none("No controls were trained, so the accuracy of a dense run cut to the same compute is not known.")
     return ""
 
 
@@ -265,7 +265,15 @@ def _confirmation(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
         ]
         for i, (candidate, seeds) in enumerate(zip(texts(frame, "candidate"), texts(frame, "seeds"), strict=True))
     ]  # fmt: skip
-    heads = ("trial", "seeds", data.saved_words, "drop (points)", "interval (points)", "confidence", "confirmed")
+    heads = (
+        "trial",
+        "seeds",
+        data.saved_words,
+        "accuracy loss (points)",
+        "interval (points)",
+        "confidence",
+        "confirmed",
+    )
     table = _small_table("Candidates retrained on fresh seeds", heads, rows, numeric=(0, 1, 2, 3, 4, 5))
     return _pictures(figures, "confirmation") + table
 
@@ -350,6 +358,6 @@ def _environment(data: ReportData) -> str:
         entries.setdefault(name, version)
     if data.info.hold:
         held = without_files(data.info.hold)
-        entries["held in every trial but the baseline"] = " ".join(f"{k}={v}" for k, v in held.items())
+        entries["fixed in every trial but the baseline"] = " ".join(f"{k}={v}" for k, v in held.items())
     cells = "".join(f"<div><dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd></div>" for k, v in entries.items())
     return f'<dl class="facts">{cells}</dl>' if cells else _none("Nothing is known of where this ran.")

@@ -20,7 +20,7 @@ from trainables.config import field_kinds
 #: Result columns: name in the frame, heading, description, decimals. Fractions are shown as percentages.
 _ACCURACY = (
     ("accuracy", "accuracy %", "validation accuracy, percent", 2),
-    ("accuracy_drop", "drop", "baseline's validation accuracy minus the trial's, in points", 2),
+    ("accuracy_drop", "accuracy loss", "baseline's validation accuracy minus the trial's, in points", 2),
 )
 _COMPUTE = ("compute_saved", "saved %", "compute saved, percent of the full budget's FLOPs", 1)
 #: Columns of compute saved and sparsity for a study that does not rank by training compute.
@@ -85,12 +85,12 @@ def trial_table(data: ReportData) -> dict[str, Any]:
         add("latency_s", "latency ms", title, [round(1000 * float(v), 6) for v in latency], digits=2)
     cost = np.asarray(search_fraction(trials), dtype=np.float64)
     if np.isfinite(cost).any():
-        title = "compute that the search executed for it, in trainings without the method"
+        title = "compute that the search executed for it, in full trainings of the baseline"
         add("search_cost", "search cost", title, [round(float(v), 6) for v in cost], digits=2)
     beats = [None if pd.isna(b) else str(b) for b in beats_shorter(trials, control_line(trials))]
     if any(beats):
-        title = "whether it is more accurate than simply training shorter for the same compute"
-        add("beats_shorter", "beats shorter", title, beats, "text")
+        title = "whether it is more accurate than a dense run cut to the same compute"
+        add("beats_shorter", "beats cut dense run", title, beats, "text")
     for name, kind in field_kinds().items():
         if name not in _ELSEWHERE and name in trials.columns and trials[name].dropna().nunique() > 1:
             add(name, short_name(name), name, *_setting(trials, name, kind))

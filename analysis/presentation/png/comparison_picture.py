@@ -41,12 +41,14 @@ def comparison_figure(comparison: Comparison) -> Figure:
     for place, name in enumerate(comparison.studies["study"]):
         _draw(axes, shown[shown["study"] == name], place, bottom)
     axes.plot(0, 0, marker="*", markersize=13, color="black", linestyle="none", label="baseline", clip_on=False)
-    axes.axhline(-100 * comparison.allowed_drop, color="0.35", linewidth=1, linestyle=(0, (1, 2)), label="allowed drop")
+    axes.axhline(
+        -100 * comparison.allowed_drop, color="0.35", linewidth=1, linestyle=(0, (1, 2)), label="allowed accuracy loss"
+    )
     axes.set_ylim(bottom, max(gains) + margin)
     axes.set_xlim(left=0)
     axes.set_xlabel(f"{saved_words(comparison.saving)} (%)")
     axes.set_ylabel("change in validation accuracy (points)")
-    axes.set_title(f"{comparison.workload}, {comparison.length}: front against front", fontsize="medium")
+    axes.set_title(f"{comparison.workload}, {comparison.length}: Pareto fronts", fontsize="medium")
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
     for side in ("top", "right"):

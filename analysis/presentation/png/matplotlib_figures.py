@@ -123,7 +123,7 @@ def _pareto(axes: Axes, found: Any) -> None:
               drawstyle="steps-pre", label="Pareto front")  # fmt: skip
     if len(found.shorter):
         axes.plot(found.shorter.x, found.shorter.y, "v--", color=LIGHT["control"], markersize=5, linewidth=1.4,
-                  label="simply training shorter")  # fmt: skip
+                  label="cut dense runs")  # fmt: skip
     for name, group, marker, colour, size in (
         ("random stops", found.random_stops, "x", "control", 28),
         ("published defaults", found.published, "D", "published", 34),
@@ -134,8 +134,8 @@ def _pareto(axes: Axes, found: Any) -> None:
             axes.scatter(group.x, group.y, marker=marker, s=size, color=LIGHT[colour], label=name, zorder=3)
     if found.least_accuracy is not None:
         axes.axhline(found.least_accuracy, color=LIGHT["limit"], linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.annotate("allowed drop", (0, found.least_accuracy), xycoords=("axes fraction", "data"), fontsize=7,
-                      xytext=(2, 2), textcoords="offset points", color=LIGHT["faint"])  # fmt: skip
+        axes.annotate("allowed accuracy loss", (0, found.least_accuracy), xycoords=("axes fraction", "data"),
+                      fontsize=7, xytext=(2, 2), textcoords="offset points", color=LIGHT["faint"])  # fmt: skip
     axes.set_ylim(*found.y_range)
     _titles(axes, f"{found.saved} (%)", "validation accuracy (%)")
     _legend(axes)
@@ -152,11 +152,13 @@ def _confirmation(axes: Axes, found: Any) -> None:
                 xerr=[[found.drop[i] - found.low[i] for i in those], [found.high[i] - found.drop[i] for i in those]],
                 fmt="o", color=LIGHT[colour], markerfacecolor=fill, capsize=3, label=name,
             )  # fmt: skip
-    axes.axvline(found.allowed, color=LIGHT["limit"], linewidth=0.8, linestyle=(0, (4, 3)), label="allowed drop")
+    axes.axvline(
+        found.allowed, color=LIGHT["limit"], linewidth=0.8, linestyle=(0, (4, 3)), label="allowed accuracy loss"
+    )
     axes.set_yticks(range(len(found.candidates)), [_text(name) for name in found.candidates])
     axes.set_ylim(len(found.candidates) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
-    _titles(axes, "drop in test accuracy (points)", "")
+    _titles(axes, "loss of test accuracy (points)", "")
     axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
 
 
@@ -231,7 +233,10 @@ def _bars(axes: Axes, found: list[Bars], axis: str) -> None:
 
 
 def _convergence(axes: Axes, found: Any) -> None:
-    for name, wanted, colour in (("over the allowed drop", False, "trial"), ("within the allowed drop", True, "front")):
+    for name, wanted, colour in (
+        ("over the allowed accuracy loss", False, "trial"),
+        ("within the allowed accuracy loss", True, "front"),
+    ):
         those = [i for i, within in enumerate(found.within) if within == wanted]
         axes.scatter([found.trial[i] for i in those], [found.saved[i] for i in those], s=10, color=LIGHT[colour],
                      facecolors=LIGHT[colour] if wanted else "none", label=name)  # fmt: skip
@@ -252,5 +257,5 @@ def _cost(axes: Axes, found: Any) -> None:
     axes.plot(found.trial, found.alone, "--", color=LIGHT["trial"], linewidth=1.6, label="each trial alone")
     axes.plot(found.trial, found.executed, color=LIGHT["front"], linewidth=1.6, label="executed by the search")
     axes.set_ylim(bottom=0)
-    _trials(axes, "compute (trainings)")
+    _trials(axes, "compute (full trainings)")
     _legend(axes)

@@ -47,7 +47,7 @@ def sensitivity_figure(
     if first:
         axes.axhline(
             100 * (first[0][1] - allowed_drop), color=LIGHT["limit"], linewidth=1, linestyle=(0, (1, 2)),
-            label=f"allowed drop ({100 * allowed_drop:g} points)",
+            label=f"allowed accuracy loss ({100 * allowed_drop:g} points)",
         )  # fmt: skip
     axes.set_xlabel(f"{pruned} pruned of one layer (%)")
     axes.set_ylabel("accuracy (%)")

@@ -112,9 +112,7 @@ def test_accuracy_itself_is_compared_among_several_with_a_warning(both: pd.DataF
 def test_a_study_without_a_baseline_among_others_is_named(both: pd.DataFrame) -> None:
     both.loc[(both["study"] == "hard") & (both["role"] == "baseline"), "status"] = "failed"
     both = both.drop(columns=["accuracy_drop"])
-    said = (
-        r"^no completed baseline of study hard seed 1: the drop in accuracy of 3 of the 7 trials is not known, so they"
-    )
+    said = r"^no completed baseline of study hard seed 1: the accuracy loss of 3 of the 7 trials is not known, so they"
     with pytest.warns(UserWarning, match=said) as caught:
         ranking = analysis.rank(both)
     assert len(caught) == 1
@@ -262,9 +260,7 @@ def test_a_status_that_nobody_knows_is_named_and_nothing_vanishes(both: pd.DataF
 
 def test_one_study_without_a_baseline_is_named(both: pd.DataFrame) -> None:
     easy = both[both["study"] == "easy"].drop(columns=["accuracy_drop"])
-    with pytest.warns(
-        UserWarning, match=r"^no completed baseline: no drop in accuracy is known, and no trial is within"
-    ):
+    with pytest.warns(UserWarning, match=r"^no completed baseline: no accuracy loss is known, and no trial is within"):
         ranking = analysis.rank(easy.assign(role=easy["role"].replace("baseline", "Baseline")))
     assert not ranking["within_drop"].any()
 

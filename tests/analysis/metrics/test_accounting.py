@@ -17,7 +17,7 @@ from analysis.io.studies import read_journal, to_frame
 from analysis.metrics.accounting import SearchCost, search_cost, search_fraction
 from analysis.presentation.markdown_report import report_markdown
 from analysis.presentation.ranked_table import ranked_table
-from analysis.presentation.summary_text import search_cost_line, trials_for_trainings
+from analysis.presentation.summary_text import full_trainings, search_cost_line
 from trainables.metrics import METRICS
 
 flops = st.one_of(st.none(), st.integers(0, 10**15))
@@ -55,7 +55,7 @@ def test_everything_executed_counts_whoever_has_a_result(study: Layout) -> None:
         own_equivalents=pytest.approx(1 + 0.8 + 0.5),
     )
     assert search_cost_line(cost) == (
-        "Search cost: 5 trials for 1.4 trainings; alone, each from its start, they would have been 2.3."
+        "Search cost: 1.4 full trainings for 5 trials; trained alone, each from its start, they would have cost 2.3."
     )
 
 
@@ -92,7 +92,7 @@ def test_a_study_of_an_earlier_version_trained_every_trial_alone() -> None:
         cost = search_cost(trials)
         assert cost.search_flops == 1500
         assert cost.dense_equivalents == cost.own_equivalents == 1.5
-    assert search_cost_line(search_cost(frame)) == "Search cost: 2 trials for 1.5 trainings."
+    assert search_cost_line(search_cost(frame)) == "Search cost: 1.5 full trainings for 2 trials."
 
 
 @given(st.lists(st.tuples(flops, flops, flops, st.sampled_from(["completed", "failed", "interrupted", "running"]))))
@@ -111,10 +111,10 @@ def test_the_sums_are_those_of_plain_arithmetic(
 
 
 def test_one_is_singular() -> None:
-    assert trials_for_trainings(1, 1.0) == "1 trial for 1.0 training"
-    assert trials_for_trainings(100, 11.83) == "100 trials for 11.8 trainings"
-    assert trials_for_trainings(0, 0.0) == "0 trials for 0.0 trainings"
-    assert trials_for_trainings(2, 1.04) == "2 trials for 1.0 training"
+    assert full_trainings(1.0) == "1.0 full training"
+    assert full_trainings(11.83) == "11.8 full trainings"
+    assert full_trainings(0.0) == "0.0 full trainings"
+    assert full_trainings(1.04) == "1.0 full training"
 
 
 def test_the_table_has_both_numbers(study: Layout) -> None:

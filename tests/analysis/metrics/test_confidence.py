@@ -309,7 +309,7 @@ def test_a_confirmation_without_candidates_is_an_empty_table() -> None:
 def test_an_ordinary_study_is_no_confirmation() -> None:
     with pytest.raises(UserError, match="the trials have no column 'candidate': give those of a confirmation study"):
         confirm_table(confirmation().drop(columns="candidate"), allowed_drop=0.005)
-    with pytest.raises(UserError, match=r"the allowed drop must be a fraction in \[0, 1\)"):
+    with pytest.raises(UserError, match=r"the allowed accuracy loss must be a fraction in \[0, 1\)"):
         confirm_table(confirmation(), allowed_drop=2)
     with pytest.raises(UserError, match="the confidence must be a fraction between 0 and 1"):
         confirm_table(confirmation(), allowed_drop=0.005, confidence=95)

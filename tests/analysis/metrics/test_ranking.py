@@ -119,7 +119,7 @@ def test_each_trial_is_compared_with_the_baseline_of_its_own_seed() -> None:
 
 @pytest.mark.parametrize("drop", [-0.1, 1.0, float("nan")])
 def test_the_allowed_drop_is_a_fraction(drop: float) -> None:
-    with pytest.raises(UserError, match=r"the allowed drop must be a fraction in \[0, 1\), such as 0.005"):
+    with pytest.raises(UserError, match=r"the allowed accuracy loss must be a fraction in \[0, 1\), such as 0.005"):
         analysis.rank(frame([]), allowed_drop=drop)
 
 

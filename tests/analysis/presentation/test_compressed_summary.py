@@ -57,7 +57,7 @@ def test_a_failed_search_of_schedules_has_no_settings_of_gradient_skip(tmp_path:
     write_answer(layout, answer(layout, allowed_drop=0.005))
     lines = layout.best.read_text().splitlines()
     assert lines[1:] == [
-        "# Nothing tried saves compute within the allowed drop of 0.50 points: off.",
+        "# Nothing tried saves compute within the allowed accuracy loss of 0.50 points: off.",
         "# Compression alone was searched, which no variable sets: no schedule.",
     ]
     assert not layout.best_schedule.exists()
@@ -81,15 +81,15 @@ def test_without_a_baseline_nothing_is_written_to_paste(tmp_path: Path) -> None:
 
 def test_the_headline_says_which_compute() -> None:
     assert said(frame_of(pruned(0.967, 0.62, 0.1))) == (
-        "You can skip 62.0 % of the inference compute at a drop of 0.30 points in validation accuracy "
+        "You can skip 62.0 % of the inference compute at a loss of 0.30 points in validation accuracy "
         "(allowed: 0.50 points). One seed, not confirmed."
     )
     assert said(frame_of(pruned(0.967, 0.6, 0.2, saving="both"), saving="both")).startswith(
-        "You can skip 40.0 % of training and inference compute, on average, at a drop of 0.30 points"
+        "You can skip 40.0 % of training and inference compute, on average, at a loss of 0.30 points"
     )
     # Compute of training alone is nothing here.
     assert said(frame_of(pruned(0.97, 0.0, 0.5))) == (
-        "No setting tried saves compute within the allowed drop of 0.50 points."
+        "No setting tried saves compute within the allowed accuracy loss of 0.50 points."
     )
 
 
@@ -100,11 +100,11 @@ def test_training_shorter_is_not_mentioned_where_it_is_no_rival() -> None:
     assert len(line) == 2
     assert "shorter" not in said(trials, line=line)
     of_training = frame_of(pruned(0.967, 0.62, 0.1, saving="training"), shorter, saving="training")
-    assert "It is about equal to simply training shorter" in said(of_training, line=line)
+    assert "It is about equal to a dense run cut to the same compute" in said(of_training, line=line)
     better = pruned(0.97, 0.0, 0.9) | {"role": "control", "control": "shorter"}
     better["row"]["accuracy"] = 0.99
     of_training = frame_of(pruned(0.967, 0.62, 0.1, saving="training"), better, saving="training")
-    assert "It does not beat simply training shorter" in said(of_training, line=control_line(of_training))
+    assert "It does not beat a dense run cut to the same compute" in said(of_training, line=control_line(of_training))
 
 
 def confirmation(saved: float, drop: float, *, trial: int = 1) -> pd.DataFrame:
@@ -131,7 +131,7 @@ def test_fresh_seeds_are_of_the_same_compute() -> None:
     ranking = analysis.rank(trials)
     first = ranking[ranking["trial"] == 1].iloc[0]
     text = headline(ranking, first, 0.005, confirmation=table)
-    assert text.startswith("You can skip 52.5 % of the inference compute at a drop of 0.19 points in test accuracy")
+    assert text.startswith("You can skip 52.5 % of the inference compute at a loss of 0.19 points in test accuracy")
     assert text.endswith("Trial 2 saves 70.0 % on one seed and was not retrained.")
     assert "inference compute saved 52.5 %," in best_env(INFO, first, 0.005, confirmation=table)
     assert of_trial(table, ranking[ranking["trial"] == 2].iloc[0]) is None
@@ -152,7 +152,7 @@ def column(table: list[list[str]], heading: str) -> list[str]:
 def test_the_ranked_table_has_what_belongs_to_the_saving() -> None:
     trials = frame_of(pruned(0.968, 0.62, 0.1), pruned(0.5, 0.3))
     table = ranked_table(analysis.rank(trials))
-    assert table[0][:7] == ["rank", "trial", "accuracy", "drop", "saved", "sparsity", "MACs"]
+    assert table[0][:7] == ["rank", "trial", "accuracy", "accuracy loss", "saved", "sparsity", "MACs"]
     assert column(table, "saved") == ["62.0 %", "0.0 %", "30.0 %"]
     assert column(table, "sparsity") == ["30.0 %", "0.0 %", "30.0 %"]
     assert column(table, "MACs") == ["38.0 %", "100.0 %", "70.0 %"]
@@ -190,7 +190,7 @@ def test_the_report_has_sums_and_layers_of_the_best() -> None:
     table = report_markdown(
         INFO, trials, ranking, analysis.best(ranking), 0.005, confirmation=confirmation(0.5, 0.00215)
     )
-    assert "| trial | seeds | inference compute saved | drop | from | to | confirmed |" in table
+    assert "| trial | seeds | inference compute saved | accuracy loss | from | to | confirmed |" in table
     assert "| 1 | 4 | 52.5 % |" in table
 
 
@@ -207,7 +207,7 @@ def test_a_held_schedule_is_counted_in_lines() -> None:
     trials = frame_of(pruned(0.968, 0.5, schedule=MARKED, schedule_values=("levels.conv1.weight=0.5",)))
     ranking = analysis.rank(trials)
     text = report_markdown(replace(INFO, hold={"schedule": MARKED}), trials, ranking, None, 0.005)
-    assert "Held in every trial but the baseline: schedule=YAML of 8 lines." in text
+    assert "Fixed in every trial but the baseline: schedule=YAML of 8 lines." in text
     assert "SparsityLevelParameterPruner" not in text
 
 
@@ -228,7 +228,8 @@ def test_best_env_of_compression_alone_points_to_best_yaml() -> None:
     text = best_env(INFO, best_of(frame_of(pruned(0.968, 0.5))), 0.005)
     assert text.splitlines() == [
         "# tune_cac: digits, 30 epochs, space pruning_sensitivities, seed 0",
-        "# trial 1: inference compute saved 50.0 %, validation accuracy 0.9680, drop 0.20 points (allowed 0.50 points)",
+        "# trial 1: inference compute saved 50.0 %, validation accuracy 0.9680, accuracy loss 0.20 points (allowed "
+        "0.50 points)",
         "# One seed, not confirmed.",
         "# It compresses, and no variable says how: the answer is best.yaml.",
     ]
@@ -253,7 +254,8 @@ def test_best_yaml_is_the_schedule_that_the_trial_trained() -> None:
     assert text is not None
     assert text.splitlines()[:4] == [
         "# tune_cac: digits, 30 epochs, space pruning_sensitivities, seed 0",
-        "# trial 1: inference compute saved 50.0 %, validation accuracy 0.9680, drop 0.20 points (allowed 0.50 points)",
+        "# trial 1: inference compute saved 50.0 %, validation accuracy 0.9680, accuracy loss 0.20 points (allowed "
+        "0.50 points)",
         "# One seed, not confirmed.",
         "# Epochs are those of a run of this length.",
     ]

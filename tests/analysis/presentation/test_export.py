@@ -96,7 +96,7 @@ def test_what_the_lines_say_is_true(number: int, study: Layout) -> None:
     lines = export_trial(row_of(study, number), study.read_info(), "env").splitlines()
     saved = {2: "20.0 %", 3: "30.0 %", 5: "-10.0 %"}[number]
     assert lines[0] == "# tune_cac: digits, 30 epochs, space auto_thresholds, seed 0"
-    assert lines[1] == f"# trial {number}: compute saved {saved}, validation accuracy 0.9700, drop 0.00 points"
+    assert lines[1] == f"# trial {number}: compute saved {saved}, validation accuracy 0.9700, accuracy loss 0.00 points"
     assert ("forward_cache_mb=50" in "".join(lines)) == (number == 4)
     assert max(map(len, lines)) <= 120
 
@@ -123,7 +123,7 @@ def test_text_from_elsewhere_stays_in_its_comment(study: Layout, tmp_path: Path)
 
 def test_a_trial_without_a_baseline_has_an_unknown_drop(tmp_path: Path) -> None:
     layout = write_study(tmp_path / "s", [{"error": "it broke"}, {"row": result_row(0.9, 0.5)}])
-    assert "drop unknown, there is no baseline\n" in export_trial(row_of(layout, 1), layout.read_info(), "env")
+    assert "accuracy loss unknown, there is no baseline\n" in export_trial(row_of(layout, 1), layout.read_info(), "env")
 
 
 def test_a_trial_without_a_result_and_a_wrong_format_are_refused(study: Layout) -> None:
@@ -169,7 +169,7 @@ def test_csv_reads_back_equal(study: Layout) -> None:
 
 def test_the_table_of_a_paper(study: Layout) -> None:
     assert paper_cells(ranking_of(study))[:3] == [
-        ["rank", "accuracy (%)", "drop (points)", "compute saved (%)", "backward saved (%)", "settings"],
+        ["rank", "accuracy (%)", "accuracy loss (points)", "compute saved (%)", "backward saved (%)", "settings"],
         [
             "1", "97.00", "0.00", "30.0", "45.0",
             "RULE=freezeout RULE_START_ITR=5 RULE_END_ITR=50 RULE_CUBIC=1 RULE_SCALED=0 WATCH=conv,linear "
@@ -281,7 +281,7 @@ def test_env_of_compression_says_where_the_rest_is(compressed: Layout, tmp_path:
     info = compressed.read_info()
     alone = export_trial(row_of(compressed, 1), info, "env")
     assert alone.splitlines()[1:] == [
-        "# trial 1: inference compute saved 50.0 %, validation accuracy 0.9680, drop 0.20 points",
+        "# trial 1: inference compute saved 50.0 %, validation accuracy 0.9680, accuracy loss 0.20 points",
         "# One seed. Epochs are those of a run of this length.",
         "# It compresses, and no variable says how: the answer is its export with --format schedule.",
     ]
@@ -324,7 +324,14 @@ def test_a_trial_that_compresses_nothing_has_no_schedule(settings: dict[str, Any
 
 def test_tables_of_a_study_of_inference(compressed: Layout, tmp_path: Path) -> None:
     cells = paper_cells(ranking_of(compressed))
-    assert cells[0] == ["rank", "accuracy (%)", "drop (points)", "inference saved (%)", "sparsity (%)", "settings"]
+    assert cells[0] == [
+        "rank",
+        "accuracy (%)",
+        "accuracy loss (points)",
+        "inference saved (%)",
+        "sparsity (%)",
+        "settings",
+    ]
     assert cells[1] == ["1", "96.80", "0.20", "50.0", "30.0", "s: conv1 0.5, conv2 0.25"]
     assert [row[-1] for row in cells[2:]] == ["START_THR=0.97; agp 0.8", "fc=0.25", "baseline"]
     both = write_compressed(tmp_path / "both", [pruned(0.968, 0.5, 0.1, saving="both")], saving="both")

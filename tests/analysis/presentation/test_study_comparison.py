@@ -89,7 +89,7 @@ def test_equal_outcomes_of_two_seeds_are_equal(tmp_path: Path) -> None:
     found = compare([one, other.root])
     assert list(found.studies["share_of_joint_front"]) == [1.0, 1.0]
     assert found.studies["hypervolume"].nunique() == 1
-    assert found.notes == ("Seeds differ (one: 0, other: 1): each drop is from the baseline of its own seed.",)
+    assert found.notes == ("Seeds differ (one: 0, other: 1): each accuracy loss is from the baseline of its own seed.",)
 
 
 outcome_lists = st.lists(st.tuples(st.integers(-4, 40), st.integers(-1, 8).map(lambda v: v / 10)), max_size=7)
@@ -151,7 +151,7 @@ def test_what_makes_studies_less_comparable_is_noted(tmp_path: Path) -> None:
     found = compare([study(tmp_path / "s", [(0, 0.2)]), better.root, failed.root])
     assert found.notes == (
         "better has no completed trial beside the baseline.",
-        "failed has no completed baseline, so no drop can be stated and none of its trials is compared.",
+        "failed has no completed baseline, so no accuracy loss can be stated and none of its trials is compared.",
         "Baselines of the same seed differ in accuracy (s: 0.9683, better: 0.9900): they were not trained alike.",
     )
     assert list(found.studies["share_of_joint_front"]) == [1.0, 0.0, 0.0]
@@ -162,15 +162,18 @@ def test_studies_without_anything_give_empty_tables(tmp_path: Path) -> None:
     assert len(found.joint_front) == len(found.candidates) == 0
     assert found.studies["share_of_joint_front"].isna().all()
     assert comparison_table(found)[1] == ["a", "auto_thresholds", "0", "0", "0", "0.00000", "-", "-", "-", "0.0", "-"]
-    assert joint_front_table(found) == [["study", "trial", "saved", "drop", "accuracy", "configuration"]]
-    assert comparison_line(found) == "No study has a setting that saves compute within the allowed drop of 0.50 points."
+    assert joint_front_table(found) == [["study", "trial", "saved", "accuracy loss", "accuracy", "configuration"]]
+    assert (
+        comparison_line(found)
+        == "No study has a setting that saves compute within the allowed accuracy loss of 0.50 points."
+    )
     assert comparison_picture(found, "png")[:4] == b"\x89PNG"
 
 
 def test_the_sentence(tmp_path: Path) -> None:
     one, two = study(tmp_path / "one", [(0, 0.2)]), study(tmp_path / "two", [(1, 0.4)])
     three = study(tmp_path / "three", [(2, 0.4)])
-    within = "within the allowed drop of 0.50 points"
+    within = "within the allowed accuracy loss of 0.50 points"
     assert comparison_line(compare([one, two])) == (
         f"two saves most {within}: 40.0 % of the training compute; 20.0 % (one)."
     )
@@ -185,7 +188,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         compare([one])
     with pytest.raises(UserError, match=r"each study must be given once, got .*one twice"):
         compare([one, two, one])
-    with pytest.raises(UserError, match=r"the allowed drop must be a fraction in \[0, 1\)"):
+    with pytest.raises(UserError, match=r"the allowed accuracy loss must be a fraction in \[0, 1\)"):
         compare([one, two], allowed_drop=2)
     with pytest.raises(UserError, match=r"no study in .*nothing"):
         compare([one, tmp_path / "nothing"])
@@ -212,7 +215,7 @@ def test_the_picture_has_every_front_as_steps(tmp_path: Path) -> None:
     )
     assert lines["study 0"].get_drawstyle() == "steps-pre"
     assert np.asarray(lines["study 1"].get_xydata())[1] == pytest.approx([30, 300 / 599])
-    assert lines["allowed drop"].get_ydata() == pytest.approx([-0.5, -0.5])
+    assert lines["allowed accuracy loss"].get_ydata() == pytest.approx([-0.5, -0.5])
     drawn = np.concatenate([np.asarray(line.get_xydata()) for line in axes.lines if line.get_label().startswith("_")])
     assert len(drawn) == 4
     assert (drawn[:, 1] > bottom).all()
@@ -225,7 +228,7 @@ def test_pictures_are_files_of_their_kind_and_repeat(tmp_path: Path) -> None:
     found = compare(names)
     svg = comparison_picture(found, "svg")
     texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
-    assert {"a<b&c$d$", "_d", "baseline", "allowed drop", "compute saved (%)"} <= set(texts)
+    assert {"a<b&c$d$", "_d", "baseline", "allowed accuracy loss", "compute saved (%)"} <= set(texts)
     assert svg == comparison_picture(found, "svg")
     assert comparison_picture(found, "png").startswith(b"\x89PNG\r\n")
 

@@ -57,7 +57,8 @@ def test_headline_says_why_nothing_is_saved_and_only_then() -> None:
     assert "eight decay" not in headline(saves, analysis.best(saves), 0.01, why_little=why)
     nothing = analysis.rank(study(record(1, 0.97, 0.0)), allowed_drop=0.01)
     assert headline(nothing, analysis.best(nothing), 0.01, why_little=why) == (
-        "No setting tried saves compute within the allowed drop of 1.00 points. Weight decay is 0: --space stop_rules "
+        "No setting tried saves compute within the allowed accuracy loss of 1.00 points. Weight decay is 0: --space "
+        "stop_rules "
         "works."
     )
 
@@ -65,7 +66,7 @@ def test_headline_says_why_nothing_is_saved_and_only_then() -> None:
 def test_headline_states_what_can_be_skipped_at_what_drop() -> None:
     ranking = analysis.rank(study(record(1, 0.967, 0.31, **VARIABLES)))
     assert headline(ranking, analysis.best(ranking), 0.005) == (
-        "You can skip 31.0 % of the training compute at a drop of 0.30 points in validation accuracy "
+        "You can skip 31.0 % of the training compute at a loss of 0.30 points in validation accuracy "
         "(allowed: 0.50 points). One seed, not confirmed."
     )
 
@@ -73,7 +74,7 @@ def test_headline_states_what_can_be_skipped_at_what_drop() -> None:
 def test_headline_when_nothing_saves() -> None:
     ranking = analysis.rank(study(record(1, 0.9, 0.5, **VARIABLES)))
     assert headline(ranking, analysis.best(ranking), 0.005) == (
-        "No setting tried saves compute within the allowed drop of 0.50 points."
+        "No setting tried saves compute within the allowed accuracy loss of 0.50 points."
     )
 
 
@@ -210,7 +211,7 @@ def test_the_report_says_what_was_held() -> None:
     ranking = analysis.rank(trials)
     info = replace(INFO, hold={"CAC_WATCH": ["conv", "linear"], "CAC_WHOLE_UNITS": True})
     text = report_markdown(info, trials, ranking, analysis.best(ranking), 0.005)
-    assert "Held in every trial but the baseline: CAC_WATCH=conv,linear CAC_WHOLE_UNITS=1." in text
+    assert "Fixed in every trial but the baseline: CAC_WATCH=conv,linear CAC_WHOLE_UNITS=1." in text
     assert "Held" not in report_markdown(INFO, trials, ranking, analysis.best(ranking), 0.005)
 
 

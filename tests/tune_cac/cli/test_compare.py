@@ -53,8 +53,8 @@ def test_it_prints_the_studies_and_their_joint_front(results: Path, capsys: pyte
         ["b", "1", "50.0", "%"], ["a", "2", "40.0", "%"], ["a", "1", "25.0", "%"]
     ]  # fmt: skip
     assert table[-1][6:] == ["START_THR=0.97", "SAMPLES=5"]
-    assert "a saves most within the allowed drop of 0.50 points: 40.0 % of the training compute." in lines
-    assert lines[-1].startswith("Hypervolume: above nothing saved at a drop of 5 points. One seed a trial: ")
+    assert "a saves most within the allowed accuracy loss of 0.50 points: 40.0 % of the training compute." in lines
+    assert lines[-1].startswith("Hypervolume: above nothing saved at an accuracy loss of 5 points. One seed a trial: ")
 
 
 def test_the_front_can_be_cut_and_the_drop_changed(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +62,10 @@ def test_the_front_can_be_cut_and_the_drop_changed(results: Path, capsys: pytest
     out = capsys.readouterr().out
     assert "Joint front, 3 trials, 1 of them:" in out
     assert len(rows_of(out.splitlines())) == 3
-    assert "b saves most within the allowed drop of 2.00 points: 50.0 % of the training compute; 40.0 % (a).\n" in out
+    assert (
+        "b saves most within the allowed accuracy loss of 2.00 points: 50.0 % of the training compute; 40.0 % (a).\n"
+        in out
+    )
 
 
 def test_it_writes_pictures(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +81,10 @@ def test_nothing_to_compare(results: Path, capsys: pytest.CaptureFixture[str]) -
     assert run(results, "empty", "nothing") == 1
     out = capsys.readouterr().out
     assert "Joint front" not in out
-    assert "Note: empty has no completed baseline, so no drop can be stated and none of its trials is compared." in out
+    assert (
+        "Note: empty has no completed baseline, so no accuracy loss can be stated and none of its trials is compared."
+        in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +93,7 @@ def test_nothing_to_compare(results: Path, capsys: pytest.CaptureFixture[str]) -
         (["a"], {}, "a comparison needs two or more studies, got 1"),
         (["a", "c"], {}, "no study 'c' in .*: studies there: a, b, empty"),
         (["a", "b"], {"top": 0}, "--top must be an integer >= 1, got 0"),
-        (["a", "b"], {"allowed_drop": 2.0}, "the allowed drop must be a fraction in .*, got 2.0"),
+        (["a", "b"], {"allowed_drop": 2.0}, "the allowed accuracy loss must be a fraction in .*, got 2.0"),
         (["a", "b"], {"svg": "/no/c.svg"}, "cannot write --svg /no/c.svg: No such file or directory; choose another"),
         (["a", "b"], {"png": "/"}, "cannot write --png /: Is a directory; choose another file"),
     ],

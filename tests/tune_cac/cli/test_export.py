@@ -64,7 +64,7 @@ def test_the_allowed_drop_chooses_the_best(study: Layout, capsys: pytest.Capture
 def test_a_trial_by_its_number(study: Layout, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(study, trial=3) == 0
     out = capsys.readouterr().out
-    assert "# trial 3: compute saved 0.0 %, validation accuracy 0.9700, drop 0.00 points\n" in out
+    assert "# trial 3: compute saved 0.0 %, validation accuracy 0.9700, accuracy loss 0.00 points\n" in out
     assert "export CAC_VAR_START_ITR=9\n" in out
 
 
@@ -106,7 +106,7 @@ def test_tables(study: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"format": "env", "top": 3}, "--format env is one trial, got --top 3: give --trial"),
         ({"format": "csv", "top": 0}, "--top must be an integer >= 1, got 0"),
         ({"format": "ymal"}, "unknown --format 'ymal': did you mean 'yaml'"),
-        ({"allowed_drop": 2.0}, "the allowed drop must be a fraction in .*, got 2.0"),
+        ({"allowed_drop": 2.0}, "the allowed accuracy loss must be a fraction in .*, got 2.0"),
         ({"study": "t"}, "no study 't' in .*: studies there: s"),
         ({"output": "/no/best.env"}, "cannot write --output /no/best.env: No such file or directory; choose another"),
         ({"output": "/"}, "cannot write --output /: Is a directory; choose another file"),
@@ -121,9 +121,9 @@ def test_what_is_wrong_is_said(given: dict[str, Any], message: str, study: Layou
     ("trials", "message"),
     [
         ([], "has no best trial to export: no trial has completed, so there is nothing to rank; give --trial"),
-        ([{"error": "x"}, {"row": result_row(0.9, 0.5)}], "to export: the baseline did not complete, so no drop in"),
+        ([{"error": "x"}, {"row": result_row(0.9, 0.5)}], "to export: the baseline did not complete, so no accuracy loss"),
         ([{"row": result_row()}, {"row": result_row(0.5, 0.5)}],
-         "to export: no setting tried saves compute within the allowed drop of 0.50 points; give --trial"),
+         "to export: no setting tried saves compute within the allowed accuracy loss of 0.50 points; give --trial"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("format", ["env", "yaml", "json", "schedule"])

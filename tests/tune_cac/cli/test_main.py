@@ -58,7 +58,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ("search --checkpoint-every nan", "--checkpoint-every must be a number >= 0, got nan"),
         (
             "search --allowed-drop 1.5",
-            "the allowed drop must be a fraction in [0, 1), such as 0.005 for half a point, got 1.5",
+            "the allowed accuracy loss must be a fraction in [0, 1), such as 0.005 for half a point, got 1.5",
         ),
         (
             "search --name a/b",
@@ -94,17 +94,17 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ("search --set CAC_WHOLE_UNITS=maybe", "CAC_WHOLE_UNITS must be 0 or 1, got 'maybe'"),
         (
             "search --space braking_distance --set CAC_BRAKING_DISTANCE=3",
-            "CAC_BRAKING_DISTANCE is searched by space braking_distance, so it can't be held, got "
+            "CAC_BRAKING_DISTANCE is searched by space braking_distance, so it can't be fixed, got "
             "CAC_BRAKING_DISTANCE=3: leave it out, or take another space",
         ),
         (
             "search --space manual_layers --set CAC_STOP_LAYER_NUM=3,9",
-            "CAC_STOP_LAYER_NUM is searched by space manual_layers, so it can't be held, got CAC_STOP_LAYER_NUM=3,9: "
+            "CAC_STOP_LAYER_NUM is searched by space manual_layers, so it can't be fixed, got CAC_STOP_LAYER_NUM=3,9: "
             "leave it out, or take another space",
         ),
         (
             "search --space stop_rules --set CAC_RULE_DEPTH=0.3",
-            "CAC_RULE_DEPTH is searched by space stop_rules, so it can't be held, got CAC_RULE_DEPTH=0.3: leave it "
+            "CAC_RULE_DEPTH is searched by space stop_rules, so it can't be fixed, got CAC_RULE_DEPTH=0.3: leave it "
             "out, or take another space",
         ),
         (
@@ -133,12 +133,12 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ),
         (
             "search --set CAC_STOP_LAYER_ITR=3",
-            "CAC_STOP_LAYER_ITR=3 can't be held in space auto_thresholds: CAC_STOP_LAYER_NUM and CAC_STOP_LAYER_ITR "
+            "CAC_STOP_LAYER_ITR=3 can't be fixed in space auto_thresholds: CAC_STOP_LAYER_NUM and CAC_STOP_LAYER_ITR "
             "must have one entry for each stop, got 0 layers ('') and 1 iterations ('3')",
         ),
         (
             "search --space stop_rules --epochs 10 --set CAC_RULE_END_ITR=40",
-            "CAC_RULE_END_ITR=40 can't be held in space stop_rules: CAC_RULE_END_ITR must be after CAC_RULE_START_ITR "
+            "CAC_RULE_END_ITR=40 can't be fixed in space stop_rules: CAC_RULE_END_ITR must be after CAC_RULE_START_ITR "
             "(50), got 40",
         ),
         (
@@ -200,12 +200,12 @@ def test_a_study_of_another_space_under_the_same_name(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("held", "given", "message"),
     [
-        ({}, ["--set", "CAC_WATCH=linear"], "nothing held, not CAC_WATCH=linear"),
-        ({"CAC_WATCH": ["linear"]}, [], "CAC_WATCH=linear held, not nothing"),
+        ({}, ["--set", "CAC_WATCH=linear"], "nothing fixed, not CAC_WATCH=linear"),
+        ({"CAC_WATCH": ["linear"]}, [], "CAC_WATCH=linear fixed, not nothing"),
         (
             {"CAC_WATCH": ["linear"], "CAC_WHOLE_UNITS": True},
             ["--set", "CAC_WATCH=conv,linear"],
-            "CAC_WATCH=linear CAC_WHOLE_UNITS=1 held, not CAC_WATCH=conv,linear",
+            "CAC_WATCH=linear CAC_WHOLE_UNITS=1 fixed, not CAC_WATCH=conv,linear",
         ),
     ],
 )
@@ -330,7 +330,7 @@ def test_spaces_names_the_layers_of_the_workload(capsys: pytest.CaptureFixture[s
 def test_spaces_says_what_braking_distance_holds(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["spaces", "braking_distance"]) == 0
     out = capsys.readouterr().out
-    assert "held, unless search --set holds other values: CAC_VAR_START_ITR=3 CAC_VAR_START_THR=0.95" in out
+    assert "fixed, unless search --set gives other values: CAC_VAR_START_ITR=3 CAC_VAR_START_THR=0.95" in out
     assert "when" not in out.splitlines()[5].split()
 
 

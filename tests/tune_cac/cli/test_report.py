@@ -27,7 +27,7 @@ def test_words_page_and_pictures(study: Path, tmp_path: Path, capsys: pytest.Cap
     before = sorted(path.name for path in study.iterdir())
     assert main(["report", str(study), "--png", str(tmp_path / "pictures")]) == 0
     said = capsys.readouterr()
-    assert "You can skip 30.0 % of the training compute at no drop" in said.out
+    assert "You can skip 30.0 % of the training compute at no loss" in said.out
     assert said.err.splitlines()[-1] == f"Page: {study / 'report.html'}"
     assert sorted(path.name for path in study.iterdir()) == sorted([*before, "report.html"])
     page = (study / "report.html").read_text()
@@ -83,7 +83,7 @@ def test_words_and_page_of_a_study_of_inference(tmp_path: Path, capsys: pytest.C
     study = write_compressed(tmp_path / "c", [pruned(0.968, 0.5, 0.1), pruned(0.95, 0.9)]).root
     assert main(["report", str(study)]) == 0
     out = capsys.readouterr().out
-    assert "You can skip 50.0 % of the inference compute at a drop of 0.20 points" in out
+    assert "You can skip 50.0 % of the inference compute at a loss of 0.20 points" in out
     assert "| conv1.weight | 40.0 % |" in out
     assert "You can skip 50.0 % of the inference compute" in (study / "report.html").read_text()
     assert main(["rank", str(study)]) == 0

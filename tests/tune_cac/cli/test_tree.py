@@ -37,7 +37,7 @@ def test_it_prints_the_tree(
     before = sorted(study.root.rglob("*"))
     assert run(["tree", "s"], tmp_path, monkeypatch) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "Search cost: 3 trials for 1.8 trainings; alone, each from its start, they would have been 2.5.",
+        "Search cost: 1.8 full trainings for 3 trials; trained alone, each from its start, they would have cost 2.5.",
         "2 stages, 0 checkpoints (0.0 MB)",
         "",
         "dense run, 0..300, 3 trials, accuracy 0.9700 (trial 0)",
@@ -54,7 +54,7 @@ def test_it_writes_the_picture(
     assert out[-3:] == ["└─ ... 1 more stage, 2 trials", "", "Picture: t.svg"]
     picture = ElementTree.parse(tmp_path / "t.svg").getroot()
     assert len([e for e in picture.iter() if e.get("class") == "stage"]) == 2  # all of it
-    assert "3 trials for 1.8 trainings" in [e.text for e in picture.iter()]
+    assert "3 trials, 1.8 full trainings" in [e.text for e in picture.iter()]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_answer_has_the_picture(study: Layout) -> None:
     write_answer(study, answer(study, allowed_drop=0.005))
     assert "![stage tree](tree.svg)" in study.report.read_text()
     picture = ElementTree.parse(study.tree_picture).getroot()
-    assert "3 trials for 1.8 trainings" in [e.text for e in picture.iter()]
+    assert "3 trials, 1.8 full trainings" in [e.text for e in picture.iter()]
 
 
 @pytest.mark.parametrize("recorded", [False, True])
@@ -98,4 +98,4 @@ def test_without_sharing_nothing_is_drawn_nor_said(recorded: bool, tmp_path: Pat
     write_answer(layout, answer(layout, allowed_drop=0.005))
     assert not layout.tree_picture.exists()
     assert "stage tree" not in layout.report.read_text().lower()
-    assert "Search cost: 2 trials for 1.5 trainings." in layout.report.read_text()
+    assert "Search cost: 1.5 full trainings for 2 trials." in layout.report.read_text()

@@ -43,7 +43,7 @@ def test_text_and_values_are_the_same_hold_and_hold_themselves(given: dict[str, 
         ({"CAC_WATCH": []}, "CAC_WATCH must be a comma list of conv, linear or class names of modules, each once"),
         (
             {"CAC_BRAKING_DISTANCE": 0},
-            "CAC_BRAKING_DISTANCE is searched by space auto_thresholds, so it can't be held, got "
+            "CAC_BRAKING_DISTANCE is searched by space auto_thresholds, so it can't be fixed, got "
             "CAC_BRAKING_DISTANCE=0: leave it out, or take another space",
         ),
         (
@@ -71,6 +71,7 @@ def test_what_would_fail_in_some_trials_only_is_refused_too() -> None:
     with pytest.raises(UserError) as error:
         check_hold_on_run("braking_distance", hold, SpaceContext(total_steps=300))
     assert str(error.value) == (
-        "CAC_RULE=freezeout CAC_RULE_END_ITR=300 can't be held in space braking_distance: CAC_BRAKING_DISTANCE must be "
+        "CAC_RULE=freezeout CAC_RULE_END_ITR=300 can't be fixed in space braking_distance: CAC_BRAKING_DISTANCE "
+        "must be "
         "0 with CAC_RULE=freezeout, whose learning rates fall to zero by themselves, got 90"
     )

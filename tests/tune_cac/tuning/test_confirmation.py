@@ -38,7 +38,11 @@ def study(folder: Path, *trials: dict[str, Any]) -> Path:
     [
         (["--top", "0"], "--top must be an integer >= 1, got 0"),
         (["--seeds", "2"], "--seeds must be an integer >= 3, got 2"),
-        ([], "nothing to confirm in s: no setting saves compute within the allowed drop of 0.005: search more trials"),
+        (
+            [],
+            "nothing to confirm in s: no setting saves compute within the allowed accuracy loss of 0.005: search "
+            "more trials",
+        ),
     ],
 )
 def test_refusals(
@@ -92,13 +96,13 @@ def test_what_is_confirmed_is_preferred_and_said(tmp_path: Path) -> None:
     assert best is not None
     assert best["trial"] == 3
     assert headline(ranking, best, 0.005, confirmation=table) == (
-        "You can skip 19.0 % of the training compute at a drop of 0.10 points in test accuracy (allowed: 0.50 points); "
-        "confirmed over 5 seeds: the drop is at most 0.40 points with 95% confidence."
+        "You can skip 19.0 % of the training compute at a loss of 0.10 points in test accuracy (allowed: 0.50 points); "
+        "confirmed over 5 seeds: the accuracy loss is at most 0.40 points with 95% confidence."
     )
     info = analysis.io.layout.Layout(folder).read_info()
     lines = best_env(info, best, 0.005, confirmation=table).splitlines()
     assert "# Confirmed on 5 fresh seeds and the test split: compute saved 19.0 %," in lines
-    assert "#   drop 0.10 points; the drop is at most 0.40 points with 95% confidence." in lines
+    assert "#   drop 0.10 points; the accuracy loss is at most 0.40 points with 95% confidence." in lines
 
 
 def test_with_a_price_the_confirmed_setting_that_is_worth_most_is_preferred(tmp_path: Path) -> None:
@@ -125,12 +129,14 @@ def test_what_was_not_confirmed_is_said_with_what_fresh_seeds_found(tmp_path: Pa
     best = best_or_confirmed(ranking, table)
     assert best is not None
     assert headline(ranking, best, 0.005, confirmation=table) == (
-        "No setting was confirmed to stay within the allowed drop of 0.50 points. The best on one seed skips 30.0 % of "
-        "the training compute at no drop in validation accuracy; over 5 fresh seeds it skips 29.0 % at a drop of 0.40 "
-        "points in test accuracy, and the drop is at most 2.00 points."
+        "No setting was confirmed to stay within the allowed accuracy loss of 0.50 points. The best on one seed "
+        "skips 30.0 % of "
+        "the training compute at no loss in validation accuracy; over 5 fresh seeds it skips 29.0 % at a "
+        "loss of 0.40 "
+        "points in test accuracy, and the accuracy loss is at most 2.00 points."
     )
     barely = headline(ranking, best, 0.005, confirmation=confirmation((1, 0.29, 0.004, 0.00502, False)))
-    assert barely.endswith("and the drop is at most 0.502 points.")  # no "0.50 points" that were allowed
+    assert barely.endswith("and the accuracy loss is at most 0.502 points.")  # no "0.50 points" that were allowed
     info = analysis.io.layout.Layout(folder).read_info()
     assert "# Not confirmed: over 5 fresh seeds it skips 29.0 %" in best_env(info, best, 0.005, confirmation=table)
 
@@ -148,7 +154,8 @@ def test_a_setting_that_fresh_seeds_refute_is_no_answer(tmp_path: Path) -> None:
     assert none is not None
     assert none["role"] == "baseline"
     assert headline(ranking, none, 0.005, confirmation=table) == (
-        "No setting tried saves compute within the allowed drop of 0.50 points. 2 settings did on one seed and not on "
+        "No setting tried saves compute within the allowed accuracy loss of 0.50 points. 2 settings did on one seed "
+        "and not on "
         "fresh ones."
     )
 
@@ -232,7 +239,7 @@ def test_what_failed_on_fresh_seeds_is_said(tmp_path: Path) -> None:
     ranking = analysis.rank(analysis.load(folder), allowed_drop=0.005)
     table = confirmation((1, 0.3, 0.0, 0.001, False)).assign(failed=2)
     said = headline(ranking, best_or_confirmed(ranking, table), 0.005, confirmation=table)
-    assert said.endswith("and the drop is at most 0.10 points; it failed on 2 fresh seeds.")
+    assert said.endswith("and the accuracy loss is at most 0.10 points; it failed on 2 fresh seeds.")
     table["seeds"] = 0
     assert headline(ranking, best_or_confirmed(ranking, table), 0.005, confirmation=table).endswith(
         "in validation accuracy; it failed on 2 fresh seeds."
@@ -262,7 +269,7 @@ def test_savings_beyond_the_shortest_training_are_not_compared(tmp_path: Path) -
     trials = analysis.load(folder)
     ranking = analysis.rank(trials, allowed_drop=0.005)
     said = headline(ranking, analysis.best(ranking), 0.005, line=analysis.metrics.controls.control_line(trials))
-    assert said.endswith("Training so much shorter was not tried: the shortest saves 30.0 %.")
+    assert said.endswith("No dense run was cut so far: the shortest saves 30.0 %.")
 
 
 def with_control(folder: Path, shorter: float) -> Path:
@@ -277,22 +284,21 @@ SHORTER_REACHED = {
     0.951: (
         "yes",
         "",
-        "It beats simply training shorter, which reaches 0.9510 for the same compute on that seed, this setting "
-        "0.9700; fresh seeds did not train shorter.",
+        "It beats a dense run cut to the same compute, which reaches 0.9510 on that seed, this setting "
+        "0.9700; no cut dense run was trained on fresh seeds.",
     ),
     0.969: (
         "about equal",
-        "It is about equal to simply training shorter, which reaches 0.9690 for the same compute on that seed, this "
+        "It is about equal to a dense run cut to the same compute, which reaches 0.9690 on that seed, this "
         "setting 0.9700 (another seed alone makes about 0.0055).",
-        "It is about equal to simply training shorter, which reaches 0.9690 for the same compute on that seed, this "
-        "setting 0.9700 (another seed alone makes about 0.0055); fresh seeds did not train shorter.",
+        "It is about equal to a dense run cut to the same compute, which reaches 0.9690 on that seed, this "
+        "setting 0.9700 (another seed alone makes about 0.0055); no cut dense run was trained on fresh seeds.",
     ),
     0.991: (
         "no",
-        "It does not beat simply training shorter, which reaches 0.9910 for the same compute on that seed, this "
-        "setting 0.9700.",
-        "It does not beat simply training shorter, which reaches 0.9910 for the same compute on that seed, this "
-        "setting 0.9700; fresh seeds did not train shorter.",
+        "It does not beat a dense run cut to the same compute, which reaches 0.9910 on that seed, this setting 0.9700.",
+        "It does not beat a dense run cut to the same compute, which reaches 0.9910 on that seed, this "
+        "setting 0.9700; no cut dense run was trained on fresh seeds.",
     ),
 }
 
@@ -310,7 +316,7 @@ def test_what_training_shorter_reaches_is_said_in_headline_and_settings(shorter:
     write_answer(analysis.io.layout.Layout(found.folder), found)
     lines = (found.folder / "best.env").read_text().splitlines()
     assert (
-        f"# Training shorter for the same compute: validation accuracy {shorter:.4f} on that seed; beaten: {word}."
+        f"# Dense run cut to the same compute: validation accuracy {shorter:.4f} on that seed; beaten: {word}."
     ) in lines
     assert pd.read_csv(found.folder / "ranking.csv").set_index("trial")["beats_shorter"][1] == word
     assert found.table()[1][-2] == word

@@ -34,7 +34,7 @@ def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFi
         progress.on_trial_result(0, [], a_trial(number), row)
         if number < 2:
             progress.on_trial_complete(0, [], a_trial(number))
-    assert ", 2 trials for 1.3 trainings, about " in progress.summary()
+    assert ", compute so far: 1.3 full trainings, about " in progress.summary()
     lines = capsys.readouterr().err.splitlines()
     assert "1 trial for 1.0 training," in lines[0]
     assert "2 trials for 1.1 trainings," in lines[1]
@@ -53,7 +53,7 @@ def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
     progress.on_trial_result(0, [], control, row)
     progress.on_trial_complete(0, [], control)
     assert progress.ended == 1
-    assert progress.summary() == "nothing saved yet, 2 trials for 1.5 trainings, 1 control"
+    assert progress.summary() == "nothing saved yet, compute so far: 1.5 full trainings, 1 control"
     assert capsys.readouterr().err.splitlines()[-1] == "[control 1] trial 1: accuracy 0.9900"
 
 

@@ -358,7 +358,7 @@ def test_ranges_are_those_of_the_run(tmp_path: Path) -> None:
         (
             {"CAC_VAR_START_THR": 0.01},
             r"space braking_distance does nothing on this run: no layer stops with the values that it fixes, for the "
-            r"first one's weight variance falls to 0\.\d+ of its peak; hold a higher threshold \(--set "
+            r"first one's weight variance falls to 0\.\d+ of its peak; fix a higher threshold \(--set "
             r"CAC_VAR_START_THR=\.\.\.\), or search --space auto_thresholds, whose ranges are those of the run",
         ),
         ({"CAC_VAR_START_THR": 1.0}, ""),

@@ -1,4 +1,4 @@
-"""All warnings of a gradient-skip optimizer: each once, at the user's own line, without settings already on."""
+"""All warnings of a gradient-skip optimizer: each once, at the user's own line. None suggests a setting already on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Advice:
         self._say("never", f"Gradient-Skip {reason}")
 
     def recompilations(self, stops: int, limit: int) -> None:
-        """Warn that more stops may come than torch recompiles a model for."""
+        """Warn that the stops may need more recompilations than torch allows."""
         self._say(
             "recompile",
             f"{stops} layers may stop one by one, and each stop recompiles the model's training graph once and, "

@@ -44,7 +44,7 @@ class StopRule(Protocol):
         """Return the first iteration, from this one on, at which `decide` may do anything; `NEVER` if none."""
 
     def first_stop(self) -> int:
-        """Return the earliest iteration at which this rule can decide a stop from its initial state; `NEVER` if none."""
+        """Return the earliest iteration at which this rule can decide a stop after construction; `NEVER` if none."""
 
     def factors(self, iteration: int) -> tuple[tuple[int, float], ...]:
         """Return (last position, factor on the learning rate) of layers that still train, ascending; mostly empty."""

@@ -20,7 +20,7 @@ from trainables.training.run import TrainingRun
 
 #: Most steps that are trained twice, and the fewest where steps take long.
 MOST_STEPS, FEWEST_STEPS = 8, 2
-#: Time limit for all steps; only `FEWEST_STEPS` may exceed it.
+#: Time limit for all steps; `FEWEST_STEPS` are trained even if they exceed it.
 STEPS_BUDGET_S = 20.0
 #: Time limit for evaluating the whole validation split twice.
 EVALUATIONS_BUDGET_S = 10.0

@@ -37,7 +37,7 @@ from trainables.workloads.images.prefetch import prefetched
 from trainables.workloads.user_code import code_digest
 
 EVALUATION_BATCH_SIZE = 256
-#: The learning rate rises for this many epochs, but for no more than this share of the run.
+#: Length of the warm-up in epochs, and its upper bound as a share of the run.
 WARM_UP_EPOCHS = 5
 WARM_UP_SHARE = 0.05
 

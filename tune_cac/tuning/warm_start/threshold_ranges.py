@@ -208,7 +208,7 @@ def why_inert(
         )
     return (
         f"{nothing}: no layer stops with the values that it fixes, for the first one's weight variance falls to "
-        f"{context.start_thr_range[0]:.4g} of its peak; hold a higher threshold (--set CAC_VAR_START_THR=...), or "
+        f"{context.start_thr_range[0]:.4g} of its peak; fix a higher threshold (--set CAC_VAR_START_THR=...), or "
         "search --space auto_thresholds, whose ranges are those of the run"
     )
 

@@ -61,7 +61,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
 
 def test_the_page_is_about_inference_compute(data: ReportData) -> None:
     html = report_html(data)
-    assert "You can skip 70.0 % of the inference compute at a drop of 0.40 points" in html
+    assert "You can skip 70.0 % of the inference compute at a loss of 0.40 points" in html
     assert "<dt>inference compute saved</dt><dd><strong>70.0 %</strong><span>sparsity 30.0 %</span></dd>" in html
     assert titles(html)[:4] == [
         "Settings to use", "Inference compute saved against accuracy", "Confirmation on fresh seeds", "What is zero",

@@ -73,7 +73,7 @@ class TestPareto:
         assert found is not None
         assert found.trials.counts == [2, 1]
         assert found.trials.labels[0].startswith(
-            "trials 1, 2\ncompute saved 30.0 %\naccuracy 89.00 %, drop 1.00 points"
+            "trials 1, 2\ncompute saved 30.0 %\naccuracy 89.00 %, accuracy loss 1.00 points"
         )
 
     def test_controls_draw_a_line_from_the_baseline(self) -> None:
@@ -116,7 +116,7 @@ def test_confirmation_in_points_with_the_interval_in_words() -> None:
     assert found is not None
     assert (found.candidates, found.confirmed, found.allowed) == (["trial 7"], [True], 1.0)
     assert (found.drop, found.low, found.high) == ([0.1], [-0.2], [0.4])
-    assert "drop 0.10 points, 95 % interval -0.20 points to 0.40 points" in found.labels[0]
+    assert "accuracy loss 0.10 points, 95 % interval -0.20 points to 0.40 points" in found.labels[0]
     assert confirmation(study((0.89, 0.3))) is None
 
 
