@@ -7,24 +7,49 @@
 
     found = cac.search(space="auto_thresholds", workload="digits", trials=24)
     found.ranking       # pandas
+    cac.analysis.load("results/mine"), cac.compression, cac.search_spaces     # one import for everything
 
-Importing this package loads neither torch nor ray; what needs them loads them when it is used.
+Importing this package loads neither torch nor ray; functions that need them import them when called.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from tune_cac.own_packages import NAMES, check_own, install
+
+install()
+
 if TYPE_CHECKING:
-    from trainables import gradskip
+    import analysis
+    import search_spaces
+    from trainables import compression, gradskip
     from trainables.script.reporting import report
     from tune_cac.study.study_result import SearchResult
     from tune_cac.tuning.confirmation import confirm
     from tune_cac.tuning.study_search import search
 
 __version__ = "0.1.0"
-__all__ = ["gradskip", "report", "search", "confirm", "SearchResult", "__version__"]
+__all__ = [
+    "gradskip",
+    "compression",
+    "analysis",
+    "search_spaces",
+    "report",
+    "search",
+    "confirm",
+    "SearchResult",
+    "__version__",
+]
 
+#: Packages that have a name here too, so that a user needs one import.
+_ALIASES = {
+    "analysis": "analysis",
+    "compression": "trainables.compression",
+    "gradskip": "trainables.gradskip",
+    "search_spaces": "search_spaces",
+}
 _HOMES = {
     "confirm": "tune_cac.tuning.confirmation",
     "report": "trainables.script.reporting",
@@ -34,12 +59,14 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
-
-    if name == "gradskip":
-        return importlib.import_module("trainables.gradskip")
+    if name in _ALIASES:
+        home = _ALIASES[name]
+        check_own([home.partition(".")[0]])
+        return importlib.import_module(home)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # A training script of the user's may have an analysis.py of its own beside it: what it needs is trainables alone.
+    check_own(["trainables"] if _HOMES[name].startswith("trainables.") else NAMES)
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""``python -m tune_cac`` and the console script ``tune-cac``."""
+"""Entry point of ``python -m tune_cac`` and of the console script ``tune-cac``."""
 
 from __future__ import annotations
 

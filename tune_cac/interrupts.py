@@ -1,4 +1,4 @@
-"""End a command on SIGTERM (`kill`, a batch system) as on Ctrl-C, and on both at a moment at which it can end."""
+"""SIGTERM (`kill`, a batch system) handled like Ctrl-C, and both delayed while a thread imports modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def sigterm_is_an_interrupt() -> Iterator[None]:
-    """Have SIGTERM do what SIGINT does now or will do; put back what it did before."""
+    """Handle SIGTERM with the handler that SIGINT has at that moment; restore SIGTERM's own handler at the end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -24,10 +24,10 @@ def sigterm_is_an_interrupt() -> Iterator[None]:
 
 @contextmanager
 def importing_beside(load: Callable[[], None]) -> Iterator[None]:
-    """Run ``load``, which imports modules, in a thread beside the block; SIGINT and SIGTERM wait until it has ended.
+    """Run ``load``, which imports modules, in a thread during the block; delay SIGINT and SIGTERM until it ends.
 
-    An exception that a signal raises while the main thread waits for Python's import lock, which two threads that
-    import compete for, leaves it locked for ever: the other thread never ends, and so the process does not either.
+    Two importing threads compete for Python's import lock. If a signal raises an exception while the main thread waits
+    for that lock, it stays locked for ever: the other thread never ends, and neither does the process.
     """
     waiting: list[signal.Signals] = []
     ended = threading.Event()

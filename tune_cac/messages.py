@@ -1,4 +1,4 @@
-"""Lines on standard error that nobody has to read: a search goes on when its reader has gone."""
+"""Messages on standard error; a search continues when nothing reads them any more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO
 
 
 def say(line: str) -> None:
-    """Print a line on standard error, at once; nowhere where there is none."""
+    """Print a line on standard error and flush it; ignore a missing or closed stream."""
     if sys.stderr is None:
         return
     try:
@@ -19,7 +19,7 @@ def say(line: str) -> None:
 
 
 def close_unread(stream: TextIO) -> None:
-    """Lead a stream that nobody reads any more to nowhere, so that the process's end does not stumble over it."""
+    """Redirect a stream that has no reader to the null device, so that flushing it at exit does not fail."""
     with suppress(OSError, ValueError):
         number = stream.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -24,8 +24,7 @@ from trainables.compression.policies import (
 from trainables.compression.pruners import build_pruner
 from trainables.compression.quantizers import build_quantizer
 from trainables.compression.regularizers import build_regularizer
-from trainables.compression.schedule import ModelFacts, PrunerPolicyConfig, Schedule, resolve
-from trainables.compression.schedule import Policy as PlannedPolicy
+from trainables.compression.schedule import ModelFacts, PlannedPolicy, PrunerPolicyConfig, Schedule, resolve
 from trainables.compression.schedule.distiller_configs import KnowledgeDistillationConfig
 from trainables.compression.schedule.timing import Timing
 from trainables.compression.thinning import Kind

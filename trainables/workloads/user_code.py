@@ -18,6 +18,8 @@ from typing import Any
 
 from trainables.errors import UserError, unknown_name
 
+#: This project's packages, which a user's training cannot hide in its process (`tune_cac.own_packages.NAMES`).
+OWN_PACKAGES = ("analysis", "search_spaces", "trainables")
 #: Most files that are read; the digest of a larger project depends only on these.
 _MOST_FILES = 500
 
@@ -45,6 +47,7 @@ def import_module(module_name: str, what: str, reference: str) -> Any:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # pip's console script has its own folder there instead
         importlib.invalidate_caches()
+    _check_names(module_name, what, reference)
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -58,6 +61,23 @@ def import_module(module_name: str, what: str, reference: str) -> Any:
         raise UserError(
             f"{what} {reference}: importing {module_name} failed: {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_names(module_name: str, what: str, reference: str) -> None:
+    """Raise UserError where the user's training imports a module of its own that has the name of one of our "
+    "packages."""
+    top = module_name.partition(".")[0]
+    root = Path.cwd() if top in OWN_PACKAGES else _root_of(top)
+    if root is None or _is_installed(root) or root == Path(__file__).resolve().parents[2]:
+        return
+    for path in sorted(_reached(root, [top])):
+        for name in {top, *_imported(path)} & set(OWN_PACKAGES):
+            own = next(_sources(root, name), None)
+            if own is not None:
+                raise UserError(
+                    f"{what} {reference}: {own.relative_to(root)} has the name of a package of tune_cac, {name}, so "
+                    f"{path.relative_to(root)} cannot import it: rename it, or move it into a package of yours"
+                )
 
 
 def code_digest(module_name: str) -> str:

@@ -32,7 +32,7 @@ from tune_cac.interrupts import sigterm_is_an_interrupt
 from tune_cac.messages import close_unread, say
 
 #: In the order in which help lists them.
-_COMMANDS = (
+COMMANDS = (
     search, trial, confirm, report, rank, compare, export, dashboard, tree, replay, spaces, doctor, schedule,
     sensitivity, workloads,
 )  # fmt: skip
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     debug = argparse.ArgumentParser(add_help=False)
     debug.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command in _COMMANDS:
+    for command in COMMANDS:
         command.add_parser(commands, debug)
     return parser
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainables.compression.schedule.matching import ModelFacts, Resolved
-    from trainables.compression.schedule.parts import Component, Policy, Schedule
+    from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
     from trainables.compression.schedule.problems import Findings
     from trainables.compression.schedule.search_marks import MarkedSchedule
 
@@ -195,7 +195,7 @@ def _print_schedule(schedule: Schedule, resolved: Resolved | None, epochs: int) 
         print_table(table_cells(rows, with_totals=resolved is not None))
 
 
-def _when(policy: Policy) -> str:
+def _when(policy: PlannedPolicy) -> str:
     timing = policy.timing
     if timing.epochs is not None:
         return f"epoch{'s' if len(timing.epochs) > 1 else ''} {', '.join(map(str, timing.epochs))}"

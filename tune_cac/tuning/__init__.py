@@ -1,1 +1,1 @@
-"""A study being searched: Optuna's side, what the baseline teaches, controls and confirmation."""
+"""The search of a study: Optuna, warm start from the baseline, controls and confirmation."""

@@ -1,4 +1,4 @@
-"""Settings that are worth training: those that fit the model, and change the baseline's training."""
+"""Selection of settings to train: those that fit the model and change the baseline's training."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tune_cac.tuning.optuna_objectives import tell_complete
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart
 
-#: Settings in a row that are skipped because they change nothing; then one is trained all the same.
+#: Most settings skipped in a row because they change nothing; the next one is trained anyway.
 _MOST_SKIPPED = 50
-#: Most settings of a study's start that are chosen by replay; at most a third of its trials are.
+#: Most settings at a study's start that are chosen by replay; at most a third of its trials.
 _MOST_SPREAD = 10
 
 
@@ -33,8 +33,8 @@ class Candidates:
         base: config of the baseline.
         allowed_drop: accuracy that may be lost, a fraction.
         seed: of the sampler.
-        config_of: the full config of a trial of Optuna's; suggests its parameters.
-        changes_nothing: whether a config certainly trains as the baseline did.
+        config_of: returns the full config of an Optuna trial; suggests its parameters.
+        changes_nothing: returns whether a config is certain to train as the baseline did.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class Candidates:
         self._sampler = make_sampler(seed)
         self._config_of = config_of
         self._changes_nothing = changes_nothing
-        self._model_facts: ModelFacts | None = None  # of a schedule's model, once one is searched
+        self._model_facts: ModelFacts | None = None  # read when the first schedule is checked
         self.skipped: list[FrozenTrial] = []
         """Settings that were drawn and not trained, because they change nothing."""
 
     def start_one_that_acts(self, baseline: dict[str, Any]) -> optuna.Trial:
-        """Start a setting of the sampler's that changes the baseline's training.
+        """Start a sampled setting that changes the baseline's training.
 
-        It is drawn in a copy of the study, where skipped settings have the baseline's result, so that the sampler turns
-        away from them. The study itself holds what is trained and nothing else.
+        It is drawn in a copy of the study in which skipped settings have the baseline's result, so that the sampler
+        avoids them. The study itself holds only trials that are trained.
 
         Args:
             baseline: its result row.
@@ -69,7 +69,7 @@ class Candidates:
         study = self._trials.study
         draft = optuna.create_study(directions=study.directions, sampler=self._sampler)
         for known in (*self._trials.all(), *self.skipped):
-            with suppress(ValueError):  # a starting point may lie outside the ranges, and Optuna refuses it here
+            with suppress(ValueError):  # a starting point may lie outside the ranges; Optuna rejects it here
                 draft.add_trial(known)
         for last in range(_MOST_SKIPPED, -1, -1):
             drawn = draft.ask()
@@ -98,7 +98,7 @@ class Candidates:
 
 
 def make_sampler(seed: int) -> optuna.samplers.TPESampler:
-    """Return the sampler of settings. Candidates are cheap beside a trial: twice Optuna's own number of them."""
+    """Return the sampler of settings, with twice Optuna's number of candidates, which are cheap beside a trial."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.TPESampler(
@@ -107,11 +107,11 @@ def make_sampler(seed: int) -> optuna.samplers.TPESampler:
 
 
 def queue_spread(trials: StudyTrials, warm_start: WarmStart, planned: int, seed: int) -> list[dict[str, Any]]:
-    """Queue settings whose predicted outcomes differ, and return them: the start of a study.
+    """Queue settings with different predicted outcomes to begin a study, and return them.
 
     Args:
-        trials: of the study; what an interrupted search has queued is not queued again.
-        warm_start: what the baseline's run tells.
+        trials: of the study; settings that an interrupted search queued are not queued again.
+        warm_start: what was learned from the baseline's run.
         planned: trials of the study.
         seed: of the draw.
     """

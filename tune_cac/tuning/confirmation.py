@@ -1,4 +1,4 @@
-"""Confirmation: the best settings of a study and its baseline, trained again on seeds that the search has not seen."""
+"""Confirmation: the best settings of a study and its baseline, trained again on seeds that the search did not use."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from tune_cac.tuning.predefined_trial import PredefinedTrial
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmation:
-    """What retraining found."""
+    """Result of a confirmation."""
 
     folder: Path
     """The study's folder."""
     table: pd.DataFrame | None
-    """One row a candidate (`analysis.confirm_table`); None where none has begun."""
+    """One row per candidate (`analysis.confirm_table`); None if no run has begun."""
     trials: pd.DataFrame
     """The runs on fresh seeds (`analysis.load` of the study's confirmation)."""
     headline: str
-    """The study's answer, with what was confirmed."""
+    """The study's answer in one sentence, with the confirmation."""
     allowed_drop: float
     """Accuracy that may be lost, a fraction."""
     interrupted: bool
-    """Whether it ended before all runs did."""
+    """Whether it was interrupted before all runs ended."""
 
 
 @keeps_decoded_images
@@ -54,24 +54,24 @@ def confirm(
     concurrency: int | None = None,
     checkpoint_budget: int | str = DEFAULT_BUDGET,
 ) -> Confirmation:
-    """Retrain the best settings of a study and its baseline on fresh seeds, and say which of them hold.
+    """Retrain the best settings of a study and its baseline on fresh seeds, and report which are confirmed.
 
-    The runs are a study of their own in the study's folder, trained as a search trains: sharing what the runs of a
-    seed have in common, on as many processors or GPUs as the study's trials had. Asked again, what is there is not
-    trained again: an interrupted confirmation goes on, what failed without diverging is tried again, and more seeds or
-    candidates are added. ``best.env`` and ``report.md`` are written anew and prefer what was confirmed.
+    The runs form a study of their own in the study's folder and train as in a search: runs of the same seed share
+    training, on as many processors or GPUs as the study's trials had. A repeated call does not train finished runs
+    again: it continues an interrupted confirmation, retries runs that failed without diverging, and adds more seeds or
+    candidates. ``best.env`` and ``report.md`` are rewritten and prefer confirmed settings.
 
     Args:
         study: name under ``results``, or path of the study's folder.
         results: folder that holds the studies.
-        top: candidates, >= 1: settings within the allowed drop that save most.
-        seeds: fresh seeds, >= 3: the numbers after the study's own.
+        top: number of candidates, >= 1: the settings within the allowed accuracy loss that save most.
+        seeds: number of fresh seeds, >= 3; they follow the study's own seed.
         concurrency: runs at a time; None for as many as the processors allow.
         checkpoint_budget: as in `search`.
 
     Raises:
-        UserError: no such study, none of its settings saves anything within the allowed drop, its baseline did not
-            complete, or a number is out of range.
+        UserError: no such study, none of its settings saves anything within the allowed accuracy loss, its baseline did
+            not complete, or a number is out of range.
     """
     for flag, value, low in (("--top", top, 1), ("--seeds", seeds, FEWEST_PAIRS)):
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
@@ -121,15 +121,15 @@ def confirm(
 def options_of(
     info: StudyInfo, child: Layout, base: TrialConfig, *, trials: int, concurrency: int | None, budget: int | str
 ) -> SearchOptions:
-    """The study's own options, for its runs on fresh seeds.
+    """Return the study's own options for its runs on fresh seeds.
 
     Args:
         info: of the study.
         child: folder of the confirmation.
         base: config of the study's baseline.
-        trials: runs that are wanted.
+        trials: number of runs.
         concurrency: runs at a time, or None.
-        budget: of checkpoints.
+        budget: most bytes of checkpoints.
     """
     return SearchOptions(
         space=info.space, workload=info.workload, workload_options=tuple(info.workload_options), trials=trials,
@@ -143,14 +143,14 @@ def options_of(
 
 
 def candidates_of(trials: pd.DataFrame, allowed_drop: float, top: int) -> pd.DataFrame:
-    """The settings of a study that are worth confirming: within the drop, saving something, each outcome once."""
+    """Return at most ``top`` settings to confirm: within the allowed accuracy loss, saving compute, outcomes once."""
     ranking = rank(trials, allowed_drop=allowed_drop)
     worth = ranking["within_drop"] & (ranking["saved"] > 0) & (ranking["method"] != "none")
     return ranking[worth & (outcomes(ranking) == ranking["trial"])].head(top)
 
 
 def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[PredefinedTrial]:
-    """The runs of a confirmation. Baselines come first: what candidates share with them is then there."""
+    """Return the runs of a confirmation, baselines first so that candidates can share their training."""
     found = [PredefinedTrial(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in seeds]
     common = base.to_dict()
     for _, row in candidates.iterrows():
@@ -185,7 +185,7 @@ def _check_device(base: TrialConfig, layout: Layout) -> None:
 
 
 def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: list[PredefinedTrial]) -> bool:
-    """Train what is missing; True if interrupted before all runs ended."""
+    """Train the missing runs; return whether they were interrupted before all of them ended."""
     from tune_cac.tuning.fixed_list_search import FixedListProgress, FixedListSearch
     from tune_cac.tuning.preflight import check_gpus
     from tune_cac.tuning.run_context import context_of

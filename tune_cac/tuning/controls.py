@@ -1,8 +1,8 @@
-"""What a search trains beside its settings, to know whether they found anything: shorter runs, and random stops.
+"""Controls of a search, to which its settings are compared: shorter runs and random stops.
 
-Controls are trials with values given in full. They are not suggested, count not among the trials that were asked for,
-and are trained last, when it is known what the best setting saves; only shorter runs fill the time in which others wait
-for the baseline.
+Controls are trials whose values are given in full. They are not suggested, do not count among the requested trials, and
+are trained last, once the savings of the best setting are known; only shorter runs are trained earlier, while other
+trials wait for the baseline.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tune_cac.tuning.warm_start.baseline import completed
 
 #: Lengths of the shorter runs, as shares of the full one.
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
-#: Runs with random stops.
+#: Number of runs with random stops.
 RANDOM_RUNS = 3
-#: Most of both in one search.
+#: Most controls of both kinds in one search.
 MOST_CONTROLS = len(SHARES) + RANDOM_RUNS
-#: A random run saves as much as the best setting, give or take this much.
+#: Largest difference between the savings of a random run and of the best setting, a fraction.
 EQUAL_COMPUTE = 0.01
-#: Draws before it is given up that random stops can save so much.
+#: Most draws to find random stops that save as much.
 _DRAWS = 200
-#: Places tried for the stops of a draw, and how far they are moved.
+#: Number of positions tried for the stops of a draw, and the largest power that moves them.
 _TRIED, _POWER = 64, 64.0
 
 
@@ -61,8 +61,8 @@ class StudyControls:
         Args:
             trace: of the baseline's run.
             ends: last parameter of each unit.
-            saved: compute saved by the setting, a fraction; rounded, so that a best setting that hardly differs wants
-                no new runs.
+            saved: compute saved by the setting, a fraction; rounded, so that a new best setting with nearly equal
+                savings needs no new runs.
         """
         if trace is None:
             return []
@@ -78,12 +78,12 @@ class StudyControls:
 
 
 def control(kind: str, values: Mapping[str, Any]) -> PredefinedTrial:
-    """A control of that kind, the value of the column ``control``."""
+    """Return a control of one kind, the value of the column ``control``."""
     return PredefinedTrial(attrs={"role": "control", "control": kind}, values=values)
 
 
 def shorter_trainings(base: TrialConfig) -> list[PredefinedTrial]:
-    """Dense runs of 90 to 50 % of the epochs; their schedules are as long as they are.
+    """Return dense runs of 90 to 50 % of the epochs, each with a learning-rate schedule of its own length.
 
     >>> [run.values["epochs"] for run in shorter_trainings(TrialConfig(method="none", epochs=4))]
     [3, 2]
@@ -95,10 +95,10 @@ def shorter_trainings(base: TrialConfig) -> list[PredefinedTrial]:
 def random_stops(
     trace: RunTrace, store: StageStore, base: TrialConfig, ends: Sequence[int], *, saved: float, seed: int
 ) -> list[PredefinedTrial]:
-    """Manual stops at random layers and times that save what a setting saves, found by replay.
+    """Return runs with manual stops at random layers and times that save as much as a setting, found by replay.
 
-    A draw picks layers and the order of their times; the times are then moved towards the run's start or end together
-    until the compute is equal.
+    A draw picks layers and random times in ascending order; the times are then moved together towards the run's start
+    or end until the savings match.
 
     Args:
         trace: the recorded baseline.
@@ -109,7 +109,7 @@ def random_stops(
         seed: of the draws.
 
     Returns:
-        At most `RANDOM_RUNS`, fewer where stops cannot save so much.
+        At most `RANDOM_RUNS` runs; fewer if stops cannot save that much.
 
     Raises:
         OSError: costs cannot be written.
@@ -137,7 +137,7 @@ def random_stops(
 
 
 def _moved(late: Sequence[float], total_steps: int) -> list[list[int]]:
-    """Iterations of stops at fractions of the run, raised to powers: from all at its end to all in its first steps."""
+    """Return iterations of stops at fractions of the run raised to powers, from all at its end to all at its start."""
     found = []
     for power in np.geomspace(1 / _POWER, _POWER, _TRIED):
         times = [round(fraction**power * (total_steps - 1)) for fraction in late]

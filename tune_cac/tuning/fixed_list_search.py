@@ -1,4 +1,4 @@
-"""A search whose trials are all given: what a confirmation trains. Ray, the journal and the tree are a search's."""
+"""A search over a fixed list of trials, for a confirmation; Ray, journal and tree are used as in any search."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 
 
 class FixedListSearch(StudySearch):
-    """Trains runs in their order; those that the study has already are passed over.
+    """Train a list of runs in order, without those that the study already has.
 
     Args:
         wanted: the runs.
-        how: as of `StudySearch`.
+        how: arguments of `StudySearch`.
     """
 
     def __init__(self, *, wanted: Sequence[PredefinedTrial], **how: Any) -> None:
@@ -29,7 +29,8 @@ class FixedListSearch(StudySearch):
         self._again = self._failed_before()
 
     def _failed_before(self) -> set[str]:
-        """Keys of runs that failed in an earlier call, as when memory ran out; one that diverged would do so again."""
+        """Return keys of runs that failed earlier, such as out of memory; diverged ones, which would again, "
+        "excluded."""
         keys: dict[str, bool] = {}
         for trial in self.study.get_trials(deepcopy=False):
             attrs = trial.user_attrs
@@ -39,7 +40,7 @@ class FixedListSearch(StudySearch):
         return {key for key, failed in keys.items() if failed}
 
     def missing(self) -> list[PredefinedTrial]:
-        """Runs that were not begun, or interrupted, or failed in an earlier call."""
+        """Return the runs that were not begun, were interrupted, or failed in an earlier call."""
         begun = self.trials.begun() - self._again
         return [run for run in self._wanted if run.key not in begun]
 
@@ -51,14 +52,14 @@ class FixedListSearch(StudySearch):
         return self.restarts.start_predefined(missing[0])
 
     def _tell_waiting(self) -> None:
-        # There are several baselines, and nobody learns from the drop.
+        # There are several baselines, and no sampler uses the constraint.
         for trial, row in self._waiting_for_baseline:
             tell_complete(self.study, trial, row, None, self._allowed_drop)
         self._waiting_for_baseline.clear()
 
 
 class FixedListProgress(SearchProgress):
-    """Progress without a best so far."""
+    """Progress without a best setting so far."""
 
     def _best_so_far(self) -> str:
         return "confirming"

@@ -1,4 +1,4 @@
-"""What Optuna is told of a finished trial: two objectives and the constraint on the drop."""
+"""Report of a finished trial to Optuna: two objectives and the constraint on the accuracy loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import optuna
 
 from trainables.metrics import OBJECTIVES
 
-#: Violation of a constraint, more than any drop in accuracy is.
+#: Constraint violation that is larger than any accuracy loss.
 _NEVER = 10.0
 
 
@@ -21,10 +21,10 @@ def tell_complete(
     baseline: dict[str, Any] | None,
     allowed_drop: float,
 ) -> None:
-    """Tell a finished trial: its objectives, and the drop beyond the allowed one as constraint (<= 0 is feasible).
+    """Report a finished trial: its objectives, and the loss beyond the allowed one as constraint (<= 0 is feasible).
 
-    A shorter run reports what it saves of its own budget; told is what it saves of the baseline's. A control is never
-    feasible: it is no setting that a sampler could learn from, and good ones would stand where settings should.
+    The row of a shorter run holds savings relative to its own budget; savings relative to the baseline's budget are
+    reported. A control is never feasible: a sampler cannot learn from it, and good controls would displace settings.
     """
     if baseline is not None:
         row = {**row, "compute_saved": saved_of_baseline(row, baseline)}
@@ -38,14 +38,14 @@ def tell_complete(
 
 
 def saved_of_baseline(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> float:
-    """What a row saves of the baseline's budget; of its own, where one of them has no FLOPs."""
+    """Return a row's savings relative to the baseline's budget, or to its own if one of them has no FLOPs."""
     executed, dense = row["executed_flops"], baseline["dense_flops"]
     own: float = row["compute_saved"]
     return 1 - executed / dense if executed is not None and dense and row["dense_flops"] != dense else own
 
 
 def ranked_saving(row: Mapping[str, Any], saving: str | None) -> float:
-    """What a row saves of the compute that its trial is ranked by (`analysis.metrics.saving.saved_of`)."""
+    """Return a row's savings of the compute that its trial is ranked by (`analysis.metrics.saving.saved_of`)."""
     training: float = row["compute_saved"]
     if saving in (None, "training"):
         return training
@@ -54,7 +54,7 @@ def ranked_saving(row: Mapping[str, Any], saving: str | None) -> float:
 
 
 def missing_objectives(row: Mapping[str, Any]) -> list[str]:
-    """Return the objectives that a result row lacks, or has as no finite number."""
+    """Return the objectives that are missing from a result row or not finite."""
     return [name for name in OBJECTIVES if not _finite(row.get(name))]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class PredefinedTrial:
-    """What is to be trained, and what is said of it."""
+    """Values of a trial, and the attributes recorded for it."""
 
     attrs: Mapping[str, Any]
     """User attributes of its Optuna trial, the role among them."""
@@ -19,12 +19,12 @@ class PredefinedTrial:
 
     @property
     def key(self) -> str:
-        """Equal for runs of equal values."""
+        """Return a text that is equal for runs of equal values."""
         return as_key(self.values)
 
 
 def as_key(values: Any) -> str:
-    """Given values as a text that can be compared."""
+    """Return given values as a text that can be compared."""
     return json.dumps(values, sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""Checks of a search before it has a folder or a Ray process: schedule, processors, GPUs, repeatable training."""
+"""Checks before a search has a folder or a Ray process: schedule, processors, GPUs, repeatable training."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tune_cac.tuning.run_context import baseline_config
 
 
 def share_only_if_repeatable(options: SearchOptions) -> SearchOptions:
-    """Train a few steps of a user's own code twice; where they differ, no trial may take another's training.
+    """Train a few steps of the user's own code twice; return options without sharing if the results differ.
 
-    A counter in the model, a data set with a generator of its own, an evaluation that draws at random: what such a run
-    gives depends on what its process has trained before.
+    With a counter in the model, a data set with its own generator or an evaluation that draws at random, the result of
+    a run depends on what its process has trained before.
     """
     if not own_code(options):
         return options
@@ -43,7 +43,7 @@ def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | N
     Args:
         options: of the search.
         context: of the run.
-        file: the schedule's, if there is one.
+        file: the schedule's file, or None.
     """
     import optuna
 
@@ -55,7 +55,7 @@ def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | N
     space = search_spaces.load(options.space)
     base = baseline_config(options, device="cpu")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a start may lie beside a grid
+        warnings.simplefilter("ignore", UserWarning)  # a starting point may lie off a grid
         suggested = space.suggest(optuna.trial.FixedTrial(dict(space.start(context))), context)
     values = {"method": space.method, **suggested, **options.hold}
     config = TrialConfig.from_mapping({**base.to_dict(), **values})
@@ -73,7 +73,7 @@ def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | N
 
 
 def check_processors(options: SearchOptions) -> None:
-    """More threads than processors would take turns without end."""
+    """Raise UserError for more threads than this machine has processors, which would slow each other down."""
     there = os.cpu_count() or 1
     if options.cpus_per_trial > there and not os.environ.get("RAY_ADDRESS"):
         raise UserError(
@@ -83,7 +83,7 @@ def check_processors(options: SearchOptions) -> None:
 
 
 def check_gpus(options: SearchOptions) -> None:
-    """Before any Ray process starts; what a cluster has is asked of it later."""
+    """Raise UserError for more GPUs than torch sees, before any Ray process starts; a cluster is checked later."""
     if options.gpus_per_trial == 0 or os.environ.get("RAY_ADDRESS"):
         return
     import torch
@@ -102,6 +102,6 @@ def check_gpus(options: SearchOptions) -> None:
 
 
 def own_code(options: SearchOptions) -> list[str]:
-    """Functions of the user's: the workload, and options such as ``model=package:function``."""
+    """Return the user's functions: the workload, and options such as ``model=package:function``."""
     values = [options.workload, *(text.partition("=")[2] for text in options.workload_options)]
     return [value for value in values if not options.is_script and is_factory(value)]

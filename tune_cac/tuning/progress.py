@@ -1,4 +1,4 @@
-"""What a person sees while a search runs: a live line on a terminal, a plain line a trial elsewhere."""
+"""Progress display of a search: a live line on a terminal, one plain line per trial elsewhere."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tune_cac.tuning.study_searcher import StudySearch
 
 
 class SearchProgress(tune.Callback):
-    """Counts trials, finds the best so far, sums what was executed; tells the searcher of failures.
+    """Count trials, find the best so far, sum the executed FLOPs, and report failures to the searcher.
 
     Args:
-        searcher: told of every trial that raised, with its message.
+        searcher: receives the message of every trial that raised.
         finished_before: rows of trials that earlier searches of this study finished, with their trial number.
         to_run: trials that this search runs.
-        allowed_drop: what counts for "best so far".
+        allowed_drop: accuracy that "best so far" may lose, a fraction.
         saving: compute that trials are ranked by; None for that of training.
         on_result: called after each trial's end (tests use it).
     """
@@ -55,7 +55,7 @@ class SearchProgress(tune.Callback):
             if record["role"] != "control"
         ]
         self._live: dict[str, dict[str, Any]] = {}
-        # By the trials that have ended: FLOPs, and the same in dense trainings of their own budgets.
+        # Executed by ended trials: FLOPs, and the same in full trainings of their own budgets.
         self._spent_flops, self._spent_trainings = 0, 0.0
         self.ended = 0
         """Trials that ended; controls do not count."""
@@ -88,12 +88,12 @@ class SearchProgress(tune.Callback):
             self._bar.stop()
 
     def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
-        """An epoch's row."""
+        """Show an epoch's row."""
         self._live[trial.trial_id] = result
         self._show()
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        """A trial that ended well."""
+        """Count a trial that ended well and show its result."""
         row = self._live.pop(trial.trial_id, {})
         self._spend(row)
         number, role = trial.config["trial"], trial.config["role"]
@@ -104,7 +104,7 @@ class SearchProgress(tune.Callback):
         self._end(f"trial {number}: accuracy {row['accuracy']:.4f}, saved {percent(self._saved(row))}")
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        """A trial that raised."""
+        """Report a trial that raised to the searcher and show its message."""
         message = failure_message(trial)
         row = self._live.pop(trial.trial_id, {})
         self._spend(row)
@@ -140,7 +140,7 @@ class SearchProgress(tune.Callback):
             self._bar.update(self._task, completed=self.ended, description=self.summary())
 
     def summary(self) -> str:
-        """Best so far, failures, what this search executed, time left."""
+        """Return the best so far, failures, what this search executed and the time left, as one line."""
         parts = [self._best_so_far()]
         if self.failures:
             parts.append(f"{len(self.failures)} failed")
@@ -159,7 +159,7 @@ class SearchProgress(tune.Callback):
         self._spent_trainings += in_trainings(row)
 
     def _trainings(self) -> float:
-        """What this search executed, in trainings of the baseline, or of each trial's own budget before it is known."""
+        """Return what this search executed in full trainings of the baseline, or of each trial until that ended."""
         baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
         if baseline is None or not baseline["dense_flops"]:
             return self._spent_trainings + sum(in_trainings(row) for row in self._live.values())
@@ -182,23 +182,24 @@ class SearchProgress(tune.Callback):
         if saved <= 0:
             return "nothing saved yet"
         return (
-            f"best {percent(saved)} saved at {points(baseline['accuracy'] - accuracy)} of accuracy loss (trial {-number})"
+            f"best {percent(saved)} saved at {points(baseline['accuracy'] - accuracy)} of accuracy loss (trial "
+            f"{-number})"
         )
 
 
 def in_trainings(row: Mapping[str, Any]) -> float:
-    """What the search has executed for a trial by this row, in dense trainings; 0 before its first row."""
+    """Return what the search executed for a trial up to this row, in full trainings; 0 before its first row."""
     dense = row.get("dense_flops") or 0
     return search_flops(row) / dense if dense else 0.0
 
 
 def search_flops(row: Mapping[str, Any]) -> int:
-    """What the search has executed for a trial by this row; 0 before its first row."""
-    return int(row.get("search_flops", row.get("executed_flops")) or 0)  # None: a script that does not say
+    """Return the FLOPs that the search executed for a trial up to this row; 0 before its first row."""
+    return int(row.get("search_flops", row.get("executed_flops")) or 0)  # None: a script that reports none
 
 
 def _error_of(trial: Any) -> BaseException | None:
-    """Return what Ray keeps of a failed trial on this machine."""
+    """Return the exception that Ray stored for a failed trial on this machine; None if there is none."""
     try:
         found = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
     except (OSError, TypeError, EOFError, AttributeError, ImportError, pickle.UnpicklingError):
@@ -207,17 +208,17 @@ def _error_of(trial: Any) -> BaseException | None:
 
 
 def worker_died(trial: Any) -> bool:
-    """Return whether a trial's process or node ended without a word, or one of its workers did."""
+    """Return whether a trial's process, its node or one of its workers died without raising."""
     error = _error_of(trial)
     if isinstance(getattr(error, "cause", None), WorkerDied):
         return True
-    if isinstance(error, RayActorError):  # one that raised while it was built is an actor that died, too
+    if isinstance(error, RayActorError):  # Ray also raises it for an error in the actor's constructor
         return not error.actor_init_failed
     return isinstance(error, DEATHS)
 
 
 def failure_message(trial: Any) -> str:
-    """The exception's own line, out of what Ray writes of a failed trial on this machine."""
+    """Return a failed trial's own exception as one line, from what Ray stored on this machine."""
     error = _error_of(trial)
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def of_run(trace: RunTrace, values: Mapping[str, Any]) -> TrialConfig:
-    """A configuration of the trace's run, on the CPU."""
+    """Return a configuration of the trace's run, on the CPU."""
     run = trace.run
     return TrialConfig(
         workload=run["workload"],

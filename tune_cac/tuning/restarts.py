@@ -15,9 +15,9 @@ from tune_cac.tuning.optuna_private import live_trial
 from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
 from tune_cac.tuning.study_trials import StudyTrials
 
-#: Errors of a training that would come again.
+#: Errors that the same training would raise again.
 _WOULD_FAIL_AGAIN = (TrainingDiverged.__name__, UserError.__name__)
-#: What is noted on a trial that another one continues.
+#: Note on a trial that another one continues.
 _CONTINUED_BY = "a later trial with the same parameters"
 
 
@@ -27,39 +27,39 @@ class Restarts:
     Args:
         trials: of the study.
         root: the study's folder.
-        retries: times that a trial whose worker died is begun again, and that a failed baseline is; >= 0.
+        retries: most restarts of a trial whose worker died, and of a failed baseline; >= 0.
     """
 
     def __init__(self, trials: StudyTrials, root: Path, retries: int) -> None:
         self._trials = trials
         self._root = root
         self.retries = retries
-        self._retried: dict[str, int] = {}  # predefined trials, by their values
+        self._retried: dict[str, int] = {}  # restarts of predefined trials, by their values
         self._checkpoints: dict[str, str] = {}  # of interrupted predefined trials, by their values
 
     def start_predefined(self, run: PredefinedTrial) -> optuna.Trial:
-        """Start a trial with its values, from its checkpoint where an interrupted one left any."""
+        """Start a predefined trial, from the checkpoint of an interrupted one if there is any."""
         attrs = {**run.attrs, "given": dict(run.values)}
         if run.key in self._checkpoints:
             attrs["resume_from"] = self._checkpoints[run.key]
         return self._trials.start(attrs)
 
     def restart(self, trial: optuna.Trial, message: str, *, died: bool) -> str:
-        """Begin a trial that failed again, if it may succeed then.
+        """Begin a failed trial again if it may succeed.
 
         Args:
-            trial: that failed.
+            trial: the failed trial.
             message: what it raised, or how its worker ended.
             died: whether its worker died.
 
         Returns:
-            "queued" for a trial of the sampler, "kept" for a predefined one, which is begun anew by its values; empty
-            where it is not begun again.
+            "queued" for a sampled trial, "kept" for a predefined one, which is begun again from its values; empty if it
+            is not begun again.
         """
         attrs = trial.user_attrs
         given = as_key(attrs["given"]) if "given" in attrs else None
         done = attrs.get("retry", 0) if given is None else self._retried.get(given, 0)
-        # Nothing can be searched without the baseline; what it raised may not come again.
+        # Nothing can be searched without the baseline; its error may not occur again.
         needed = given is None and attrs.get("role") == "baseline" and not message.startswith(_WOULD_FAIL_AGAIN)
         if not (died or needed) or done >= self.retries:
             return ""
@@ -72,7 +72,7 @@ class Restarts:
         return "queued" if given is None else "kept"
 
     def retry_baseline(self) -> None:
-        """Train a baseline that failed in an earlier search once more: without it nothing can be searched."""
+        """Queue a baseline that failed in an earlier search once more; nothing can be searched without it."""
         baselines = self._trials.baselines()
         if baselines and self._trials.baseline_failed():
             self._queue({}, {"role": "baseline"}, retry=self.retries, continues=baselines[-1].number)
@@ -94,7 +94,7 @@ class Restarts:
             if "given" in attrs:
                 self._keep_checkpoint(attrs)
             else:
-                # One that was asked for and never suggested has no parameters yet, but those that were queued.
+                # A trial that was asked for but never suggested has only the parameters that were queued.
                 parameters = frozen.params or frozen.system_attrs.get("fixed_params", {})
                 self._queue(parameters, attrs, retry=attrs.get("retry", 0))
             if "folder" in attrs:

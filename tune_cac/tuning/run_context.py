@@ -11,7 +11,7 @@ from tune_cac.study.options import SearchOptions
 
 
 def run_context(config: TrialConfig) -> SpaceContext:
-    """What a space may ask about a run: its steps and layers. Builds the model once, and tries what a user gave."""
+    """Return a run's steps and layers for search spaces; builds the model once and checks the user's code."""
     from trainables.compression.measures.sizes import weight_layers
     from trainables.gradskip.layers import unit_ends, watch_needed
     from trainables.runtime.isolation import isolated
@@ -20,7 +20,7 @@ def run_context(config: TrialConfig) -> SpaceContext:
     workload = build(config.workload, config.options)
     workload.check(config.seed)
     with isolated(seed=config.seed, threads=config.threads):
-        model = workload.make_model()  # and no optimizer, for which torch loads its compiler
+        model = workload.make_model()  # no optimizer: torch would load its compiler
     return SpaceContext(
         total_steps=workload.steps_per_epoch * config.epochs,
         layer_names=tuple(name for name, _ in model.named_parameters()),
@@ -32,7 +32,7 @@ def run_context(config: TrialConfig) -> SpaceContext:
 
 
 def context_of(base: TrialConfig) -> SpaceContext:
-    """What a space may ask about a run before it was trained; of a script nothing is known."""
+    """Return what search spaces know of a run before any training; nothing is known of a script."""
     if base.workload == SCRIPT:
         from trainables.script.run import check_command
         from tune_cac.tuning.script_search import UNKNOWN_RUN
@@ -43,7 +43,7 @@ def context_of(base: TrialConfig) -> SpaceContext:
 
 
 def baseline_config(options: SearchOptions, *, device: str) -> TrialConfig:
-    """The run without the method; nothing is held in it."""
+    """Return the configuration of the run without the method and without fixed values."""
     return TrialConfig(
         workload=options.workload,
         workload_options=options.workload_options,

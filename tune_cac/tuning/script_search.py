@@ -1,4 +1,4 @@
-"""A search whose trials are a command of the user's: what the run is like is known when the baseline has ended."""
+"""A search whose trials run a command of the user; steps and layers are known when the baseline has ended."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.study_searcher import StudySearch
 from tune_cac.tuning.warm_start.baseline import WarmStart
 
-#: Before the baseline has told better; no space is asked with it.
+#: Placeholder until the baseline has reported its run; no space is evaluated with it.
 UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
 
 
 class ScriptSearch(StudySearch):
-    """Trains the baseline first; its reports say how many steps a run has and which layers.
+    """Train the baseline first; its reports give the number of steps and the layers of a run.
 
-    A command trains where nobody can look into it, so trials share nothing, and of the controls only those are trained
-    that the command can be asked for: shorter runs, where it takes ``{epochs}``.
+    The training of a command cannot be inspected, so trials share nothing, and the only controls are shorter runs, if
+    the command takes ``{epochs}``.
 
     Args:
-        how: as of `StudySearch`, whose ``context`` and ``sharing`` are not looked at.
+        how: arguments of `StudySearch`; ``context`` and ``sharing`` are ignored.
     """
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**{**how, "context": UNKNOWN_RUN, "sharing": False})
 
     def begin(self) -> None:
-        """Queue the baseline; the space's starting point depends on the run that it shows."""
+        """Queue the baseline; the space's starting point depends on the run that it reports."""
         self.study.enqueue_trial({}, user_attrs={"role": "baseline"})
 
     def _sharing_of(self, folder: str) -> Any:
@@ -41,7 +41,7 @@ class ScriptSearch(StudySearch):
 
     @property
     def gave_up(self) -> str:
-        """Why the baseline leaves nothing to try; empty while it does not."""
+        """Return why the baseline leaves nothing to try; empty otherwise."""
         if super().gave_up:
             return super().gave_up
         if self.trials.baseline_row() is None:
@@ -81,14 +81,14 @@ class ScriptSearch(StudySearch):
         self.study.set_user_attr("spread", True)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Keep what the baseline tells of the run, then as in every search."""
+        """Store the run facts that the baseline reports, then report the trial as in every search."""
         trial = self._running.get(trial_id)
         if trial is not None and result and RUN_FACTS in result and trial.user_attrs.get("role") == "baseline":
             trial.set_user_attr(RUN_FACTS, result[RUN_FACTS])
         super().on_trial_complete(trial_id, result, error)
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
-        """Shorter runs, where the command takes ``{epochs}``."""
+        """Return the missing shorter runs; none if the command takes no ``{epochs}``."""
         if "epochs" not in names(self._command):
             return []
         return super().missing_controls(shorter_alone=True)

@@ -60,41 +60,41 @@ def search(
     """Search a space on a workload.
 
     The first trial is the baseline (method off), the second the space's starting point, as a rule the published
-    defaults scaled to the run's length; both count among ``trials``. A study of that ``name``, space, workload,
-    length, seed and ``hold`` gets ``trials`` more.
+    defaults scaled to the run's length; both count among ``trials``. An existing study of that ``name``, space,
+    workload, length, seed and ``hold`` gets ``trials`` more.
 
     Args:
         space: search space, see ``python -m tune_cac spaces``.
         workload: what is trained, see ``python -m tune_cac workloads``, or ``package.module:function``.
-        workload_options: its options, texts NAME=VALUE, such as ``["data=/photos", "model=resnet18"]``.
+        workload_options: options of the workload, texts NAME=VALUE, such as ``["data=/photos", "model=resnet18"]``.
         script: a command of yours that trains, in place of a workload.
         trials: trials to run, >= 1.
-        epochs: epochs a trial, >= 1; None for the workload's own number.
+        epochs: epochs per trial, >= 1; None for the workload's own number.
         seed: of the trials and of the sampler, >= 0.
         allowed_drop: accuracy that may be lost against the baseline, a fraction in [0, 1).
         concurrency: trials at a time; None for as many as the processors allow.
-        cpus_per_trial: processors, and torch threads, a trial.
-        gpus_per_trial: GPUs a trial; 0 trains on the CPU.
+        cpus_per_trial: processors, and torch threads, per trial.
+        gpus_per_trial: GPUs per trial; 0 trains on the CPU.
         workers_per_trial: processes that train a trial data-parallel, each with those processors and GPUs.
         results: folder that holds the studies.
         name: of the study's folder; None makes one from workload, space and time.
         checkpoint_every_s: seconds between checkpoints of a running trial, at epoch ends.
-        hold: values that every trial but the baseline has, such as ``{"CAC_VAR_START_THR": 0.97}``; they win over what
-            the space fixes, and may not be what it searches.
+        hold: values fixed in every trial but the baseline, such as ``{"CAC_VAR_START_THR": 0.97}``; they override
+            values that the space fixes, and the space must not search them.
         schedule: file with a compression schedule, for the space ``schedule``: its values marked ``!search`` are
             searched.
-        compatible: whether that schedule may hold what Distiller silently accepted, with a warning each.
+        compatible: whether that schedule may contain what Distiller silently accepted, with a warning for each.
         saving: compute that trials are ranked by: ``training``, ``inference`` or the mean of ``both``; None for what
             the space's methods save.
         sharing: share training prefixes between trials; False trains every trial alone, with equal results.
         checkpoint_budget: most bytes of checkpoints that sharing keeps, a number or text such as ``"20GB"``.
-        controls: train beside the ``trials`` what settings have to beat: dense runs of 90 to 50 % of the epochs, and
-            random stops that save as much as the best setting.
-        retries: times that a trial whose worker died is begun again from its last checkpoint, >= 0; so often, too, a
-            baseline that failed, for without it nothing can be searched.
+        controls: train, in addition to the ``trials``, controls that settings have to beat: dense runs of 90 to 50 %
+            of the epochs, and random stops that save as much as the best setting.
+        retries: most restarts of a trial whose worker died, from its last checkpoint, and of a failed baseline,
+            without which nothing can be searched; >= 0.
 
     Returns:
-        Trials, ranking and best as pandas; the same is written into the study's folder.
+        Trials, ranking and best setting as pandas objects, which are also written into the study's folder.
 
     Raises:
         UserError: wrong arguments; raised before any Ray process starts.
@@ -120,7 +120,7 @@ def search(
     check_gpus(options)
     context = None
     if options.hold or options.workload_options or is_factory(options.workload) or options.compresses:
-        # What a user gave is tried before there is a folder.
+        # The user's code and values are checked before the folder exists.
         context = context_of(baseline_config(options, device="cpu"))
     if context is not None and not options.is_script:
         options = share_only_if_repeatable(options)
@@ -159,13 +159,18 @@ def resume(
     checkpoint_budget: int | str = DEFAULT_BUDGET,
     retries: int = 1,
 ) -> SearchResult:
-    """Finish the remaining trials of a study; space, workload, length, seed, allowed drop and held values are its own.
+    """Finish a study's remaining trials with its own space, workload, length, seed, allowed loss and fixed values.
 
     Args:
         name: the study's name under ``results``, or its path.
-        results, concurrency, cpus_per_trial, gpus_per_trial, checkpoint_every_s, checkpoint_budget, retries: as in
-            `search`.
+        results: as in `search`.
+        concurrency: as in `search`.
+        cpus_per_trial: as in `search`.
+        gpus_per_trial: as in `search`.
+        checkpoint_every_s: as in `search`.
         sharing: as in `search`; None for what the study was searched with.
+        checkpoint_budget: as in `search`.
+        retries: as in `search`.
 
     Raises:
         UserError: no such study, or one that another process is searching.
@@ -194,18 +199,18 @@ def resume(
 
 
 def _run(layout: Layout, options: SearchOptions, context: SpaceContext | None = None) -> SearchResult:
-    """Run what the study still lacks. The study is locked by this process.
+    """Run the trials that the study still lacks; this process has locked the study.
 
     Args:
         layout: of the study.
-        options: what is searched, and with what.
-        context: the run it is searched on, where that was found out already.
+        options: what is searched, and with which resources.
+        context: the run it is searched on, if it is known already.
     """
     info = layout.read_info()
     size = f"{plural(info.trials, 'trial')} of {info.length_text}, {options.trials_at_a_time} at a time"
     if options.hold:
         size += f", {shown_hold(options.hold)} fixed"
-    # Said before torch and Ray load, which takes seconds.
+    # Printed before torch and Ray load, which takes seconds.
     say(f"{layout.root}: {options.space} on {options.workload}, {size}")
     with written(layout, f"search --resume {layout.root}"):
         return _run_missing(layout, options, context)
@@ -230,16 +235,16 @@ def _run_missing(layout: Layout, options: SearchOptions, context: SpaceContext |
 
 
 def _keep_script_epochs(layout: Layout) -> None:
-    """Remember the epochs that the baseline reported, which the command may have chosen for itself."""
+    """Store the number of epochs that the baseline reported; the command may choose that number itself."""
     told = [record["row"]["epoch"] for record in _completed(layout) if record["role"] == "baseline"]
     if told:
         layout.write_info(replace(layout.read_info(), script_epochs=int(told[0])))
 
 
 def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[None]:
-    """Ray at once for a new study; one that is gone on with may have nothing to train, and then needs none.
+    """Return an early Ray session for a new study; none for a resumed one, which may have nothing to train.
 
-    Of a new study everything that a user gave has been tried by now.
+    Everything that the user gave for a new study has been checked by now.
     """
     if layout.journal.exists():
         return nullcontext()
@@ -251,15 +256,15 @@ def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[N
 def make_searcher(
     kind: type[Any], layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, **more: Any
 ) -> tuple[Any, str]:
-    """A searcher on a study, with the unfinished trials of earlier calls brought in order, and its experiment's name.
+    """Return a searcher on a study, and the name of its Ray experiment.
 
     Args:
-        kind: `StudySearch` or a kind of it.
+        kind: `StudySearch` or a subclass.
         layout: of the study.
-        options: what is searched, and with what.
+        options: what is searched, and with which resources.
         context: the run it is searched on.
         base: config of the baseline.
-        more: what else the kind takes.
+        more: further arguments of ``kind``.
     """
     import optuna
 
@@ -312,7 +317,7 @@ def _searcher(layout: Layout, options: SearchOptions, context: SpaceContext, bas
 
 
 def _search(layout: Layout, options: SearchOptions, searcher: Any, run_name: str, to_run: int) -> bool:
-    """Run trials and controls; True if interrupted before all of them ended."""
+    """Run trials and controls; return whether they were interrupted before all of them ended."""
     from tune_cac.tuning.controls import MOST_CONTROLS
     from tune_cac.tuning.progress import SearchProgress
 
@@ -321,7 +326,7 @@ def _search(layout: Layout, options: SearchOptions, searcher: Any, run_name: str
         searcher, finished_before=done, to_run=to_run, allowed_drop=options.allowed_drop, saving=searcher.saving
     )  # fmt: skip
     searcher.plan(to_run, controls=options.controls)
-    # The searcher ends it before, where fewer controls are wanted.
+    # The searcher ends the run earlier if fewer controls are needed.
     train(layout, options, searcher, progress, run_name, to_run + (MOST_CONTROLS if options.controls else 0))
     if searcher.gave_up:
         say(f"{searcher.gave_up}, so nothing else was tried: {_way_on(layout, options)}")

@@ -29,24 +29,23 @@ from tune_cac.tuning.restarts import Restarts
 from tune_cac.tuning.study_trials import StudyTrials, open_study
 from tune_cac.tuning.warm_start.baseline import WarmStart, asks_for_sensitivities, learn
 
-#: Ray's word for a search that suggests no more.
+#: Ray's value for a search that suggests no more.
 FINISHED: str = Searcher.FINISHED
 _ROW_NAMES = tuple(metric.name for metric in ROW)
-#: Combinations of values that fit no model, in a row; then there seems to be no other.
+#: Most combinations of values in a row that do not fit the model; then the search ends.
 _MOST_IMPOSSIBLE = 200
 #: Attribute of a study whose starting point is queued once the baseline has ended.
 _WAITS = "start_waits"
-#: Attribute of a study whose space does nothing or little on its run: why.
+#: Attribute with the reason why the study's space does nothing or little on its run.
 _WHY_LITTLE = "why_little"
 
 
 class StudySearch(Searcher):
     """Suggest trials to Ray, and report to Optuna two objectives, accuracy and compute saved, and a constraint.
 
-    - A new study begins with the baseline (no parameters) and the space's starting point.
-    - An accuracy loss above the allowed one makes a trial infeasible. Trials that end before the baseline keep their
-      row in the journal at once and are reported when the baseline has ended.
-    - A trial that failed, or whose values are not finite, is reported as FAIL with its error.
+    A new study begins with the baseline (no parameters) and the space's starting point. An accuracy loss above the
+    allowed one makes a trial infeasible. Rows of trials that end before the baseline enter the journal at once and are
+    reported after it. A trial that failed, or whose values are not finite, is reported as FAIL with its error.
 
     Args:
         space: what is searched.
@@ -56,16 +55,15 @@ class StudySearch(Searcher):
         allowed_drop: accuracy that may be lost, a fraction.
         seed: of the sampler.
         run_folder: folder of the Ray experiment, relative to the study, for the record.
-        checkpoint_every_s: handed to the trials.
+        checkpoint_every_s: seconds between checkpoints of a trial.
         hold: fields of the config that have this value in every trial but the baseline, whatever the space returns.
         tree: the study's ``tree`` folder.
-        sharing: whether trials share training. The baseline's signals are recorded there either way, so that the
-            same settings are suggested with and without.
+        sharing: whether trials share training; the same settings are suggested either way, from recorded signals.
         budget_bytes: most bytes of checkpoints.
-        trials: of the study, as planned.
-        worker_resources: what each of several workers of a trial has, in Ray's words; None for trials of one process.
-        retries: times that a trial whose worker died is begun again, and that a failed baseline is; >= 0.
-        repeats: whether training repeats bit for bit, so that the baseline's run proves what others would do.
+        trials: number of trials planned for the study.
+        worker_resources: Ray's resources of each worker of a trial; None for trials of one process.
+        retries: most restarts of a trial whose worker died, and of a failed baseline; >= 0.
+        repeats: whether training repeats bit for bit, so that the baseline's run predicts other trials exactly.
     """
 
     def __init__(
@@ -109,14 +107,14 @@ class StudySearch(Searcher):
         self._start_seed = seed
         self._to_ask: int | None = None
         self._with_controls = False
-        self._running: dict[str, optuna.Trial] = {}  # and ended, by Ray's id
+        self._running: dict[str, optuna.Trial] = {}  # running and ended trials, by Ray's id
         self._ended: set[str] = set()
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         super().__init__(metric=list(OBJECTIVES), mode=["max"] * len(OBJECTIVES))
         self.study = open_study(journal, make_sampler(seed))
         """The Optuna study."""
         self.trials = StudyTrials(self.study)
-        """What the study's trials say."""
+        """Queries on the study's trials."""
         self.restarts = Restarts(self.trials, tree.parent, retries)
         """Trials that are begun again."""
         self.candidates = Candidates(
@@ -127,7 +125,7 @@ class StudySearch(Searcher):
             config_of=self._config,
             changes_nothing=lambda config: self.learn().does_nothing(config),
         )
-        """Settings that are drawn."""
+        """Draws settings and checks them before training."""
         self._controls = StudyControls(base, tree)
 
     @property
@@ -163,7 +161,7 @@ class StudySearch(Searcher):
             self._claims_name, self._coordinator = None, None
 
     def plan(self, trials: int, *, controls: bool = False) -> None:
-        """Suggest so many trials and then, if asked for, what of the controls is missing; without a plan, no end."""
+        """Set the number of trials to suggest, and whether missing controls follow; without a plan there is no end."""
         self._to_ask, self._with_controls = trials, controls
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
@@ -213,8 +211,7 @@ class StudySearch(Searcher):
         elif trial.user_attrs.get("role") == "baseline":
             values = {"method": "none"}
         else:
-            with warnings.catch_warnings():
-                # The published defaults may lie where this run's thresholds make no difference.
+            with warnings.catch_warnings():  # the published defaults may lie outside the ranges of this run
                 warnings.filterwarnings("ignore", message="Fixed parameter .* is out of range")
                 suggested = self._search_space.suggest(trial, self.learn().context)
             values = {"method": self._search_space.method, **plain(suggested), **self._hold}
@@ -229,13 +226,13 @@ class StudySearch(Searcher):
             return None if self._may_restart() else FINISHED
         trial = self._ask_for_one_that_fits()
         if trial is None and self._with_controls:
-            return self._next_control(shorter_alone=True)  # which wait for nobody, so that no processor does
+            return self._next_control(shorter_alone=True)  # they depend on no other trial, so no processor idles
         if trial is not None and self._to_ask is not None:
             self._to_ask -= 1
         return trial
 
     def _ask_for_one_that_fits(self) -> optuna.Trial | str | None:
-        """Return `_ask`; values of a schedule's marks that fit no model together are reported to Optuna as pruned."""
+        """Return the next trial whose schedule fits the model; report others to Optuna as pruned."""
         for _ in range(_MOST_IMPOSSIBLE):
             trial = self._ask()
             if trial is None:
@@ -276,7 +273,7 @@ class StudySearch(Searcher):
 
     @property
     def gave_up(self) -> str:
-        """Return why it suggests no more before all planned trials were suggested; empty otherwise."""
+        """Return why the search ended before all planned trials were suggested; empty otherwise."""
         return self.trials.baseline_error() if self.trials.baseline_failed() else self._nothing_can_be
 
     def _ask(self) -> optuna.Trial | None:
@@ -291,7 +288,7 @@ class StudySearch(Searcher):
         return self.candidates.start_one_that_acts(baseline)
 
     def learn(self) -> WarmStart:
-        """Return what the baseline's run tells of this space; nothing where it failed."""
+        """Return what the baseline's run shows about this space; nothing is known if it failed."""
         if self._warm_start is None:
             self._warm_start = learn(
                 self._search_space, self._context, self._tree, base=self._base, hold=self._hold,
@@ -300,10 +297,9 @@ class StudySearch(Searcher):
         return self._warm_start
 
     def _enqueue_spread(self) -> None:
-        """Queue what the baseline's run suggests to begin with, once a study.
+        """Queue the first settings once the baseline's run is known, once per study, instead of random ones.
 
-        The space's starting point, if it waited for that run, and settings whose predicted outcomes differ, in place of
-        the sampler's random start.
+        These are the space's starting point, if it waited, and settings with different predicted outcomes.
         """
         if self.study.user_attrs.get("spread"):
             return
@@ -322,11 +318,11 @@ class StudySearch(Searcher):
 
     @property
     def why_little(self) -> str:
-        """Return why settings of the space do nothing or little on this run; empty where that is not known."""
+        """Return why settings of the space do nothing or little on this run; empty if that is unknown."""
         return str(self.study.user_attrs.get(_WHY_LITTLE, ""))
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Keep what a trial has executed, in case it fails."""
+        """Store what a trial has executed, in case it fails."""
         self._rows_so_far[trial_id] = {name: result[name] for name in SPENT if name in result}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -339,7 +335,7 @@ class StudySearch(Searcher):
         if trial.user_attrs.get("role") == "baseline" and row.get("stage"):
             trial.set_user_attr("root", row["stage"])  # a run without interventions ends in its root
         if not self._sharing and row:
-            row["stage"] = ""  # only the baseline was recorded: there is no tree to be in
+            row["stage"] = ""  # only the baseline was recorded, so there is no tree
         missing = missing_objectives(row)
         if missing:
             self._tell_fail(trial, f"the trial reported no finite {' and '.join(missing)}")
@@ -362,7 +358,7 @@ class StudySearch(Searcher):
         trial = self._running[trial_id]
         trial.set_user_attr("row_so_far", self._rows_so_far.get(trial_id, {}))
         if self._claims_name is not None and "folder" in trial.user_attrs:
-            RayClaims(self._claims_name).release_all(trial.user_attrs["folder"])  # nobody has to wait for it
+            RayClaims(self._claims_name).release_all(trial.user_attrs["folder"])  # no trial has to wait for it
         again = self.restarts.restart(trial, message, died=died)
         if again == "queued" and self._to_ask is not None:
             self._to_ask += 1
@@ -385,17 +381,15 @@ class StudySearch(Searcher):
         self._waiting_for_baseline.clear()
 
     def adopt_unfinished(self) -> None:
-        """Bring the trials of an interrupted search in order; call before suggesting.
+        """Report the trials of an interrupted search; call before suggesting.
 
-        Trials that ended but were not reported are reported. Trials that were running are reported as FAIL and begun
-        again with the same parameters, from their last checkpoint where there is one.
+        Those that were running are reported as FAIL and begun again, from their last checkpoint if there is one.
         """
         self._waiting_for_baseline += self.restarts.adopt_unfinished()
         self._tell_waiting()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Ray pickles the searcher for a restore that we do not use; our state is the journal.
-        return {}
+        return {}  # Ray pickles the searcher for a restore that is not used; the state is the journal
 
     def save(self, checkpoint_path: str) -> None:
         """Write nothing: the journal is the searcher's state, and `search --resume` reads it."""

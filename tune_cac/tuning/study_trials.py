@@ -1,4 +1,4 @@
-"""What the trials of a study say to a search: the baseline, what is begun, what has ended."""
+"""Queries of a search on the trials of its study: the baseline, begun trials and ended trials."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StudyTrials:
     def __init__(self, study: optuna.Study) -> None:
         self.study = study
         self.baseline_again: dict[str, Any] | None = None
-        """Attributes of a baseline that is to be trained once more; None: none is."""
+        """Attributes of a baseline to train once more; None if there is none."""
 
     def all(self) -> list[FrozenTrial]:
         """Return all trials, in their order."""
@@ -58,13 +58,13 @@ class StudyTrials:
     def start(self, attrs: dict[str, Any], **parameters: Any) -> optuna.Trial:
         """Add a running trial with these attributes and parameters.
 
-        It is not queued: what waits in the queue may wait for another search.
+        It is not queued, because another search may take trials from the queue.
         """
         self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attrs, **parameters))
         return live_trial(self.study, self.all()[-1])
 
     def start_baseline(self) -> optuna.Trial:
-        """Start the baseline, first in the queue; one that is trained again passes what was queued since."""
+        """Start the baseline, first in the queue; a repeated one starts before the trials queued since."""
         if self.baseline_again is None:
             return self.study.ask()
         attrs, self.baseline_again = self.baseline_again, None
@@ -102,7 +102,7 @@ class StudyTrials:
         return any(t.user_attrs.get("role") != "control" for t in running)
 
     def runs_on(self) -> bool:
-        """Return whether trials were begun that have neither ended nor failed: Ray was told to stop before."""
+        """Return whether begun trials have neither ended nor failed, because Ray was stopped before."""
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return any("row" not in t.user_attrs for t in running)
 
@@ -126,7 +126,7 @@ class StudyTrials:
         return max((saved_of_baseline(row, baseline) for row in rows if row["accuracy"] >= lowest), default=0.0)
 
     def finished_count(self) -> int:
-        """Return how many trials ended, well or badly, without interrupted ones and controls."""
+        """Return how many trials completed or failed, without interrupted ones and controls."""
         trials = self.all()
         continued = {t.user_attrs.get("continues") for t in trials} | {(self.baseline_again or {}).get("continues")}
         return sum(

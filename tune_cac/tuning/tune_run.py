@@ -12,12 +12,12 @@ from tune_cac.tuning.preflight import own_code
 
 
 def ray_needs(options: SearchOptions) -> dict[str, Any]:
-    """Arguments of `cluster.ray_session`."""
+    """Return the arguments of `tune_cac.ray_backend.session.ray_session`."""
     return {"cpus": options.trials_at_a_time * options.processors_per_trial, "modules": _own_modules(options)}
 
 
 def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, run_name: str, most: int) -> None:
-    """Run on Ray what the searcher suggests, at most so many trials.
+    """Run on Ray the trials that the searcher suggests.
 
     Args:
         layout: of the study.
@@ -25,7 +25,7 @@ def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, 
         searcher: a `StudySearch`.
         progress: a `SearchProgress`.
         run_name: of the Ray experiment.
-        most: trials.
+        most: most trials, restarts not counted.
     """
     from ray import tune
 
@@ -39,7 +39,7 @@ def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, 
             _trainable(options),
             tune_config=tune.TuneConfig(
                 search_alg=searcher,
-                num_samples=most * (1 + options.retries),  # at most: the searcher knows the end
+                num_samples=most * (1 + options.retries),  # an upper bound: the searcher ends the run
                 max_concurrent_trials=at_a_time,
                 reuse_actors=not options.fresh_processes,
                 trial_name_creator=_trial_name,
@@ -50,14 +50,14 @@ def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, 
                 storage_path=str(layout.ray.resolve()),
                 verbose=0,
                 callbacks=[progress, RowEvents()],
-                # At its end a trial has its result; asked for a checkpoint there, Ray would also send every row alone.
+                # A finished trial needs no checkpoint, and with one at its end Ray would send every row separately.
                 checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
             ),
         ).fit()
 
 
 def _own_modules(options: SearchOptions) -> list[Path]:
-    """Modules of the user's that trials import."""
+    """Return the user's modules that trials import."""
     named = own_code(options)
     if not named:
         return []
@@ -67,13 +67,13 @@ def _own_modules(options: SearchOptions) -> list[Path]:
 
 
 def _trainable(options: SearchOptions) -> Any:
-    """What Ray runs, with its resources. Workers of a trial have their own; the trial then only listens."""
+    """Return what Ray runs, with its resources; with several workers the trial itself only receives their rows."""
     from ray import tune
 
     if options.workers_per_trial > 1:
         from tune_cac.ray_backend.multi_worker_trial import ParallelTrial
 
-        # A byte of memory: Ray wants a trial to have something, and every processor may be a worker's.
+        # One byte of memory: Ray requires a resource for a trial, and the workers may need every processor.
         return tune.with_resources(ParallelTrial, {"memory": 1})
     from trainables.trial import Trial
 

@@ -121,7 +121,10 @@ def test_what_is_wrong_is_said(given: dict[str, Any], message: str, study: Layou
     ("trials", "message"),
     [
         ([], "has no best trial to export: no trial has completed, so there is nothing to rank; give --trial"),
-        ([{"error": "x"}, {"row": result_row(0.9, 0.5)}], "to export: the baseline did not complete, so no accuracy loss"),
+        (
+            [{"error": "x"}, {"row": result_row(0.9, 0.5)}],
+            "to export: the baseline did not complete, so no accuracy loss",
+        ),
         ([{"row": result_row()}, {"row": result_row(0.5, 0.5)}],
          "to export: no setting tried saves compute within the allowed accuracy loss of 0.50 points; give --trial"),
     ],

@@ -87,6 +87,6 @@ def test_words_and_page_of_a_study_of_inference(tmp_path: Path, capsys: pytest.C
     assert "| conv1.weight | 40.0 % |" in out
     assert "You can skip 50.0 % of the inference compute" in (study / "report.html").read_text()
     assert main(["rank", str(study)]) == 0
-    header, first = (line.split() for line in capsys.readouterr().out.splitlines()[:2])
-    assert header[:7] == ["rank", "trial", "accuracy", "drop", "saved", "sparsity", "MACs"]
+    header, first = (line.replace("accuracy loss", "loss").split() for line in capsys.readouterr().out.splitlines()[:2])
+    assert header[:7] == ["rank", "trial", "accuracy", "loss", "saved", "sparsity", "MACs"]
     assert first[4:10] == ["50.0", "%", "30.0", "%", "50.0", "%"]

@@ -36,8 +36,8 @@ def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFi
             progress.on_trial_complete(0, [], a_trial(number))
     assert ", compute so far: 1.3 full trainings, about " in progress.summary()
     lines = capsys.readouterr().err.splitlines()
-    assert "1 trial for 1.0 training," in lines[0]
-    assert "2 trials for 1.1 trainings," in lines[1]
+    assert "compute so far: 1.0 full training," in lines[0]
+    assert "compute so far: 1.1 full trainings," in lines[1]
 
 
 def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(

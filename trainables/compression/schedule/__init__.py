@@ -1,8 +1,8 @@
 """Compression schedules as YAML: reading, checking, writing, and ranges to search. Does not import torch."""
 
-from trainables.compression.schedule.epoch_table import Row, epoch_table, planned_share, table_cells
+from trainables.compression.schedule.epoch_table import EpochRow, epoch_table, planned_share, table_cells
 from trainables.compression.schedule.matching import ModelFacts, Resolved, resolve
-from trainables.compression.schedule.parts import Component, Policy, Schedule
+from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
 from trainables.compression.schedule.policy_configs import PrunerPolicyConfig, RegularizerPolicyConfig
 from trainables.compression.schedule.problems import ScheduleError
 from trainables.compression.schedule.reading import read_schedule
@@ -14,11 +14,11 @@ __all__ = [
     "Mark",
     "MarkedSchedule",
     "ModelFacts",
-    "Policy",
+    "PlannedPolicy",
     "PrunerPolicyConfig",
     "RegularizerPolicyConfig",
     "Resolved",
-    "Row",
+    "EpochRow",
     "Schedule",
     "ScheduleError",
     "dump",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainables.compression.schedule.configs import ComponentConfig
-from trainables.compression.schedule.parts import Component, Policy, Schedule
+from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
 from trainables.compression.schedule.policy_configs import PrunerPolicyConfig
 from trainables.compression.schedule.problems import Findings, Path, nearest
 from trainables.compression.schedule.pruner_configs import (
@@ -52,7 +52,7 @@ def check_uses(schedule: Schedule, findings: Findings, used: set[tuple[str, str]
         _check_use(policy, schedule.component(policy), findings)
 
 
-def _check_use(policy: Policy, component: Component, findings: Findings) -> None:
+def _check_use(policy: PlannedPolicy, component: Component, findings: Findings) -> None:
     path: Path = ("policies", policy.position)
     settings = component.settings
     if is_gradual(settings) and len(policy.timing.active_epochs()) == 1:

@@ -14,7 +14,7 @@ from trainables.compression.schedule.compatibility import is_gradual
 from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.matching import Resolved
 from trainables.compression.schedule.names import assigned
-from trainables.compression.schedule.parts import Component, Policy, Schedule
+from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
 from trainables.compression.schedule.policy_configs import PrunerPolicyConfig
 from trainables.compression.schedule.pruner_configs import (
     AutomatedGradualPrunerConfig,
@@ -43,7 +43,7 @@ class Act:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class EpochRow:
     """Epochs with the same actions: ``first``, and every ``every`` epochs up to ``last``."""
 
     first: int
@@ -70,7 +70,7 @@ class Row:
 _Content = tuple[tuple[Act, ...], float | None]
 
 
-def planned_share(component: Component, policy: Policy, epoch: int) -> Share:
+def planned_share(component: Component, policy: PlannedPolicy, epoch: int) -> Share:
     """Return the share that a pruner plans in an active epoch of its policy; None if it depends on the data.
 
     Structure pruners plan a share of structures, element pruners a share of elements.
@@ -94,7 +94,7 @@ def planned_share(component: Component, policy: Policy, epoch: int) -> Share:
     return found
 
 
-def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = None) -> list[Row]:
+def epoch_table(schedule: Schedule, epochs: int, resolved: Resolved | None = None) -> list[EpochRow]:
     """Return the actions in epochs 0..epochs-1; epochs without actions have no row.
 
     Args:
@@ -133,7 +133,7 @@ class _Tally:
         self._pruned: dict[str, int] = {}
         self._unknown: set[str] = set()
 
-    def prune(self, component: Component, policy: Policy, epoch: int) -> None:
+    def prune(self, component: Component, policy: PlannedPolicy, epoch: int) -> None:
         """Record a pruner's decision; it replaces earlier decisions on the same weights."""
         targets = self._resolved.of(component)
         shares = self._shares(component.settings, targets, component, policy, epoch)
@@ -145,7 +145,12 @@ class _Tally:
                 self._pruned[name] = int(shares[name] * self._sizes[name])
 
     def _shares(
-        self, settings: ComponentConfig | None, targets: Sequence[str], component: Component, policy: Policy, epoch: int
+        self,
+        settings: ComponentConfig | None,
+        targets: Sequence[str],
+        component: Component,
+        policy: PlannedPolicy,
+        epoch: int,
     ) -> dict[str, float] | None:
         """Return the share of elements by name; None if it depends on structures or data, or masks are temporary."""
         args = policy.args if isinstance(policy.args, PrunerPolicyConfig) else PrunerPolicyConfig()
@@ -169,13 +174,13 @@ class _Tally:
         return sum(self._pruned.values()) / sum(self._sizes.values())
 
 
-def _folded(contents: Sequence[_Content | None]) -> list[Row]:
+def _folded(contents: Sequence[_Content | None]) -> list[EpochRow]:
     """Merge epochs into rows: one for each run of equal epochs, and one for each kind of epoch in a periodic run.
 
     Args:
         contents: of each epoch; None if nothing acts.
     """
-    rows: list[Row] = []
+    rows: list[EpochRow] = []
     epoch = 0
     while epoch < len(contents):
         period, end = _stretch(contents, epoch)
@@ -183,7 +188,7 @@ def _folded(contents: Sequence[_Content | None]) -> list[Row]:
             content = contents[first]
             if content is not None:
                 last = first + (end - 1 - first) // period * period
-                rows.append(Row(first=first, last=last, every=period, acts=content[0], total=content[1]))
+                rows.append(EpochRow(first=first, last=last, every=period, acts=content[0], total=content[1]))
         epoch = end
     return rows
 
@@ -203,7 +208,7 @@ def _stretch(contents: Sequence[_Content | None], start: int) -> tuple[int, int]
     return 1, start + 1
 
 
-def table_cells(rows: Sequence[Row], *, with_totals: bool) -> list[list[str]]:
+def table_cells(rows: Sequence[EpochRow], *, with_totals: bool) -> list[list[str]]:
     """Return the table as text: epochs, actions with their planned share, and optionally the total."""
     header = ["epochs", "acts", *(["weights pruned"] if with_totals else [])]
     cells = [header]

@@ -31,7 +31,7 @@ class Component:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class PlannedPolicy:
     """When a component acts, and how."""
 
     kind: str
@@ -59,7 +59,7 @@ class Schedule:
     lr_schedulers: Mapping[str, Component] = field(default_factory=dict)
     extensions: Mapping[str, Component] = field(default_factory=dict)
     distillers: Mapping[str, Component] = field(default_factory=dict)
-    policies: tuple[Policy, ...] = ()
+    policies: tuple[PlannedPolicy, ...] = ()
     """In the file's order, in which they act."""
     source: str = field(default="", compare=False)
     """Name used in messages."""
@@ -71,7 +71,7 @@ class Schedule:
         found: Mapping[str, Component] = getattr(self, name)
         return found
 
-    def component(self, policy: Policy) -> Component:
+    def component(self, policy: PlannedPolicy) -> Component:
         """Return the component that a policy applies."""
         return self.section(KINDS[policy.kind])[policy.instance_name]
 
@@ -80,7 +80,7 @@ class Schedule:
         for section in KINDS.values():
             yield from self.section(section).values()
 
-    def policies_of(self, component: Component) -> Iterator[Policy]:
+    def policies_of(self, component: Component) -> Iterator[PlannedPolicy]:
         """Yield the policies that apply a component."""
         for policy in self.policies:
             if KINDS[policy.kind] == component.section and policy.instance_name == component.name:

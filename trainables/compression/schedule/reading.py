@@ -22,7 +22,7 @@ from trainables.compression.schedule.configs import (
     ComponentConfig,
 )
 from trainables.compression.schedule.document import Document, open_document
-from trainables.compression.schedule.parts import Component, Policy, Schedule
+from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
 from trainables.compression.schedule.policy_configs import (
     KINDS,
     RANGE,
@@ -187,7 +187,7 @@ def _read_component(
 
 def _read_policies(
     given: Any, sections: Mapping[str, Mapping[str, Component]], unread: Unread, findings: Findings
-) -> tuple[Policy, ...]:
+) -> tuple[PlannedPolicy, ...]:
     if not isinstance(given, list) or not given:
         got = "is missing" if given is None else f"got {shown(given)}"
         findings.error(("policies",), f"must be a list of what acts when, with at least one entry; {got}")
@@ -213,7 +213,7 @@ def _read_policy(
     sections: Mapping[str, Mapping[str, Component]],
     unread: Unread,
     findings: Findings,
-) -> Policy | None:
+) -> PlannedPolicy | None:
     path: Path = ("policies", position)
     kinds = [kind for kind in KINDS if isinstance(given, dict) and kind in given]
     if not kinds:
@@ -239,7 +239,7 @@ def _read_policy(
         return None
     if timing is None or len(findings.errors) > before:
         return None
-    return Policy(
+    return PlannedPolicy(
         kind=kind,
         instance_name=name,
         timing=timing,

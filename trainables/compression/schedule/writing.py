@@ -9,7 +9,7 @@ import yaml
 from yaml.nodes import SequenceNode
 
 from trainables.compression.schedule.document import plain
-from trainables.compression.schedule.parts import Component, Policy, Schedule
+from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
 from trainables.compression.schedule.policy_configs import KINDS
 from trainables.compression.schedule.positions import FLOAT, FLOAT_BEGINS
 from trainables.compression.schedule.reading import SECTIONS, VERSION
@@ -74,7 +74,7 @@ def _component(component: Component) -> dict[str, Any]:
     return {"class": component.class_name, **plain(given)}
 
 
-def _policy(policy: Policy) -> dict[str, Any]:
+def _policy(policy: PlannedPolicy) -> dict[str, Any]:
     inner: dict[str, Any] = {"instance_name": policy.instance_name}
     args = {} if policy.args is None else plain(policy.args.model_dump(exclude_unset=True))
     if args:

@@ -1,1 +1,1 @@
-"""What a search learns from its baseline before it asks for more trials."""
+"""Warm start: what a search learns from its baseline before it suggests more trials."""

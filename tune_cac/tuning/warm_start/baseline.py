@@ -1,4 +1,4 @@
-"""What a search learns from its baseline before it asks for more: ranges, a start, and what does nothing."""
+"""Warm start from the baseline's run: ranges, first settings, and settings that do nothing."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from tune_cac.tuning.warm_start.threshold_ranges import informed, never_acts, sp
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """A space as the baseline's run shows it."""
+    """A search space with what the baseline's run shows about it."""
 
     space: Space
     context: SpaceContext
-    """With ranges in which thresholds make a difference on this run, where that is known."""
+    """The run, with ranges in which thresholds make a difference on it, if these are known."""
     base: TrialConfig
     hold: Mapping[str, Any]
     trace: Any
-    """The recorded runs; None where there are none."""
+    """The recorded runs; None if there are none."""
     weight_decays: Sequence[float] | None = None
-    """Of the run's weights; None where they are not known."""
+    """Weight decays of the run's weights; None if unknown."""
 
     def spread(self, count: int, seed: int) -> list[dict[str, Any]]:
-        """Parameters of ``count`` settings whose predicted outcomes differ; fewer or none where nothing is known."""
+        """Return parameters of at most ``count`` settings with different predicted outcomes; none if unknown."""
         if self.trace is None or "compression" in self.space.method:
-            return []  # replay predicts Gradient-Skip alone
+            return []  # replay predicts only Gradient-Skip
         return spread_starts(self.space, self.context, self.trace, self.base, self.hold, count, seed)
 
     def why_little(self, seed: int, *, acts: bool) -> str:
-        """Why no setting of the space does anything on this run, or hardly one; empty where that is not known.
+        """Return why no or hardly any setting of the space does anything on this run; empty if that is unknown.
 
         Args:
-            seed: of the settings that are looked at.
-            acts: whether one is known that does something.
+            seed: of the settings that are replayed.
+            acts: whether a setting is known that does something.
         """
         inert = ""
         if self.knows_what_acts and not acts:
@@ -58,11 +58,11 @@ class WarmStart:
 
     @property
     def knows_what_acts(self) -> bool:
-        """Return whether the baseline's run can prove that a setting of the space acts nowhere."""
+        """Return whether the baseline's run can prove that a setting of the space never acts."""
         return self.trace is not None and "compression" not in self.space.method
 
     def does_nothing(self, config: TrialConfig) -> bool:
-        """Whether the baseline's run proves that this configuration acts nowhere."""
+        """Return whether the baseline's run proves that this configuration never acts."""
         return self.knows_what_acts and never_acts(config, self.trace)
 
 
@@ -76,15 +76,15 @@ def learn(
     root: str | None,
     allowed_drop: float = 0.005,
 ) -> WarmStart:
-    """Read the baseline's recorded run. A function of that run alone, so that a resumed search learns the same.
+    """Learn from the baseline's recorded run alone, so that a resumed search learns the same.
 
     Args:
         space: what is searched.
-        context: as it is without having trained.
+        context: the run as known before any training.
         tree: the study's ``tree`` folder.
         base: config of the baseline.
         hold: fields with one value in every trial.
-        root: of the baseline's recorded run; None where it has none.
+        root: of the baseline's recorded run; None if it has none.
         allowed_drop: accuracy that may be lost, a fraction.
     """
     nothing = WarmStart(space=space, context=context, base=base, hold=hold, trace=None)
@@ -95,13 +95,13 @@ def learn(
             found = seeded_sensitivities(tree, root, base, context.weight_names, allowed_drop)
             context = replace(context, sensitivities=found)
             nothing = replace(nothing, context=context)
-        # Gradient-Skip's part: replay knows no other.
+        # Only Gradient-Skip's part can be replayed.
         skipping = [config for config in typical_configs(space, context, base, hold) if config.skips_gradients]
         configs = [replace(config, method="gradskip") for config in skipping]
         write_facts(StageStore(tree, root), configs)
         trace = load_trace(tree.parent, root=root)
     except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
-        # Or its folder was emptied, or the disk is full: the search goes on as if it knew nothing.
+        # The folder may also have been emptied, or the disk be full; the search continues without a warm start.
         what = error if isinstance(error, (UserError, OSError)) else f"{type(error).__name__}: {error}"
         warnings.warn(f"nothing was learned from the baseline: {what}", stacklevel=2)
         return nothing
@@ -112,12 +112,12 @@ def learn(
 
 
 def asks_for_sensitivities(space: Space, context: SpaceContext) -> bool:
-    """Whether a space's ranges depend on what the baseline's layers bear."""
+    """Return whether a space's ranges depend on the sensitivities of the baseline's layers."""
     return any("pruning_sensitivities" in values for values in corners(space, context))
 
 
 def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:
-    """The trace with the plans of layers and costs that these settings need; what is missing is counted and kept.
+    """Return the trace with the layer plans and costs that these settings need; count and store missing ones.
 
     Args:
         store: of the trace's root.
@@ -142,7 +142,7 @@ def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:
 def typical_configs(
     space: Space, context: SpaceContext, base: TrialConfig, hold: Mapping[str, Any]
 ) -> list[TrialConfig]:
-    """One configuration for each way in which the space looks at the model."""
+    """Return one configuration of the space for each distinct `metadata_key`."""
     found: dict[Any, TrialConfig] = {}
     for values in corners(space, context):
         config = replace(base, method=space.method, **{**values, **hold})
@@ -151,7 +151,7 @@ def typical_configs(
 
 
 def write_facts(store: StageStore, configs: list[TrialConfig]) -> None:
-    """What replay needs beside the recorded signals: blueprints, and costs of every set of stopped units."""
+    """Write what replay needs beside the recorded signals: blueprints, and costs of every set of stopped units."""
     described = store.read("root.json")
     if described is None:
         return

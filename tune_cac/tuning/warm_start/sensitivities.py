@@ -1,7 +1,7 @@
-"""Sensitivities that the layers of the trained baseline bear alone, for the ranges of a search.
+"""Pruning sensitivities of the trained baseline's layers, each pruned alone, for the ranges of a search.
 
-They are read off the baseline's run: its state at the begin of the last epoch, pruned layer by layer and evaluated on
-the validation split. What was found is kept in the root's folder, so that a resumed search has the same ranges.
+They come from the baseline's run: its state at the start of the last epoch, pruned layer by layer and evaluated on the
+validation split. The result is kept in the root's folder, so that a resumed search has the same ranges.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from trainables.errors import UserError
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.store import StageStore
 
-#: Levels that are tried, the more of them the fewer layers there are; at most so many evaluations.
+#: Pruning levels to try, more of them for models with fewer layers, and the most evaluations.
 LEVELS = ((0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95), (0.0, 0.5, 0.8, 0.9))
 MOST_EVALUATIONS = 250
-#: Together the layers bear less than each alone, so that a range may begin from a larger drop than is allowed.
+#: Least accuracy loss of the analysis: layers pruned together tolerate less than each alone, so a range may begin from
+#: a larger accuracy loss than is allowed.
 LEAST_DROP = 0.01
 
 
 def seeded_sensitivities(
     tree: Path, root: str, base: TrialConfig, weight_names: tuple[str, ...], allowed_drop: float
 ) -> dict[str, float]:
-    """Sensitivity by weight; empty where the baseline's state was not kept or the model has too many layers.
+    """Return sensitivities by weight; empty if the baseline's state was not kept or the model has too many layers.
 
     Args:
         tree: the study's ``tree`` folder.
         root: of the baseline's run.
         base: its configuration.
         weight_names: weights to prune.
-        allowed_drop: of accuracy, a fraction.
+        allowed_drop: accuracy that may be lost, a fraction.
     """
     store = StageStore(tree, root)
     name = f"sensitivities-{allowed_drop:g}.json"
@@ -46,7 +47,7 @@ def seeded_sensitivities(
         return {}
     found = _analysed(store, tree, base, weight_names, levels, max(allowed_drop, LEAST_DROP))
     try:
-        store.write(name, found)  # nothing, too: another trial may leave such a state later
+        store.write(name, found)  # also an empty result: another trial may store a state later
     except OSError as error:
         warnings.warn(f"the baseline's sensitivities cannot be kept: {error}", stacklevel=2)
     return found

@@ -1,15 +1,15 @@
-"""What a search learns from the run of its baseline, recorded step by step: where thresholds make a difference.
+"""Ranges in which thresholds make a difference, learned from the baseline's run, which is recorded step by step.
 
-A threshold below every ratio that a layer's variance ever reaches is never met, and a search that asks there trains
-its baseline again and again. The ratio of an iteration is lowest where the rule has seen every iteration before it
-(CAC_VAR_START_ITR=0, CAC_VAR_SAMPLES=1): looking later or less often can only miss peaks. So the lowest of these
-ratios is the end of a threshold's useful range: exactly so for the first target, which stops in the baseline's own
-run; about so for later ones, whose variances go other ways once a layer before them has stopped. The upper end is 1:
-a layer stops at the first fall of its variance. Ratios that are reached only in the last quarter of the run do not
-count: a stop there has next to nothing left to save, and costs a search as much to try as one that has.
+A threshold below every ratio that a layer's variance ever reaches is never met, and a search that samples there trains
+its baseline again and again. The ratio of an iteration is lowest if the rule has seen every iteration before it
+(CAC_VAR_START_ITR=0, CAC_VAR_SAMPLES=1): a later start or rarer decisions can only miss peaks. So the lowest of these
+ratios is the lower end of a threshold's useful range: exact for the first target, which stops in the baseline's own
+run; approximate for later targets, whose variances change once an earlier layer has stopped. The upper end is 1: a
+layer stops at the first fall of its variance. Ratios that are reached only in the last quarter of the run do not count:
+a stop there saves almost nothing, and costs a search as much to try as any other.
 
-Everything here is a function of the baseline's run alone, bit for bit, whatever was trained since, so that a search
-that is resumed learns the same.
+All results depend on the baseline's run alone, bit for bit, whatever was trained since, so that a resumed search learns
+the same.
 
 Symbols: v variance, peak the largest v so far, ratio v / peak. Shapes: T steps.
 """
@@ -37,30 +37,29 @@ from trainables.errors import UserError
 from trainables.gradskip.layer_plan import Blueprint, Unit
 from trainables.gradskip.replay import signal_name
 
-#: How far a range goes beyond the lowest ratio reached, as a share of that ratio's distance from 1: not at all where
-#: it is exact, some where later layers may fall further in other runs than the baseline.
+#: How far a range extends below the lowest ratio reached, as a share of that ratio's distance from 1: 0 if the ratio is
+#: exact; more for later layers, whose variances may fall further in other runs than in the baseline.
 BEYOND_EXACT, BEYOND_ESTIMATE = 0.0, 0.25
-#: Only the first part of the run counts: a stop after it has too little left to save.
+#: Share of the run that counts, from its start; a later stop has too little left to save.
 USEFUL_SHARE = 0.75
 #: No range begins below this; a threshold must be positive.
 LOWEST_THRESHOLD = 0.01
-#: Settings drawn to choose a search's start from.
+#: Number of settings drawn to choose a search's first settings from.
 DRAWS = 2000
 
 
 def informed(context: SpaceContext, trace: RunTrace, configs: Iterable[TrialConfig]) -> SpaceContext:
-    """The context with the ranges in which the variance rule's thresholds make a difference on this run.
+    """Return the context with the ranges in which the variance rule's thresholds make a difference on this run.
 
     Args:
         context: of the run.
         trace: its recorded training.
-        configs: one configuration for each way in which the space looks at the model (``CAC_WATCH``,
-            ``CAC_WHOLE_UNITS``). Those of other rules, and those that the study knows no plan of layers for, are
-            passed over.
+        configs: one configuration for each way in which the space selects layers (``CAC_WATCH``, ``CAC_WHOLE_UNITS``).
+            Configurations of other rules, or without a layer plan in the study, are skipped.
 
     Returns:
-        The context; fields of which nothing is known, and ranges that would be empty because no layer's variance ever
-        falls, stay as they were.
+        The context; unknown fields, and ranges that would be empty because no layer's variance ever falls, are
+        unchanged.
     """
     firsts: list[float] = []
     laters: list[float] = []
@@ -89,7 +88,7 @@ def informed(context: SpaceContext, trace: RunTrace, configs: Iterable[TrialConf
 
 
 def ratios_of(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, unit: Unit) -> NDArray[np.float64]:
-    """(T,) ratio of a layer's variance at each step of the run's useful part, infinite at peaks; empty if unknown."""
+    """Return (T,) ratios of a layer's variance in the run's useful part, infinite at peaks; empty if unknown."""
     values = _variances(trace, config, unit)
     return curve(np.arange(len(values)), values, single_precision=blueprint.single_precision).ratios
 
@@ -100,9 +99,10 @@ def _variances(trace: RunTrace, config: TrialConfig, unit: Unit) -> NDArray[np.f
 
 
 def _latest_start(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, unit: Unit) -> int:
-    """The last iteration at which a first peak is followed by a fall, -1 for none: some ratio below 1 comes after it.
+    """Return the last start iteration after which some ratio falls below 1; -1 if there is none.
 
-    An earlier start has seen a higher peak by then, so that whatever is below 1 after a start is after an earlier one.
+    An earlier start has seen an equal or higher peak by then, so a ratio below 1 after a start is also below 1 after
+    every earlier start.
     """
     values = _variances(trace, config, unit)
 
@@ -114,15 +114,15 @@ def _latest_start(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, un
 
 
 def _range(lowest: float, beyond: float) -> tuple[float, float]:
-    """From the lowest ratio that counts to 1, on a grid of 1e-6 so that it reads well."""
+    """Return the range from the lowest ratio that counts to 1, on a grid of 1e-6 for readable numbers."""
     # A ratio must be below a threshold, in single precision.
     return max(LOWEST_THRESHOLD, (math.floor((lowest - beyond * (1 - lowest)) * 1e6) + 2) / 1e6), 1.0
 
 
 def never_acts(config: TrialConfig, trace: RunTrace) -> bool:
-    """Whether the baseline's run proves that a configuration does nothing: its result is then the baseline's.
+    """Return whether the baseline's run proves that a configuration does nothing, so that its result is known.
 
-    False where that is not known: a signal or a plan of layers was not recorded, or the baseline did not end well.
+    False if that is unknown: a signal or a layer plan was not recorded, or the baseline did not end well.
     """
     try:
         found = replay(trace.dense_only(), config)
@@ -143,24 +143,24 @@ def spread_starts(
     count: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Parameters of settings whose predicted outcomes differ, spread evenly over the compute that they save.
+    """Return parameters of settings with different predicted outcomes, spread evenly over the compute that they save.
 
-    Random settings of the space are replayed on the baseline's run. Those that do nothing are left out, those that
-    would stop the same layers at the same steps are one.
+    Random settings of the space are replayed on the baseline's run. Settings that do nothing are left out; settings
+    that would stop the same layers at the same steps count as one.
 
     Args:
         space: what is searched.
-        context: of the run, informed or not.
+        context: of the run, with or without the ranges of `informed`.
         trace: its recorded training.
         base: configuration of the baseline.
         hold: fields with one value in every trial.
         count: settings wanted.
-        seed: of the drawing.
+        seed: of the draws.
 
     Returns:
-        At most ``count``, by ascending savings; none for a space whose outcomes cannot be predicted. Where only a
-        part of the space can be (some rules of ``stop_rules``), as large a part of ``count``: the rest of the space
-        should not be tried less for it.
+        At most ``count``, by ascending savings; none for a space whose outcomes cannot be predicted. If only a part of
+        the space can be predicted (some rules of ``stop_rules``), the same part of ``count``, so that the rest of the
+        space is not tried less.
     """
     drawn = _draw(space, context, base, hold, DRAWS if count > 0 else 0, seed)
     predicted = _predicted(trace.dense_only(), [values for _, values in drawn])
@@ -173,16 +173,16 @@ def spread_starts(
     return [drawn[row][0] for row in spread(sorted(outcomes.values()), wanted)]
 
 
-#: What stops layers on a run whose variances do not fall.
+#: Spaces that stop layers on a run whose variances do not fall.
 _WORKS = "--space stop_rules has rules that need no falling variance, --space manual_layers none at all"
 
 
 def without_decay(configs: Iterable[TrialConfig], weight_decays: Sequence[float] | None) -> str:
-    """Say that the variance rule has little to see on this run, and what works there; empty where that is not so.
+    """Return a message that the variance rule has little effect without weight decay, and what works; else empty.
 
     Args:
-        configs: one for each way in which the space looks at the model.
-        weight_decays: of the run's weights, as its optimizer has them; None where they are not known.
+        configs: one for each way in which the space selects layers.
+        weight_decays: of the run's weights, as its optimizer has them; None if unknown.
     """
     modes = {config.gradskip_settings().mode for config in configs if config.skips_gradients}
     if weight_decays is None or any(weight_decays) or modes != {"auto"}:
@@ -193,7 +193,7 @@ def without_decay(configs: Iterable[TrialConfig], weight_decays: Sequence[float]
 def why_inert(
     space: Space, context: SpaceContext, trace: RunTrace, base: TrialConfig, hold: Mapping[str, Any], seed: int
 ) -> str:
-    """Say that no setting of a space does anything on this run, why, and what does; empty where some may.
+    """Return a message that no setting of a space does anything on this run, why, and what does; empty if some may.
 
     Args: as of `spread_starts`.
     """
@@ -216,7 +216,7 @@ def why_inert(
 def _draw(
     space: Space, context: SpaceContext, base: TrialConfig, hold: Mapping[str, Any], count: int, seed: int
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Parameters and whole configurations of random settings of a space."""
+    """Return parameters and whole configurations of random settings of a space."""
     rng = random.Random(seed)
     drawn = []
     for _ in range(count):
@@ -227,8 +227,8 @@ def _draw(
 
 
 def _predicted(trace: RunTrace, settings: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any] | None]:
-    """The predictions by place; None where there is none."""
-    # Settings of one plan of layers together: if the study does not know it, only they have no prediction.
+    """Return the predictions by position; None for settings without one."""
+    # Settings of one layer plan are replayed together: if the study lacks it, only they have no prediction.
     plans: dict[str, list[int]] = {}
     for row, values in enumerate(settings):
         plans.setdefault(facts_key(TrialConfig.from_mapping(values)), []).append(row)
@@ -244,7 +244,7 @@ def _predicted(trace: RunTrace, settings: Sequence[Mapping[str, Any]]) -> dict[i
 
 
 def outcome(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """Equal for settings that train alike."""
+    """Return a text that is equal for settings that train alike."""
     stops = [(event["iteration"], event["layer"]) for event in json.loads(found["stop_events"])]
     how: list[Any] = [(values.get("CAC_BRAKING_DISTANCE") or 0) if stops else 0]
     if values.get("CAC_RULE") == "freezeout":
@@ -253,7 +253,7 @@ def outcome(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:
 
 
 def spread(saved: Sequence[tuple[float, int]], count: int) -> list[int]:
-    """Choose ``count`` of (savings, number), given by ascending savings: those nearest to evenly spaced savings.
+    """Choose ``count`` of (savings, number), sorted by savings, nearest to evenly spaced savings; return the numbers.
 
     >>> spread([(0.1, 5), (0.11, 6), (0.12, 7), (0.5, 8), (0.9, 9)], 3)
     [5, 8, 9]
@@ -272,16 +272,16 @@ def spread(saved: Sequence[tuple[float, int]], count: int) -> list[int]:
 
 
 class DrawnTrial:
-    """Stands in for an Optuna trial: draws each parameter at random and keeps it."""
+    """Stand-in for an Optuna trial that draws each parameter at random and records it."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.params: dict[str, Any] = {}
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """An integer in [low, high], uniform on its grid or in its logarithm."""
+        """Draw an integer in [low, high], uniform on its grid or in its logarithm."""
         if log:
-            # Each integer has the share of the interval half around it, as Optuna draws.
+            # Each integer has the share of the interval within 0.5 of it, as in Optuna.
             drawn = round(math.exp(self._rng.uniform(math.log(low - 0.5), math.log(high + 0.5))))
             self.params[name] = min(high, max(low, drawn))
         else:
@@ -291,7 +291,7 @@ class DrawnTrial:
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        """A number in [low, high], uniform or uniform in its logarithm."""
+        """Draw a number in [low, high], uniform or uniform in its logarithm."""
         if step is not None:
             value = low + step * self._rng.randint(0, math.floor((high - low) / step + 1e-9))
         elif log:
@@ -302,6 +302,6 @@ class DrawnTrial:
         return float(self.params[name])
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """One of the choices."""
+        """Draw one of the choices."""
         self.params[name] = self._rng.choice(tuple(choices))
         return self.params[name]

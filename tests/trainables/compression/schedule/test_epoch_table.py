@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainables.compression.schedule import (
+    EpochRow,
     ModelFacts,
-    Row,
     epoch_table,
     planned_share,
     read_schedule,
@@ -184,5 +184,5 @@ def test_words_of_a_row() -> None:
         Act(kind="pruner", name="p", share=(0.1, 0.25)), Act(kind="pruner", name="q"),
         Act(kind="lr_scheduler", name="lr"),
     )  # fmt: skip
-    row = Row(first=1, last=1, every=1, acts=acts, total=None)
+    row = EpochRow(first=1, last=1, every=1, acts=acts, total=None)
     assert table_cells([row], with_totals=True)[1] == ["1", "p 0.1 to 0.25, q by data, lr", "by data"]
