@@ -252,9 +252,8 @@ def comparison_table(comparison: Comparison) -> list[list[str]]:
     """Return the studies as text cells, header first."""
     table = [
         [
-            "study", "space", "trials", "failed", "front", "hypervolume", "best trial", "saved", "accuracy loss", "
-            ""full trainings",
-            "of joint front",
+            "study", "space", "trials", "failed", "front", "hypervolume", "best trial", "saved", "accuracy loss",
+            "full trainings", "of joint front",
         ]
     ]  # fmt: skip
     for row in comparison.studies.to_dict("records"):

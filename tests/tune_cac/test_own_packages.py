@@ -100,7 +100,10 @@ def test_a_script_keeps_its_own_module(folder: Path, imports: str) -> None:
 
 @pytest.mark.slow
 def test_the_command_of_a_script_search_keeps_its_own_module(folder: Path) -> None:
-    (folder / "train.py").write_text("import analysis\nimport tune_cac as cac\ncac.report(accuracy=0.5, step=1)\n")
+    (folder / "train.py").write_text(
+        "import analysis\nimport tune_cac as cac\nassert analysis.mine\n"
+        "cac.report(accuracy=0.5, step=1, compute_saved=0.0)\n"
+    )
     done = python(
         folder, "-m", "tune_cac", "search", "--script", f"{sys.executable} train.py", "--trials", "1",
         "--name", "s",
