@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import inspect
@@ -21,6 +22,16 @@ PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 NEED_A_STUDY = {
     "load", "history", "importance", "interactions", "compare", "export_trial", "replay", "load_trace", "stage_frame",
     "tree_text", "tree_svg",
+}  # fmt: skip
+
+
+#: What a docstring of a function does not begin with: it says what the function does, in the imperative.
+NO_VERBS = {
+    "A", "All", "An", "And", "Any", "As", "At", "Both", "By", "Each", "Either", "Every", "False", "For", "From",
+    "Half", "How", "If", "In", "Into", "It", "Its", "Like", "Most", "No", "None", "Nothing", "Of", "On", "One",
+    "Only", "Or", "Other", "Some", "Such", "That", "The", "Their", "Them", "These", "They", "This", "Those", "Three",
+    "To", "True", "Two", "Under", "Until", "What", "Whatever", "When", "Where", "Whether", "Which", "While", "Who",
+    "Whoever", "Whole", "Whose", "Why", "With", "Without",
 }  # fmt: skip
 
 
@@ -61,3 +72,17 @@ def test_the_page_on_analysis_quotes_the_coverage_that_is_tested() -> None:
     assert {names[kind]: [one, five] for kind, one, five in quoted} == {
         kind: for_five_seeds[kind] for kind in names.values()
     }
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_functions_say_in_the_imperative_what_they_do(package: str) -> None:
+    """Ruff's D401 refuses verbs in another form; this refuses what is no verb at all."""
+    others = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                text = ast.get_docstring(node) or "Return"
+                first = text.split()[0].strip("`.,:;")
+                if first in NO_VERBS or not first[:1].isupper():
+                    others.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text.splitlines()[0]}")
+    assert others == []

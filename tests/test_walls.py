@@ -86,7 +86,9 @@ def test_no_file_of_leftovers() -> None:
     assert not [path for package in PACKAGES for path in files(package) if path.stem in ("utils", "helpers", "common")]
 
 
-@pytest.mark.parametrize("package", ["tune_cac", "trainables.gradskip", "analysis", "search_spaces"])
+@pytest.mark.parametrize(
+    "package", ["tune_cac", "trainables.gradskip", "trainables.compression", "analysis", "search_spaces"]
+)
 def test_no_module_can_take_the_place_of_a_public_name(package: str) -> None:
     """Importing a submodule sets its name on the package, whatever stood there."""
     import importlib

@@ -65,7 +65,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(home)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # A training script of the user's may have an analysis.py of its own beside it: what it needs is trainables alone.
+    # A user's training script may have an analysis.py in its folder, and needs only trainables.
     check_own(["trainables"] if _HOMES[name].startswith("trainables.") else NAMES)
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value

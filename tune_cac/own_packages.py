@@ -1,8 +1,8 @@
-"""Have `trainables`, `search_spaces` and `analysis` mean this project's packages, whatever is in the working folder.
+"""Import hook that finds this project's `trainables`, `search_spaces` and `analysis` before modules of those names.
 
-`tune_cac` stands on three packages with everyday names. A user's folder may hold an ``analysis.py`` of its own, and
-Python looks there first. `install` puts a finder before Python's own that answers for these names. The user's own code
-still gets its own module: an import from a file beside it is left to Python.
+`tune_cac` depends on three packages with common names. A user's folder may contain another ``analysis.py``, and Python
+looks there first. `install` adds a finder for these names before Python's own finders. The user's code still imports
+the user's module: an import from a file in the same folder is left to Python.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FrameType, ModuleType
 
-#: The packages that `tune_cac` stands on.
+#: The packages that `tune_cac` depends on.
 NAMES = ("analysis", "search_spaces", "trainables")
 _HOME = Path(__file__).resolve().parent.parent
 
@@ -32,16 +32,16 @@ class OwnPackages(MetaPathFinder):
 
 
 def install() -> None:
-    """Put the finder first, once a process."""
+    """Put the finder first, once per process."""
     if not any(isinstance(finder, OwnPackages) for finder in sys.meta_path):
         sys.meta_path.insert(0, OwnPackages())
 
 
 def check_own(names: Sequence[str] = NAMES) -> None:
-    """Check that no module of the user's was imported under these names.
+    """Check that no user module was imported under these names.
 
     Raises:
-        ImportError: one was; says what to do.
+        ImportError: one was imported; the message says what to do.
     """
     for name in names:
         module = sys.modules.get(name)
@@ -64,7 +64,7 @@ def _place(module: ModuleType) -> str:
 
 
 def _imported_beside_its_own(name: str) -> bool:
-    """Return whether the importing file is a user's that has a module of this name in its own folder."""
+    """Return whether the importing file is a user's file with a module of this name in the same folder."""
     importer = _importer()
     if importer is None:
         return False
@@ -75,7 +75,7 @@ def _imported_beside_its_own(name: str) -> bool:
 
 
 def _importer() -> str | None:
-    """Return the file of the code that imports; None where it has none."""
+    """Return the file of the importing code; None if it has none."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and ("importlib" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
         frame = frame.f_back

@@ -142,4 +142,5 @@ def test_one_import_is_enough() -> None:
     assert tune_cac.search_spaces is search_spaces
     assert tune_cac.compression is compression
     assert tune_cac.gradskip is gradskip
+    assert all(getattr(tune_cac.compression, name) is not None for name in compression.__all__)
     assert set(tune_cac.__all__) <= set(dir(tune_cac))

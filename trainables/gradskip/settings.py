@@ -1,4 +1,4 @@
-"""Gradient-Skip's settings: one frozen, validated model, and its form as ``CAC_*`` variables."""
+"""Gradient-Skip's settings: a frozen, validated dataclass, and its form as ``CAC_*`` variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import BY_NAME, VARIABLES, parse_names, shown
 
-#: Prefixes under which a misspelt variable would otherwise be ignored without a word.
+#: Prefixes of variables; unknown variables with one of them cause a warning, as they may be misspelt.
 _PREFIXES = ("CAC_VAR_", "CAC_STOP_", "CAC_BRAKING_", "CAC_RULE", "CAC_WATCH", "CAC_WHOLE_", "CAC_NORM_", "CAC_PREFIX_")
 #: The published default of CAC_VAR_SAMPLES, taken when neither it nor a braking distance is set.
 DEFAULT_SAMPLES = 200
@@ -19,17 +19,17 @@ DEFAULT_SAMPLES = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """When Gradient-Skip stops which layers. Every field is one ``CAC_*`` variable of the same meaning.
+    """Settings of when Gradient-Skip stops which layers; every field but `reference` is one ``CAC_*`` variable.
 
-    With nothing given this is auto mode with the published defaults. Both manual lists given means manual mode,
-    which wins over auto.
+    The default is auto mode with the published defaults. If both manual lists are given, the mode is manual, which
+    overrides auto.
 
     Raises:
-        UserError: a value is of the wrong type or out of range; the message names the variable, the rule, the value.
+        UserError: a value is of the wrong type or out of range; the message names the variable, the rule and the value.
     """
 
     stop_layer_num: tuple[int, ...] | None = None
-    """CAC_STOP_LAYER_NUM: parameter indices to stop, strictly ascending; alone: those that the auto rule looks at."""
+    """CAC_STOP_LAYER_NUM: parameter indices to stop, strictly ascending; given alone: targets of the auto rule."""
     stop_layer_itr: tuple[int, ...] | None = None
     """CAC_STOP_LAYER_ITR: the iteration of each, strictly ascending, as long as `stop_layer_num`; None: auto mode."""
     start_itr: int = 5000
@@ -57,7 +57,7 @@ class Settings:
     rule_cubic: bool = False
     """CAC_RULE_CUBIC: freezeout, layers end at cubed fractions."""
     rule_scaled: bool = False
-    """CAC_RULE_SCALED: freezeout, learning rates scaled so that every layer moves as far."""
+    """CAC_RULE_SCALED: freezeout, learning rates scaled so that every layer moves equally far."""
     rule_interval: int = 200
     """CAC_RULE_INTERVAL: gradient_norm and plasticity, iterations between measurements, >= 1."""
     rule_percentile: float = 50.0
@@ -71,11 +71,11 @@ class Settings:
     whole_units: bool = False
     """CAC_WHOLE_UNITS: a layer stops with its bias and norm, in execution order."""
     norm_statistics: str = "go_on"
-    """CAC_NORM_STATISTICS: ``go_on`` (published) or ``hold``, in a stopped prefix."""
+    """CAC_NORM_STATISTICS: running statistics in a stopped prefix, ``go_on`` (published) or ``hold``."""
     prefix_autograd: bool = True
-    """CAC_PREFIX_AUTOGRAD: False cuts every gradient at the stopped layers, so that nothing before them is kept."""
+    """CAC_PREFIX_AUTOGRAD: False cuts every gradient at the stopped layers; nothing before them is kept."""
     reference: bool = False
-    """Reproduce the published optimizer's steps, its faults included. No variable; for comparison only."""
+    """Reproduce the published optimizer's steps, including its faults. No variable; for comparison only."""
 
     def __post_init__(self) -> None:
         for name in ("stop_layer_num", "stop_layer_itr", "watch"):
@@ -125,12 +125,12 @@ class Settings:
 
     @property
     def targets(self) -> tuple[int, ...] | None:
-        """Numbers of the layers that the published auto rule looks at instead of `watch`, where they are given."""
+        """Return the numbers of the layers that the auto rule uses instead of `watch`; None if not given."""
         return self.stop_layer_num if self.stop_layer_itr is None and self.rule == "variance" else None
 
     @property
     def mode(self) -> str:
-        """``manual``, ``auto`` (the published rule), ``off``, or the name of another rule."""
+        """Return ``manual``, ``auto`` (the published rule), ``off``, or the name of another rule."""
         if self.stop_layer_itr is not None:
             return "manual"
         if self.rule != "variance":
@@ -139,12 +139,12 @@ class Settings:
 
     @property
     def sampling_interval(self) -> int:
-        """Iterations from one auto decision to the next, as the published code takes it."""
+        """Return the iterations from one auto decision to the next, as in the published code."""
         return self.samples or self.braking_distance or DEFAULT_SAMPLES
 
     @property
     def looks(self) -> tuple[int, int]:
-        """The first iteration at which a rule may look at layers, and the iterations from one look to the next."""
+        """Return the first iteration at which a rule may measure layers, and the iterations between measurements."""
         if self.rule in ("gradient_norm", "plasticity"):
             return self.rule_start_itr, self.rule_interval
         return (self.start_itr if self.rule == "variance" else 0), self.sampling_interval
@@ -163,8 +163,8 @@ class Settings:
 
         Args:
             environ: the variables; ``os.environ`` when None.
-            overrides: fields (``start_thr=0.97``) or variables (``CAC_VAR_START_THR=0.97`` or ``"0.97"``) that win
-                over the environment.
+            overrides: fields (``start_thr=0.97``) or variables (``CAC_VAR_START_THR=0.97`` or ``"0.97"``) that override
+                the environment.
 
         Raises:
             UserError: an unknown override, or a value that is not valid.
@@ -192,9 +192,9 @@ class Settings:
     def to_environment(self) -> dict[str, str]:
         """Return the variables that make a script with the gradient-skip optimizer use these settings.
 
-        Every variable of the active mode is given, so that the answer does not depend on defaults. `reference` has
+        Every variable of the active mode is given, so that the result does not depend on defaults. `reference` has
         no variable. ``Settings.from_environment(s.to_environment()) == s`` up to `reference` and an unset `samples`,
-        which is written out.
+        which is given its value.
         """
         environment = {}
         for variable in VARIABLES:
@@ -202,7 +202,7 @@ class Settings:
             if variable.mode != "both" and self._mode_of_variables not in variable.mode.split(",") and not given:
                 continue
             value = self.sampling_interval if variable.field == "samples" else getattr(self, variable.field)
-            # Variables that the published library does not know are given only where they change something.
+            # Variables that the published library does not have are given only if they differ from the default.
             if variable.published or value != _DEFAULTS[variable.field]:
                 environment[variable.name] = _as_text(value)
         return environment

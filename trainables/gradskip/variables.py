@@ -1,7 +1,7 @@
-"""The ``CAC_*`` variables: one table that validation, the environment and the printed help read.
+"""The ``CAC_*`` variables: one table for validation, the environment and the printed help.
 
-Names, defaults and meanings are those of the published CAC library (Fujitsu, ``cac`` 1.0.0); the variables that it
-does not know are marked. Loads no torch.
+Names, defaults and meanings are those of the published CAC library (Fujitsu, ``cac`` 1.0.0); variables that it does not
+have are marked. Loads no torch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 from trainables.errors import UserError, unknown_name
 
-#: What may decide a stop when no manual lists are given; ``variance`` is the published rule.
+#: Rules that may decide a stop when no manual lists are given; ``variance`` is the published rule.
 RULES = ("variance", "linear", "freezeout", "gradient_norm", "plasticity")
 
-#: Whether batch norms of a stopped prefix go on updating their running statistics.
+#: Whether batch norms of a stopped prefix continue to update their running statistics.
 NORM_STATISTICS = ("go_on", "hold")
 
 
@@ -30,11 +30,11 @@ class Variable:
     field: str
     """The field of `Settings` that holds it."""
     parse: Callable[[str], Any]
-    """Text to value; raises ValueError for text that is no such value."""
+    """Converts text to a value; raises ValueError for invalid text."""
     kind: Callable[[Any], bool]
-    """Whether a value is of the right type."""
+    """Returns whether a value is of the right type."""
     valid: Callable[[Any], bool]
-    """Whether a value of the right type is in range."""
+    """Returns whether a value of the right type is in range."""
     rule: str
     """The range in words, as errors print it after "must be"."""
     default: str
@@ -42,17 +42,17 @@ class Variable:
     mode: str
     """manual, auto (the rule ``variance``), both (any rule), or the names of the rules that read it."""
     meaning: str
-    """What it does, for people."""
+    """Description for users."""
     published: bool = True
-    """Whether the published library knows it; the others have our names and defaults that leave its behaviour."""
+    """Whether the published library has it; other variables are ours, with defaults that keep its behaviour."""
 
     def check(self, value: Any) -> None:
-        """Raise UserError unless ``value`` may be given to this variable."""
+        """Raise UserError if ``value`` is not valid for this variable."""
         if not self.kind(value) or not self.valid(value):
             raise UserError(f"{self.name} must be {self.rule}, got {shown(value)}")
 
     def read(self, text: str) -> Any:
-        """Parse the text of an environment variable or of ``--set``; UserError if it is not valid."""
+        """Parse the text of an environment variable or of ``--set``; raise UserError if it is not valid."""
         try:
             value = self.parse(text)
         except ValueError:
@@ -62,6 +62,7 @@ class Variable:
 
 
 def shown(value: Any) -> str:
+    """Return a value as error messages show it."""
     return repr(",".join(map(str, value))) if isinstance(value, (tuple, list)) else repr(value)
 
 
@@ -103,6 +104,7 @@ def _parse_flag(text: str) -> bool:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
+    """Return the names of a comma list without surrounding spaces."""
     return tuple(part.strip() for part in text.split(","))
 
 
@@ -249,7 +251,7 @@ BY_FIELD: dict[str, Variable] = {variable.field: variable for variable in VARIAB
 
 
 def variable_named(name: str) -> Variable:
-    """Return the variable of that name, or a UserError that prints the nearest one and the list."""
+    """Return the variable of that name; raise UserError with the nearest name and the list if there is none."""
     if name not in BY_NAME:
         raise unknown_name("variable", name, BY_NAME)
     return BY_NAME[name]

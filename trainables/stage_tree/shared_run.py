@@ -1,9 +1,9 @@
 """A trial trained over the stage tree: it replays what is known and trains only what is not.
 
-The trial's own rule is replayed over recorded signals. Where the recording ends, or the rule acts as in no trial
-before, the trial leases that stage, continues from the nearest checkpoint of its own path and trains live, publishing
-what it records, until its path enters a stage that others know; there it replays again. It reports what it would have
-reported alone.
+The trial's own rule is replayed over recorded signals. If the recording ends, or the rule acts as in no earlier trial,
+the trial leases that stage, continues from the nearest checkpoint of its own path and trains live, publishing what it
+records, until its path enters a stage that other trials recorded; there it replays again. It reports the same rows as
+if it had trained alone.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from trainables.workloads import build
 
 #: Columns of a row that are a trial's own, not its stage's.
 _OWN_COLUMNS = ("wall_time_s", "search_flops", "stage", *METHOD_DEFAULTS)
-#: Waiting for another trial: from one look to the next.
+#: Shortest and longest seconds between checks while another trial trains.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
 
 class SharedRun:
-    """A run of one configuration, epoch by epoch as `TrainingRun`, over what its study has trained already.
+    """A run of one configuration, epoch by epoch as `TrainingRun`, that reuses what its study has trained already.
 
     Args:
         config: the trial's configuration.
-        sharing: where and how.
-        claims: who trains what (`leases.Claims` or a client of it); None if nobody else is at work.
-        holder: this trial's name there.
+        sharing: where and how training is shared.
+        claims: leases of stages (`leases.Claims` or a client of it); None if no other trial runs.
+        holder: this trial's name in the leases.
 
     Raises (in `train_epoch`):
         TrainingDiverged: as alone, also where another trial diverged on the same path.
@@ -76,7 +76,7 @@ class SharedRun:
         )
         self.checkpoints = self._keeper.checkpoints
         self.path = TrialPath(self.store, self._replay)
-        """The stages that the trial's run leads through."""
+        """The stages of the trial's run."""
         self._reported = 0  # steps at the end of the last row
         self.row: dict[str, Any] | None = None
         """The last epoch's row; None before the first."""
@@ -103,7 +103,7 @@ class SharedRun:
 
     @property
     def run(self) -> TrainingRun | None:
-        """Return the run that this trial trains in this process; None where nothing had to be trained so far."""
+        """Return the run that this trial trains in this process; None if nothing had to be trained so far."""
         return None if self._live is None else self._live.run
 
     @property
@@ -120,7 +120,7 @@ class SharedRun:
             self._lease.release()
             raise
         if self.finished:
-            self._lease.release()  # no more rows are asked of this trial, and it may live on for long
+            self._lease.release()  # no more rows are needed, and this object may exist for long
             self._writer.describe_root(self.run, finished=True)
         return self.row
 
@@ -157,7 +157,7 @@ class SharedRun:
         return 0.0 if self._live is None else self._live.slowest_s
 
     def _replay_known(self) -> Iterator[dict[str, Any]]:
-        """Replay the rule over what is known; yield the rows on the way."""
+        """Replay the rule over recorded signals and yield the rows that are known."""
         while not self.finished:
             stage = self.path.here
             next_row = self._reported + self._epoch_steps
@@ -177,7 +177,7 @@ class SharedRun:
                 return
 
     def _train(self) -> Iterator[dict[str, Any]]:
-        """Train live from the nearest state of the path until the end, or into a stage that others know."""
+        """Train live from the nearest state of the path until the end, or until a stage that others recorded."""
         frontier = self._replay.iteration
         live = self._stand_before(frontier)
         run = live.run
@@ -198,7 +198,7 @@ class SharedRun:
                 run.skip_evaluation(known)
                 self._publish(live, {})
                 continue
-            # Evaluating takes less than training an epoch did, or about as long as the time before.
+            # An evaluation takes less time than the training of an epoch, or about as long as the last evaluation.
             self._lease.renew(max(2 * live.evaluation_s, self._epoch_steps * live.step_s))
             begun = time.perf_counter()
             try:
@@ -218,7 +218,7 @@ class SharedRun:
 
     def _before_step(self, live: LiveRun) -> None:
         if self._keeper.is_overdue(live) and self._keeper.may(live, self.path.depth):
-            self._publish(live, {})  # the checkpoint that comes now is of use only if what leads to it is known
+            self._publish(live, {})  # a checkpoint is useful only if the steps before it are published
         live.recorder.before_step()
         self._lease.renew()
         if self._keeper.wants(
@@ -244,7 +244,7 @@ class SharedRun:
 
     def _stand_before(self, frontier: int) -> LiveRun:
         """Return a live run at the nearest state of the path at or before the frontier, and set the replay there."""
-        # A row that is missing at the frontier is an evaluation of the state there, with the losses on the way.
+        # A row that is missing at the frontier is made by ending an epoch there, so a step before it is trained.
         latest = frontier if frontier < self._reported + self._epoch_steps else frontier - 1
         visits = list(self.path.visits)
         while True:
@@ -279,7 +279,7 @@ class SharedRun:
             live.run.close()
 
     def _check_agreement(self, live: LiveRun) -> None:
-        """Check that method and replay stand at the same point; nothing is published before this holds."""
+        """Raise RuntimeError if method and replay disagree; nothing is published before this check."""
         stands, followed = live.run.method.decision_state(), self._replay.state_dict()
         if stands and json.dumps(stands, sort_keys=True) != json.dumps(followed, sort_keys=True):
             raise RuntimeError(

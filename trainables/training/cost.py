@@ -1,9 +1,9 @@
-"""What a training step costs, counted once for each set of stopped layers and each batch shape.
+"""Cost of a training step, counted once for each set of stopped layers and each batch shape.
 
 Counting runs a copy of the model on torch's meta device, which computes shapes and no numbers: the run's weights,
-buffers and random generators are not touched. The counts are those on the real device, but that torch counts not all of
-a fused attention on a CPU. Matrix products and convolutions count; norms, activations and the optimizer's arithmetic do
-not.
+buffers and random generators are not touched. The counts equal those on the real device, except that torch does not
+count all of a fused attention on a CPU. Matrix products and convolutions count; norms, activations and the optimizer's
+arithmetic do not.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class StepCost:
 
     @property
     def flops(self) -> int:
-        """Forward and backward."""
+        """Return the forward and backward FLOPs."""
         return self.forward_flops + self.backward_flops
 
 
-#: Counts of this process, by workload, trainable parameters and batch shapes: facts, not state, so trials share them.
+#: Counts of this process, by workload, structure, trainable parameters and batch shapes; all trials share them.
 _COUNTED: dict[Hashable, StepCost] = {}
 #: Forward FLOPs of a prefix for a batch, by workload, the prefix's modules and batch shapes.
 _COUNTED_PREFIXES: dict[Hashable, int] = {}
@@ -54,7 +54,7 @@ class CostTable:
     def __init__(self, workload: Workload, model: nn.Module, structure: Hashable = ()) -> None:
         self._workload = workload
         self._model = model
-        self._source = model  # what the copy for counting is made of
+        self._source = model  # the model that is copied for counting
         self._structure = structure
         self._dense = tuple(p.requires_grad for p in model.parameters())
         self._masks: dict[Hashable, tuple[bool, ...]] = {}
@@ -65,19 +65,20 @@ class CostTable:
         """Time spent counting, which is no part of the training time."""
 
     def freeze(self) -> None:
-        """Count the model as it is now, whatever is changed in it later."""
+        """Copy the model now, so that later changes do not affect the counts."""
         if self._meta is None and self._source is self._model:
             with kept_generators([]):
                 self._source = copy.deepcopy(self._model)
 
     def forward_flops(self, batch: Batch) -> int:
-        """Forward FLOPs of a pass through which no gradient is asked for."""
+        """Return the FLOPs of a forward pass without gradients."""
         return self._cost((False,) * len(self._dense), batch).forward_flops
 
     def step(self, stop_key: Hashable, batch: Batch, prefix: PassReport | None = None) -> StepCost:
-        """Cost of a step on this batch with the parameters that need a gradient now; equal keys, equal parameters.
+        """Return the cost of a step on this batch with the parameters that need a gradient now.
 
-        With a forward cache, ``prefix`` says on how many rows the prefix was really computed.
+        Equal keys must mean equal parameters. With a forward cache, ``prefix`` tells on how many rows the prefix was
+        computed.
         """
         mask = self._masks.get(stop_key)
         if mask is None:
@@ -85,12 +86,12 @@ class CostTable:
         cost = self._cost(mask, batch)
         if prefix is None:
             return cost
-        # FLOPs are proportional to the rows. What the prefix's parameters would have cost backward is already gone.
+        # FLOPs are proportional to the rows. The backward FLOPs of the prefix's parameters are already left out.
         spared = self._prefix_flops(prefix.modules, batch) * (prefix.rows - prefix.computed) // prefix.rows
         return replace(cost, forward_flops=cost.forward_flops - spared)
 
     def dense_step(self, batch: Batch) -> StepCost:
-        """Cost of a step on this batch as the model was built."""
+        """Return the cost of a step on this batch with the model as it was built."""
         return self._cost(self._dense, batch)
 
     def _cost(self, mask: tuple[bool, ...], batch: Batch) -> StepCost:
@@ -133,7 +134,7 @@ class CostTable:
         return flops
 
     def _count_prefix(self, names: tuple[str, ...], batch: Batch) -> int:
-        """Forward FLOPs up to the return of the prefix's last module."""
+        """Return the forward FLOPs up to the return of the prefix's last module."""
         model = self._meta_model(batch)
         counter = flop_counter()
         counts: list[int] = []  # after each module call; a shared module is called more than once
@@ -153,7 +154,7 @@ class CostTable:
         if self._meta is None:
             model = self._rehearsed(on_meta(self._source), batch)
             if model is None:
-                # It makes tensors of its own on the CPU, or looks at numbers: then numbers it gets.
+                # The model creates tensors on the CPU or reads values, so it runs on the CPU with numbers.
                 self._on_meta = False
                 model = self._rehearsed(copy.deepcopy(self._source).to("cpu"), batch)
             assert model is not None
@@ -166,7 +167,7 @@ class CostTable:
         return self._meta
 
     def _rehearsed(self, model: nn.Module, batch: Batch) -> nn.Module | None:
-        """The model after a dense step; None where it cannot be run without numbers."""
+        """Return the model after a dense step; None if it cannot run without numbers."""
         model.zero_grad(set_to_none=True)
         for parameter, trainable in zip(model.parameters(), self._dense, strict=True):
             parameter.requires_grad_(trainable)

@@ -11,7 +11,7 @@ from trainables.workloads.base import Workload
 
 
 def check_forward_cache(config: TrialConfig, workload: Workload) -> None:
-    """Raise UserError for a forward cache where inputs do not repeat."""
+    """Raise UserError if the config asks for a forward cache and the workload's inputs do not repeat."""
     if config.forward_cache_mb == 0:
         return
     if workload.train_samples is None or workload.train_sample_indices(0, config.seed) is None:
@@ -22,7 +22,7 @@ def check_forward_cache(config: TrialConfig, workload: Workload) -> None:
 
 
 def open_forward_cache(config: TrialConfig, workload: Workload, model: nn.Module) -> ForwardCache | None:
-    """Return the run's forward cache, not entered yet; None where the configuration asks for none.
+    """Return the run's forward cache, not entered yet; None if the configuration asks for none.
 
     Raises:
         UserError: the workload's inputs do not repeat.

@@ -1,12 +1,12 @@
-"""FLOPs of a training step layer by layer: what each module's own operations cost, forward and backward.
+"""FLOPs of a training step by layer: the forward and backward cost of each module's own operations.
 
-Counting runs a copy of the model on the meta device with the counter of `trainables.training.cost`, so the layers'
-sums are that module's totals. The counter is read whenever another layer takes over, and what it has grown by
-belongs to the layer before. In the forward pass the innermost module that runs is at work; in the backward pass,
-the module that made the autograd node which executes: nodes are labelled as modules are entered and left, and a hook
-on each tells when it begins. (The module tracker inside torch's counter follows the tensors that enter and leave
-modules instead. A module whose input needs no gradient, such as the first layer, is never left there, and what a
-caller computes between two modules has no place of its own.)
+Counting runs a copy of the model on the meta device with the counter of `trainables.training.cost`, so the sums over
+layers are the totals of that module. The counter is read whenever the active layer changes, and its increase belongs to
+the layer that was active. In the forward pass the active layer is that of the innermost running module; in the backward
+pass, that of the module that created the executing autograd node: nodes are labelled as modules are entered and left,
+and a hook on each node reports when it begins. (The module tracker inside torch's counter uses the tensors that enter
+and leave modules instead. It never leaves a module whose input needs no gradient, such as the first layer, and it
+has no separate place for what a caller computes between two modules.)
 
 Shapes: P parameters in the model's order have the numbers 0..P-1; a batch is a tuple of tensors whose first
 dimension is the sample.
@@ -30,18 +30,18 @@ from trainables.training.cost import CostTable
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_shapes import on_meta, to_meta
 
-#: Name of what no module with parameters of its own computes: attention scores, a loss, matrix products of a caller.
+#: Name for operations of no module that owns parameters: attention scores, a loss, matrix products of a caller.
 OUTSIDE = "outside layers"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCost:
-    """What one module's own operations cost in a training step on one batch."""
+    """Cost of one module's own operations in a training step on one batch."""
 
     name: str
     """The module's name in the model, empty for the model itself; `OUTSIDE` for what belongs to no such module."""
     numbers: tuple[int, ...]
-    """Numbers of the parameters that it owns itself, ascending; a shared one has one number. None for `OUTSIDE`."""
+    """Numbers of the parameters that it owns itself, ascending; a shared one has one number. Empty for `OUTSIDE`."""
     forward_flops: int
     """FLOPs in the forward pass, >= 0, all its calls together."""
     backward_flops: int
@@ -49,10 +49,10 @@ class LayerCost:
 
 
 def layer_costs(workload: Workload, model: nn.Module, batch: Batch) -> list[LayerCost]:
-    """Costs of a training step of this batch, by layer. Model and batch are not touched.
+    """Return the costs of a training step on this batch by layer; model and batch are not changed.
 
-    A layer is a module that owns parameters. What runs inside it in a module without parameters, or in the module
-    around it, is not its own. A parametrised weight (`torch.nn.utils.parametrizations`) is its layer's.
+    A layer is a module that owns parameters. Operations of the module around it, or of modules without parameters
+    inside it, are not its own. A parametrised weight (`torch.nn.utils.parametrizations`) belongs to its layer.
 
     Args:
         workload: whose loss is computed.
@@ -93,16 +93,16 @@ def layer_costs(workload: Workload, model: nn.Module, batch: Batch) -> list[Laye
 def saved_shares(
     workload: Workload, model: nn.Module, batch: Batch, most: int | None = None
 ) -> dict[int, float | None]:
-    """Share of a step's FLOPs, in [0, 1], that is gone when the parameters 0..N stand still, by N.
+    """Return the share of a step's FLOPs, in [0, 1], that is saved when the parameters 0..N are stopped, by N.
 
-    The N are the ends of whole units (`trainables.gradskip.layers.unit_ends`). Each is counted on its own, which takes
-    half a second for a network of 60 layers. ``requires_grad`` is put back.
+    The N are the ends of whole units (`trainables.gradskip.layers.unit_ends`). Each is counted separately, which takes
+    half a second for a network of 60 layers. ``requires_grad`` is restored.
 
     Args:
         workload: whose loss is computed.
         model: as it will be trained.
         batch: on any device.
-        most: count at most so many units (>= 1), evenly spread; None stands for those that were not counted.
+        most: most units to count (>= 1), evenly spread, None for all; units that are not counted have the share None.
     """
     ends = unit_ends(model)
     counted = set(spread(ends, len(ends) if most is None else most))
@@ -122,7 +122,7 @@ def saved_shares(
 
 
 def spread(values: Sequence[int], most: int) -> list[int]:
-    """At most so many of them, evenly spread, the last one always.
+    """Return at most ``most`` of the values, evenly spread, always with the last one.
 
     >>> spread(range(10), 4), spread([3, 5], 4)
     ([1, 4, 6, 9], [3, 5])
@@ -133,7 +133,7 @@ def spread(values: Sequence[int], most: int) -> list[int]:
 
 
 def owned_numbers(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Modules that own parameters, by name, with the numbers of these; in the order of the first numbers."""
+    """Return the parameter numbers of the modules that own parameters, by name, in order of the first number."""
     number_of = {id(parameter): number for number, parameter in enumerate(model.parameters())}
     found: dict[str, set[int]] = {}
     for name, module in model.named_modules():
@@ -145,7 +145,7 @@ def owned_numbers(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_of(module_name: str) -> str:
-    """torch keeps a parametrised weight in modules below its layer.
+    """Return the layer of a module; torch keeps a parametrised weight in modules below its layer.
 
     >>> _layer_of("features.0.parametrizations.weight.1")
     'features.0'
@@ -155,19 +155,19 @@ def _layer_of(module_name: str) -> str:
 
 
 class _Ledger:
-    """Who is at work, and what was counted meanwhile. None stands for outside layers."""
+    """The active layer, and the FLOPs counted so far by layer. None stands for outside layers."""
 
     def __init__(self) -> None:
         self._counter = flop_counter()
         self._credited = 0
         self._flops: Counter[str | None] = Counter()
-        #: Layers that run, the innermost last; under them, in the backward pass, the one whose node executes.
+        #: Running layers, the innermost last; in the backward pass, the first entry is the executing node's layer.
         self._at_work: list[str | None] = [None]
         self._labelled: set[Node] = set()
 
     @contextmanager
     def counting(self) -> Iterator[Counter[str | None]]:
-        """Count what runs inside; FLOPs by layer, complete at the end."""
+        """Count the FLOPs of the block by layer; the counts are complete at its end."""
         self._counter, self._credited, self._flops = flop_counter(), 0, Counter()
         self._at_work = [None]
         with self._counter:
@@ -175,7 +175,7 @@ class _Ledger:
             self._credit()
 
     def watch(self, module: nn.Module, layer: str | None) -> None:
-        """From now on notice when the module runs."""
+        """Register hooks that make ``layer`` the active layer while the module runs."""
 
         def begin(_module: nn.Module, args: Any, kwargs: Any) -> None:
             self.label_nodes((args, kwargs))  # what the caller computed before
@@ -192,7 +192,7 @@ class _Ledger:
         module.register_forward_hook(end, always_call=True)
 
     def label_nodes(self, value: Any) -> None:
-        """Whatever made these tensors and has no label yet is the work of the layer at work."""
+        """Label the unlabelled autograd nodes that created these tensors with the active layer."""
         layer = self._at_work[-1]
         waiting = [tensor.grad_fn for tensor in _tensors(value)]
         while waiting:
@@ -204,7 +204,7 @@ class _Ledger:
             waiting += [earlier for earlier, _ in node.next_functions]
 
     def forget_nodes(self) -> None:
-        """Let go of the graph, which holds this object by its hooks."""
+        """Release the graph, whose hooks hold this object."""
         self._labelled.clear()
 
     def _execute(self, layer: str | None, _gradients: Any) -> None:
@@ -218,7 +218,7 @@ class _Ledger:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in what a module takes or returns: nested tuples, lists, mappings and dataclasses."""
+    """Yield the tensors in a module's arguments or result: nested tuples, lists, mappings and dataclasses."""
     if isinstance(value, Tensor):
         yield value
         return

@@ -1,9 +1,9 @@
-"""One training run over several processes: each trains on its rows of every batch, and all count together.
+"""One training run over several processes: each trains on its rows of every batch, and counts are summed.
 
 Shapes: a batch of B rows is dealt out, rows r, r + W, r + 2W, ... to process r of W.
 
 The gradients are those of the whole batch: a process's mean loss is weighted by its rows, W n_r / B, and gradients are
-averaged over the processes. Norms see their process's rows alone, as in torch's DistributedDataParallel.
+averaged over the processes. Norms use only the rows of their process, as in torch's DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainables.workloads.seeded_loader import epoch_seed
 
 
 class _Loss(nn.Module):
-    """A model's loss as a module: whatever of the model a workload's loss uses, the wrapper sees one forward pass."""
+    """A workload's loss as a module, so that the wrapper sees one forward pass whatever the loss uses of the model."""
 
     def __init__(self, workload: Workload, model: nn.Module) -> None:
         super().__init__()
@@ -37,20 +37,20 @@ class _Loss(nn.Module):
         self._workload = workload
 
     def forward(self, *batch: Tensor) -> Tensor:
-        """Mean loss of a batch."""
+        """Return the mean loss of a batch."""
         return self._workload.loss(self.model, batch)
 
 
 def worker_file(rank: int) -> str:
-    """Name of a process's file in a checkpoint folder; the first one's is that of a run alone."""
+    """Return the name of a process's file in a checkpoint folder; rank 0 uses that of a single-process run."""
     return CHECKPOINT_FILE if rank == 0 else f"worker-{rank}.pt"
 
 
 class ParallelRun(TrainingRun):
     """`TrainingRun` in each of the processes of torch.distributed's default group.
 
-    Every process calls the same methods. Rows are those of the whole run: FLOPs and bytes are sums over the processes,
-    peak memory is the largest of one. The first process evaluates.
+    Every process calls the same methods. Result rows describe the whole run: FLOPs and bytes are sums over the
+    processes, peak memory is the maximum. The first process evaluates.
 
     Args:
         config: with `workers` equal to the group's size.
@@ -64,19 +64,19 @@ class ParallelRun(TrainingRun):
         super()._build()
         gpu: dict[str, Any] = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
         module = _Loss(self.workload, self.model)
-        # Looking for parameters that the loss leaves out costs time, so it is done where there are any.
+        # The search for parameters that the loss does not use costs time, so it is on only if there are any.
         options = {**gpu, "find_unused_parameters": self._leaves_out()}
         if isinstance(self.method, AttachedGradientSkip):
             self.optimizer.gradskip = self.method.gradskip  # type: ignore[attr-defined]  # as `wrap` leaves it
             self._parallel: nn.Module = DistributedDataParallel(module, self.optimizer, **options)
         else:
             self._parallel = TorchDataParallel(module, **options)
-        # Masks of dropout differ between processes; weights were drawn alike and sent by the first one.
+        # Dropout masks differ between processes; weights were drawn equally and sent by the first process.
         torch.manual_seed(epoch_seed(self.rank, self.config.seed))
         self._weight = 1.0
 
     def _leaves_out(self) -> bool:
-        """Whether a parameter that trains gets no gradient from the loss."""
+        """Return whether a parameter that trains gets no gradient from the loss."""
         batch = next(iter(self.workload.train_batches(0, self.config.seed)))
         with kept_generators([self.device]):
             model = copy.deepcopy(self.model).train()
@@ -95,7 +95,7 @@ class ParallelRun(TrainingRun):
             rows = len(batch[0])
             own = len(range(self.rank, rows, self.size))
             self._weight = self.size * own / rows
-            # A process without a row takes part with one that counts nothing: the others wait for its gradients.
+            # A process without a row trains on one of weight 0, because the others wait for its gradients.
             part = slice(self.rank, None, self.size) if own else slice(0, 1)
             yield tuple(t[part] for t in batch), None if indices is None else indices[part]
 
@@ -115,7 +115,7 @@ class ParallelRun(TrainingRun):
         return self._last_loss
 
     def end_epoch(self) -> dict[str, Any]:
-        """As alone, with what all processes did."""
+        """Evaluate and return the epoch's row, with the counts of all processes."""
         cost, resources = self.cost, self.resources
         own_counts, own_before = cost.counts, cost.flops_before
         names = [name for name in own_counts if name != "step"]
@@ -134,14 +134,14 @@ class ParallelRun(TrainingRun):
             cost.counts, cost.flops_before = own_counts, own_before
 
     def _accuracy(self, split: str) -> float:
-        # Told to all, so that they end together where it is not a number.
+        # Broadcast, so that all processes end together if it is not finite.
         value = super()._accuracy(split) if self.rank == 0 else 0.0
         told = torch.tensor([value], dtype=torch.float64, device=self.device)
         dist.broadcast(told, 0)
         return float(told)
 
     def save(self, folder: str | Path) -> None:
-        """Write this process's part of a checkpoint; the file of the first one comes last, and makes it whole."""
+        """Write this process's part of a checkpoint; the first process's file is written last and completes it."""
         folder = Path(folder)
         if self.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
@@ -155,5 +155,5 @@ class ParallelRun(TrainingRun):
             os.replace(part, folder / worker_file(0))
 
     def load(self, folder: str | Path) -> None:
-        """Continue from a checkpoint of as many processes."""
+        """Continue from a checkpoint of the same number of processes."""
         self.load_state_dict(read_state(Path(folder) / worker_file(self.rank)))

@@ -1,4 +1,4 @@
-"""One training run: built from a config, trained epoch by epoch, counting what it really executes."""
+"""One training run: built from a config, trained epoch by epoch, with counts of what it executes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 def check_device(config: TrialConfig) -> None:
-    """Raise UserError where the device is not there."""
+    """Raise UserError if the device is not available."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device cuda was asked for, but torch sees no CUDA device here: use cpu")
 
 
 class TrainingRun:
-    """A run of `config.epochs` epochs. Use it as a context manager: process state is put back on leaving.
+    """A run of `config.epochs` epochs, used as a context manager that restores the process state at its end.
 
         with TrainingRun(config) as run:
             while not run.finished:
@@ -49,7 +49,7 @@ class TrainingRun:
     and loaded into a new `TrainingRun` of the same config continues bit for bit.
 
     Raises:
-        UserError: a CUDA device asked for and not there, a layer number past the model's last parameter, or a
+        UserError: a CUDA device that is not available, a layer number past the model's last parameter, or a
             forward cache for a workload whose inputs do not repeat.
     """
 
@@ -120,32 +120,32 @@ class TrainingRun:
         self.close()
 
     def close(self) -> None:
-        """Put the process state back as it was before the run."""
+        """Restore the process state from before the run."""
         self._epoch_batches = iter(())  # a loader that reads ahead ends its thread
         self._stack.close()
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are trained."""
+        """Return whether all epochs are trained."""
         return self.epoch >= self.config.epochs
 
     @property
     def step(self) -> int:
-        """Optimizer steps executed, from the run's start."""
+        """Return the optimizer steps executed since the run's start."""
         return self.cost.counts["step"]
 
     @property
     def executed_flops(self) -> int:
-        """FLOPs of those steps."""
+        """Return the FLOPs of the executed steps."""
         return self.cost.executed_flops
 
     @property
     def epoch_shapes(self) -> list[tuple[int, Batch]] | None:
-        """Return run lengths of an epoch's batches, on the meta device; None until one was trained from its start."""
+        """Return run lengths of an epoch's batch shapes (meta device); None before one was trained from its start."""
         return self._shapes.complete
 
     def train_epoch(self) -> dict[str, Any]:
-        """Train one epoch (what is left of it) and evaluate; the row of result columns (`trainables.metrics.ROW`).
+        """Train the rest of an epoch, evaluate and return the row of result columns (`trainables.metrics.ROW`).
 
         Raises:
             TrainingDiverged: the loss or the accuracy is not finite.
@@ -156,18 +156,18 @@ class TrainingRun:
         return self.end_epoch()
 
     def begin_epoch(self) -> None:
-        """Make ready for the epoch's next step."""
+        """Prepare the epoch's next step."""
         self.model.train()
         self._epoch_batches = self._batches()
         self.resources.train_time.start()
 
     @property
     def epoch_is_trained(self) -> bool:
-        """Whether the epoch's last step is done."""
+        """Return whether the epoch's last step is done."""
         return self._in_epoch == self.workload.steps_per_epoch
 
     def train_step(self) -> None:
-        """One optimizer step."""
+        """Execute one optimizer step."""
         batch, indices = next(self._epoch_batches)
         self._shapes.see(batch, self._in_epoch)
         samples = len(batch[0])
@@ -176,12 +176,12 @@ class TrainingRun:
         self._in_epoch += 1
 
     def pause(self) -> None:
-        """Training is interrupted until `begin_epoch`."""
+        """Pause the training time until `begin_epoch`."""
         self.resources.train_time.pause()
 
     @contextmanager
     def untimed(self) -> Iterator[None]:
-        """For work between steps that is no part of the training time."""
+        """Exclude the block, work between steps, from the training time."""
         self.resources.train_time.pause()
         try:
             yield
@@ -189,7 +189,7 @@ class TrainingRun:
             self.resources.train_time.start()
 
     def skip_evaluation(self, known: Mapping[str, Any]) -> None:
-        """End the epoch where its row is known."""
+        """End the epoch without evaluation, because its row is known."""
         self.resources.train_time.pause()
         self._close_epoch()
         self.method.end_epoch(known)
@@ -200,7 +200,7 @@ class TrainingRun:
         self._loss_sum = torch.zeros((), device=self.device)
 
     def end_epoch(self) -> dict[str, Any]:
-        """Evaluate; the epoch's row.
+        """Evaluate and return the epoch's row.
 
         Raises:
             TrainingDiverged: the loss or the accuracy is not finite.
@@ -217,7 +217,7 @@ class TrainingRun:
         return self.row
 
     def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
-        """What is left of the epoch's batches, with the sample numbers where the forward cache needs them."""
+        """Return the rest of the epoch's batches, with sample numbers if the forward cache needs them."""
         batches = self.workload.train_batches_from(self.epoch, self.config.seed, self._in_epoch)
         indices = self.workload.train_sample_indices(self.epoch, self.config.seed) if self.forward_cache else None
         if indices is None:
@@ -244,11 +244,11 @@ class TrainingRun:
         return loss.detach()
 
     def _loss(self, batch: Batch) -> Tensor:
-        """Mean loss of a batch."""
+        """Return the mean loss of a batch."""
         return self.workload.loss(self.model, batch)
 
     def _weighted(self, loss: Tensor) -> Tensor:
-        """What the backward pass begins from."""
+        """Return the loss that the backward pass begins from."""
         return loss
 
     def _row(self, train_loss: float) -> dict[str, Any]:
@@ -272,8 +272,8 @@ class TrainingRun:
 
     def _accuracy(self, split: str) -> float:
         self.model.eval()
-        # A data loader draws a seed when it is iterated. What is trained next must not depend on whether a row was
-        # evaluated here or is known.
+        # A data loader draws a seed when it is iterated. The next training must not depend on whether a row was
+        # evaluated here or was known.
         with torch.no_grad(), kept_generators([self.device]):
             return float(self.workload.evaluate(self.model, split, self.device))
 
@@ -283,7 +283,7 @@ class TrainingRun:
             return self.workload.mean_loss(self.model, "validation", self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """The run's whole state at a step's start: weights, optimizer and rule, schedule, counts, generators, place.
+        """Return the whole state at a step's start: weights, optimizer, rule, schedule, counts, generators, position.
 
         Tensors are the live ones: write or copy the state before the next step.
         """
@@ -305,7 +305,7 @@ class TrainingRun:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state of `state_dict`; which configuration it came from is the caller's to check."""
+        """Continue from a state of `state_dict`; the caller checks which configuration it came from."""
         if state["method"]:
             self.method.prepare_structure(state["method"]["training_state"])
         self.model.load_state_dict(state["model"])

@@ -18,7 +18,7 @@ class RunCost:
 
     Args:
         workload: whose loss is counted.
-        model: as it was built; savings are counted against it, whatever becomes of it later.
+        model: as it was built; savings are relative to it, even if it changes later.
     """
 
     def __init__(self, workload: Workload, model: nn.Module) -> None:
@@ -45,11 +45,11 @@ class RunCost:
 
     @property
     def search_flops(self) -> int:
-        """Return those executed since the checkpoint was loaded, or since `begin_spending`."""
+        """Return the FLOPs executed since the checkpoint was loaded, or since `begin_spending`."""
         return self.executed_flops - self.flops_before
 
     def begin_spending(self) -> None:
-        """Count `search_flops` from here on: what was executed before belongs to another trial."""
+        """Count `search_flops` from now on; FLOPs executed before belong to another trial."""
         self.flops_before = self.executed_flops
 
     def freeze_dense(self) -> None:
@@ -59,7 +59,7 @@ class RunCost:
     def change_model(self, model: nn.Module) -> None:
         """Count the steps of a model with another structure; savings stay relative to the model as it was built."""
         self._now = self._new_table(model, structure_of(model))
-        self._now.freeze()  # without the hooks that are absent now and will be back when a step is counted
+        self._now.freeze()  # without the hooks that are removed now and registered again when a step is counted
         self._beside.clear()
 
     def dense_step(self, batch: Batch) -> StepCost:

@@ -1,4 +1,4 @@
-"""Time and memory of a run, those before a loaded checkpoint included."""
+"""Time and memory of a run, including those before a loaded checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RunResources:
     Args:
         device: whose memory counts.
         started: `time.perf_counter` when the run began to be built.
-        excluded: seconds of work so far that never counts as training, a running total.
+        excluded: returns the running total of seconds that never count as training.
     """
 
     def __init__(self, device: torch.device, started: float, excluded: Callable[[], float]) -> None:

@@ -1,5 +1,8 @@
-"""One training step on a throw-away copy, once a process: the first step of a process pays for libraries that choose
-kernels and allocators that grow, and the first trial is the baseline, against which time is reported."""
+"""Training steps on a throw-away copy, once per process, workload and device.
+
+In the first steps of a process libraries choose kernels and allocators grow. The first trial is the baseline, to which
+times are compared.
+"""
 
 from __future__ import annotations
 

@@ -64,8 +64,7 @@ def import_module(module_name: str, what: str, reference: str) -> Any:
 
 
 def _check_names(module_name: str, what: str, reference: str) -> None:
-    """Raise UserError where the user's training imports a module of its own that has the name of one of our "
-    "packages."""
+    """Raise UserError where the user's training imports its own module under the name of one of our packages."""
     top = module_name.partition(".")[0]
     root = Path.cwd() if top in OWN_PACKAGES else _root_of(top)
     if root is None or _is_installed(root) or root == Path(__file__).resolve().parents[2]:

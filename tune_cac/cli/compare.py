@@ -32,7 +32,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the comparison of two or more studies; write its picture where ``--svg`` and ``--png`` say.
+    """Print the comparison of two or more studies; write its picture to ``--svg`` and ``--png`` if given.
 
     Returns:
         0; 1 if no study has a trial that can be compared.

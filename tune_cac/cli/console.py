@@ -1,4 +1,4 @@
-"""What several commands show: a study's answer by their arguments, and tables of text cells."""
+"""Output shared by several commands: a study's answer by their arguments, files, and tables of text cells."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def answer_of(arguments: argparse.Namespace) -> tuple[SearchResult, Layout, StudyInfo]:
-    """The answer of the study that ``study``, ``results``, ``allowed_drop``, ``price`` and ``top`` ask for."""
+    """Return answer, layout and info of a study by ``study``, ``results``, ``allowed_drop``, ``price`` and ``top``."""
     from analysis.metrics.ranking import check_allowed_drop
     from tune_cac.study.folder import find_study
     from tune_cac.study.study_result import answer
@@ -32,13 +32,13 @@ def answer_of(arguments: argparse.Namespace) -> tuple[SearchResult, Layout, Stud
 
 
 def write_asked(path: Path, content: str | bytes, what: str, instead: str = "choose another file") -> None:
-    """Write a file that a command was asked for, whole or not at all.
+    """Write an output file of a command atomically.
 
     Args:
         path: of the file.
-        content: text is written as UTF-8 with ``\\n``.
-        what: what messages call it, such as ``--output``.
-        instead: the way out.
+        content: text is written as UTF-8 with line feeds.
+        what: name of the file in messages, such as ``--output``.
+        instead: advice in messages.
 
     Raises:
         UserError: it cannot be written.
@@ -57,7 +57,7 @@ def write_asked(path: Path, content: str | bytes, what: str, instead: str = "cho
 
 
 def print_table(cells: list[list[str]]) -> None:
-    """A table fitted to the terminal; on a pipe, aligned columns without folding."""
+    """Print a table fitted to the terminal; on a pipe, print aligned columns without folding."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
@@ -76,7 +76,7 @@ def print_table(cells: list[list[str]]) -> None:
 
 
 def print_list(entries: dict[str, str]) -> None:
-    """Print names and what they stand for, folded."""
+    """Print names with their descriptions, wrapped."""
     width = max(map(len, entries))
     for name, text in entries.items():
         print(textwrap.fill(text, width=110, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2)))

@@ -11,7 +11,7 @@ from typing import Any
 from trainables.errors import UserError
 from tune_cac.cli.options import add_study
 
-#: Who may connect: programs on this machine.
+#: Address to serve on, which only programs on this machine can connect to.
 HOST = "127.0.0.1"
 
 
@@ -33,7 +33,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C; the study may be searched meanwhile."""
+    """Serve optuna-dashboard until Ctrl-C; the study may be searched meanwhile."""
     from tune_cac.study.folder import find_study, written
 
     layout = find_study(Path(arguments.results), arguments.study)

@@ -1,4 +1,4 @@
-"""The command ``doctor``: what a training run looks like on this machine, found by a short dry run."""
+"""The command ``doctor``: layers, cost and repeatability of a training run on this machine, by a short dry run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainables.training.doctor.determinism import Repetition
     from trainables.training.doctor.dry_run import DryRun, ParameterFacts
 
-#: A model with more parameters is shown by units.
+#: Most parameters to show one by one; larger models are shown by units.
 MOST_ROWS = 60
 #: Trials of a search unless asked otherwise, as in `tune_cac.study.options.SearchOptions`.
 DEFAULT_TRIALS = 24
@@ -48,7 +48,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train and evaluate for a moment; print what a run costs, and whether it repeats to the last bit."""
+    """Train and evaluate briefly; print what a run costs, and whether it repeats bit for bit."""
     options = workload_options(arguments)
     epochs = getattr(arguments, "epochs", None)
     all_layers = getattr(arguments, "all_layers", False)
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def length_line(found: DryRun) -> str:
-    """How long a run is, and what its batches look like."""
+    """Return a line with the length of a run and the shapes of its batches."""
     samples = "" if found.train_samples is None else f"{found.train_samples:,} samples, "
     shapes = ", ".join(f"{shape} {dtype}" for shape, dtype in found.batch_shapes)
     return (
@@ -107,7 +107,7 @@ def _print_layers(found: DryRun, all_layers: bool) -> None:
 
 
 def layer_notes(found: DryRun, by_units: bool) -> list[str]:
-    """What belongs to no layer, and how to read the table."""
+    """Return notes on FLOPs outside layers and on how to read the table."""
     rows = found.parameters
     notes = []
     outside = (found.outside_forward_flops, found.outside_backward_flops)
@@ -131,7 +131,7 @@ def layer_notes(found: DryRun, by_units: bool) -> list[str]:
 
 
 def parameter_cells(rows: Sequence[ParameterFacts]) -> list[list[str]]:
-    """A table of text cells with one row a parameter."""
+    """Return a table of text cells with one row per parameter."""
     cells = [["number", "parameter", "shape", "elements", "watched", *_FLOPS_HEADER]]
     for row in rows:
         shape = "x".join(str(size) for size in row.shape) or "scalar"
@@ -142,7 +142,7 @@ def parameter_cells(rows: Sequence[ParameterFacts]) -> list[list[str]]:
 
 
 def units_of(rows: Sequence[ParameterFacts]) -> list[list[ParameterFacts]]:
-    """Parameters by unit; those after the last unit's end are one more group."""
+    """Return parameters by unit; those after the last unit's end form one more group."""
     groups: list[list[ParameterFacts]] = [[]]
     for row in rows:
         groups[-1].append(row)
@@ -152,7 +152,7 @@ def units_of(rows: Sequence[ParameterFacts]) -> list[list[ParameterFacts]]:
 
 
 def unit_cells(units: Sequence[Sequence[ParameterFacts]]) -> list[list[str]]:
-    """A table of text cells with one row a unit, named by the parameter whose module computes most."""
+    """Return a table of text cells with one row per unit, named by the parameter whose module computes most."""
     cells = [["number", "unit", "parameters", "elements", "watched", *_FLOPS_HEADER]]
     for unit in units:
         leading = max(unit, key=lambda row: row.forward_flops or 0)
@@ -172,7 +172,7 @@ def unit_cells(units: Sequence[Sequence[ParameterFacts]]) -> list[list[str]]:
 
 
 def compute_line(found: DryRun) -> str:
-    """FLOPs of a step and of a run."""
+    """Return a line with the FLOPs of a step and of a run."""
     cost = found.step_cost
     most = "at most " if found.train_samples is None else ""  # the last batch may be smaller
     return (
@@ -182,7 +182,7 @@ def compute_line(found: DryRun) -> str:
 
 
 def memory_line(found: DryRun, device: str) -> str:
-    """Bytes of what training holds."""
+    """Return a line with the memory of parameters, gradients and optimizer, and the peak."""
     memory = found.memory
     whose = "allocated on the device" if device == "cuda" else "of the process"
     return (
@@ -192,7 +192,7 @@ def memory_line(found: DryRun, device: str) -> str:
 
 
 def time_line(found: DryRun) -> str:
-    """Times of a step, of loading and of an evaluation, and of a run."""
+    """Return a line with the times of a step, of loading, of an evaluation and of a run."""
     times = found.times
     spread = f"{time_text(min(times.step_times_s))} to {time_text(max(times.step_times_s))}"
     count = len(times.step_times_s)
@@ -204,7 +204,7 @@ def time_line(found: DryRun) -> str:
 
 
 def search_line(found: DryRun, trials: int, at_a_time: int) -> str:
-    """How long a search takes, if every trial trains alone."""
+    """Return a line with the time of a search in which every trial trains alone."""
     return (
         f"search: {trials} trials, {at_a_time} at a time and each trained alone, would take "
         f"{time_text(found.search_time_s(trials, at_a_time))} if they do not slow each other down (controls come on "
@@ -213,7 +213,7 @@ def search_line(found: DryRun, trials: int, at_a_time: int) -> str:
 
 
 def repeats_line(workload: str, found: Repetition) -> str:
-    """Return whether training repeats, and what follows where it does not."""
+    """Return a line on whether training repeats, and the consequences if it does not."""
     if not found.reason:
         return f"training {workload} repeats bit for bit: a trial that is forked from another equals the trial alone"
     return (
@@ -224,7 +224,7 @@ def repeats_line(workload: str, found: Repetition) -> str:
 
 
 def trials_at_a_time(config: TrialConfig) -> int:
-    """Trials that this machine trains together: one a GPU, or as many as the processors allow."""
+    """Return how many trials this machine trains at a time: one per GPU, or as many as the processors allow."""
     if config.device == "cuda":
         import torch
 
@@ -233,7 +233,7 @@ def trials_at_a_time(config: TrialConfig) -> int:
 
 
 def flops_text(flops: int) -> str:
-    """FLOPs to four digits.
+    """Return FLOPs as text with four digits.
 
     >>> flops_text(0), flops_text(1_234_567), flops_text(80_000_000_000)
     ('0 FLOP', '1.235 MFLOP', '80 GFLOP')
@@ -242,7 +242,7 @@ def flops_text(flops: int) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """Bytes to four digits, in powers of 1000.
+    """Return bytes as text with four digits, in powers of 1000.
 
     >>> bytes_text(512), bytes_text(94_000_000)
     ('512 B', '94 MB')
@@ -251,7 +251,7 @@ def bytes_text(count: int) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """A time, from microseconds to days.
+    """Return a time as text, from microseconds to days.
 
     >>> [time_text(s) for s in (0.00025, 0.0123, 4.0, 75, 7500, 200_000)]
     ['0.25 ms', '12.3 ms', '4 s', '1 min 15 s', '2 h 05 min', '2 d 7 h']

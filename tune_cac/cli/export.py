@@ -94,9 +94,9 @@ def _trial(layout: Layout, arguments: argparse.Namespace) -> str:
 
 
 def _best(layout: Layout, arguments: argparse.Namespace) -> str:
-    """What the study recommends, confirmed settings before others; as `env` the text of ``best.env``.
+    """Return the recommended settings, confirmed ones before others, in the requested format.
 
-    As `schedule` that of ``best.yaml``.
+    `env` is the text of ``best.env``, `schedule` that of ``best.yaml``.
     """
     from analysis.presentation.export import export_trial
     from analysis.presentation.summary_text import best_env, best_schedule, headline, is_answer

@@ -1,4 +1,4 @@
-"""A command's end: what is loaded is not taken down piece by piece, which takes a second after torch and Ray."""
+"""Exit with os._exit after the atexit handlers; skips the teardown of torch and Ray, which takes a second."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import sys
 
 
 class FastExit:
-    """Ends this process at its exit, once everything else has been done there, with the code that is put in."""
+    """End this process with the exit code ``code``, in the last of its atexit handlers."""
 
     def __init__(self) -> None:
         self.code: int | None = None
-        # What is registered first is run last: after the threads have ended and every later handler has run.
+        # The first registered handler runs last: after the threads have ended and every later handler has run.
         atexit.register(self._leave)
 
     def _leave(self) -> None:
-        if self.code is None:  # an exception is on its way out
+        if self.code is None:  # an exception ends the process
             return
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-        except (OSError, ValueError):  # nobody reads any more; Python says so in its own way
+        except (OSError, ValueError):  # the output has no reader any more; Python itself reports that
             return
         os._exit(self.code)

@@ -1,7 +1,7 @@
-"""The command line: arguments in, one call, exit code out. Loads torch, ray and pandas only when a command needs them.
+"""The command line: parse arguments, run one command, return its exit code.
 
-Exit codes: 0 done; 1 some trials failed, or nothing could be ranked; 2 wrong arguments; 3 the disk refused to be
-written; 130 interrupted.
+Loads torch, ray and pandas only when a command needs them. Exit codes: 0 done; 1 some trials failed, or nothing could
+be ranked; 2 wrong arguments; 3 the disk could not be written; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tune_cac.cli import (
 from tune_cac.interrupts import sigterm_is_an_interrupt
 from tune_cac.messages import close_unread, say
 
-#: In the order in which help lists them.
+#: Commands in the order in which help lists them.
 COMMANDS = (
     search, trial, confirm, report, rank, compare, export, dashboard, tree, replay, spaces, doctor, schedule,
     sensitivity, workloads,
@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command and return the exit code."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if arguments.version:
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         say("tune_cac: interrupted")
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as in `... | head`
+    except BrokenPipeError:  # the output has no reader any more, as in `... | head`
         close_unread(sys.stdout)
         return 0
     except OSError as error:

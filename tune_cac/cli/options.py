@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import argparse
 
 
 def add_study(parser: argparse.ArgumentParser) -> None:
-    """Add the study that a command is about, and the folder that it is looked for in."""
+    """Add the argument for a study and the option for the folder that holds it."""
     parser.add_argument("study", metavar="STUDY", help="a study's folder, or its name under --results")
     add_results(parser)
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
-    """Add the folder that holds the studies."""
+    """Add the option for the folder that holds the studies."""
     parser.add_argument("--results", default="results", help="folder that holds the studies (default: results)")
 
 
 def add_ranking(parser: argparse.ArgumentParser) -> None:
-    """Add what a ranking is asked for with."""
+    """Add the options of a ranking."""
     parser.add_argument("--allowed-drop", type=float, help="accuracy that may be lost (default: the study's)")
     parser.add_argument("--top", type=int, default=20, help="rows to show (default: 20)")
     parser.add_argument(
@@ -27,7 +27,7 @@ def add_ranking(parser: argparse.ArgumentParser) -> None:
 
 
 def add_checkpoint_budget(parser: argparse.ArgumentParser) -> None:
-    """Add the room that sharing may take for checkpoints."""
+    """Add the option for the most bytes of checkpoints that sharing keeps."""
     parser.add_argument(
         "--checkpoint-budget", default="20GB", metavar="BYTES",
         help="most bytes of checkpoints that sharing keeps, such as 500MB (default: 20GB)",
@@ -35,7 +35,7 @@ def add_checkpoint_budget(parser: argparse.ArgumentParser) -> None:
 
 
 def add_compatible(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that takes a schedule as Distiller does."""
+    """Add the flag that accepts what Distiller accepted in a schedule."""
     parser.add_argument(
         "--compatible", action="store_true", help="warn of what Distiller silently accepted instead of refusing it"
     )

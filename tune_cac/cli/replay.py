@@ -1,4 +1,4 @@
-"""The command ``replay``: what settings would stop and save on a study's run, without training."""
+"""The command ``replay``: predict what settings would stop and save on a study's run, without training."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predict one setting, or the outcomes of random settings of a space."""
+    """Print the prediction for one setting, or the outcomes of random settings of a space."""
     values = read_assignments(arguments.assignments)
     if arguments.random is None and arguments.space is not None:
         raise UserError(f"--space needs --random, the number of settings to draw, got --space {arguments.space} alone")
@@ -84,11 +84,11 @@ def _run_line(trace: RunTrace) -> str:
 
 
 def completed(layout: Layout, trace: RunTrace, settings: Any) -> RunTrace:
-    """`learning.completed`; UserError where the study cannot be written."""
+    """Return the trace with what the settings need (`warm_start.baseline.completed`); UserError on write errors."""
     from analysis.trace_replay.replay_frame import missing_costs, missing_facts
 
     if not missing_facts(trace, settings) and not missing_costs(trace, settings):
-        return trace  # as a rule: torch need not be loaded
+        return trace  # the usual case: torch need not be loaded
     from trainables.stage_tree.store import StageStore
     from tune_cac.tuning.warm_start import baseline as learning
 
@@ -117,13 +117,13 @@ def _one(layout: Layout, trace: RunTrace, values: Mapping[str, Any]) -> None:
 
 
 def said_of(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int], settings: Settings) -> list[str]:
-    """A prediction in words: its stops, or why there are none, what is saved, and which part is exact.
+    """Return a prediction in words: its stops, or why there are none, what is saved, and which part is exact.
 
     Args:
         found: a row of `analysis.replay`.
         trace: what it was predicted from.
-        trained_as: numbers of the study's trials that were trained just so.
-        settings: what decides the stops.
+        trained_as: numbers of the study's trials that end in the predicted stage.
+        settings: of the rule that decides the stops.
     """
     from analysis.formatting import percent
     from trainables.gradskip.advice.why_nothing import why_nothing_stopped
@@ -166,7 +166,7 @@ def _certainty(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[i
 
 
 def _trained_as(layout: Layout, found: Mapping[str, Any]) -> list[int]:
-    """Numbers of the trials that end in a prediction's stage."""
+    """Return the numbers of the trials that end in a prediction's stage."""
     if not found["exact"]:
         return []
     import analysis
@@ -222,10 +222,10 @@ def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str,
 
 
 def outcomes_table(found: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """A header and one row for each distinct predicted outcome, the most frequent first.
+    """Return a header and one row for each distinct predicted outcome, the most frequent first.
 
     Args:
-        found: of `analysis.replay`.
+        found: result of `analysis.replay`.
         settings: the settings behind its rows, in order.
     """
     from analysis.formatting import percent

@@ -1,4 +1,4 @@
-"""The command ``report``: the answer in words, and as a page to look at."""
+"""The command ``report``: a study's answer in words, and as an HTML page."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def gather(layout: Layout, found: SearchResult) -> ReportData:
-    """Everything that a study's report shows; what it lacks, or what cannot be read, is left out."""
+    """Collect everything that a study's report shows, without what is missing or cannot be read."""
     from analysis.io.epoch_rows import history
     from analysis.metrics.controls import is_control
     from analysis.metrics.interaction import interactions

@@ -1,4 +1,4 @@
-"""The command ``schedule check``: what a compression schedule means for a model, and all that is wrong with it."""
+"""The command ``schedule check``: what a compression schedule does to a model, and all errors in it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from trainables.compression.schedule.problems import Findings
     from trainables.compression.schedule.search_marks import MarkedSchedule
 
-#: A longer list of names is cut after so many.
+#: Most names that are shown of a list.
 MOST_NAMES = 8
-#: Arguments that published schedules have and that mean nothing here, by field; and why.
+#: Arguments of published schedules without effect here, by field, with the reason.
 _WITHOUT_EFFECT = {
     "thinning_func_str": "the class says what is removed",
     "arch": "the model at hand is thinned",
@@ -57,7 +57,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what a schedule does; 2 where anything is wrong with it, each problem in a line of its own."""
+    """Print what a schedule does and each error on its own line; return 2 if there are errors."""
     if arguments.epochs is not None and arguments.epochs < 1:
         raise UserError(f"--epochs must be an integer >= 1, got {arguments.epochs}")
 
@@ -104,11 +104,12 @@ def _refuse(errors: Sequence[str]) -> int:
 
 
 def facts_of_workload(name: str, options: Sequence[str]) -> tuple[ModelFacts, str]:
-    """Names and shapes of a workload's model, and what to call it. The workload's data is not needed for a built-in
-    model of the workload ``images``: this has then as many classes as where it was published.
+    """Return names and shapes of a workload's model, and its name in messages.
+
+    A built-in model of the workload ``images`` needs no data; it then has as many classes as where it was published.
 
     Raises:
-        UserError: as `trainables.workloads.build`, or of the model.
+        UserError: as in `trainables.workloads.build`, or raised by the model.
     """
     from trainables.compression.factory import model_facts
     from trainables.runtime.isolation import isolated
@@ -135,7 +136,7 @@ def _without_data(given: Mapping[str, str]) -> tuple[nn.Module, str]:
             raise UserError(f"model {model} is tried on images of the data: give --data PATH, too")
         published = 10 if model in MODELS and MODELS[model].image_size < 64 else 1000
         count = published if classes is None else classes
-        with torch.device("meta"):  # no numbers, so no time and memory for them
+        with torch.device("meta"):  # shapes only, which saves time and memory
             return build_model(model, count), f"{model} with {count} classes (without data)"
 
     known = {name: value for name, value in given.items() if name in ("model", "classes")}
@@ -144,7 +145,7 @@ def _without_data(given: Mapping[str, str]) -> tuple[nn.Module, str]:
 
 
 def _epochs(workload: str | None, options: Sequence[str], schedule: Schedule) -> int:
-    """The workload's; without one up to the end of the last policy."""
+    """Return the workload's epochs; without a workload, the epochs up to the end of the last policy."""
     from trainables.registry import WORKLOADS
     from trainables.workloads import default_epochs
 
@@ -153,7 +154,7 @@ def _epochs(workload: str | None, options: Sequence[str], schedule: Schedule) ->
     return WORKLOADS[workload].default_epochs if workload in WORKLOADS else default_epochs(workload, options)
 
 
-# --- what is said ---------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------------------------
 
 
 def _check_begins(schedule: Schedule, epochs: int, findings: Findings) -> None:
@@ -206,7 +207,7 @@ def _when(policy: PlannedPolicy) -> str:
 
 
 def _names(component: Component, resolved: Resolved | None) -> str:
-    """The component's matched names with shapes; what the schedule says where there is no model."""
+    """Return the component's matched names with shapes; without a model, the text of the schedule."""
     from trainables.compression.schedule.matching import MODULES, names_argument
 
     argument = names_argument(component.settings)
@@ -225,7 +226,7 @@ def _names(component: Component, resolved: Resolved | None) -> str:
 
 
 def notes_of(schedule: Schedule, marked: MarkedSchedule) -> list[str]:
-    """What is right and yet not what one may think: arguments without effect, ranges that stand at their middle."""
+    """Return notes on arguments without effect and on ranges that are shown at their middle."""
     from trainables.compression.schedule.extension_configs import EXTENSIONS
     from trainables.compression.schedule.pruner_configs import BaiduRNNPrunerConfig
 

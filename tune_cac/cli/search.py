@@ -14,7 +14,7 @@ from tune_cac.cli.workload_arguments import add_workload_options, take_script, w
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import read_assignments, with_schedule
 
-#: Options of ``search`` that say what is searched; a resumed study has its own.
+#: Options of ``search`` that define a study; a resumed study has its own.
 _STUDY_FLAGS = (
     "space", "workload", "script", "data", "model", "option", "workers_per_trial", "trials", "epochs", "seed",
     "allowed_drop", "name", "set", "schedule", "compatible", "saving", "controls",
@@ -93,7 +93,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search, or resume; print the ranked table."""
+    """Search a space or resume a study; print the ranked table."""
     if arguments.resume is not None:
         _refuse_study_flags(arguments)
     from analysis.io.layout import Layout
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.saving is not None:
         given["saving"] = arguments.saving
     hold = with_schedule(given.get("hold", {}), arguments.schedule, compatible=bool(arguments.compatible))
-    SearchOptions(**how, **{**given, "hold": hold})  # wrong arguments end here, before torch or ray is loaded
+    SearchOptions(**how, **{**given, "hold": hold})  # wrong arguments raise here, before torch or ray is loaded
     from tune_cac.tuning.study_search import resume as resume_study
     from tune_cac.tuning.study_search import search as search_study
 

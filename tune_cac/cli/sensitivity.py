@@ -1,4 +1,4 @@
-"""The command ``sensitivity``: how much of each layer can be pruned alone, and a schedule's pruners from that."""
+"""The command ``sensitivity``: how much of each layer can be pruned alone, and pruners for a schedule from that."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS = ("element", "filter", "channel")
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the parser's commands; loads nothing heavy."""
+    """Add the command to the parser's commands; load nothing heavy."""
     parser = commands.add_parser(
         "sensitivity", parents=[debug], help="prune each layer alone, and propose sensitivities for a schedule",
         description="Prune one layer at a time at rising levels and evaluate on the validation split; say how much "
@@ -58,7 +58,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train or load, analyse, print the table and write the files."""
+    """Train or load a model, analyse it, print the table and write the files."""
     levels = _levels(arguments.levels)
     if arguments.kind not in _KINDS:
         raise UserError(f"--kind must be one of {', '.join(_KINDS)}, got {arguments.kind!r}")
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     with TrainingRun(config) as run:
         weights = prunable(run.model, arguments.kind)
         layers = arguments.layers
-        if layers is not None:  # a name that matches nothing is said before hours of training
+        if layers is not None:  # a name that matches nothing is reported before hours of training
             layers = listed(layers if not arguments.compatible else _matching(layers, list(weights)), list(weights))
         if arguments.checkpoint is None:
             _train(run)
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _matching(patterns: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The patterns that match a weight; the others are warned of, where one does."""
+    """Return the patterns that match a weight, with a warning for each other one; UserError if none matches."""
     from trainables.compression.schedule.names import match_names
 
     found = []
@@ -123,7 +123,7 @@ def _matching(patterns: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _levels(text: str | None) -> list[float] | None:
-    """Numbers between commas; None where none were given."""
+    """Return the numbers between commas; None if no text is given."""
     if text is None:
         return None
     try:
@@ -156,7 +156,7 @@ def _train(run: TrainingRun) -> None:
 
 
 def _load(run: TrainingRun, file: Path) -> None:
-    """Weights of a file into the run's model."""
+    """Load the weights of a file into the run's model."""
     import pickle
 
     from trainables.compression.schedule.names import plain_name
@@ -187,7 +187,7 @@ def _say_layer(row: Row) -> None:
 
 
 def _counted(shape: Sequence[int], level: float, kind: str) -> str:
-    """How many filters or channels of a weight a level prunes."""
+    """Return how many filters or channels of a weight a level prunes."""
     from trainables.compression.sensitivity import count_at
 
     number = shape[0 if kind == "filter" else 1]
@@ -200,7 +200,7 @@ def _show(
     from tune_cac.cli.console import print_table
 
     element = arguments.kind == "element"
-    # Of few filters a small level may be none at all, so their number is told.
+    # A small level may prune none of a few filters, so their number is shown.
     table = [["layer", "elements", "level", *([] if element else [f"{arguments.kind}s"]), "accuracy",
               *(["sensitivity"] if element else [])]]  # fmt: skip
     for found in proposals:

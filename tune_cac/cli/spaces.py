@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ranges_table(space: Space, ranges: list[Range], start: Mapping[str, Any]) -> list[list[str]]:
-    """One row a parameter; the column "when" only where some are asked for under a condition."""
+    """Return one row per parameter, with the column "when" only if some parameters are conditional."""
     conditional = any(found.condition for found in ranges)
     table = [["variable", "searched", *(["when"] if conditional else []), "default", "starts at", "meaning"]]
     for found in ranges:

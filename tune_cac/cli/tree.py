@@ -31,7 +31,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a study's stage tree; write its picture where ``--svg`` says."""
+    """Print a study's stage tree; write its picture to ``--svg`` if given."""
     if arguments.depth is not None and arguments.depth < 0:
         raise UserError(f"--depth must be an integer >= 0, got {arguments.depth}")
     if arguments.top < 1:
@@ -76,7 +76,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _printable(text: str) -> str:
-    """With plain lines where the terminal's encoding has no others."""
+    """Return the text, with ASCII lines if the terminal's encoding lacks box characters."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

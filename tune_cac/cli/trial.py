@@ -50,7 +50,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train one configuration in this process and print a row an epoch."""
+    """Train one configuration in this process and print one row per epoch."""
     values: dict[str, Any] = {}
     method = arguments.method or ("gradskip" if arguments.schedule is None else "compression")
     values = read_assignments(arguments.assignments)
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_compression(config: TrialConfig, file: Path | None) -> None:
-    """UserError for what a trial cannot be compressed by; marked values take the middle of their ranges, and say so."""
+    """Raise UserError for a schedule that a trial cannot use; print the values that replace search marks."""
     from trainables.compression.model_check import check_on_model
     from trainables.compression.schedule import read_marks
     from trainables.compression.trial.from_config import schedule_of
@@ -144,7 +144,7 @@ def _check_compression(config: TrialConfig, file: Path | None) -> None:
 
 
 def _compressed(row: Mapping[str, Any]) -> list[str]:
-    """What compression left, in words."""
+    """Return the results of compression in words."""
     from analysis.formatting import percent
 
     lines = [
@@ -168,5 +168,5 @@ def _save_weights(run: Any, file: Path) -> None:
         torch.save(run.model.state_dict(), file)
     except OSError as error:
         raise cannot_write(f"the weights to {file}", error, "choose another --save") from None
-    except RuntimeError as error:  # torch's writer does not say what the disk said
+    except RuntimeError as error:  # torch's writer hides the error of the disk
         raise UserError(f"cannot write the weights to {file}: {error}; choose another --save") from None

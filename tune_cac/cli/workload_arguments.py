@@ -1,4 +1,4 @@
-"""What is trained, from the command line: ``--workload``, ``--data``, ``--model``, ``--option`` and ``--script``."""
+"""Command-line options of what is trained: ``--workload``, ``--data``, ``--model``, ``--option`` and ``--script``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainables.workload_options import canonical, read_options
 
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
-    """Flags for the options of ``--workload``, which `workload_options` reads."""
+    """Add the flags for the options of ``--workload``, which `workload_options` reads."""
     parser.add_argument("--data", metavar="PATH", help="the workload's data, such as image Parquet or an image folder")
     parser.add_argument("--model", help="the workload's model, such as resnet18")
     parser.add_argument(
@@ -20,7 +20,7 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
 
 
 def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
-    """The workload's options as a configuration holds them; None where none was given.
+    """Return the workload's options as a configuration holds them; None if none was given.
 
     Raises:
         UserError: an option that is not NAME=VALUE, or one that is given twice.
@@ -36,7 +36,7 @@ def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
 
 
 def take_script(arguments: argparse.Namespace) -> None:
-    """``--script`` is a workload of its own; UserError beside another, or where the command is empty."""
+    """Use ``--script`` as the workload; raise UserError if another one is given or the command is empty."""
     if arguments.script is None:
         return
     if arguments.workload not in (None, SCRIPT):

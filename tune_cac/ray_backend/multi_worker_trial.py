@@ -1,7 +1,7 @@
 """A trial that several processes train: Ray Train inside a Ray Tune trial.
 
-The trial itself only listens. It lives here and not beside `trainables.trial`, because that file and the coordinator
-are all of `trainables` that know Ray.
+The trial itself only receives rows. It is here and not beside `trainables.trial`, because in `trainables` only that
+file and the coordinator import Ray.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, WorkerDied
 from tune_cac.ray_backend.session import DEATHS
 
-#: From one look at the workers to the next, while no row comes.
+#: Seconds between checks of the workers while no row arrives.
 _LOOK_S = 0.5
-#: Workers are waited for so long when a trial ends.
+#: Most seconds to wait for the workers when a trial ends.
 _END_S = 30.0
-#: A failure is told in so many characters.
+#: Most characters of a failure's message.
 _LONGEST_MESSAGE = 2000
 
 
@@ -74,7 +74,7 @@ class ParallelTrial(tune.Trainable):
             self._failure = error
 
     def step(self) -> dict[str, Any]:
-        """The next epoch's row, from the first worker."""
+        """Return the next epoch's row, from the first worker."""
         while True:
             running = self._thread.is_alive()
             try:
@@ -103,11 +103,11 @@ class ParallelTrial(tune.Trainable):
         return RuntimeError(f"a worker failed: {self._failure}"[:_LONGEST_MESSAGE])
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Nothing to write: the workers keep theirs in the trial's folder."""
+        """Write only a marker file, because the workers keep their checkpoints in the trial's folder."""
         (Path(checkpoint_dir) / "kept_elsewhere").touch()
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Nothing to load: the workers go on from ``resume_from``."""
+        """Load nothing, because the workers continue from ``resume_from``."""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Start the next trial from this process."""
@@ -116,15 +116,15 @@ class ParallelTrial(tune.Trainable):
         return True
 
     def cleanup(self) -> None:
-        """End the workers: without their queue they fail, if they are at work still."""
+        """End the workers; those that still train fail without their queue."""
         if self._rows is not None:
             self._rows.shutdown(force=True)
             self._rows = None
-            self._thread.join(timeout=_END_S)  # the next trial wants their places
+            self._thread.join(timeout=_END_S)  # the next trial needs their resources
 
 
 def train_worker(config: dict[str, Any]) -> None:
-    """What each worker does, in Ray Train's process group."""
+    """Train the trial in one worker of Ray Train's process group."""
     from ray import train
 
     from trainables.training.parallel import ParallelRun
@@ -155,7 +155,7 @@ def train_worker(config: dict[str, Any]) -> None:
 
 
 def all_agree(wanted: bool) -> bool:
-    """What the first worker wants: clocks differ."""
+    """Return the first worker's decision on every worker, because their clocks differ."""
     import torch
     import torch.distributed as dist
 
@@ -167,7 +167,7 @@ def all_agree(wanted: bool) -> bool:
 
 
 def save_checkpoint(run: Any, folder: Path) -> None:
-    """Write a checkpoint where a resumed search looks for it, and take the one before away."""
+    """Write a checkpoint where a resumed search looks for it, and delete earlier ones."""
     target = folder / f"checkpoint_{run.epoch:06d}"
     run.save(target)
     if run.rank == 0:

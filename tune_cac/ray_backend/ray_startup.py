@@ -1,4 +1,4 @@
-"""A search's start with its waits side by side: Ray's processes come up while this one loads torch."""
+"""Parallel start of a search: Ray's processes start while this process loads torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from tune_cac.interrupts import importing_beside
 
-#: What a look at the model needs, and then learning from the baseline: an optimizer loads torch's compiler.
+#: Modules needed to inspect the model and to learn from the baseline; an optimizer loads torch's compiler.
 _NEEDED = ("torch", "torch._dynamo")
 
 
 @contextmanager
 def early_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
-    """Ray's session (`cluster.ray_session`) for a search that will certainly train, begun before it knows what."""
-    # Nothing that imports Ray is loaded there: two threads in the middle of one package see each other's halves.
+    """Start a `session.ray_session` for a search that is certain to train, before its trials are known."""
+    # The thread loads nothing that imports Ray: two threads that import one package see it half initialized.
     with importing_beside(_load):
         from tune_cac.ray_backend.session import ray_session
 

@@ -1,4 +1,4 @@
-"""Ray for one search: the cluster that is there, or one of our own on this machine."""
+"""Ray session of a search: an existing cluster, or one started on this machine."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from ray.exceptions import (
 from trainables.errors import UserError
 from tune_cac.interrupts import sigterm_is_an_interrupt
 
-#: Ray's errors for processes and nodes that ended without a word, beside that of an actor, which may have raised.
+#: Ray's errors for processes and nodes that died, except that of an actor, which may have raised.
 DEATHS = (OutOfMemoryError, WorkerCrashedError, NodeDiedError, LocalRayletDiedError, ObjectLostError)
-#: A cluster that is there answers within so many seconds, and has let us join within so many more.
+#: Most seconds until an existing cluster answers, and then until this process has joined it.
 _ANSWER_S, _JOIN_S = 5.0, 60.0
-#: Set for the length of a search, unless the user has set them.
+#: Environment variables during a search, unless the user has set them.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no report leaves the machine
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # CPU trials beside GPUs: keep what the user sees
     "RAY_AIR_NEW_OUTPUT": "0",  # its banner ignores verbose=0; the progress line is ours
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    # Several epochs of a short trial travel in one message; a result waits at most this long.
+    # Several epochs of a short trial are sent in one message; a result waits at most this long.
     "TUNE_RESULT_BUFFER_LENGTH": "1000",
     "TUNE_RESULT_BUFFER_MIN_TIME_S": "0.5",
     "TUNE_RESULT_BUFFER_MAX_TIME_S": "0.5",
@@ -47,7 +47,7 @@ _ENVIRONMENT = {
     "TUNE_GLOBAL_CHECKPOINT_S": "600",
 }
 
-#: In every worker, before it loads a trial: a trainables.py beside the user's training hides none of our packages.
+#: Runs in every worker before it loads a trial, so that a trainables.py of the user does not hide our package.
 _RUNTIME_ENV = {"worker_process_setup_hook": "tune_cac.own_packages.install"}
 
 #: Ray keeps the first token that it sees in a process, so every search of this process uses the same.
@@ -57,20 +57,20 @@ _token_given = False
 
 @contextmanager
 def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
-    """A connected Ray. One that this call starts ends with it.
+    """Connect to Ray, and shut it down at the end if this call started it.
 
-    Ray's own services listen on every interface (it replaces a loopback address by the machine's), so our cluster
-    asks every caller for a token that only this process and its children know. An address in ``RAY_ADDRESS``, or a
+    Ray's own services listen on every interface (it replaces a loopback address by the machine's), so a cluster started
+    here asks every caller for a token that only this process and its children know. An address in ``RAY_ADDRESS``, or a
     Ray that is already initialised, is used as it is.
 
     Args:
-        cpus: processors that our own cluster should offer at least.
-        modules: files and package folders of the user's that workers import; sent to the nodes of a cluster.
+        cpus: least number of processors of a cluster started here.
+        modules: the user's files and package folders that workers import; sent to the nodes of a cluster.
     """
     global _token_given
     environment = dict(_ENVIRONMENT)
     if not os.environ.get("RAY_ADDRESS") and (_token_given or not os.environ.get("RAY_AUTH_MODE")):
-        # Given here, Ray writes no token of its own under the home folder, which may not be writable.
+        # With this token, Ray writes none of its own under the home folder, which may not be writable.
         environment["RAY_AUTH_TOKEN"] = _TOKEN
         _token_given = True
     before = {name: os.environ.get(name) for name in environment}
@@ -83,13 +83,13 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
     on_sigterm = signal.getsignal(signal.SIGTERM) if in_main else None
     try:
         if ours and os.environ.get("RAY_ADDRESS"):
-            # Processes of our own cluster look where this one does; those of another machine cannot.
+            # Workers of a local cluster import from the same folders as this process; other machines cannot.
             shipped = {"py_modules": [str(path) for path in modules]} if modules else {}
             join_cluster(os.environ["RAY_ADDRESS"], {**_RUNTIME_ENV, **shipped})
         elif ours:
             with starting_alone(), _exits_are_interrupts():
                 ray.init(
-                    address="local",  # not one that another process has left its address of
+                    address="local",  # not a cluster whose address another process has left
                     num_cpus=max(cpus, os.cpu_count() or 1),
                     include_dashboard=False,
                     log_to_driver=False,
@@ -115,15 +115,15 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
 
 @contextmanager
 def starting_alone(*, most_s: float = 120.0) -> Iterator[None]:
-    """While a cluster starts: Ray finds free ports and uses them later, so two that start at once may take the same.
+    """Let one process start a cluster at a time: Ray finds free ports and uses them later, so two may take the same.
 
     Args:
-        most_s: seconds after which one starts all the same, for another process may hang in its start.
+        most_s: seconds after which this process starts anyway, because another one may hang in its start.
     """
     path = Path(tempfile.gettempdir()) / f"tune_cac-{os.getuid()}-ray.lock"
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError:  # somebody else's, or no room: a collision of ports is unlikely enough
+    except OSError:  # another user's file, or no space: a collision of ports is unlikely
         yield
         return
     try:
@@ -134,7 +134,7 @@ def starting_alone(*, most_s: float = 120.0) -> Iterator[None]:
                 break
             except BlockingIOError:
                 time.sleep(0.1)
-            except OSError:  # a folder without locks
+            except OSError:  # a file system without locks
                 break
         yield
     finally:
@@ -143,7 +143,7 @@ def starting_alone(*, most_s: float = 120.0) -> Iterator[None]:
 
 @contextmanager
 def _exits_are_interrupts() -> Iterator[None]:
-    """While Ray starts, its own handler of SIGTERM ends what it has started and then the process."""
+    """Convert SystemExit to KeyboardInterrupt: while Ray starts, its SIGTERM handler stops Ray and then exits."""
     try:
         yield
     except SystemExit:
@@ -151,16 +151,16 @@ def _exits_are_interrupts() -> Iterator[None]:
 
 
 def join_cluster(address: str, runtime_env: dict[str, Any] | None = None) -> None:
-    """Connect to a Ray cluster that runs.
+    """Connect to a running Ray cluster.
 
-    Ray itself tries for minutes where nobody answers, deaf to signals, so that it does so in a thread of its own.
+    If there is no answer, Ray tries for minutes and ignores signals, so it connects in a thread of its own.
 
     Args:
         address: as in ``RAY_ADDRESS``: HOST:PORT, ``auto`` or ``ray://HOST:PORT``.
         runtime_env: Ray's, for the workers.
 
     Raises:
-        UserError: nobody answers there, or asks for a token that is not given.
+        UserError: no cluster answers there, or it asks for a token that is not given.
     """
     _check_answers(address)
     outcome: list[BaseException] = []
@@ -188,10 +188,10 @@ def join_cluster(address: str, runtime_env: dict[str, Any] | None = None) -> Non
 
 @contextmanager
 def _no_standard_error() -> Iterator[None]:
-    """Nothing that this process writes to file descriptor 2 is seen."""
+    """Discard everything that this process writes to file descriptor 2."""
     try:
         kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    except OSError:  # closed by whoever started us
+    except OSError:  # closed by the parent process
         yield
         return
     os.dup2(nowhere, 2)
@@ -204,7 +204,7 @@ def _no_standard_error() -> Iterator[None]:
 
 
 def _check_answers(address: str) -> None:
-    """Raise UserError where nobody listens at HOST:PORT; other forms of an address are Ray's to look up."""
+    """Raise UserError if nothing listens at HOST:PORT; Ray itself checks other forms of an address."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdigit():
         return

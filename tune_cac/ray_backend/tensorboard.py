@@ -1,7 +1,8 @@
-"""TensorBoard's events, one a row of results: Ray's own logger writes one a number, through another thread's queue.
+"""TensorBoard logger that writes one event per result row.
 
-With it a row of 22 numbers costs the search 5 ms, and 30 of them more than a trial that the stage tree answers. Nor is
-each row forced onto the disk (1.4 ms): the study's journal is what must outlive a crash of the machine.
+Ray's own logger writes one event per number, through the queue of another thread: a row of 22 numbers costs the search
+5 ms, and 30 rows cost more than a trial that the stage tree answers. Rows are not synced to the disk either (1.4 ms
+each): only the study's journal must survive a crash of the machine.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from tensorboardX.record_writer import masked_crc32c
 
 from trainables.metrics import ROW
 
-#: Columns that are numbers; Ray's own names for its scalars.
+#: Numeric columns, with Ray's own names for its scalars.
 _TAGS = {metric.name: f"ray/tune/{metric.name}" for metric in ROW if metric.dtype != "string"}
 
 
 class EventFile:
-    """One file of events; what Ray's logger asks of a writer.
+    """Event file with the methods that Ray's logger calls on a writer.
 
     Args:
-        folder: where it is made.
+        folder: where the file is created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +39,7 @@ class EventFile:
         self._file = (folder / name).open("wb")
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         self.file_writer = self
-        """Where hyperparameters are written."""
+        """Writer to which Ray's logger writes hyperparameters."""
 
     def add_scalars(self, values: Mapping[str, float], step: int) -> None:
         """Write numbers of one step, by tag."""
@@ -50,30 +51,30 @@ class EventFile:
         self._write(Event(wall_time=time.time(), summary=summary))
 
     def _write(self, event: Event) -> None:
-        """One record: its length and contents, each with a checksum."""
+        """Write one record: its length and contents, each with a checksum."""
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
         checks = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
         self._file.write(b"".join((length, checks[0], data, checks[1])))
 
     def flush(self) -> None:
-        """Let readers see it."""
+        """Flush the file for readers."""
         self._file.flush()
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         self._file.close()
 
 
 class RowEvents(TBXLoggerCallback):
-    """Ray's logger for TensorBoard, one event a row; hyperparameters at a trial's end as there."""
+    """Ray's TensorBoard logger with one event per row; hyperparameters are written at a trial's end as in Ray's."""
 
     def __init__(self) -> None:
         self._trial_writer: dict[Any, EventFile] = {}
         self._trial_result: dict[Any, dict[str, float]] = {}
 
     def log_trial_start(self, trial: Any) -> None:
-        """Begin its file, which may go on after an earlier one."""
+        """Open an event file for the trial, and close an earlier one."""
         if trial in self._trial_writer:
             self._trial_writer[trial].close()
         trial.init_local_path()
@@ -91,7 +92,7 @@ class RowEvents(TBXLoggerCallback):
 
 
 def scalars(result: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row by tag; what is missing or not finite is left out.
+    """Return the numbers of a row by tag, without missing and non-finite ones.
 
     >>> scalars({"accuracy": 0.5, "test_accuracy": None, "stage": "x", "step": 3})
     {'ray/tune/step': 3.0, 'ray/tune/accuracy': 0.5}

@@ -1,1 +1,1 @@
-"""The study's folder: options, lock, trial folders and result files."""
+"""A study's folder: options, lock, trial folders and result files."""

@@ -1,4 +1,4 @@
-"""Where images are kept once they are decoded: beside the results, so that every study under them finds them there."""
+"""Folder of decoded images: beside the results, so that all studies there share them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 @contextmanager
 def kept_beside(results: str | Path) -> Iterator[None]:
-    """Decoded images are kept under this folder of results, unless the environment says where."""
+    """Keep decoded images under this folder of results, unless the environment names a folder."""
     before = os.environ.get(CACHE_VARIABLE)
     os.environ.setdefault(CACHE_VARIABLE, str(Path(results).absolute() / ".images"))
     try:
@@ -28,7 +28,7 @@ def kept_beside(results: str | Path) -> Iterator[None]:
 
 
 def keeps_decoded_images(function: Callable[P, R]) -> Callable[P, R]:
-    """For a function with an argument ``results``: inside it, decoded images are kept there."""
+    """Decorate a function with an argument ``results`` so that decoded images are kept there while it runs."""
 
     @functools.wraps(function)
     def keeping(*args: P.args, **kwargs: P.kwargs) -> R:

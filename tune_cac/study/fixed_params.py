@@ -1,4 +1,4 @@
-"""Values given by name: ``--set NAME=VALUE`` of a trial, and what a search holds for all of its trials."""
+"""Values given by name: ``--set NAME=VALUE`` of a trial, and values that a search fixes in all of its trials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import BY_NAME, variable_named
 
-#: Fields that have options of their own.
+#: Fields that have their own options.
 _OPTIONS = {
     "workload": "--workload",
     "workload_options": "--data, --model or --option",
@@ -44,7 +44,7 @@ _ANY_RUN = SpaceContext(
 
 
 def read_assignments(texts: Iterable[str]) -> dict[str, Any]:
-    """Fields of `TrialConfig` from texts such as ``CAC_VAR_START_THR=0.97``; the last of a name counts.
+    """Return fields of `TrialConfig` from texts such as ``CAC_VAR_START_THR=0.97``; the last text of a name wins.
 
     Raises:
         UserError: no ``=``, an unknown name, or a value that is not valid.
@@ -59,7 +59,7 @@ def read_assignments(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def read_value(name: str, value: Any) -> Any:
-    """The value of a variable or field given by name, as text or as itself; UserError if it is not valid."""
+    """Return the value of a named variable or field, given as text or as the value; UserError if it is not valid."""
     if name in _OPTIONS:
         raise UserError(f"{name} has an option of its own, so it can't be set by name: use {_OPTIONS[name]}")
     if name in BY_NAME or name.startswith("CAC"):
@@ -72,19 +72,19 @@ def read_value(name: str, value: Any) -> Any:
     if name not in field_names():
         raise unknown_name("setting", name, [field for field in field_names() if field not in _OPTIONS])
     if isinstance(value, str):
-        with suppress(ValueError):  # the config says what it must be
+        with suppress(ValueError):  # TrialConfig reports what it must be
             value = field_kinds()[name](value)
     TrialConfig(**{name: value})
     return value
 
 
 def check_hold(space: str, hold: Mapping[str, Any]) -> dict[str, Any]:
-    """What a search of that space is to hold, in plain types (JSON, Ray).
+    """Return the checked values that a search of a space fixes, in plain types (JSON, Ray).
 
     Raises:
         UserError: an unknown name, a value that is not valid, or a field that the space searches.
     """
-    # A schedule was read from its file.
+    # A schedule was checked when its file was read.
     from_file = ("schedule", "schedule_compatible")
     values = {name: value if name in from_file else read_value(name, value) for name, value in hold.items()}
     if values:
@@ -102,7 +102,7 @@ def check_hold(space: str, hold: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_hold_on_run(space: str, hold: Mapping[str, Any], context: SpaceContext) -> None:
-    """Raise UserError if what is held goes badly with the ends of the space's ranges on this run."""
+    """Raise UserError if fixed values conflict with the ends of the space's ranges on this run."""
     found = search_spaces.load(space)
     for values in corners(found, context):
         try:
@@ -112,15 +112,15 @@ def check_hold_on_run(space: str, hold: Mapping[str, Any], context: SpaceContext
 
 
 def with_schedule(hold: Mapping[str, Any], file: str | Path | None, *, compatible: bool = False) -> dict[str, Any]:
-    """What is held, with the text of a schedule's file.
+    """Return the fixed values, with the text of a schedule's file.
 
     Args:
-        hold: by name.
-        file: the schedule's, or None.
-        compatible: whether the schedule may hold what Distiller silently accepted, with a warning each.
+        hold: fixed values by name.
+        file: the schedule's file, or None.
+        compatible: whether the schedule may contain what Distiller silently accepted, with a warning for each.
 
     Raises:
-        UserError: the file cannot be read, or is no schedule; or ``compatible`` without one.
+        UserError: the file cannot be read or is no schedule, or ``compatible`` is set without a file.
     """
     if file is None:
         if compatible:
@@ -129,20 +129,20 @@ def with_schedule(hold: Mapping[str, Any], file: str | Path | None, *, compatibl
     from trainables.compression.schedule import read_marks
 
     marked = read_marks(Path(file))
-    marked.read(marked.middles(), compatible=compatible)  # all that is wrong is told with the file's name and lines
+    marked.read(marked.middles(), compatible=compatible)  # reports all errors with the file's name and lines
     how = {"schedule_compatible": True} if compatible else {}
     return {**hold, "schedule": _with_whole_paths(Path(file).read_text(encoding="utf-8")), **how}
 
 
 def has_marks(text: str) -> bool:
-    """Whether a schedule has values to search."""
+    """Return whether a schedule has values to search."""
     from trainables.compression.schedule import read_marks
 
     return bool(read_marks(text).marks)
 
 
 def _with_whole_paths(text: str) -> str:
-    """A schedule's text with the files of its teachers named from the root: trials run in another folder."""
+    """Return a schedule's text with absolute paths of teacher checkpoints, because trials run in another folder."""
 
     def whole(found: re.Match[str]) -> str:
         file = Path(found[2].strip("'\""))
@@ -152,17 +152,17 @@ def _with_whole_paths(text: str) -> str:
 
 
 def with_watch(hold: Mapping[str, Any], context: SpaceContext) -> dict[str, Any]:
-    """What is held, and which layers are watched where the model has none of the default kind."""
+    """Return the fixed values, with the layers to watch if the model has none of the default kind."""
     return {**({"CAC_WATCH": list(context.watch)} if context.watch else {}), **hold}
 
 
 def shown_hold(hold: Mapping[str, Any]) -> str:
-    """What is held, as one would give it to ``--set``; ``nothing`` if nothing is."""
+    """Return the fixed values as ``--set`` takes them; ``nothing`` if there are none."""
     return " ".join(f"{name}={shown(value)}" for name, value in hold.items()) or "nothing"
 
 
 def shown(value: Any) -> str:
-    """A value as ``--set`` takes it.
+    """Return a value as ``--set`` takes it.
 
     >>> shown((3, 9)), shown(True), shown(0.97)
     ('3,9', '1', '0.97')

@@ -1,4 +1,4 @@
-"""A study's folder: made, opened again, locked while a search runs."""
+"""A study's folder: creation, reopening, and the lock while a search runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from trainables.workload_options import what_is_trained
 from tune_cac.study.fixed_params import shown_hold
 from tune_cac.study.options import SearchOptions
 
-#: What Optuna's lock of a journal is called behind the journal's name.
+#: Suffix of the file with which Optuna locks a journal.
 LOCK_FILE_SUFFIX = ".lock"
-#: An older one was left by a process that is gone.
+#: Seconds after which a lock was left by a process that has ended.
 _LOCK_S = 3.0
 #: Packages whose versions a study records.
 _PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of what a study's figures depend on."""
+    """Return the versions of the packages that a study's results depend on."""
     found = {}
     for package in _PACKAGES:
         try:
@@ -43,10 +43,10 @@ def package_versions() -> dict[str, str]:
 
 
 def open_study(options: SearchOptions) -> Layout:
-    """The folder of a new study, or of the same study, to which the search adds its trials.
+    """Return the folder of a new study, or of the same study, to which the search adds its trials.
 
     Raises:
-        UserError: the folder cannot be written, holds something else, or a study of something else.
+        UserError: the folder cannot be written, holds other files, or holds a study with other settings.
     """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     workload = re.sub(r"[^A-Za-z0-9]+", "-", options.workload)
@@ -100,7 +100,7 @@ def _what_counts(info: StudyInfo, field: str) -> Any:
 
 
 def find_study(results: Path, name: str) -> Layout:
-    """The folder of an existing study, by name under the results folder or by path.
+    """Return the folder of an existing study, by name under the results folder or by path.
 
     Raises:
         UserError: there is none; the message names those that exist.
@@ -114,7 +114,7 @@ def find_study(results: Path, name: str) -> Layout:
 
 
 def check_writable(folder: Path) -> None:
-    """Make the folder; UserError if nothing can be written in it."""
+    """Create the folder; raise UserError if nothing can be written in it."""
     probe = folder / f".write-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,10 +125,10 @@ def check_writable(folder: Path) -> None:
 
 
 def mend_journal(journal: Path) -> None:
-    """Take away a last line that was cut off by a crash or a full disk; Optuna would write on in the middle of it.
+    """Remove a last line that was cut off by a crash or a full disk; Optuna would append to it.
 
-    Only for who holds the study's lock. A process that was killed while it wrote leaves Optuna's lock, a link; where
-    the link leads nowhere, Optuna would wait for it without end. No lock is held for seconds.
+    The caller must hold the study's lock. A process that was killed while it wrote leaves Optuna's lock, a symbolic
+    link; if the link is dangling, Optuna would wait for it without end. No running process holds the lock for seconds.
     """
     lock = journal.with_name(journal.name + LOCK_FILE_SUFFIX)
     with suppress(FileNotFoundError):
@@ -140,15 +140,15 @@ def mend_journal(journal: Path) -> None:
 
 @contextmanager
 def written(layout: Layout, again: str) -> Iterator[None]:
-    """Work that writes into a study.
+    """Convert disk and journal errors of the block, which writes into a study, into messages with advice.
 
     Args:
-        layout: of the study. What has ended is kept.
-        again: the command that goes on.
+        layout: of the study; finished trials are kept.
+        again: the command that continues the work.
 
     Raises:
-        DiskError: the disk refuses to be written.
-        UserError: the journal cannot be read on.
+        DiskError: the disk cannot be written.
+        UserError: the journal is damaged.
     """
     try:
         yield
@@ -168,7 +168,7 @@ def written(layout: Layout, again: str) -> Iterator[None]:
 
 
 def is_locked(layout: Layout) -> bool:
-    """Whether a search or a confirmation is at work on the study."""
+    """Return whether a search or a confirmation is running on the study."""
     try:
         with open(layout.lock) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -181,7 +181,7 @@ def is_locked(layout: Layout) -> bool:
 
 @contextmanager
 def locked(layout: Layout) -> Iterator[None]:
-    """Hold the study for one search; the lock ends with the process, however it ends.
+    """Lock the study for one search; the lock ends with the process, however the process ends.
 
     Raises:
         UserError: another process holds it.

@@ -1,4 +1,4 @@
-"""What a search is asked for, checked before torch or ray is loaded."""
+"""Options of a search, checked before torch or ray is loaded."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
 from tune_cac.study.fixed_params import check_hold, has_marks
 
-#: Bytes of checkpoints that sharing keeps.
+#: Default for the most bytes of checkpoints that sharing keeps.
 DEFAULT_BUDGET = "20GB"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
 
 
 def read_bytes(value: int | str) -> int:
-    """A number of bytes from a number, or from text with a unit.
+    """Return a number of bytes from a number, or from text with a unit.
 
     >>> read_bytes("1.5MB")
     1500000
@@ -48,7 +48,7 @@ class SearchOptions:
     """The options of a search.
 
     Raises:
-        UserError: an unknown space or workload, a number out of range, or something that cannot be held.
+        UserError: an unknown space or workload, a number out of range, or a value that cannot be fixed.
     """
 
     space: str = "auto_thresholds"
@@ -56,11 +56,11 @@ class SearchOptions:
     workload: str = "digits"
     """Workload: a registered name, or ``package.module:function``."""
     workload_options: tuple[str, ...] = ()
-    """Its options, texts NAME=VALUE."""
+    """Options of the workload, texts NAME=VALUE."""
     trials: int = 24
-    """Trials, the baseline and the published defaults among them, >= 1."""
+    """Number of trials, including the baseline and the published defaults, >= 1."""
     epochs: int | None = None
-    """Epochs a trial, >= 1; None for the workload's own number."""
+    """Epochs per trial, >= 1; None for the workload's own number."""
     seed: int = 0
     """Seed of the trials and of the sampler, >= 0."""
     allowed_drop: float = 0.005
@@ -68,9 +68,9 @@ class SearchOptions:
     concurrency: int | None = None
     """Trials at a time, >= 1; None for as many as the processors allow."""
     cpus_per_trial: int = 1
-    """Processors a trial, >= 1; also its torch threads."""
+    """Processors per trial, >= 1; also its torch threads."""
     gpus_per_trial: float = 0.0
-    """GPUs a trial, >= 0; a fraction shares one."""
+    """GPUs per trial, >= 0; a fraction shares one."""
     workers_per_trial: int = 1
     """Processes that train a trial data-parallel, >= 1; each has ``cpus_per_trial`` and ``gpus_per_trial``."""
     results: Path = Path("results")
@@ -84,12 +84,12 @@ class SearchOptions:
     checkpoint_budget: int | str = DEFAULT_BUDGET
     """Bytes of checkpoints that sharing may keep: a number >= 0, or text such as ``20GB`` (10^9) or ``512MiB``."""
     fresh_processes: bool = False
-    """Whether every trial has a process of its own, and nothing is shared: training depends on what was trained before
-    in its process."""
+    """Whether every trial has its own process and nothing is shared, because training depends on what the process
+    trained before."""
     controls: bool = True
     """Whether shorter trainings and random stops are trained beside the trials."""
     retries: int = 1
-    """Times that a trial whose worker died, or the baseline if it failed, is begun again, >= 0."""
+    """Most restarts of a trial whose worker died, or of a failed baseline, >= 0."""
     hold: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the config that have one value in every trial but the baseline, by name."""
     saving: str | None = None
@@ -130,7 +130,7 @@ class SearchOptions:
                 f"to epoch, got {self.hold['forward_cache_mb']}"
             )
         if self.is_script or self.workers_per_trial > 1 or self.fresh_processes:
-            object.__setattr__(self, "sharing", False)  # there is no state of the training that others could take
+            object.__setattr__(self, "sharing", False)  # there is no training state that trials could share
         object.__setattr__(self, "results", Path(self.results))
         object.__setattr__(self, "hold", check_hold(self.space, self.hold))
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
@@ -165,46 +165,46 @@ class SearchOptions:
 
     @property
     def compresses(self) -> bool:
-        """Whether a compression schedule is searched."""
+        """Return whether a compression schedule is searched."""
         return "compression" in search_spaces.load(self.space).method
 
     @property
     def skips_gradients(self) -> bool:
-        """Whether Gradient-Skip is searched."""
+        """Return whether Gradient-Skip is searched."""
         return "gradskip" in search_spaces.load(self.space).method
 
     @property
     def ranked_by(self) -> str:
-        """Compute that trials are ranked by."""
+        """Return the compute that trials are ranked by."""
         return self.saving or search_spaces.load(self.space).saving
 
     @property
     def schedule(self) -> str | None:
-        """Text of the schedule that is searched or held."""
+        """Return the text of the schedule that is searched or fixed; None if there is none."""
         found = self.hold.get("schedule")
         return None if found is None else str(found)
 
     @property
     def budget_bytes(self) -> int:
-        """`checkpoint_budget` as a number."""
+        """Return `checkpoint_budget` as a number."""
         return read_bytes(self.checkpoint_budget)
 
     @property
     def trial_epochs(self) -> int:
-        """Epochs a trial."""
+        """Return the epochs per trial."""
         return self.epochs or default_epochs(self.workload, self.workload_options)
 
     @property
     def is_script(self) -> bool:
-        """Whether a command of the user's is trained."""
+        """Return whether trials run a command of the user."""
         return self.workload == SCRIPT
 
     @property
     def processors_per_trial(self) -> int:
-        """Over all workers of a trial."""
+        """Return the processors of a trial over all of its workers."""
         return self.cpus_per_trial * self.workers_per_trial
 
     @property
     def trials_at_a_time(self) -> int:
-        """Trials that train together; on a cluster, give ``--concurrency``."""
+        """Return how many trials train at a time; on a cluster, give ``--concurrency``."""
         return self.concurrency or max(1, (os.cpu_count() or 1) // self.processors_per_trial)

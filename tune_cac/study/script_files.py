@@ -1,4 +1,4 @@
-"""Which script a study trains with: the files that its command names, told apart by their content."""
+"""Identity of a study's script: the content of the files that its command names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainables.workload_options import read_options
 
 
 def script_identity(options: Iterable[str]) -> tuple[str, ...]:
-    """The options ``cwd`` and ``files`` of a command, where they are not given."""
+    """Return the options ``cwd`` and ``files`` of a command, unless they are given."""
     given = read_options(options)
     cwd = Path(given.get("cwd", Path.cwd()))
     found = {"cwd": str(cwd), "files": files_digest(given.get("command", ""), cwd)}
@@ -20,9 +20,10 @@ def script_identity(options: Iterable[str]) -> tuple[str, ...]:
 
 
 def files_digest(command: str, cwd: Path) -> str:
-    """A digest of the content of the files that a command line names, and of Python's beside them.
+    """Return a digest of the content of the files that a command line names.
 
-    What a script imports from beside itself belongs to it, as in `trainables.workloads.user_code`; data does not.
+    Modules that a script imports from its own folder belong to it, as in `trainables.workloads.user_code`; data does
+    not.
     """
     from trainables.workloads.user_code import beside
 
@@ -35,7 +36,7 @@ def files_digest(command: str, cwd: Path) -> str:
 
 
 def named_files(command: str, cwd: Path) -> list[Path]:
-    """Small files that a command line names, such as ``train.py``; programs on the search path are not looked for."""
+    """Return the small files that a command line names, such as ``train.py``; not programs on the search path."""
     try:
         words = shlex.split(command)
     except ValueError:  # quotes that only the shell understands
@@ -45,7 +46,7 @@ def named_files(command: str, cwd: Path) -> list[Path]:
 
 
 def check_unchanged(options: Iterable[str]) -> None:
-    """Raise UserError where a study's script is not what it was when the study was begun."""
+    """Raise UserError if a study's script has changed since the study was begun."""
     given = read_options(options)
     if "files" not in given or not Path(given["cwd"]).is_dir():
         return

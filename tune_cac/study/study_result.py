@@ -1,4 +1,4 @@
-"""A study's answer: its frames, and the files that hold it. Loads neither torch nor ray."""
+"""A study's result: data frames, and the files written from them. Loads neither torch nor ray."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ from analysis.presentation.summary_text import (
 )
 from analysis.presentation.tree_picture import tree_svg
 
-#: Columns of ``ranking.csv`` that are not hyperparameters.
+#: Columns left out of ``ranking.csv``, because settings must not be chosen by the test split.
 _HIDDEN = ("test_accuracy", "test_accuracy_drop")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """What a search found, as pandas."""
+    """Result of a search, as pandas objects."""
 
     folder: Path
     """The study's folder."""
     trials: pd.DataFrame
-    """One row a trial (`analysis.load`)."""
+    """One row per trial (`analysis.load`)."""
     ranking: pd.DataFrame
     """The completed trials, best first (`analysis.rank`)."""
     best: pd.Series | None
-    """First of the ranking, None if nothing is within the allowed drop."""
+    """The best setting (`best_or_confirmed`); None if nothing is within the allowed accuracy loss."""
     allowed_drop: float
     """Accuracy that may be lost, a fraction."""
     confirmation: pd.DataFrame | None
-    """What retraining on fresh seeds found (`analysis.confirm_table`); None where none was begun."""
+    """Result of retraining on fresh seeds (`analysis.confirm_table`); None if none was begun."""
     interrupted: bool
-    """Whether the search ended before all its trials."""
+    """Whether the search was interrupted before all trials ended."""
     why_little: str = ""
-    """Why settings of the space do nothing or little on this run; empty where that is not known."""
+    """Why settings of the space do nothing or little on this run; empty if that is unknown."""
 
     @property
     def failures(self) -> pd.DataFrame:
-        """Trials that raised or reported no finite numbers: trial and error."""
+        """Return the trials that raised or reported no finite numbers: trial and error."""
         return self.trials.loc[self.trials["status"] == "failed", ["trial", "error"]]
 
     @property
     def headline(self) -> str:
-        """The answer in one sentence."""
+        """Return the answer in one sentence."""
         return headline(
             self.ranking, self.best, self.allowed_drop, confirmation=self.confirmation, line=self.control_line,
             why_little=self.why_little,
@@ -68,21 +68,21 @@ class SearchResult:
 
     @property
     def control_line(self) -> pd.DataFrame:
-        """What training shorter reaches (`analysis.control_line`)."""
+        """Return what shorter training reaches (`analysis.control_line`)."""
         return control_line(self.trials)
 
     @property
     def cost(self) -> SearchCost:
-        """What the search executed, beside what its trials count for alone (`analysis.search_cost`)."""
+        """Return what the search executed, and what its trials would cost alone (`analysis.search_cost`)."""
         return search_cost(self.trials)
 
     @property
     def cost_line(self) -> str:
-        """The same in one sentence."""
+        """Return the cost in one sentence."""
         return search_cost_line(self.cost)
 
     def table(self, top: int | None = None) -> list[list[str]]:
-        """The ranked table as text cells, header first."""
+        """Return the ranked table as text cells, header first."""
         return ranked_table(
             self.ranking, top=top, beats=beats_shorter(self.ranking, self.control_line), allowed_drop=self.allowed_drop
         )
@@ -91,7 +91,7 @@ class SearchResult:
 def answer(
     layout: Layout, *, allowed_drop: float, price: float | None = None, interrupted: bool = False
 ) -> SearchResult:
-    """Load and rank a study, with a price by what each trial is worth (`analysis.rank`); writes nothing."""
+    """Load and rank a study, by worth if a price is given (`analysis.rank`); write nothing."""
     trials = load(layout.root)
     ranking = rank(trials, allowed_drop=allowed_drop, price=price)
     confirmation = read_confirmation(layout, ranking, allowed_drop=allowed_drop)
@@ -108,7 +108,7 @@ def answer(
 
 
 def best_or_confirmed(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> pd.Series | None:
-    """The confirmed setting that saves most, or with a price is worth most; where none is, the best not refuted."""
+    """Return the confirmed setting that saves most, or with a price has most worth; else the best not refuted."""
     confirmed = [] if confirmation is None else confirmation.loc[confirmation["confirmed"], "candidate"].tolist()
     found = ranking[ranking["within_drop"] & outcomes(ranking).isin(confirmed)]
     if found.empty:
@@ -122,13 +122,13 @@ def best_or_confirmed(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) 
 def write_answer(layout: Layout, result: SearchResult) -> None:
     """Write a study's `trials.parquet`, `ranking.csv`, `best.env`, `report.md`, and `tree.svg` if it has a tree.
 
-    `best.yaml` is there where the best trial compresses, and only then; `best.env` unless nothing could be judged,
-    because no baseline has completed.
+    `best.yaml` exists only if the best trial compresses, and `best.env` only if a baseline has completed, without which
+    nothing can be judged.
     """
     info, allowed_drop = layout.read_info(), result.allowed_drop
     trials, ranking, found = result.trials, result.ranking, result.best
     trials.to_parquet(layout.trials)
-    # What a choice may be made by: the test split stays out of the ranked table.
+    # Settings must not be chosen by the test split, so it stays out of the ranked table.
     beats = beats_shorter(ranking, result.control_line)
     ranking.drop(columns=list(_HIDDEN)).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
     about: dict[str, Any] = {"confirmation": result.confirmation, "line": result.control_line}
@@ -148,7 +148,7 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
 
 
 def draw_tree(layout: Layout, cost: SearchCost) -> bool:
-    """Write `tree.svg`; False, and nothing written, if no trial went through a stage tree."""
+    """Write `tree.svg`; return False and write nothing if no trial used a stage tree."""
     stages = stage_frame(layout.root)
     if not stages["trials"].map(len).any():
         return False
@@ -157,6 +157,6 @@ def draw_tree(layout: Layout, cost: SearchCost) -> bool:
 
 
 def tree_picture(stages: pd.DataFrame, cost: SearchCost) -> str:
-    """The picture of a study's tree, under the sentence that says what its trials cost."""
+    """Return the picture of a study's tree, titled with the cost of its trials."""
     title = f"{plural(cost.trials, 'trial')}, {full_trainings(cost.dense_equivalents)}"
     return tree_svg(stages, stages.attrs["total_steps"], title=title)

@@ -29,8 +29,7 @@ class FixedListSearch(StudySearch):
         self._again = self._failed_before()
 
     def _failed_before(self) -> set[str]:
-        """Return keys of runs that failed earlier, such as out of memory; diverged ones, which would again, "
-        "excluded."""
+        """Return the keys of runs that failed in an earlier call, as when memory ran out, unless they diverged."""
         keys: dict[str, bool] = {}
         for trial in self.study.get_trials(deepcopy=False):
             attrs = trial.user_attrs

@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from trainables.errors import TrainingDiverged, UserError
 from tune_cac.study.trial_folder import last_checkpoint, last_row
-from tune_cac.tuning.optuna_private import live_trial
+from tune_cac.tuning.optuna_private import live_trial, queued_parameters
 from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
 from tune_cac.tuning.study_trials import StudyTrials
 
@@ -94,9 +94,7 @@ class Restarts:
             if "given" in attrs:
                 self._keep_checkpoint(attrs)
             else:
-                # A trial that was asked for but never suggested has only the parameters that were queued.
-                parameters = frozen.params or frozen.system_attrs.get("fixed_params", {})
-                self._queue(parameters, attrs, retry=attrs.get("retry", 0))
+                self._queue(queued_parameters(frozen), attrs, retry=attrs.get("retry", 0))
             if "folder" in attrs:
                 trial.set_user_attr("row_so_far", last_row(self._root / attrs["folder"]))
             trial.set_user_attr("continued_by", _CONTINUED_BY)

@@ -11,7 +11,7 @@ from tune_cac.study.options import SearchOptions
 
 
 def run_context(config: TrialConfig) -> SpaceContext:
-    """Return a run's steps and layers for search spaces; builds the model once and checks the user's code."""
+    """Return the facts on a run for search spaces: steps and layers; builds the model once and checks user code."""
     from trainables.compression.measures.sizes import weight_layers
     from trainables.gradskip.layers import unit_ends, watch_needed
     from trainables.runtime.isolation import isolated
@@ -32,7 +32,7 @@ def run_context(config: TrialConfig) -> SpaceContext:
 
 
 def context_of(base: TrialConfig) -> SpaceContext:
-    """Return what search spaces know of a run before any training; nothing is known of a script."""
+    """Return the facts on a run for search spaces before any training; nothing is known of a script."""
     if base.workload == SCRIPT:
         from trainables.script.run import check_command
         from tune_cac.tuning.script_search import UNKNOWN_RUN

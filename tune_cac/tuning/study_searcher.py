@@ -58,7 +58,7 @@ class StudySearch(Searcher):
         checkpoint_every_s: seconds between checkpoints of a trial.
         hold: fields of the config that have this value in every trial but the baseline, whatever the space returns.
         tree: the study's ``tree`` folder.
-        sharing: whether trials share training; the same settings are suggested either way, from recorded signals.
+        sharing: whether trials share training; the baseline's signals are recorded either way, for equal suggestions.
         budget_bytes: most bytes of checkpoints.
         trials: number of trials planned for the study.
         worker_resources: Ray's resources of each worker of a trial; None for trials of one process.

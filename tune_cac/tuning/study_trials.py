@@ -71,7 +71,7 @@ class StudyTrials:
         return self.start(attrs)
 
     def baselines(self) -> list[FrozenTrial]:
-        """Return the trials of the baseline: several where it failed and was trained again."""
+        """Return the trials of the baseline: several if it failed and was trained again."""
         return [t for t in self.all() if t.user_attrs.get("role") == "baseline"]
 
     def baseline_row(self) -> dict[str, Any] | None:
@@ -93,7 +93,7 @@ class StudyTrials:
         return f"the baseline failed{times} ({failures[-1].user_attrs.get('error', 'no message')})"
 
     def root(self) -> str | None:
-        """Return the id of the baseline's root in the stage tree; None where none was recorded."""
+        """Return the id of the baseline's root in the stage tree; None if none was recorded."""
         return next((t.user_attrs["root"] for t in self.baselines() if "root" in t.user_attrs), None)
 
     def settings_are_trained(self) -> bool:

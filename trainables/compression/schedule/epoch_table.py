@@ -58,7 +58,7 @@ class EpochRow:
     def epochs(self) -> str:
         """Return the epochs as text.
 
-        >>> Row(first=2, last=10, every=2, acts=(), total=None).epochs()
+        >>> EpochRow(first=2, last=10, every=2, acts=(), total=None).epochs()
         '2-10 every 2'
         """
         if self.first == self.last:

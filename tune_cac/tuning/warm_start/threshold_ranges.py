@@ -131,7 +131,7 @@ def never_acts(config: TrialConfig, trace: RunTrace) -> bool:
     return bool(found["exact"].iloc[0])  # any action would have left the only stage
 
 
-# --- where a search begins ------------------------------------------------------------------------------------------
+# --- first settings of a search -------------------------------------------------------------------------------------
 
 
 def spread_starts(

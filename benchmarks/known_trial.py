@@ -1,9 +1,9 @@
-"""What walking costs: a trial whose interventions are all known, and the bookkeeping of one that is trained.
+"""What replay costs: a trial whose interventions are all known, and the bookkeeping of one that is trained.
 
-    python benchmarks/walk.py
+    python benchmarks/known_trial.py
 
 digits, 30 epochs, in this process. A known trial reads the rows and signals of its path and trains nothing; the first
-time a process walks a path it reads files, later they are in memory or in the page cache. Bookkeeping of a trained
+time a process replays a path it reads files, later they are in memory or in the page cache. Bookkeeping of a trained
 trial is what it took beyond its training and evaluation: recording, checkpoints, publishing, loading, building.
 """
 
@@ -24,7 +24,7 @@ ROUNDS = 30
 STOPS: dict[str, Any] = {"CAC_STOP_LAYER_NUM": (2, 5, 8), "CAC_STOP_LAYER_ITR": (120, 180, 240)}
 
 
-def walk(config: TrialConfig, sharing: Sharing) -> tuple[float, int]:
+def replay(config: TrialConfig, sharing: Sharing) -> tuple[float, int]:
     """Seconds from the trial's start to its last row, and the steps that it trained."""
     begun = time.perf_counter()
     with SharedRun(config, sharing) as trial:
@@ -52,7 +52,7 @@ def bookkeeping(config: TrialConfig, sharing: Sharing) -> tuple[float, int]:
     for name in names:
         setattr(TrainingRun, name, timed(before[name]))
     try:
-        seconds, steps = walk(config, sharing)
+        seconds, steps = replay(config, sharing)
     finally:
         for name in names:
             setattr(TrainingRun, name, before[name])
@@ -70,7 +70,7 @@ def alone(config: TrialConfig) -> float:
 
 def main() -> None:
     """Print the times."""
-    print(header("benchmarks/walk.py"), "| digits, 30 epochs, three stops")
+    print(header("benchmarks/known_trial.py"), "| digits, 30 epochs, three stops")
     dense, stopped = TrialConfig(method="none"), TrialConfig(**STOPS)
     alone(dense)
     alone(stopped)
@@ -78,16 +78,16 @@ def main() -> None:
     for _ in range(3):
         with tempfile.TemporaryDirectory() as folder:
             plain.append(alone(dense))
-            recorded.append(walk(dense, Sharing(tree=Path(folder) / "tree", trials=100))[0])
+            recorded.append(replay(dense, Sharing(tree=Path(folder) / "tree", trials=100))[0])
     print(
         "dense run, recorded and checkpointed, over the run alone:",
         spread([r / p for r, p in zip(recorded, plain, strict=True)]),
     )
     with tempfile.TemporaryDirectory() as folder:
         sharing = Sharing(tree=Path(folder) / "tree", trials=100)
-        walk(dense, sharing)
-        walk(stopped, sharing)
-        times = [walk(stopped, sharing) for _ in range(ROUNDS)]
+        replay(dense, sharing)
+        replay(stopped, sharing)
+        times = [replay(stopped, sharing) for _ in range(ROUNDS)]
         assert all(steps == 0 for _, steps in times)
         print("known trial, ms:", spread([1000 * seconds for seconds, _ in times]))
         forked = [
