@@ -16,7 +16,7 @@ from ray.tune.result import DONE, SHOULD_CHECKPOINT
 from trainables.config import TrialConfig
 from trainables.registry import SCRIPT
 from trainables.script.run import ScriptRun
-from trainables.stage_tree.coordinator import RayClaims
+from trainables.stage_tree.coordinator import RayLeases
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
 from trainables.workload_options import CACHE_VARIABLE
@@ -47,7 +47,7 @@ def build_shared_run(config: TrialConfig, sharing: dict[str, Any]) -> SharedRun:
         watches=tuple(tuple(watch) for watch in sharing["watches"]),
         checkpoint_every_s=sharing["checkpoint_every_s"],
     )
-    claims = None if name is None else RayClaims(name)
+    claims = None if name is None else RayLeases(name)
     return SharedRun(config, how, claims=claims, holder=sharing["holder"])
 
 

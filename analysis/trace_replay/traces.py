@@ -129,6 +129,21 @@ class RunTrace:
         """Return the stage of the run without a method."""
         return self.stages[0]
 
+    def config_of(self, values: Mapping[str, Any]) -> TrialConfig:
+        """Return a configuration of this run on the CPU.
+
+        Args:
+            values: fields of `TrialConfig` that say what the method does.
+        """
+        return TrialConfig(
+            workload=self.run["workload"],
+            workload_options=tuple(self.run.get("workload_options", ())),
+            epochs=self.run["epochs"],
+            seed=self.run["seed"],
+            threads=self.run["threads"],
+            **values,
+        )
+
     def dense_only(self) -> RunTrace:
         """Return the trace with the dense run as its only stage; the other stages grow during a search."""
         return replace(self, stages=(replace(self.dense, children={}),))

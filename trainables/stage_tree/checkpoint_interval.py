@@ -15,7 +15,7 @@ FORKS_OF_FIRST, FEWER_BELOW = 0.25, 8.0
 MOST_WRITING = 0.15
 
 
-def spacing(*, write_s: float, step_s: float, total_steps: int, trials: int, depth: int) -> int:
+def checkpoint_interval(*, write_s: float, step_s: float, total_steps: int, trials: int, depth: int) -> int:
     """Return the steps from one checkpoint to the next, >= 1.
 
     Args:

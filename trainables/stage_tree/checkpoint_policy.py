@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from trainables.interventions import MethodReplay
-from trainables.stage_tree.checkpoint_interval import spacing
+from trainables.stage_tree.checkpoint_interval import checkpoint_interval
 from trainables.stage_tree.checkpoints import Checkpoints, StageWeight
 from trainables.stage_tree.live import LiveRun
 from trainables.stage_tree.packing import pack
@@ -34,7 +34,7 @@ class Sharing:
     """Most seconds of training that a crash may lose; 0 for one epoch."""
 
 
-class Keeper:
+class CheckpointPolicy:
     """Writes checkpoints on one trial's path: where forks are likely, where the rule acts, and against a crash.
 
     Args:
@@ -100,7 +100,7 @@ class Keeper:
             return True  # a fixed place near the end, where the search examines the trained baseline
         if not self._write_s or not live.step_s:
             return not self._write_s
-        apart = spacing(
+        apart = checkpoint_interval(
             write_s=self._write_s,
             step_s=live.step_s,
             total_steps=self._total_steps,

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from trainables.stage_tree.leases import Claims
+from trainables.stage_tree.leases import Leases
 
 #: Time limit of a call. Longer than a restart of the actor, which takes a second or two.
 TIMEOUT_S = 10.0
@@ -30,8 +30,8 @@ def start_coordinator(name: str) -> Any:
     An actor that was started ends when the process that started it ends or drops the returned handle: keep the handle
     during the search. When the actor's process dies, Ray restarts it without claims.
     """
-    # Calls may be repeated after a restart: Claims allows it.
-    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=1)(Claims)
+    # Calls may be repeated after a restart: Leases allows it.
+    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=1)(Leases)
     return actor.options(name=name, get_if_exists=True).remote()
 
 
@@ -45,8 +45,8 @@ def find_coordinator(name: str) -> Any | None:
         return None
 
 
-class RayClaims:
-    """`Claims` of the coordinator of this name; without an answer it grants, with one warning per process.
+class RayLeases:
+    """`Leases` of the coordinator of this name; without an answer it grants, with one warning per process.
 
     Args:
         name: name of the coordinator.
@@ -60,23 +60,23 @@ class RayClaims:
         self._left_alone_until_s = float("-inf")
 
     def claim(self, stage: str, holder: str, lease_s: float) -> bool:
-        """Call `Claims.claim`; return True without an answer."""
+        """Call `Leases.claim`; return True without an answer."""
         return bool(self._ask("claim", stage, holder, lease_s, otherwise=True))
 
     def renew(self, holder: str, lease_s: float) -> None:
-        """Call `Claims.renew`."""
+        """Call `Leases.renew`."""
         self._ask("renew", holder, lease_s)
 
     def release(self, stage: str, holder: str) -> None:
-        """Call `Claims.release`."""
+        """Call `Leases.release`."""
         self._ask("release", stage, holder)
 
     def release_all(self, holder: str) -> None:
-        """Call `Claims.release_all`."""
+        """Call `Leases.release_all`."""
         self._ask("release_all", holder)
 
     def holder_of(self, stage: str) -> str | None:
-        """Call `Claims.holder_of`; return None without an answer."""
+        """Call `Leases.holder_of`; return None without an answer."""
         holder = self._ask("holder_of", stage)
         return None if holder is None else str(holder)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class StageClaims(Protocol):
-    """Interface by which a trial claims a stage before training it. `Claims` documents each call."""
+class StageLeases(Protocol):
+    """Interface by which a trial claims a stage before training it. `Leases` documents each call."""
 
     def claim(self, stage: str, holder: str, lease_s: float) -> bool:
         """Return whether this holder may train the stage."""
@@ -35,7 +35,7 @@ class _Lease:
     """Clock time from which others may train it."""
 
 
-class Claims:
+class Leases:
     """Leases of stages in this process's memory: a stage has at most one holder with a live lease.
 
     Every call can be repeated without harm, so that a caller that got no answer can repeat it.
@@ -87,7 +87,7 @@ class Claims:
         return lease.holder if lease is not None and self._clock() < lease.until_s else None
 
 
-class NoClaims:
+class NoLeases:
     """Grants every claim, for runs that share no training."""
 
     def claim(self, stage: str, holder: str, lease_s: float) -> bool:

@@ -19,9 +19,9 @@ from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged
 from trainables.interventions import MissingSignal
 from trainables.metrics import METHOD_DEFAULTS
-from trainables.stage_tree.checkpoint_policy import Keeper, Sharing
+from trainables.stage_tree.checkpoint_policy import CheckpointPolicy, Sharing
 from trainables.stage_tree.checkpoints import Entry
-from trainables.stage_tree.leases import NoClaims, StageClaims
+from trainables.stage_tree.leases import NoLeases, StageLeases
 from trainables.stage_tree.live import LiveRun, resume_live
 from trainables.stage_tree.root import root_facts, root_id
 from trainables.stage_tree.stage_lease import StageLease
@@ -44,7 +44,7 @@ class SharedRun:
     Args:
         config: the trial's configuration.
         sharing: where and how training is shared.
-        claims: leases of stages (`leases.Claims` or a client of it); None if no other trial runs.
+        claims: leases of stages (`leases.Leases` or a client of it); None if no other trial runs.
         holder: this trial's name in the leases.
 
     Raises (in `train_epoch`):
@@ -52,7 +52,7 @@ class SharedRun:
     """
 
     def __init__(
-        self, config: TrialConfig, sharing: Sharing, *, claims: StageClaims | None = None, holder: str = "this process"
+        self, config: TrialConfig, sharing: Sharing, *, claims: StageLeases | None = None, holder: str = "this process"
     ) -> None:
         self.config = config
         self.sharing = sharing
@@ -66,12 +66,12 @@ class SharedRun:
         self.store = StageStore(sharing.tree, root_id(root))
         self._live: LiveRun | None = None
         self._spent_before = 0
-        self._lease = StageLease(NoClaims() if claims is None else claims, holder, self._slowest_step_s)
+        self._lease = StageLease(NoLeases() if claims is None else claims, holder, self._slowest_step_s)
         self._unreadable: set[Entry] = set()
         self._writer = TreeWriter(self.store, root, config, sharing.tree)
         self._metadata = self._writer.method_metadata()
         self._replay = start_replay(config, self._metadata)
-        self._keeper = Keeper(
+        self._keeper = CheckpointPolicy(
             self.store, sharing, self._replay, epoch_steps=self._epoch_steps, total_steps=self.total_steps
         )
         self.checkpoints = self._keeper.checkpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from trainables.stage_tree.leases import StageClaims
+from trainables.stage_tree.leases import StageLeases
 from trainables.stage_tree.store import Stage
 
 #: A trial loses its stage after this many seconds plus this many of its slowest steps without renewal.
@@ -23,7 +23,7 @@ class StageLease:
         slowest_step_s: seconds of the trial's slowest step so far; 0 before the first.
     """
 
-    def __init__(self, claims: StageClaims, holder: str, slowest_step_s: Callable[[], float]) -> None:
+    def __init__(self, claims: StageLeases, holder: str, slowest_step_s: Callable[[], float]) -> None:
         self._claims = claims
         self._holder = holder
         self._slowest_step_s = slowest_step_s

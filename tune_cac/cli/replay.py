@@ -16,7 +16,6 @@ from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES
 from tune_cac.cli.options import add_study
 from tune_cac.study.fixed_params import read_assignments, shown_hold, with_watch
-from tune_cac.tuning.recorded_run import of_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +108,7 @@ def _one(layout: Layout, trace: RunTrace, values: Mapping[str, Any]) -> None:
     given = {**{name: value for name, value in hold.items() if not os.environ.get(name, "").strip()}, **values}
     settings = Settings.from_environment(**{name: value for name, value in given.items() if name in BY_NAME})
     rest = {name: value for name, value in given.items() if name not in BY_NAME}
-    config = of_run(trace, {**{v.name: getattr(settings, v.field) for v in VARIABLES}, **rest})
+    config = trace.config_of({**{v.name: getattr(settings, v.field) for v in VARIABLES}, **rest})
     trace = completed(layout, trace, config)
     found = {str(k): v for k, v in analysis.replay(trace, config).iloc[0].items()}
     print("  ".join(f"{k}={v}" for k, v in settings.to_environment().items()))
@@ -190,7 +189,7 @@ def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str,
     from tune_cac.tuning.warm_start.threshold_ranges import DrawnTrial, informed
 
     space = search_spaces.load(name)
-    base = of_run(trace, {"method": "none"})
+    base = trace.config_of({"method": "none"})
     context = run_context(base)
     hold = {**with_watch(layout.read_info().hold, context), **values}
     typical = typical_configs(space, context, base, hold)

@@ -17,7 +17,7 @@ from ray.tune.search import Searcher
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.metrics import OBJECTIVES, ROW
-from trainables.stage_tree.coordinator import RayClaims, start_coordinator
+from trainables.stage_tree.coordinator import RayLeases, start_coordinator
 from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
 from tune_cac.study.trial_folder import SPENT, trial_folder_name
@@ -358,7 +358,7 @@ class StudySearch(Searcher):
         trial = self._running[trial_id]
         trial.set_user_attr("row_so_far", self._rows_so_far.get(trial_id, {}))
         if self._claims_name is not None and "folder" in trial.user_attrs:
-            RayClaims(self._claims_name).release_all(trial.user_attrs["folder"])  # no trial has to wait for it
+            RayLeases(self._claims_name).release_all(trial.user_attrs["folder"])  # no trial has to wait for it
         again = self.restarts.restart(trial, message, died=died)
         if again == "queued" and self._to_ask is not None:
             self._to_ask += 1

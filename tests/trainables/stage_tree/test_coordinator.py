@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from trainables.stage_tree import coordinator
-from trainables.stage_tree.coordinator import RayClaims, find_coordinator, start_coordinator
+from trainables.stage_tree.coordinator import RayLeases, find_coordinator, start_coordinator
 from tune_cac.ray_backend.session import ray_session
 
 pytestmark = pytest.mark.slow
@@ -52,9 +52,9 @@ def start_holder(name: str) -> Any:
         """Local, so that Ray sends it by value."""
 
         def __init__(self) -> None:
-            from trainables.stage_tree.coordinator import RayClaims
+            from trainables.stage_tree.coordinator import RayLeases
 
-            self.claims = RayClaims(name)
+            self.claims = RayLeases(name)
 
         def call(self, method: str, *arguments: Any) -> Any:
             return getattr(self.claims, method)(*arguments)
@@ -88,13 +88,13 @@ def test_one_of_two_processes_gets_a_stage(name: str) -> None:
             [holder.call.remote("claim", f"s{stage}", f"h{i}", LONG_S) for i, holder in enumerate(holders)]
         )
         assert sorted(answers) == [False, True]
-        assert RayClaims(name).holder_of(f"s{stage}") == f"h{answers.index(True)}"
+        assert RayLeases(name).holder_of(f"s{stage}") == f"h{answers.index(True)}"
     ray.get(holders[0].call.remote("release_all", "h0"))
     assert all(ray.get(holders[1].call.remote("claim", f"s{stage}", "h1", LONG_S)) for stage in range(20))
 
 
 def test_the_calls_are_those_of_claims(name: str) -> None:
-    claims = RayClaims(name)
+    claims = RayLeases(name)
     assert claims.holder_of("stage") is None
     assert claims.claim("stage", "first", LONG_S)
     assert claims.claim("stage", "first", LONG_S)
@@ -110,7 +110,7 @@ def test_the_calls_are_those_of_claims(name: str) -> None:
 
 
 def test_starting_it_twice_is_one_coordinator(name: str) -> None:
-    RayClaims(name).claim("stage", "first", LONG_S)
+    RayLeases(name).claim("stage", "first", LONG_S)
     again = start_coordinator(name)
     assert ray.get(again.holder_of.remote("stage")) == "first"
     assert pid_of(again) == pid_of(find_coordinator(name))
@@ -118,7 +118,7 @@ def test_starting_it_twice_is_one_coordinator(name: str) -> None:
 
 
 def test_a_killed_holders_stage_is_free_after_its_lease(name: str) -> None:
-    claims = RayClaims(name)
+    claims = RayLeases(name)
     holder = start_holder(name)
     assert ray.get(holder.call.remote("claim", "stage", "first", LONG_S))
     assert not claims.claim("stage", "second", LONG_S)
@@ -131,7 +131,7 @@ def test_a_killed_holders_stage_is_free_after_its_lease(name: str) -> None:
 
 
 def test_a_killed_coordinator_is_restarted_without_claims(name: str) -> None:
-    claims = RayClaims(name, timeout_s=60)
+    claims = RayLeases(name, timeout_s=60)
     claims.claim("stage", "first", LONG_S)
     pid = pid_of(find_coordinator(name))
     os.kill(pid, signal.SIGKILL)
@@ -145,7 +145,7 @@ def test_a_killed_coordinator_is_restarted_without_claims(name: str) -> None:
 def test_a_coordinator_that_is_gone_grants_everything_and_says_so_once(
     name: str, recwarn: pytest.WarningsRecorder
 ) -> None:
-    claims = RayClaims(name)
+    claims = RayLeases(name)
     assert claims.claim("stage", "first", LONG_S)
     ray.kill(find_coordinator(name))
     until(lambda: claims.claim("stage", "second", LONG_S))
@@ -154,7 +154,7 @@ def test_a_coordinator_that_is_gone_grants_everything_and_says_so_once(
     claims.release("stage", "first")
     claims.release_all("first")
     assert claims.holder_of("stage") is None
-    assert RayClaims("never started").claim("stage", "third", LONG_S)
+    assert RayLeases("never started").claim("stage", "third", LONG_S)
     (warning,) = recwarn.list
     assert "training goes on, and some stretches may be trained twice" in str(warning.message)
     kept = start_coordinator(name)  # another under this name is found
@@ -164,7 +164,7 @@ def test_a_coordinator_that_is_gone_grants_everything_and_says_so_once(
 
 
 def test_a_coordinator_that_does_not_answer_grants_everything_and_is_left_alone(name: str) -> None:
-    claims = RayClaims(name, timeout_s=0.5)
+    claims = RayLeases(name, timeout_s=0.5)
     pid = pid_of(find_coordinator(name))
     os.kill(pid, signal.SIGSTOP)
     try:

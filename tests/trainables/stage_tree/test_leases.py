@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from trainables.stage_tree.leases import Claims, NoClaims, StageClaims
+from trainables.stage_tree.leases import Leases, NoLeases, StageLeases
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 
 
 def test_a_stage_has_one_holder_until_it_is_released() -> None:
-    claims = Claims(Clock())
+    claims = Leases(Clock())
     assert claims.holder_of("stage") is None
     assert claims.claim("stage", "first", 10)
     assert not claims.claim("stage", "second", 10)
@@ -33,7 +33,7 @@ def test_a_stage_has_one_holder_until_it_is_released() -> None:
 
 def test_a_lease_lapses_and_is_free_for_anyone() -> None:
     clock = Clock()
-    claims = Claims(clock)
+    claims = Leases(clock)
     claims.claim("stage", "first", 10)
     clock.now_s += 9.5
     assert not claims.claim("stage", "second", 10)
@@ -44,7 +44,7 @@ def test_a_lease_lapses_and_is_free_for_anyone() -> None:
 
 def test_renewing_keeps_all_of_a_holders_stages_and_no_others() -> None:
     clock = Clock()
-    claims = Claims(clock)
+    claims = Leases(clock)
     for stage, holder in [("a", "first"), ("b", "first"), ("c", "second")]:
         claims.claim(stage, holder, 10)
     clock.now_s += 9
@@ -58,7 +58,7 @@ def test_renewing_keeps_all_of_a_holders_stages_and_no_others() -> None:
 
 def test_a_lapsed_lease_counts_again_if_nobody_took_it_and_is_lost_if_one_did() -> None:
     clock = Clock()
-    claims = Claims(clock)
+    claims = Leases(clock)
     claims.claim("free", "first", 10)
     claims.claim("taken", "first", 10)
     clock.now_s += 10
@@ -70,7 +70,7 @@ def test_a_lapsed_lease_counts_again_if_nobody_took_it_and_is_lost_if_one_did() 
 
 
 def test_releasing_all_frees_a_holders_stages_and_no_others() -> None:
-    claims = Claims(Clock())
+    claims = Leases(Clock())
     for stage, holder in [("a", "first"), ("b", "first"), ("c", "second")]:
         claims.claim(stage, holder, 10)
     claims.release_all("first")
@@ -78,7 +78,7 @@ def test_releasing_all_frees_a_holders_stages_and_no_others() -> None:
 
 
 def test_without_claims_everything_is_granted() -> None:
-    claims: StageClaims = NoClaims()
+    claims: StageLeases = NoLeases()
     assert claims.claim("stage", "first", 10)
     assert claims.claim("stage", "second", 10)
     claims.renew("first", 10)
@@ -97,7 +97,7 @@ class ManyHolders(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.claims = Claims(self.clock)
+        self.claims = Leases(self.clock)
         self.history: list[tuple[str, str | None, float]] = []
         # What each holder was promised by its own claims, and has not given up.
         self.promised: dict[tuple[str, str], float] = {}

@@ -24,7 +24,7 @@ from trainables.errors import UserError
 from trainables.registry import WORKLOADS, Entry
 from trainables.runtime.checkpoint_file import where_it_was
 from trainables.stage_tree import checkpoint_policy as keeping
-from trainables.stage_tree.leases import Claims
+from trainables.stage_tree.leases import Leases
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
 
@@ -221,7 +221,7 @@ def test_a_row_is_not_lost_to_a_trial_that_stops_at_the_epochs_end(tmp_path: Pat
 @pytest.fixture
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint at every step."""
-    monkeypatch.setattr(keeping, "spacing", lambda **_: 1)
+    monkeypatch.setattr(keeping, "checkpoint_interval", lambda **_: 1)
 
 
 @pytest.mark.usefixtures("every_step")
@@ -276,7 +276,7 @@ def test_method_and_record_that_disagree_are_told_before_anything_is_published(t
 
 
 def test_a_finished_trial_holds_nothing(tmp_path: Path) -> None:
-    claims = Claims()
+    claims = Leases()
     trial = SharedRun(dense(), Sharing(tree=tmp_path / "tree"), claims=claims, holder="a")
     finish(trial)
     assert claims.holder_of(trial.store.root) is None

@@ -24,7 +24,7 @@ from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
 from trainables.gradskip.layers import unit_ends
 from trainables.metrics import ROW
-from trainables.stage_tree.leases import Claims
+from trainables.stage_tree.leases import Leases
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import roots
 from trainables.training.run import TrainingRun
@@ -231,7 +231,7 @@ def test_one_trains_and_the_other_waits(tmp_path: Path) -> None:
     """Two trials in step: the second asks for a stage that the first has, and gets its rows."""
     sharing = Sharing(tree=tmp_path / "tree", checkpoint_every_s=0)
     config = TrialConfig(workload="tiny", epochs=EPOCHS, method="none")
-    claims = Claims()
+    claims = Leases()
     with SharedRun(config, sharing, claims=claims, holder="first") as first:
         rows = [first.train_epoch()]
         assert claims.holder_of(first.store.root) == "first"
@@ -259,7 +259,7 @@ def test_a_holder_that_died_is_waited_for_no_longer_than_its_lease(tmp_path: Pat
     sharing = Sharing(tree=tmp_path / "tree")
     config = TrialConfig(workload="tiny", epochs=2, method="none")
     now = [0.0]
-    claims = Claims(clock=lambda: now[0])
+    claims = Leases(clock=lambda: now[0])
     dead = SharedRun(config, sharing, claims=claims, holder="dead")
     dead.train_epoch()
     rows_alone = alone(config)[0]  # also puts the process state in order: the dead one never closes
@@ -280,7 +280,7 @@ def test_a_holder_that_died_is_waited_for_no_longer_than_its_lease(tmp_path: Pat
 @pytest.mark.usefixtures("tiny")
 def test_the_path_enters_a_stage_that_others_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial that trains live and comes to a known stage walks it, and goes on from its own state where it ends."""
-    monkeypatch.setattr(keeping_module, "spacing", lambda **_: 10**6)  # only where a rule acts
+    monkeypatch.setattr(keeping_module, "checkpoint_interval", lambda **_: 10**6)  # only where a rule acts
     sharing = Sharing(tree=tmp_path / "tree")
     base = TrialConfig(workload="tiny", epochs=EPOCHS, CAC_STOP_LAYER_NUM=(2, 5), CAC_STOP_LAYER_ITR=(6, 20))
     assert_equals_alone(base, sharing)

@@ -18,7 +18,6 @@ from trainables.errors import UserError
 from trainables.gradskip.variables import BY_NAME
 from trainables.stage_tree.run_metadata import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
-from tune_cac.tuning.recorded_run import of_run
 from tune_cac.tuning.warm_start.sensitivities import seeded_sensitivities
 from tune_cac.tuning.warm_start.threshold_ranges import informed, never_acts, spread_starts, why_inert, without_decay
 
@@ -130,11 +129,11 @@ def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:
     plans = missing_facts(trace, settings)
     if plans:
         given = [{name: getattr(plan, name) for name in BY_NAME} for plan in plans]
-        write_facts(store, [of_run(trace, values) for values in given])
+        write_facts(store, [trace.config_of(values) for values in given])
         trace = read_trace(store)
     masks = missing_costs(trace, settings)
     if masks:
-        ensure_costs(store, of_run(trace, {"method": "none"}), masks)
+        ensure_costs(store, trace.config_of({"method": "none"}), masks)
         trace = read_trace(store)
     return trace
 
