@@ -17,7 +17,7 @@ hypothesis.settings.load_profile("tune_cac")
 
 
 #: Files that start Ray again and again: they take longest.
-_START_RAY = ("integration/", "trainables/stage_tree/test_coordinator.py")
+_START_RAY = ("integration/", "e2e/test_readme_commands.py", "trainables/stage_tree/test_coordinator.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

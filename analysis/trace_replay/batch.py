@@ -1,4 +1,4 @@
-"""Batched replay of the variance rule (`trainables.gradskip.rules.AutoRule`) for many settings at once.
+"""Batched replay of the variance rule (`trainables.gradskip.rules.published.AutoRule`) for many settings at once.
 
 After a stop, settings differ only in their recorded stage, the iteration of the last decision, the earliest iteration
 of the next one, their sampling interval, and their thresholds. Settings that differ only in thresholds read the same

@@ -79,8 +79,8 @@ def test_some_trial_saves_compute_and_the_screen_says_so(
     study, process = finished
     trials = analysis.load(study)
     assert trials["compute_saved"].max() > 0
-    header = process.stdout.splitlines()[0].split()
-    assert header[:5] == ["rank", "trial", "accuracy", "drop", "saved"]
+    header = process.stdout.splitlines()[0].replace("accuracy loss", "loss").split()
+    assert header[:5] == ["rank", "trial", "accuracy", "loss", "saved"]
     assert "0 (baseline)" in process.stdout
     assert "You can skip" in process.stdout or "No setting tried saves compute" in process.stdout
 
@@ -91,7 +91,7 @@ def test_progress_is_plain_off_a_terminal(finished: tuple[Path, subprocess.Compl
     assert first == "results/study: auto_thresholds on digits, 6 trials of 12 epochs, 1 at a time"
     assert [line.split("]")[0] for line in lines] == [f"[{n}/6" for n in range(1, 7)], process.stderr
     assert "\x1b" not in process.stderr + process.stdout
-    assert re.search(r"\d+ trials? for \d+\.\d trainings?, about .* left", lines[2])
+    assert re.search(r"compute so far: \d+\.\d full trainings?, about .* left", lines[2])
 
 
 def test_every_trial_equals_the_same_configuration_alone(

@@ -10,6 +10,10 @@ from conv_models import conv_batches
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainables.gradskip import Settings
+
+#: No rule at all.
+OFF = Settings(start_thr=-1)
 #: Every decision stops a layer that shrinks: strong weight decay makes each do so from the first step on.
 EAGER: dict[str, Any] = {"start_itr": 0, "samples": 2, "start_thr": 1.0, "slope_thr": 1.0, "mt_thr": 1.0}
 SHRINKING: dict[str, Any] = {"lr": 0.02, "weight_decay": 2.0}
@@ -21,12 +25,13 @@ def train(
     steps: int,
     *,
     start: int = 0,
+    set_to_none: bool = True,
     each: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Steps ``start`` .. ``start + steps - 1`` of the same sequence of batches."""
     for step, (x, y) in enumerate(conv_batches(start + steps)):
         if step >= start:
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=set_to_none)
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             each(step)

@@ -24,14 +24,18 @@ _TIMEOUTS_LEFT_ALONE = 6
 _warned = False
 
 
-def start_coordinator(name: str) -> Any:
+def start_coordinator(name: str, kind: type[Leases] = Leases) -> Any:
     """Return the actor of this name in the current Ray namespace; start it if there is none.
 
     An actor that was started ends when the process that started it ends or drops the returned handle: keep the handle
     during the search. When the actor's process dies, Ray restarts it without claims.
+
+    Args:
+        name: name of the actor.
+        kind: its class; a worker imports it by its name.
     """
     # Calls may be repeated after a restart: Leases allows it.
-    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=1)(Leases)
+    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=1)(kind)
     return actor.options(name=name, get_if_exists=True).remote()
 
 

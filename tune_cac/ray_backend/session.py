@@ -47,9 +47,6 @@ _ENVIRONMENT = {
     "TUNE_GLOBAL_CHECKPOINT_S": "600",
 }
 
-#: Runs in every worker before it loads a trial, so that a trainables.py of the user does not hide our package.
-_RUNTIME_ENV = {"worker_process_setup_hook": "tune_cac.own_packages.install"}
-
 #: Ray keeps the first token that it sees in a process, so every search of this process uses the same.
 _TOKEN = secrets.token_hex(32)
 _token_given = False
@@ -84,8 +81,9 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
     try:
         if ours and os.environ.get("RAY_ADDRESS"):
             # Workers of a local cluster import from the same folders as this process; other machines cannot.
-            shipped = {"py_modules": [str(path) for path in modules]} if modules else {}
-            join_cluster(os.environ["RAY_ADDRESS"], {**_RUNTIME_ENV, **shipped})
+            join_cluster(
+                os.environ["RAY_ADDRESS"], {"py_modules": [str(path) for path in modules]} if modules else None
+            )
         elif ours:
             with starting_alone(), _exits_are_interrupts():
                 ray.init(
@@ -94,7 +92,6 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.CRITICAL,
-                    runtime_env=_RUNTIME_ENV,
                 )
         # A failed trial is reported in one line; its traceback is in the trial's error.txt.
         logger.setLevel(logging.CRITICAL)

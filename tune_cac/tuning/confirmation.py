@@ -198,7 +198,7 @@ def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: lis
     searcher, run_name = make_searcher(
         FixedListSearch, child, options, context_of(base), base, wanted=wanted, trials=len(wanted)
     )
-    searcher.adopt_unfinished(child.root)
+    searcher.adopt_unfinished()
     missing = len(searcher.missing())
     if missing:
         progress = FixedListProgress(searcher, finished_before=[], to_run=missing, allowed_drop=options.allowed_drop)

@@ -20,6 +20,7 @@ from trainables.metrics import OBJECTIVES, ROW
 from trainables.stage_tree.coordinator import RayLeases, start_coordinator
 from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
+from tune_cac.ray_backend.worker_classes import CoordinatorLeases
 from tune_cac.study.trial_folder import SPENT, trial_folder_name
 from tune_cac.tuning.candidates import Candidates, make_sampler, queue_spread
 from tune_cac.tuning.controls import EQUAL_COMPUTE, StudyControls, is_shorter
@@ -34,10 +35,8 @@ FINISHED: str = Searcher.FINISHED
 _ROW_NAMES = tuple(metric.name for metric in ROW)
 #: Most combinations of values in a row that do not fit the model; then the search ends.
 _MOST_IMPOSSIBLE = 200
-#: Attribute of a study whose starting point is queued once the baseline has ended.
-_WAITS = "start_waits"
-#: Attribute with the reason why the study's space does nothing or little on its run.
-_WHY_LITTLE = "why_little"
+#: Attributes of a study: the starting point waits for the baseline; why its space does nothing or little on its run.
+_WAITS, _WHY_LITTLE = "start_waits", "why_little"
 
 
 class StudySearch(Searcher):
@@ -154,7 +153,8 @@ class StudySearch(Searcher):
         """Run the coordinator of the stage tree's leases, within a Ray session."""
         if self._sharing:
             self._claims_name = f"tune_cac-{hashlib.sha256(str(self._tree).encode()).hexdigest()[:12]}"
-            self._coordinator = start_coordinator(self._claims_name)  # it lives as long as this reference
+            # It lives as long as this reference.
+            self._coordinator = start_coordinator(self._claims_name, CoordinatorLeases)
         try:
             yield
         finally:

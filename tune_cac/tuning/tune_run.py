@@ -75,9 +75,9 @@ def _trainable(options: SearchOptions) -> Any:
 
         # One byte of memory: Ray requires a resource for a trial, and the workers may need every processor.
         return tune.with_resources(ParallelTrial, {"memory": 1})
-    from trainables.trial import Trial
+    from tune_cac.ray_backend.worker_classes import SearchTrial
 
-    return tune.with_resources(Trial, {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial})
+    return tune.with_resources(SearchTrial, {"cpu": options.cpus_per_trial, "gpu": options.gpus_per_trial})
 
 
 def _check_resources(options: SearchOptions) -> None:

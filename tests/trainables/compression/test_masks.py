@@ -1,40 +1,18 @@
-"""Masks against a training loop in plain Python, and what happens to them besides a step."""
+"""Masks against a training loop in plain Python."""
 
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from masked_lines import INPUTS, MOMENTUM, RATE, START, TARGETS, line, row, step, weights_of
+from torch import nn
 
-from trainables.compression.masks import Masks, parameters_as_built
+from trainables.compression.masks import Masks
 from trainables.errors import UserError
-
-START = [0.9, -0.4, 0.3, 1.5]
-INPUTS = [[1.0, 2.0, -1.0, 0.5], [0.3, -0.7, 1.1, 2.0], [-1.2, 0.4, 0.9, 0.1]]
-TARGETS = [0.7, -0.2, 1.3]
-RATE, MOMENTUM = 0.1, 0.9
-
-
-def line(values: list[float] = START) -> nn.Linear:
-    """y = w x with these w, shape (1, n), in double precision."""
-    model = nn.Linear(len(values), 1, bias=False, dtype=torch.float64)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([values], dtype=torch.float64))
-    return model
-
-
-def row(*values: float) -> Tensor:
-    return torch.tensor([values], dtype=torch.float64)
-
-
-def weights_of(model: nn.Module) -> list[float]:
-    return [float(value) for p in model.parameters() for value in p.detach().flatten()]
 
 
 def slow_training(
@@ -57,18 +35,6 @@ def slow_training(
             kept = left
         seen.append((used, left))
     return seen
-
-
-def step(model: nn.Module, masks: Masks, optimizer: torch.optim.Optimizer, number: int) -> list[float]:
-    """One step as a scheduler does it; the weights that the forward saw."""
-    masks.apply(forward=True)
-    used = weights_of(model)
-    (model(row(*INPUTS[number])) - TARGETS[number]).square().sum().backward()
-    masks.restore()
-    optimizer.step()
-    optimizer.zero_grad()
-    masks.apply(forward=False)
-    return used
 
 
 @pytest.mark.parametrize(("double", "forward_only", "gradients"), list(itertools.product([False, True], repeat=3)))
@@ -237,166 +203,6 @@ def test_gradients_are_masked_once_however_often_it_is_asked_for_and_untouched_w
     masks.set("weight", row(2, 0, 2, 0))
     model(row(1, 2, 3, 4)).sum().backward()
     assert model.weight.grad.flatten().tolist() == [2, 0, 6, 0]
-
-
-def round_trip(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
-
-
-@pytest.mark.parametrize("forward_only", [False, True])
-@pytest.mark.parametrize("mask", [row(1, 0, 1, 0), row(2, 0, 2, 0)], ids=["zeros and ones", "scaled up"])
-def test_a_resumed_run_goes_on_bit_for_bit(mask: Tensor, forward_only: bool) -> None:
-    model = line()
-    masks = Masks(model)
-    masks.configure("weight", use_double_copies=True, mask_on_forward_only=forward_only)
-    masks.mask_gradients("weight", True)
-    masks.set("weight", mask)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-    step(model, masks, optimizer, 0)
-    saved = round_trip({"masks": masks.state_dict(), "model": model.state_dict(), "optimizer": optimizer.state_dict()})
-
-    other = line()
-    resumed = Masks(other)
-    other.load_state_dict(saved["model"])
-    resumed.load_state_dict(saved["masks"])
-    second = torch.optim.SGD(other.parameters(), lr=RATE, momentum=MOMENTUM)
-    second.load_state_dict(saved["optimizer"])
-    for number in (1, 2):
-        assert step(other, resumed, second, number) == step(model, masks, optimizer, number)
-        assert weights_of(other) == weights_of(model)
-
-
-def test_masks_of_zeros_and_ones_are_saved_as_truth_values_and_others_as_they_are() -> None:
-    masks = Masks(line())
-    masks.set("weight", row(1, 0, 1, 0))
-    assert masks.state_dict()["masks"]["weight"].dtype == torch.bool
-    masks.set("weight", row(4 / 3, 0, 4 / 3, 4 / 3))
-    assert torch.equal(masks.state_dict()["masks"]["weight"], row(4 / 3, 0, 4 / 3, 4 / 3))
-
-
-def test_a_pending_regularization_mask_is_in_the_state() -> None:
-    masks = Masks(line())
-    masks.set("weight", row(0, 1, 1, 1), is_regularization_mask=True)
-    model = line()
-    other = Masks(model)
-    other.load_state_dict(round_trip(masks.state_dict()))
-    other.apply(forward=False)
-    assert weights_of(model) == [0.0, -0.4, 0.3, 1.5]
-
-
-def test_loading_a_state_without_a_mask_removes_the_mask_that_was_there() -> None:
-    masks = Masks(line())
-    masks.set("weight", row(0, 1, 1, 1))
-    masks.mask_gradients("weight", True)
-    masks.load_state_dict(Masks(line()).state_dict())
-    assert masks.names() == ()
-    assert masks.state_dict() == Masks(line()).state_dict()
-
-
-class Doubled(nn.Module):
-    """A parametrization: twice the weight."""
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return 2 * weight
-
-
-def test_a_weight_parametrized_before_or_after_has_the_name_and_mask_as_built() -> None:
-    model = nn.Sequential(line())
-    before = Masks(model)
-    parametrize.register_parametrization(model[0], "weight", Doubled())
-    assert list(parameters_as_built(model)) == ["0.weight"]
-    after = Masks(model)
-    before.set("0.weight", row(0, 1, 1, 1))
-    after.set("0.weight", row(1, 0, 1, 1))
-    before.apply(forward=True)
-    after.apply(forward=True)
-    assert model(row(1, 10, 100, 1000)).item() == pytest.approx(2 * (0.3 * 100 + 1.5 * 1000))
-
-
-def test_the_name_of_a_parallel_wrapper_is_left_out() -> None:
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = nn.Sequential(line())
-
-    assert list(parameters_as_built(Wrapped())) == ["0.weight"]
-
-
-def test_rebound_to_a_thinned_model_masks_that_no_longer_fit_are_dropped() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    masks = Masks(model)
-    for name in ("0.weight", "1.weight", "1.bias"):
-        masks.set(name, torch.zeros_like(model.get_parameter(name)))
-        masks.mask_gradients(name, True)
-    thinned = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
-    masks.rebind(thinned)
-    assert masks.names() == ("1.bias",)
-    masks.apply(forward=True)
-    assert thinned[1].bias.tolist() == [0, 0]
-    assert bool((thinned[1].weight != 0).all())
-    thinned(torch.ones(1, 3)).sum().backward()
-    assert thinned[1].bias.grad.tolist() == [0, 0]
-    assert bool((thinned[1].weight.grad != 0).all())
-    # The model that was left has no hook any more.
-    model(torch.ones(1, 3)).sum().backward()
-    assert model[1].bias.grad.tolist() == [1, 1]
-
-
-def test_rebound_to_a_thinned_model_a_copy_that_no_longer_fits_is_not_put_back() -> None:
-    masks = Masks(line())
-    masks.configure("weight", use_double_copies=True)
-    masks.set("weight", row(1, 0, 1, 0))
-    masks.apply(forward=True)
-    thinned = line([3.0, 4.0])
-    masks.rebind(thinned)
-    masks.restore()
-    assert weights_of(thinned) == [3, 4]
-    assert masks.dense("weight").tolist() == [[3, 4]]
-
-
-def test_a_saved_state_is_not_changed_by_going_on() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.configure("weight", use_double_copies=True)
-    masks.set("weight", row(2, 0, 2, 0))
-    masks.apply(forward=True)
-    state = masks.state_dict()
-    saved = round_trip(state)
-    masks.set("weight", row(0, 0, 3, 0))
-    masks.set("weight", row(0, 1, 1, 1), is_regularization_mask=True)
-    masks.apply(forward=True)
-    masks.restore()
-    masks.release("weight")
-    assert repr(state) == repr(saved)
-
-
-def test_rebound_where_a_parameter_is_gone() -> None:
-    masks = Masks(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
-    masks.set("1.bias", torch.zeros(2))
-    masks.mask_gradients("1.bias", True)
-    masks.rebind(nn.Sequential(nn.Linear(3, 4)))
-    assert masks.names() == ()
-    with pytest.raises(UserError, match=r"unknown parameter '1\.bias'"):
-        masks.get("1.bias")
-
-
-def test_rebound_to_the_moved_model_masks_have_its_type() -> None:
-    model = line()
-    masks = Masks(model)
-    masks.configure("weight", use_double_copies=True)
-    masks.set("weight", row(1, 0, 1, 0))
-    masks.apply(forward=True)
-    model.to(torch.bfloat16)
-    masks.rebind(model)
-    masks.apply(forward=True)
-    assert masks.names() == ("weight",)
-    assert model.weight.dtype == torch.bfloat16
-    masks.restore()
-    assert weights_of(model) == pytest.approx(START, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.float16])

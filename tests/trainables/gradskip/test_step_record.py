@@ -5,93 +5,21 @@ from __future__ import annotations
 import copy
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from counted_loops import BATCH, batch, counted_step, model, record_of, settings, summary_of, train
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables import gradskip
-from trainables.gradskip.script_counting import process_record, step_flops, step_record
+from trainables.gradskip.script_counting import process_record
 from trainables.gradskip.script_counting.process_record import ProcessRecord, process_summary
-from trainables.script.report_lines import read_report
-from trainables.script.reporting import report
 
-BATCH = 4
-
-
-@pytest.fixture(autouse=True)
-def own_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Records of this test alone; none is left at work."""
-    monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
-    yield
-    for record in RECORDS:
-        record.close()
-    RECORDS.clear()
-    process_record._PROCESS.close()
-    assert _get_current_dispatch_mode_stack() == []
-
-
-RECORDS: list[ProcessRecord] = []
-
-
-def record_of(*optimizers: torch.optim.Optimizer) -> ProcessRecord:
-    """A record as a process has one, of these optimizers from now on."""
-    RECORDS.append(ProcessRecord())
-    for optimizer in optimizers:
-        RECORDS[-1].add(optimizer.gradskip)  # type: ignore[attr-defined]
-    return RECORDS[-1]
-
-
-def summary_of(record: ProcessRecord) -> dict[str, Any]:
-    found = record.summary()
-    assert found is not None
-    return found
-
-
-def model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Flatten(),
-        nn.Linear(4 * 36, 3),
-    )  # fmt: skip
-
-
-def batch(rows: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.rand(rows, 1, 6, 6), torch.randint(0, 3, (rows,))
-
-
-def counted_step(net: nn.Module, rows: int = BATCH) -> tuple[int, int]:
-    """Forward and backward FLOPs of a step of this model as it is now, by torch."""
-    images, labels = batch(rows)
-    with FlopCounterMode(display=False) as forward:
-        loss = F.cross_entropy(net(images), labels)
-    with FlopCounterMode(display=False) as backward:
-        loss.backward()
-    net.zero_grad()
-    return forward.get_total_flops(), backward.get_total_flops()
-
-
-def settings(*stops: tuple[int, int], **more: object) -> gradskip.Settings:
-    numbers, iterations = zip(*stops, strict=True) if stops else ((), ())
-    return gradskip.Settings(stop_layer_num=numbers, stop_layer_itr=iterations, **more) if stops else gradskip.Settings(
-        start_thr=-1
-    )  # fmt: skip
-
-
-def train(optimizer: torch.optim.Optimizer, net: nn.Module, steps: int, *, evaluate: bool = False) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        images, labels = batch()
-        F.cross_entropy(net(images), labels).backward()
-        optimizer.step()
-        if evaluate:
-            with torch.no_grad():
-                net(batch(40)[0])
+pytestmark = pytest.mark.usefixtures("own_records")
 
 
 @pytest.mark.parametrize("evaluate", [False, True])
@@ -199,43 +127,6 @@ def test_recomputed_activations_are_work_of_the_backward_pass() -> None:
     # Recomputing stops as soon as the last tensor that is needed is there: the last convolution's output is not.
     first = 2 * BATCH * 4 * 36 * 9
     assert found["backward_flops"] - 3 * dense[1] in (3 * first, 3 * (first + 2 * BATCH * 4 * 36 * 36))
-
-
-def test_only_a_script_that_a_search_runs_is_counted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    net = model()
-    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
-    assert process_summary() is None
-    report(accuracy=0.5)
-    assert read_report(capsys.readouterr().out) == {"accuracy": 0.5}
-    monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", "anywhere")
-    dense = counted_step(net)
-    small = nn.Linear(2, 2)
-    other = gradskip.SGD(small.parameters(), lr=0.01, settings=settings())
-    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
-    train(optimizer, net, 3)
-    report(accuracy=torch.tensor(0.75), loss=1.5, step=3)
-    told = read_report(capsys.readouterr().out)
-    assert told is not None
-    assert (told["accuracy"], told["step"], told["loss"]) == (0.75, 3, 1.5)
-    assert told["gradskip"]["dense_flops"] == 3 * sum(dense)
-    assert told["gradskip"]["layer_names"][0] == "0.weight"
-    del other
-
-
-def test_counting_changes_no_training() -> None:
-    def weights(counted: bool) -> list[torch.Tensor]:
-        net = model()
-        optimizer = gradskip.SGD(net.parameters(), lr=0.1, momentum=0.9, settings=settings((1, 4)), model=net)
-        record = record_of(optimizer) if counted else None
-        torch.manual_seed(1)
-        train(optimizer, net, 10)
-        if record is not None:
-            record.close()
-        return [p.detach().clone() for p in net.parameters()]
-
-    assert all(torch.equal(a, b) for a, b in zip(weights(True), weights(False), strict=True))
 
 
 def test_optimizers_that_step_after_one_backward_pass_share_its_cost() -> None:
@@ -372,110 +263,6 @@ def test_a_state_that_is_loaded_before_the_first_step_costs_nothing(load: bool, 
     assert found["dense_flops"] == 20 * sum(dense)
 
 
-class Calls(nn.Module):
-    """A model that counts its own calls, as some do for a schedule of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = model()
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.inner(x)
-
-
-@pytest.mark.parametrize("example", [False, True])
-def test_no_forward_pass_is_run_that_the_script_did_not_ask_for(example: bool) -> None:
-    net = Calls()
-    optimizer = gradskip.SGD(
-        net.parameters(), lr=0.01, settings=settings((1, 2)), model=net,
-        example_inputs=batch()[0] if example else None,
-    )  # fmt: skip
-    train(optimizer, net, 4)
-    assert net.calls == 4
-    assert optimizer.gradskip.numbering.trace is not None
-
-
-class Seen(TorchDispatchMode):
-    """A mode of the user's, which counts what it sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operations += 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-def test_modes_of_the_user_are_left_where_the_user_leaves_them(recorded: bool) -> None:
-    """Entered before an optimizer is made or between two steps, left in the middle of a step that is looked at."""
-    net = model()
-    dense = counted_step(net)
-    record = record_of()
-    one, two, three = Seen(), Seen(), Seen()
-    with one:
-        optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings((1, 4)), model=net)
-        if recorded:
-            record.add(optimizer.gradskip)
-    assert one not in _get_current_dispatch_mode_stack()
-    seen_once = one.operations
-    train(optimizer, net, 1)
-    with two, three:
-        train(optimizer, net, 1)
-    assert not {two, three} & set(_get_current_dispatch_mode_stack())
-    seen = two.operations
-    assert seen == three.operations
-    two.__enter__()
-    train(optimizer, net, 3)
-    two.__exit__(None, None, None)
-    train(optimizer, net, 10)
-    assert one.operations == seen_once
-    assert two.operations < 5 * seen
-    if recorded:
-        assert summary_of(record)["dense_flops"] == 15 * sum(dense)
-    assert _get_current_dispatch_mode_stack() == []
-
-
-def test_a_counter_of_the_users_counts_what_it_would_without_ours() -> None:
-    def counted(recorded: bool) -> int:
-        net = model()
-        optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings((1, 2)), model=net)
-        record = record_of(*([optimizer] if recorded else []))
-        with FlopCounterMode(display=False) as counter:
-            train(optimizer, net, 5)
-        record.close()
-        return int(counter.get_total_flops())
-
-    assert counted(True) == counted(False)
-
-
-def test_an_optimizer_that_is_dropped_looks_no_longer() -> None:
-    net = model()
-    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
-    record = record_of(optimizer)
-    assert record.flops.at_work
-    del optimizer
-    gc.collect()
-    assert not record.flops.at_work
-
-
-def test_an_optimizer_that_steps_no_more_is_not_waited_for() -> None:
-    idle_net, net = model(), model()
-    idle = gradskip.SGD(idle_net.parameters(), lr=0.01, settings=settings(), model=idle_net)
-    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
-    record = record_of(idle, optimizer)
-    train(optimizer, net, 3)
-    assert record.flops.at_work
-    train(optimizer, net, step_record._PATIENCE)
-    assert not record.flops.at_work
-    dense = counted_step(net)
-    train(idle, idle_net, 3)
-    assert summary_of(record)["dense_flops"] == (6 + step_record._PATIENCE) * sum(dense)
-
-
 def test_a_step_that_calls_its_base_classs_step_is_one() -> None:
     class Twice(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
@@ -511,54 +298,6 @@ def test_the_forward_pass_of_a_reentrant_checkpoint_is_counted() -> None:
     assert found["dense_flops"] == 3 * flops_of(step)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
-def test_a_compiled_model_stays_compiled_and_is_counted(backend: str) -> None:
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    torch._dynamo.reset()
-    net = model()
-    dense = counted_step(net)
-    counter = CompileCounterWithBackend(backend)
-    compiled = torch.compile(net, backend=counter)
-    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=compiled)
-    record = record_of(optimizer)
-    train(optimizer, compiled, 6, evaluate=True)
-    assert counter.frame_count > 0
-    frames = counter.frame_count
-    found = summary_of(record)
-    assert found["forward_flops"] == 6 * dense[0]
-    assert found["dense_flops"] == 6 * sum(dense)
-    train(optimizer, compiled, 2, evaluate=True)
-    assert counter.frame_count == frames
-
-
-def test_private_names_of_torch_that_the_counter_stands_on() -> None:
-    """A canary: where one of these changes, `StepFlops` must."""
-    mode = Seen()
-    with mode:
-        assert _get_current_dispatch_mode_stack() == [mode]
-        assert getattr(mode, "_mode_key", None) is None
-    assert torch._C._current_graph_task_id() == -1
-    assert TorchDispatchMode.ignore_compile_internals() is False
-    seen: list[tuple[bool, bool, bool]] = []
-
-    class Look(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            seen.append((torch.is_grad_enabled(), step_flops._in_autograd_function(), step_flops.in_backward()))
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            seen.append((torch.is_grad_enabled(), step_flops._in_autograd_function(), step_flops.in_backward()))
-            return grad
-
-    Look.apply(torch.ones(1, requires_grad=True)).backward()
-    assert seen == [(False, True, False), (False, False, True)]
-    assert not step_flops._in_autograd_function()
-
-
 def test_attention_on_a_cpu_is_counted_and_what_has_no_formula_is_named() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -587,44 +326,3 @@ def test_attention_on_a_cpu_is_counted_and_what_has_no_formula_is_named() -> Non
     lstm(torch.rand(3, 2, 4))[0].sum().backward()
     optimizer.step()
     assert summary_of(record)["uncounted"]
-
-
-def test_an_optimizer_collected_in_the_midst_of_an_operation_changes_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python collects where it allocates, also inside an operation that is being counted: it was counted twice."""
-
-    def fold(steps: int = 4) -> None:
-        net = model()
-        optimizer = gradskip.SGD(net.parameters(), lr=0.1, model=net)
-        record.add(optimizer.gradskip)
-        optimizer.cycle = optimizer  # type: ignore[attr-defined]  # collected later
-        for _ in range(steps):
-            optimizer.zero_grad()
-            net(torch.zeros(BATCH, 1, 6, 6)).sum().backward()
-            optimizer.step()
-
-    record = record_of()
-    gc.disable()
-    try:
-        fold()
-        one = summary_of(record)
-        real, collect = step_flops.formula_of, iter([gc.collect])  # once: a collection takes long in a large process
-        monkeypatch.setattr(step_flops, "formula_of", lambda operation: (next(collect, bool)(), real(operation))[1])
-        fold()
-        both = summary_of(record)
-    finally:
-        gc.enable()
-    for name in ("forward_flops", "backward_flops", "dense_flops"):
-        assert both[name] == 2 * one[name] > 0
-    monkeypatch.setattr(step_flops, "formula_of", real)
-    del record.records[:]
-    gc.collect()
-
-
-def test_when_the_last_optimizer_is_gone_nothing_is_counted_any_more() -> None:
-    net = model()
-    optimizer = gradskip.SGD(net.parameters(), lr=0.1, model=net)
-    record = record_of(optimizer)
-    assert record.flops.at_work
-    del optimizer
-    gc.collect()
-    assert not record.flops.at_work

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from itertools import pairwise
 from typing import Any
 
@@ -18,12 +16,15 @@ from torch.amp import GradScaler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from trainables.gradskip import SGD, AdamW, Settings, wrap
-from trainables.gradskip.rules.choice import make_rule
+from trainables.gradskip import SGD, AdamW, Settings
 
 MANUAL = Settings(stop_layer_num=(3, 6), stop_layer_itr=(3, 8))
+
+
 #: Strong weight decay shrinks weights from the first step on, so that each target stops one interval after its peak.
 AUTO = Settings(start_itr=2, samples=3, start_thr=1.0, slope_thr=1.0, mt_thr=1.0, braking_distance=2)
+
+
 SHRINKING = {"lr": 0.02, "weight_decay": 2.0}
 
 
@@ -320,135 +321,3 @@ def test_an_exponential_moving_average_follows_live_layers_and_reaches_stopped_o
         torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-6)
     assert optimizer.gradskip.stopped_through == 6
     torch.testing.assert_close(weights(average.module)[0], weights(model)[0], rtol=1e-2, atol=1e-3)
-
-
-@pytest.mark.parametrize("make", [
-    lambda p, s: SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3, foreach=True, settings=s),
-    lambda p, s: AdamW(p, lr=0.1, fused=True, settings=s),
-    lambda p, s: wrap(torch.optim.RMSprop(p, lr=0.1, foreach=True), s),
-])  # fmt: skip
-def test_a_decision_step_is_one_kernel_and_one_read_more_than_a_plain_one(make: Any) -> None:
-    model = conv_model()
-    optimizer = make(model.parameters(), Settings(start_itr=2, samples=4, start_thr=1e-6))
-    for p in model.parameters():
-        p.grad = torch.full_like(p, 1e-3)
-    counts = []
-    for _ in range(8):
-        with OpCounter() as counter:
-            optimizer.step()
-        counts.append((list(counter.ops), counter.reads))
-    plain_ops, plain_reads = counts[3]
-    for step in (2, 5, 7):
-        assert len(counts[step][0]) == len(plain_ops), step
-    decision_ops, decision_reads = counts[4]
-    extra = list(decision_ops)
-    for op in plain_ops:
-        extra.remove(op)
-    kernels = [op for op in extra if not any(view in op for view in ("detach", "unsqueeze", "_local_scalar_dense"))]
-    assert kernels == ["aten.var.correction"]
-    assert decision_reads - plain_reads == 1
-
-
-def test_off_adds_no_operator() -> None:
-    ours, theirs = conv_model(), conv_model()
-    ops = []
-    for model, optimizer in (
-        (ours, SGD(ours.parameters(), lr=0.1, foreach=True, settings=Settings(start_thr=-1))),
-        (theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, foreach=True)),
-    ):
-        for p in model.parameters():
-            p.grad = torch.ones_like(p)
-        optimizer.step()
-        with OpCounter() as counter:
-            optimizer.step()
-        ops.append(counter.ops)
-    assert ops[0] == ops[1]
-
-
-def test_nan_weights_stop_nothing_and_warn_once() -> None:
-    model = conv_model()
-    settings = Settings(start_itr=0, samples=1, start_thr=1.0)
-    optimizer = SGD(model.named_parameters(), lr=0.1, weight_decay=0.1, settings=settings)
-    with torch.no_grad():
-        next(model.parameters())[0] = torch.nan
-    with pytest.warns(UserWarning, match=r"the weights of 0.weight hold a NaN: their variance is NaN") as told:
-        train(model, optimizer, 6)
-    assert sum("NaN" in str(w.message) for w in told) == 1
-    assert optimizer.gradskip.stopped_through == -1
-
-
-@pytest.mark.parametrize(
-    ("settings", "first"),
-    [
-        (Settings(start_itr=49, samples=50), 100),  # the first examination, at 50, sets the peak
-        (Settings(start_itr=0, samples=200), 200),
-        (Settings(start_itr=100, samples=1), 101),
-        (Settings(), 5200),
-        (Settings(stop_layer_num=(1,), stop_layer_itr=(9,)), 9),
-        (Settings(rule="linear", rule_start_itr=60, rule_end_itr=99, rule_depth=1.0), 73),
-        (Settings(rule="freezeout", rule_start_itr=60, rule_end_itr=200), 60),
-        (Settings(rule="freezeout", rule_start_itr=60, rule_end_itr=200, rule_cubic=True), 6),
-        (Settings(rule="gradient_norm", rule_start_itr=30, rule_interval=20), 50),
-        (Settings(rule="plasticity", rule_start_itr=30, rule_interval=20, rule_window=3), 110),
-    ],
-)
-def test_settings_that_never_can_fire_say_why(settings: Settings, first: int) -> None:
-    """Told in a run that ends one step too early, and not in one that is just long enough."""
-
-    def build(steps: int) -> None:
-        model = conv_model()
-        SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=settings, model=model, total_steps=steps)
-
-    with pytest.warns(UserWarning, match=f"will stop nothing: the first stop .* is at iteration {first}, and the run"):
-        build(first)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        build(first + 1)
-
-
-def test_the_first_stop_that_is_told_can_happen() -> None:
-    """Against the machine itself, with signals made for stopping."""
-    for settings in (
-        Settings(start_itr=3, samples=4, start_thr=1.0),
-        Settings(rule="linear", rule_start_itr=3, rule_end_itr=20, rule_depth=1.0),
-        Settings(rule="freezeout", rule_start_itr=7, rule_end_itr=20),
-        Settings(rule="gradient_norm", rule_start_itr=3, rule_interval=4, rule_percentile=100),
-        Settings(rule="plasticity", rule_start_itr=3, rule_interval=2, rule_window=3, rule_tolerance=0.9),
-    ):
-        rule = make_rule(settings, [0, 4, 9], stoppable=2)
-        told = rule.first_stop()
-        falling = [1000.0**-n for n in range(40)]
-        signal = iter(falling)
-        fired = [t for t in range(told + 1) if rule.decide(t, lambda _, s=signal: next(s)) is not None]  # type: ignore[misc]
-        assert fired == [told], settings.rule
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (Settings(), "may stop nothing: weight decay is 0 for every watched layer"),
-        (
-            Settings(rule="linear", rule_end_itr=9, rule_depth=0.1),
-            "will stop nothing: CAC_RULE_DEPTH=0.1 of 3 layers is less than one layer",
-        ),
-    ],
-)
-def test_settings_that_hardly_fire_say_why(settings: Settings, message: str) -> None:
-    with pytest.warns(UserWarning, match=message):
-        SGD(conv_model().parameters(), lr=0.1, settings=settings)
-
-
-def test_a_model_with_nothing_to_watch_says_so() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    with pytest.warns(UserWarning, match="CAC_WATCH=conv finds no layer to watch"):
-        SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=Settings())
-    only = nn.Conv2d(1, 1, 3, bias=False)
-    with pytest.warns(UserWarning, match="the only watched layer is the last thing that trains"):
-        SGD(only.parameters(), lr=0.1, weight_decay=0.1, settings=Settings())
-
-
-def test_settings_that_can_fire_are_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
-    SGD(conv_model().parameters(), lr=0.1, weight_decay=0.1, settings=Settings(start_itr=49, samples=1), total_steps=51)
-    SGD(conv_model().parameters(), lr=0.1, settings=Settings(start_thr=-1))
-    copy.deepcopy(SGD(conv_model().parameters(), lr=0.1, weight_decay=1.0, settings=Settings()))
-    assert len(recwarn) == 0

@@ -1,80 +1,21 @@
-"""A workload from a function of the user's: what it may return, what is said of what it may not, and that it trains."""
+"""A workload from a function of the user's: what it may return, and that it trains."""
 
 from __future__ import annotations
 
-import random
-import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader
+from user_factories import Write, check, train
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.registry import is_factory
 from trainables.training.doctor.determinism import repetition
 from trainables.training.run import TrainingRun
 from trainables.workloads import build, default_epochs, factory
-from trainables.workloads.batch_structure import flatten, structure_of, unflatten
-from trainables.workloads.seeded_loader import seeded_epoch
 from trainables.workloads.user_code import code_digest
-
-HEAD = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-def data(seed, count):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 3, (count,), generator=generator)
-    return TensorDataset(torch.randn(count, 4, generator=generator) + labels[:, None], labels)
-
-def model():
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
-
-def parts():
-    return {
-        "model": model,
-        "train": DataLoader(data(0, 50), batch_size=8, shuffle=True),
-        "validation": DataLoader(data(1, 20), batch_size=8),
-    }
-"""
-
-Write = Callable[..., str]
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a module into the working directory; the name of its function."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    factory.load.cache_clear()
-
-    def written(body: str, *, module: str = "own_training", head: str = HEAD) -> str:
-        (tmp_path / f"{module}.py").write_text(head + "\n" + body)
-        sys.modules.pop(module, None)
-        factory.load.cache_clear()
-        return f"{module}:make"
-
-    return written
-
-
-def check(name: str, *options: str) -> None:
-    build(name, options).check(0)
-
-
-def train(name: str, **more: Any) -> list[dict[str, Any]]:
-    rows = []
-    with TrainingRun(TrialConfig(workload=name, **{"epochs": 2, "method": "none", **more})) as run:
-        while not run.finished:
-            rows.append(run.train_epoch())
-    return rows
 
 
 def test_the_least_that_a_factory_returns_trains_with_the_defaults(write: Write) -> None:
@@ -189,117 +130,6 @@ def make():
         assert streamed == pytest.approx(float(run.workload.loss(run.model, tuple(batch)).detach()))
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        (
-            """
-class Counting(nn.Sequential):
-    calls = 0
-    def forward(self, x):
-        self.calls += 1
-        return super().forward(x) * min(1.0, self.calls / 1000)
-def make():
-    return {**parts(), "model": lambda: Counting(nn.Linear(4, 3))}
-""",
-            r"the model keeps calls outside of its state_dict\(\)",
-        ),
-        (
-            """
-import numpy as np
-class Own(torch.utils.data.Dataset):
-    def __init__(self): self.random = np.random.default_rng(0)
-    def __len__(self): return 50
-    def __getitem__(self, n):
-        images, labels = data(0, 50)[n]
-        return images + float(self.random.normal()), labels
-def make():
-    return {**parts(), "train": DataLoader(Own(), batch_size=8)}
-""",
-            r"0\.weight and 3 more came out differently when 8 steps were trained again",
-        ),
-        (
-            """
-import random
-def make():
-    own = random.Random(0)
-    return {**parts(), "evaluate": lambda model, batches, device: own.random()}
-""",
-            r"two evaluations of one model gave 0\.8\d+ and 0\.7\d+",
-        ),
-        (
-            """
-import random
-def make():
-    return {**parts(), "evaluate": lambda model, batches, device: random.random()}
-""",
-            "",  # on a generator that every run seeds: the same in each
-        ),
-        ("def make(): return parts()", ""),
-        *(
-            (
-                f"""
-import itertools, numpy as np
-CALLS = 0
-class Counting(nn.Sequential):
-    seen = []
-    def __init__(self, *layers):
-        super().__init__(*layers)
-        self._calls, self._whole, self._each = 0, np.int64(0), itertools.count()
-        self.kept = torch.zeros(1)
-    def forward(self, x):
-        global CALLS
-        {line}
-        return super().forward(x)
-def make():
-    return {{**parts(), "model": lambda: Counting(nn.Linear(4, 3))}}
-""",
-                rf"the model keeps {name} outside of its state_dict\(\)",
-            )
-            for line, name in (
-                ("self._calls += 1", "_calls"),
-                ("self._whole += 1", "_whole"),
-                ("next(self._each)", "_each"),
-                ("self.kept = self.kept + 1", "kept"),
-                ("self.seen.append(0)", r"Counting\.seen"),
-                ("CALLS += 1", r"\w+\.CALLS"),
-            )
-        ),
-        (
-            """
-import uuid, time
-class Named(nn.Sequential):
-    def __init__(self, *layers):
-        super().__init__(*layers)
-        self.name, self._built = uuid.uuid4().hex, time.time()
-        self.register_buffer("unset", torch.full((2,), float("nan")))
-    def get_extra_state(self): return {"version": 3}
-    def set_extra_state(self, state): pass
-def make():
-    return {**parts(), "model": lambda: Named(nn.Linear(4, 3))}
-""",
-            "",  # what no training changes
-        ),
-        (
-            """
-import numpy as np
-def make():
-    own = np.random.default_rng(0)
-    def evaluate(model, batches, device):
-        batches = list(batches)
-        picked = own.choice(len(batches), min(3, len(batches)), replace=False)
-        return sum(float(batches[n][0].mean()) for n in picked) / 100
-    return {**parts(), "validation": DataLoader(data(0, 60), batch_size=6), "evaluate": evaluate}
-""",
-            r"two evaluations of one model gave .* and .*",
-        ),
-    ],
-)
-def test_hidden_state_is_found(body: str, reason: str, write: Write) -> None:
-    found = repetition(TrialConfig(workload=write(body), method="none", epochs=2)).reason
-    assert re.fullmatch(reason, found), found
-
-
 def test_gradient_skip_stops_layers_of_a_users_model(write: Write) -> None:
     name = write("def make(): return parts()")
     rows = train(name, method="gradskip", CAC_STOP_LAYER_NUM=(1,), CAC_STOP_LAYER_ITR=(4,))
@@ -307,93 +137,6 @@ def test_gradient_skip_stops_layers_of_a_users_model(write: Write) -> None:
     # From the sixth step on, 60 of the 100 samples, nothing of the first layer's backward pass is left.
     saved = 60 / 100 * (2 * 32 + 2 * 24) / (2 * 56 + 2 * 56 + 2 * 24)
     assert rows[-1]["compute_saved"] == pytest.approx(saved)
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("def make(): return None", "returned None: return a dict of model"),
-        ("def make(): return model()", "returned a model: return a dict"),
-        ("def make(): return {}", "must return model: there is no default for it"),
-        ("def make(): return {**parts(), 'trian': 1}", "unknown part of workload .* did you mean 'train'"),
-        ("def make(): return {**parts(), 'model': model()}", "must be a function .* a model that is built already"),
-        ("def make(): return {**parts(), 'loss': 3}", r"loss .* a function \(model, batch\) -> Tensor, got int"),
-        ("def make(): return {**parts(), 'validation': 3}", "validation .* must be batches, such as .*, got int"),
-        ("def make(): return {**parts(), 'train': iter([1])}", "train .* can be iterated only once"),
-        ("def make(): return {**parts(), 'train': []}", "train .* is empty"),
-        ("def make(): return {**parts(), 'validation': []}", "validation .* is empty"),
-        ("def make(): return {**parts(), 'epochs': 0}", "epochs .* must be an integer >= 1, got 0"),
-        ("def make(): return {**parts(), 'fingerprint': 5}", "fingerprint .* must be text, got 5"),
-        ("def make(): return {**parts(), 'model': lambda: 5}", "model .* must return an nn.Module, got int"),
-        ("def make(): return {**parts(), 'model': nn.Flatten}", "must have parameters that train, got none"),
-        ("def make(): return {**parts(), 'optimizer': lambda p: 5}", "optimizer .* return a torch optimizer, got int"),
-        ("def make(): return {**parts(), 'schedule': lambda o, n: 5}", "schedule .* must return a scheduler .* int"),
-        ("def make(): return {**parts(), 'loss': lambda m, b: m(b[0])}", r"got a tensor of shape \(8, 3\)"),
-        ("def make(): return {**parts(), 'loss': lambda m, b: torch.tensor(1.0)}", "got one without a gradient"),
-        ("def make(): return {**parts(), 'loss': lambda m, b: 1 / 0}", "raised ZeroDivisionError: division"),
-        ("def make(): return {**parts(), 'evaluate': lambda m, b, d: 'x'}", "must return a number, got str"),
-        ("def make(): return {**parts(), 'evaluate': lambda m, b, d: 93.5}", r"must return a fraction, .* got 93\.5"),
-        ("def make(): return {**parts(), 'model': lambda: nn.Linear(4, 2)}", r"must be in 0\.\.1, .* got 2"),
-        ("def make(): return {**parts(), 'train': [torch.rand(2, 4)]}", "loss .* must be given, .* hold 1 tensors"),
-        (
-            "def make(): return {**parts(), 'validation': [(torch.rand(2, 4), torch.zeros(2, 1, dtype=torch.long))]}",
-            r"evaluate .* must be given, .* \(2,\) here, and the targets are \(2, 1\)",
-        ),
-        (
-            "def make(): return {**parts(), 'validation': [(torch.rand(2, 4), torch.eye(3)[:2])]}",
-            r"evaluate .* must be given, .* the targets are \(2, 3\)",
-        ),
-        (
-            "def make(): return {**parts(), 'train': [(torch.rand(2, 4), torch.zeros(3, dtype=torch.long))]}",
-            "as many targets as inputs, got 3 and 2 in train",
-        ),
-        ("def make(): return {**parts(), 'train': [(torch.rand(2, 4), ['a', 'b'])]}", r"got str as a batch\[1\]\[0\]"),
-        (
-            "def make(): return {**parts(), 'train': DataLoader(data(0, 9), num_workers=1, persistent_workers=True)}",
-            "must not keep its worker processes",
-        ),
-        ("def make(): raise OSError('no data')", "raised OSError: no data"),
-        ("def make(width): return parts()", "needs --option width=VALUE"),
-        ("make = 5", "must be a function, got int"),
-        ("def mkae(): pass", "unknown name in own_training 'make': did you mean 'mkae'"),
-        ("1 / 0", "importing own_training failed: ZeroDivisionError: division by zero"),
-        ("import no_such_thing", "importing own_training failed: No module named 'no_such_thing'"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_said_in_one_line(write: Write, body: str, message: str) -> None:
-    name = write(body)
-    with pytest.raises(UserError, match=message) as told:
-        check(name)
-    assert "\n" not in str(told.value)
-
-
-def test_a_loader_without_a_length_needs_steps_per_epoch(write: Write) -> None:
-    endless = """
-class Endless(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        while True:
-            yield torch.rand(4), torch.tensor(1)
-def make(steps: int = 0):
-    own = {**parts(), "train": DataLoader(Endless(), batch_size=4)}
-    return {**own, "steps_per_epoch": steps} if steps else own
-"""
-    name = write(endless)
-    with pytest.raises(UserError, match="has no length: return steps_per_epoch"):
-        check(name)
-    check(name, "steps=3")
-    assert train(name, workload_options=("steps=3",))[-1]["step"] == 6
-    short = write("def make(): return {**parts(), 'steps_per_epoch': 9}", module="short_one")
-    with pytest.raises(UserError, match="gave 7 batches in epoch 0, not 9"):
-        train(short)
-
-
-def test_unknown_names_and_modules() -> None:
-    assert is_factory("a.b:c")
-    assert not any(is_factory(name) for name in ("digits", "a b:c", "a:", ":c", "a:b:c", "a.:c"))
-    with pytest.raises(UserError, match=r"unknown workload 'digit': did you mean 'digits'.*package\.module:function"):
-        TrialConfig(workload="digit")
-    with pytest.raises(UserError, match=r"there is no module no_such_module, neither installed nor in .*"):
-        build("no_such_module:make")
 
 
 def test_options_reach_the_function_in_their_types(write: Write) -> None:
@@ -448,78 +191,6 @@ def test_a_random_split_is_the_same_in_every_process(write: Write) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# --- batches and their order ----------------------------------------------------------------------------------------
-
-
-class Drawing(Dataset[torch.Tensor]):
-    """Draws from every generator that a transform may use."""
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([index, random.random(), float(np.random.rand()), float(torch.rand(()))])
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("own", [False, True])
-def test_an_epochs_batches_depend_on_epoch_and_seed_alone(workers: int, own: bool) -> None:
-    generator = torch.Generator() if own else None
-    loader = DataLoader(Drawing(), batch_size=2, shuffle=True, num_workers=workers, generator=generator)
-
-    def epoch(number: int, seed: int) -> torch.Tensor:
-        torch.manual_seed(random.randrange(1000))  # whatever the process did before
-        random.seed()
-        batches = []
-        for batch in seeded_epoch(loader, number, seed):
-            torch.rand(3), random.random(), np.random.rand()
-            batches.append(batch)
-        return torch.cat(batches)
-
-    first = epoch(0, 0)
-    # numpy's generator is the workers' own matter: torch seeds it in them since 1.9.
-    assert torch.equal(first, epoch(0, 0))
-    assert not torch.equal(first, epoch(1, 0))
-    assert not torch.equal(first, epoch(0, 1))
-    assert sorted(first[:, 0].tolist()) == [0, 1, 2, 3, 4, 5]
-
-
-def test_the_process_own_generators_go_on_as_if_no_loader_had_drawn() -> None:
-    loader = DataLoader(Drawing(), batch_size=2, shuffle=True)
-    torch.manual_seed(5), random.seed(5), np.random.seed(5)
-    for _ in seeded_epoch(loader, 0, 0):
-        pass
-    drawn = float(torch.rand(())), random.random(), float(np.random.rand())
-    torch.manual_seed(5), random.seed(5), np.random.seed(5)
-    assert drawn == (float(torch.rand(())), random.random(), float(np.random.rand()))
-
-
-def test_samplers_are_told_the_epoch() -> None:
-    dataset = TensorDataset(torch.arange(12))
-    sampler = torch.utils.data.DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=True)
-    loader = DataLoader(dataset, batch_size=3, sampler=sampler)
-    orders = [torch.cat([b[0] for b in seeded_epoch(loader, epoch, 0)]).tolist() for epoch in (0, 1, 0)]
-    assert orders[0] == orders[2] != orders[1]
-
-
-def test_batches_go_flat_and_back() -> None:
-    from collections import namedtuple
-
-    pair = namedtuple("pair", "a b")
-    batch = {"x": torch.ones(2), "y": [torch.zeros(1), (torch.ones(3), pair(torch.ones(4), torch.ones(5)))]}
-    flat = flatten(batch)
-    assert [len(t) for t in flat] == [2, 1, 3, 4, 5]
-    back = unflatten(structure_of(batch), flat)
-    assert back["y"][1][1].b is flat[4]
-    assert isinstance(back["y"][1][1], pair)
-    with pytest.raises(ValueError, match="2 tensors do not fit"):
-        unflatten(structure_of([torch.ones(1)]), (torch.ones(1), torch.ones(1)))
-    with pytest.raises(UserError, match=r"got int as a batch\['n'\]"):
-        flatten({"n": 3})
-    with pytest.raises(UserError, match="at least one tensor"):
-        flatten([])
-
-
 def test_model_given_as_a_class(write: Write) -> None:
     net = "class Net(nn.Linear):\n    def __init__(self): super().__init__(4, 3)\n"
     name = write(net + "def make(): return {**parts(), 'model': Net}")
@@ -550,17 +221,6 @@ def make():
     )
     check(name)
     assert 0 <= train(name, epochs=1)[-1]["accuracy"] <= 1
-
-
-def test_an_evaluation_that_becomes_a_percentage_is_refused(write: Write) -> None:
-    name = write(
-        "calls = []\ndef share(model, batches, device):\n    calls.append(1)\n"
-        "    return 0.5 if len(calls) < 2 else 50.0\n"
-        "def make(): return {**parts(), 'evaluate': share}"
-    )
-    check(name)
-    with pytest.raises(UserError, match=r"evaluate .* must return a fraction, .* got 50"):
-        train(name)
 
 
 @pytest.mark.parametrize("looks", ["x.sum().item() * 0", "0 * torch.ones(8).sum()"])

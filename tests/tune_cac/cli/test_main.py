@@ -17,8 +17,14 @@ from search_spaces import SPACES
 from trainables.gradskip.variables import BY_NAME
 from tune_cac.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 VALID_VARIABLES = "Valid: " + ", ".join(sorted(BY_NAME))
+
+
 VALID_SPACES = f"Valid: {', '.join(sorted(SPACES))}"
+
+
 LIST = "must be a comma list of integers >= 0 in strictly ascending order, such as 10,20, got"
 
 
@@ -31,11 +37,6 @@ def a_study(root: Path, **changes: object) -> Layout:
     }  # fmt: skip
     layout.write_info(StudyInfo(**(values | changes)))  # type: ignore[arg-type]
     return layout
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -295,89 +296,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "tune_cac 0.1.0\n"
 
 
-def test_spaces_lists_and_shows_ranges_and_meanings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["spaces"]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in listed[: len(SPACES)]] == list(SPACES)
-    assert listed[0].endswith(SPACES["auto_thresholds"])
-    assert main(["spaces", "auto_thresholds", "--epochs", "10"]) == 0
-    out = capsys.readouterr().out
-    assert "10 epochs, 100 steps" in out
-    line = next(line for line in out.splitlines() if line.startswith("CAC_VAR_START_ITR"))
-    assert "0 .. 50" in line
-    assert "first iteration of an examination" in line
-
-
-def test_spaces_shows_conditions_and_meanings_of_branches(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["spaces", "stop_rules"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
-    assert "CAC_RULE=linear" in lines["linear.CAC_RULE_DEPTH"]
-    assert "0.1 .. 1.0" in lines["linear.CAC_RULE_DEPTH"]
-    assert "the share of the layers that is stopped at the schedule's end" in lines["linear.CAC_RULE_DEPTH"]
-    assert " 0.5 " in lines["linear.CAC_RULE_DEPTH"]  # the default
-    assert "always" in lines["CAC_RULE"]
-    assert list(lines).index("freezeout.CAC_RULE_CUBIC") < list(lines).index("plasticity.CAC_RULE_WINDOW")
-
-
-def test_spaces_names_the_layers_of_the_workload(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["spaces", "manual_layers"]) == 0
-    out = capsys.readouterr().out
-    assert "  0: norm1.bias (CAC_STOP_LAYER_NUM=2)\n  1: norm2.bias (CAC_STOP_LAYER_NUM=5)\n" in out
-    assert "stops=2 or 3" in out
-    assert "depth of the layer that the stop reaches through" in out
-
-
-def test_spaces_says_what_braking_distance_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["spaces", "braking_distance"]) == 0
-    out = capsys.readouterr().out
-    assert "fixed, unless search --set gives other values: CAC_VAR_START_ITR=3 CAC_VAR_START_THR=0.95" in out
-    assert "when" not in out.splitlines()[5].split()
-
-
-def test_workloads(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["workloads"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("digits ")
-    assert "real handwritten digits" in out
-    for name in ("images", "text", "module:function", "--script 'COMMAND'"):
-        assert f"\n{name} " in out
-
-
-def test_trial_trains_here_without_ray(tune_cac_command: Run) -> None:
-    done = tune_cac_command(
-        "trial", "--epochs", "2", "--set", "CAC_STOP_LAYER_NUM=5", CAC_STOP_LAYER_ITR="9", CAC_BRAKING_DISTANCE="3",
-        PYTHONPROFILEIMPORTTIME="1",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "CAC_STOP_LAYER_NUM=5  CAC_STOP_LAYER_ITR=9  CAC_BRAKING_DISTANCE=3" in done.stdout
-    assert "iteration 9: stopped through 5 (norm2.bias), manual" in done.stdout
-    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    assert "torch" in loaded
-    assert "ray" not in loaded
-
-
-def test_trial_warns_of_a_start_past_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trial", "--epochs", "1"]) == 0
-    captured = capsys.readouterr()
-    reason = (
-        "the first stop can come at iteration 5200 at the earliest (CAC_VAR_START_ITR=5000, decided every 200), the "
-        "run has 10 steps: set both lower, such as CAC_VAR_START_ITR=2 and CAC_VAR_SAMPLES=1"
-    )
-    assert f"warning: nothing will stop: {reason}\n" in captured.err
-    assert f"nothing stopped: {reason}\n" in captured.out
-
-
-def test_a_trial_that_diverges_exits_with_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from trainables.workloads.digits import Digits
-
-    real = Digits.loss
-    monkeypatch.setattr(Digits, "loss", lambda self, model, batch: real(self, model, batch) * float("nan"))
-    assert main(["trial", "--epochs", "1", "--method", "none"]) == 1
-    assert capsys.readouterr().err == "tune_cac: the trial failed: the training loss is nan in epoch 1\n"
-
-
 def test_the_console_script_is_the_module() -> None:
     for arguments, code in ((["--version"], 0), (["search", "--space", "no"], 2)):
         script, module = (
@@ -386,93 +304,3 @@ def test_the_console_script_is_the_module() -> None:
         )
         assert (script.returncode, script.stdout, script.stderr) == (code, module.stdout, module.stderr)
         assert module.returncode == code
-
-
-SCHEDULE = """version: 1
-pruners:
-  fine: {class: SensitivityPruner, sensitivities: {"conv*.weight": 0.5}}
-policies:
-- {pruner: {instance_name: fine}, starting_epoch: 4, ending_epoch: 6}
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            "trial --schedule s.yaml --epochs 3",
-            "policies[0] of the schedule never acts: the last epoch of the run is 2; begin earlier, or give more "
-            "--epochs",
-        ),
-        (
-            "trial --method gradskip --schedule s.yaml",
-            "--schedule needs --method compression or gradskip+compression, got --method gradskip",
-        ),
-        ("trial --method compression", "method compression has nothing to compress with: give --schedule FILE"),
-        (
-            "search --space schedule --schedule s.yaml",
-            "space schedule searches marked values, and the schedule has none: mark some, such as "
-            "!search {low: 0.1, high: 0.9}, or search another space",
-        ),
-    ],
-)
-def test_schedules_that_would_do_nothing(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("s.yaml").write_text(SCHEDULE)
-    assert main(arguments.split()) == 2
-    assert capsys.readouterr().err == f"tune_cac: error: {message}\n"
-
-
-def test_a_name_that_matches_nothing_is_told_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("s.yaml").write_text(SCHEDULE.replace("conv*", "cov*"))
-    assert main(["trial", "--schedule", "s.yaml", "--epochs", "6"]) == 2
-    assert "s.yaml:3: pruners.fine.sensitivities.cov*.weight: 'cov*.weight' matches no" in capsys.readouterr().err
-
-
-PUBLISHED = (
-    "lr_scheduler: none\npruners:\n  fine:\n    class: AutomatedGradualPruner\n    initial_sparsity: 0.05\n"
-    "    final_sparsity: 0.5\n    weights: [conv2.weight, module.fc.weight]\n  spare: {class: SensitivityPruner, "
-    "sensitivities: {conv1.weight: 0.1}}\npolicies:\n"
-    "  - {pruner: {instance_name: fine}, starting_epoch: 0, ending_epoch: 2, frequency: 1}\n"
-)
-
-
-def test_a_trial_takes_what_distiller_took_where_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
-    """A section and a pruner that nobody uses, a name that matches nothing, no version."""
-    Path("s.yaml").write_text(PUBLISHED)
-    assert main(["trial", "--schedule", "s.yaml", "--epochs", "2"]) == 2
-    assert "s.yaml:1: lr_scheduler: unknown section, did you mean 'lr_schedulers'?" in capsys.readouterr().err
-    with pytest.warns(UserWarning, match="s.yaml") as said:
-        assert main(["trial", "--schedule", "s.yaml", "--epochs", "2", "--compatible"]) == 0
-    texts = [str(warning.message) for warning in said]
-    for part in ("version is missing", "unknown section", "is used by no policy", "module.fc.weight"):
-        assert any(part in text for text in texts), part
-    assert "sparsity" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", ["trial", "search"])
-def test_compatible_is_about_a_schedule(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--compatible"]) == 2
-    assert capsys.readouterr().err == "tune_cac: error: --compatible is about a schedule: give --schedule FILE, too\n"
-
-
-def test_a_trial_says_where_marked_values_stand(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("s.yaml").write_text(
-        SCHEDULE.replace("0.5", "!search {low: 0.2, high: 0.6}").replace("_epoch: 4", "_epoch: 0")
-    )
-    assert main(["trial", "--schedule", "s.yaml", "--epochs", "1"]) == 0
-    out, err = capsys.readouterr()
-    assert err.startswith("marked values take the middle of their ranges: pruners.fine.sensitivities.conv*.weight 0.4")
-    assert "sparsity" in out
-
-
-def test_files_of_teachers_are_named_from_the_root(tmp_path: Path) -> None:
-    from tune_cac.study.fixed_params import check_hold, with_schedule
-
-    Path("teacher.pt").touch()
-    Path("s.yaml").write_text(
-        "version: 1\ndistillers:\n  t: {class: KnowledgeDistillation, checkpoint: teacher.pt}  # mine\n"
-        "policies:\n- {distiller: {instance_name: t}, starting_epoch: 0, ending_epoch: 2}\n"
-    )
-    assert f'checkpoint: "{tmp_path / "teacher.pt"}"}}  # mine' in with_schedule({}, "s.yaml")["schedule"]
-    held = check_hold("distillation", {"distill_checkpoint": "teacher.pt"})
-    assert held["distill_checkpoint"] == str(tmp_path / "teacher.pt")

@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 
 from analysis.metrics.accounting import SearchCost
 
-NOTEBOOK = Path(__file__).parent.parent / "docs" / "analysis.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "analysis.ipynb"
 #: Appended to the notebook: what it has in its variables, as one line of JSON.
 TELL = """
 import json

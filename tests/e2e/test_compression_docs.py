@@ -37,7 +37,7 @@ from trainables.errors import UserError
 from trainables.metrics import MODEL_DEFAULTS
 from tune_cac.cli.main import build_parser
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs" / "compression.md"
 PAGE = FILE.read_text()
 README = (ROOT / "README.md").read_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 #: Variables under which the first example is said to be run.
 VARIABLES = {"CAC_VAR_START_ITR": "60", "CAC_VAR_START_THR": "0.99", "CAC_VAR_SAMPLES": "5"}

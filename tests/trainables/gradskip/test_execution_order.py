@@ -1,0 +1,232 @@
+"""Execution order of a model's layers, and what runs before them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from conv_models import EXECUTION, Shuffled, conv_model
+from loops import equal, train, weights
+from torch import Tensor, nn
+
+from trainables.gradskip import SGD, Settings
+from trainables.gradskip.execution_order import ExecutionRecorder, trace_model
+
+
+class TestTrace:
+    def test_execution_order_and_what_is_upstream(self) -> None:
+        model = Shuffled()
+        names = [name for name, _ in model.named_parameters()]
+        trace = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8)))
+        ordered = sorted(range(len(names)), key=lambda n: (trace.ranks[n], n))
+        assert [names[n] for n in ordered] == EXECUTION
+        for number, name in enumerate(names):
+            module = name.rsplit(".", 1)[0]
+            before = EXECUTION[: next(i for i, n in enumerate(EXECUTION) if n.rsplit(".", 1)[0] == module)]
+            assert {names[n] for n in range(len(names)) if trace.upstream[number] >> n & 1} == set(before), name
+
+    def test_parallel_branches_are_not_upstream_of_each_other(self) -> None:
+        class Branches(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.stem = nn.Linear(3, 3, bias=False)
+                self.left = nn.Linear(3, 3, bias=False)
+                self.right = nn.Linear(3, 3, bias=False)
+                self.head = nn.Linear(3, 1, bias=False)
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = self.stem(x)
+                return self.head(self.left(x) + self.right(x))
+
+        model = Branches()
+        trace = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 3)))
+        assert trace.ranks == tuple(sorted(trace.ranks))
+        assert list(trace.upstream) == [0b0000, 0b0001, 0b0001, 0b0111]
+        assert trace.left_upstream({2}) == {0}
+
+    def test_leaves_no_mark(self) -> None:
+        model = nn.Sequential(conv_model(), nn.Dropout(0.5))
+        model[0][0].weight.requires_grad_(False)  # type: ignore[index,union-attr]
+        state = {k: v.clone() for k, v in model.state_dict().items()}
+        flags = [p.requires_grad for p in model.parameters()]
+        generator = torch.get_rng_state()
+        trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8)))
+        assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+        assert [p.requires_grad for p in model.parameters()] == flags
+        assert all(p.grad is None for p in model.parameters())
+        assert torch.equal(torch.get_rng_state(), generator)
+        assert not any(m._forward_pre_hooks for m in model.modules())
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_what_is_called_before_the_first_pass_is_no_part_of_it(self, whole: bool) -> None:
+        """A part called by itself (or a parametrized weight looked at) became the first layer."""
+        model = nn.Sequential(*(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)) for _ in range(3)))
+        optimizer = SGD(model.parameters(), lr=0.1, model=model, settings=Settings(whole_units=True))
+        model[2](torch.zeros(1, 4)) if whole else model[2].weight.norm()  # type: ignore[operator,union-attr]
+        model(torch.zeros(1, 4)).sum().backward()
+        optimizer.step()
+        order = [optimizer.gradskip.names[n].split(".")[0] for n in optimizer.gradskip.plan.order]
+        assert order == sorted(order)
+
+    def test_a_model_that_returns_nothing_is_seen_and_one_that_raises_is_tried_again(self) -> None:
+        class Kept(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.last, self.first = nn.Linear(2, 1), nn.Linear(3, 2)
+
+            def forward(self, x: Tensor) -> None:
+                self.out = self.last(self.first(x))
+
+        seen: list[str] = []
+        model = Kept()
+
+        class Listener:
+            def complete(self) -> None:
+                seen.append("complete")
+
+        listener = Listener()
+        recorder = ExecutionRecorder(model, list(model.parameters()), listener.complete)
+        with pytest.raises(RuntimeError):
+            model(torch.zeros(1, 7))
+        assert seen == []
+        model(torch.zeros(1, 3))
+        assert seen == ["complete"]
+        trace = recorder.trace()
+        recorder.remove()
+        assert trace.ranks[0] > trace.ranks[2]  # the last layer was registered first
+
+    def test_a_model_called_in_parts_is_walked_once(self) -> None:
+        """A recurrent cell's graph was walked from its begin at every step: minutes for a thousand of them."""
+        cell, head = nn.Linear(4, 4), nn.Linear(4, 2)
+        model = nn.ModuleList([head, cell])
+        recorder = ExecutionRecorder(model, list(model.parameters()))
+        walked = 0
+        real = recorder._masks._of_leaf
+
+        def counted(leaf: Any) -> int:
+            nonlocal walked
+            walked += 1
+            return real(leaf)
+
+        recorder._masks._of_leaf = counted  # type: ignore[method-assign]
+        state, steps = torch.zeros(1, 4), 200
+        encoded = cell(state)
+        for _ in range(steps):
+            state = torch.tanh(cell(state + encoded))
+        head(state)
+        trace = recorder.trace()
+        recorder.remove()
+        assert walked < 12 * steps  # nodes: a few a step
+        assert trace.upstream[0] == 0b1100  # the head's: the cell's weights
+
+    def test_a_projection_that_is_used_but_never_called_has_its_parents_place(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 1, 8, batch_first=True), nn.Linear(4, 2))
+        names = [name for name, _ in model.named_parameters()]
+        trace = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 3, 4)))
+        rank = dict(zip(names, trace.ranks, strict=True))
+        assert rank["1.self_attn.in_proj_weight"] == rank["1.self_attn.out_proj.weight"] < rank["1.linear1.weight"]
+        assert rank["0.weight"] < rank["1.self_attn.in_proj_weight"]
+
+    def test_the_first_training_step_shows_it_at_no_one_elses_cost(self) -> None:
+        """Weights after training with the model given equal those without, and copies of the model carry no hook."""
+        plain, watched = conv_model(), conv_model()
+        settings = Settings(stop_layer_num=(6,), stop_layer_itr=(2,))
+        theirs = SGD(plain.parameters(), lr=0.1, settings=settings)
+        ours = SGD(watched.parameters(), lr=0.1, settings=settings, model=watched)
+        copied = copy.deepcopy(watched)
+        train(plain, theirs, 4)
+        train(watched, ours, 4)
+        assert equal(weights(plain), weights(watched))
+        assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), watched.buffers(), strict=True))
+        assert ours.gradskip.numbering.trace is not None
+        assert not any(m._forward_pre_hooks for m in watched.modules())
+        copied(torch.ones(2, 1, 8, 8))
+        assert ours.gradskip.left_upstream() == []
+
+    def test_the_first_training_pass_shows_what_a_pass_in_which_everything_trains_does(self) -> None:
+        model = Shuffled()
+        optimizer = SGD(model.parameters(), lr=0.1, settings=Settings(whole_units=True), model=model)
+        with torch.no_grad():
+            model(torch.randn(2, 1, 8, 8))  # an evaluation shows nothing
+        assert optimizer.gradskip.numbering.trace is None
+        model(torch.randn(2, 1, 8, 8)).sum().backward()
+        whole = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8)))
+        assert optimizer.gradskip.numbering.trace == whole
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+    @pytest.mark.parametrize("frozen", [("conv0",), ("conv0", "norms.0"), ("conv1",), ("conv0", "conv1", "norms.1")])
+    def test_what_the_user_has_frozen_is_upstream_still(self, frozen: tuple[str, ...]) -> None:
+        """Autograd's graph does not know it; it may be thawed later."""
+        model = Shuffled()
+        for name in frozen:
+            model.get_submodule(name).requires_grad_(False)
+        optimizer = SGD(model.parameters(), lr=0.1, model=model)
+        model(torch.randn(2, 1, 8, 8)).sum().backward()
+        whole = trace_model(model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8)))
+        assert optimizer.gradskip.numbering.trace == whole
+
+    def test_a_model_that_is_called_in_parts_is_seen_at_its_first_step(self) -> None:
+        model = nn.ModuleDict({"head": nn.Linear(4, 2), "body": nn.Linear(3, 4)})
+        optimizer = SGD(model.parameters(), lr=0.1, model=model)
+        for _ in range(2):  # gradients of two batches
+            model["head"](model["body"](torch.randn(2, 3)).relu()).sum().backward()
+        optimizer.step()
+        assert optimizer.gradskip.numbering.trace is not None
+        assert optimizer.gradskip.numbering.trace.ranks == (1, 1, 0, 0)
+        assert list(optimizer.gradskip.numbering.trace.upstream) == [0b1100, 0b1100, 0, 0]
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+    def test_a_pass_that_raised_is_no_pass(self) -> None:
+        """As where a batch is halved until it fits into memory."""
+        model = Shuffled()
+        optimizer = SGD(model.parameters(), lr=0.1, model=model)
+        with pytest.raises(RuntimeError):
+            model(torch.randn(2, 1, 1, 8, 8))
+        assert optimizer.gradskip.numbering.trace is None
+        model(torch.randn(2, 1, 8, 8))
+        assert optimizer.gradskip.numbering.trace == trace_model(
+            model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8))
+        )
+
+    def test_an_optimizer_that_is_gone_leaves_no_hook_behind(self) -> None:
+        import gc
+        import weakref
+
+        model = conv_model()
+        optimizer = SGD(model.parameters(), lr=0.1, model=model)
+        gone = weakref.ref(optimizer)
+        del optimizer
+        gc.collect()
+        assert gone() is None
+        model(torch.ones(2, 1, 8, 8))
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+    def test_a_resumed_run_takes_it_from_its_state(self) -> None:
+        model, again = Shuffled(), Shuffled()
+        optimizer = SGD(model.parameters(), lr=0.1, model=model)
+        train(model, optimizer, 1)
+        resumed = SGD(again.parameters(), lr=0.1, model=again)
+        resumed.load_state_dict(optimizer.state_dict())
+        assert resumed.gradskip.numbering.trace == optimizer.gradskip.numbering.trace
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in again.modules())
+
+    def test_a_pickled_model_carries_no_recorder(self) -> None:
+        import pickle
+
+        model = conv_model()
+        optimizer = SGD(model.parameters(), lr=0.1, model=model)
+        twin = pickle.loads(pickle.dumps(model))
+        twin(torch.ones(2, 1, 8, 8))
+        assert optimizer.gradskip.numbering.trace is None
+
+    def test_a_model_that_cannot_be_watched_trains_anyway(self) -> None:
+        model = conv_model()
+        with pytest.warns(UserWarning, match="the execution order of the layers could not be seen"):
+            optimizer = SGD(
+                model.parameters(), lr=0.1, settings=Settings(stop_layer_num=(6,), stop_layer_itr=(2,)), model=model,
+                example_inputs=torch.ones(3),
+            )  # fmt: skip
+        train(model, optimizer, 4)
+        assert optimizer.gradskip.stopped_through == 6

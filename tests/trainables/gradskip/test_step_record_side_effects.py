@@ -1,0 +1,251 @@
+"""Counting changes nothing of a user's training, modes or compiled models, and ends with its optimizers."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from counted_loops import BATCH, batch, counted_step, model, record_of, settings, summary_of, train
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainables import gradskip
+from trainables.gradskip.script_counting import step_flops, step_record
+from trainables.gradskip.script_counting.process_record import process_summary
+from trainables.script.report_lines import read_report
+from trainables.script.reporting import report
+
+pytestmark = pytest.mark.usefixtures("own_records")
+
+
+def test_only_a_script_that_a_search_runs_is_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = model()
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+    assert process_summary() is None
+    report(accuracy=0.5)
+    assert read_report(capsys.readouterr().out) == {"accuracy": 0.5}
+    monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", "anywhere")
+    dense = counted_step(net)
+    small = nn.Linear(2, 2)
+    other = gradskip.SGD(small.parameters(), lr=0.01, settings=settings())
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+    train(optimizer, net, 3)
+    report(accuracy=torch.tensor(0.75), loss=1.5, step=3)
+    told = read_report(capsys.readouterr().out)
+    assert told is not None
+    assert (told["accuracy"], told["step"], told["loss"]) == (0.75, 3, 1.5)
+    assert told["gradskip"]["dense_flops"] == 3 * sum(dense)
+    assert told["gradskip"]["layer_names"][0] == "0.weight"
+    del other
+
+
+def test_counting_changes_no_training() -> None:
+    def weights(counted: bool) -> list[torch.Tensor]:
+        net = model()
+        optimizer = gradskip.SGD(net.parameters(), lr=0.1, momentum=0.9, settings=settings((1, 4)), model=net)
+        record = record_of(optimizer) if counted else None
+        torch.manual_seed(1)
+        train(optimizer, net, 10)
+        if record is not None:
+            record.close()
+        return [p.detach().clone() for p in net.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(weights(True), weights(False), strict=True))
+
+
+class Calls(nn.Module):
+    """A model that counts its own calls, as some do for a schedule of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("example", [False, True])
+def test_no_forward_pass_is_run_that_the_script_did_not_ask_for(example: bool) -> None:
+    net = Calls()
+    optimizer = gradskip.SGD(
+        net.parameters(), lr=0.01, settings=settings((1, 2)), model=net,
+        example_inputs=batch()[0] if example else None,
+    )  # fmt: skip
+    train(optimizer, net, 4)
+    assert net.calls == 4
+    assert optimizer.gradskip.numbering.trace is not None
+
+
+class Seen(TorchDispatchMode):
+    """A mode of the user's, which counts what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_modes_of_the_user_are_left_where_the_user_leaves_them(recorded: bool) -> None:
+    """Entered before an optimizer is made or between two steps, left in the middle of a step that is looked at."""
+    net = model()
+    dense = counted_step(net)
+    record = record_of()
+    one, two, three = Seen(), Seen(), Seen()
+    with one:
+        optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings((1, 4)), model=net)
+        if recorded:
+            record.add(optimizer.gradskip)
+    assert one not in _get_current_dispatch_mode_stack()
+    seen_once = one.operations
+    train(optimizer, net, 1)
+    with two, three:
+        train(optimizer, net, 1)
+    assert not {two, three} & set(_get_current_dispatch_mode_stack())
+    seen = two.operations
+    assert seen == three.operations
+    two.__enter__()
+    train(optimizer, net, 3)
+    two.__exit__(None, None, None)
+    train(optimizer, net, 10)
+    assert one.operations == seen_once
+    assert two.operations < 5 * seen
+    if recorded:
+        assert summary_of(record)["dense_flops"] == 15 * sum(dense)
+    assert _get_current_dispatch_mode_stack() == []
+
+
+def test_a_counter_of_the_users_counts_what_it_would_without_ours() -> None:
+    def counted(recorded: bool) -> int:
+        net = model()
+        optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings((1, 2)), model=net)
+        record = record_of(*([optimizer] if recorded else []))
+        with FlopCounterMode(display=False) as counter:
+            train(optimizer, net, 5)
+        record.close()
+        return int(counter.get_total_flops())
+
+    assert counted(True) == counted(False)
+
+
+def test_an_optimizer_that_is_dropped_looks_no_longer() -> None:
+    net = model()
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+    record = record_of(optimizer)
+    assert record.flops.at_work
+    del optimizer
+    gc.collect()
+    assert not record.flops.at_work
+
+
+def test_an_optimizer_that_steps_no_more_is_not_waited_for() -> None:
+    idle_net, net = model(), model()
+    idle = gradskip.SGD(idle_net.parameters(), lr=0.01, settings=settings(), model=idle_net)
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
+    record = record_of(idle, optimizer)
+    train(optimizer, net, 3)
+    assert record.flops.at_work
+    train(optimizer, net, step_record._PATIENCE)
+    assert not record.flops.at_work
+    dense = counted_step(net)
+    train(idle, idle_net, 3)
+    assert summary_of(record)["dense_flops"] == (6 + step_record._PATIENCE) * sum(dense)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_a_compiled_model_stays_compiled_and_is_counted(backend: str) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    net = model()
+    dense = counted_step(net)
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(net, backend=counter)
+    optimizer = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=compiled)
+    record = record_of(optimizer)
+    train(optimizer, compiled, 6, evaluate=True)
+    assert counter.frame_count > 0
+    frames = counter.frame_count
+    found = summary_of(record)
+    assert found["forward_flops"] == 6 * dense[0]
+    assert found["dense_flops"] == 6 * sum(dense)
+    train(optimizer, compiled, 2, evaluate=True)
+    assert counter.frame_count == frames
+
+
+def test_private_names_of_torch_that_the_counter_stands_on() -> None:
+    """A canary: where one of these changes, `StepFlops` must."""
+    mode = Seen()
+    with mode:
+        assert _get_current_dispatch_mode_stack() == [mode]
+        assert getattr(mode, "_mode_key", None) is None
+    assert torch._C._current_graph_task_id() == -1
+    assert TorchDispatchMode.ignore_compile_internals() is False
+    seen: list[tuple[bool, bool, bool]] = []
+
+    class Look(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append((torch.is_grad_enabled(), step_flops._in_autograd_function(), step_flops.in_backward()))
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            seen.append((torch.is_grad_enabled(), step_flops._in_autograd_function(), step_flops.in_backward()))
+            return grad
+
+    Look.apply(torch.ones(1, requires_grad=True)).backward()
+    assert seen == [(False, True, False), (False, False, True)]
+    assert not step_flops._in_autograd_function()
+
+
+def test_an_optimizer_collected_in_the_midst_of_an_operation_changes_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python collects where it allocates, also inside an operation that is being counted: it was counted twice."""
+
+    def fold(steps: int = 4) -> None:
+        net = model()
+        optimizer = gradskip.SGD(net.parameters(), lr=0.1, model=net)
+        record.add(optimizer.gradskip)
+        optimizer.cycle = optimizer  # type: ignore[attr-defined]  # collected later
+        for _ in range(steps):
+            optimizer.zero_grad()
+            net(torch.zeros(BATCH, 1, 6, 6)).sum().backward()
+            optimizer.step()
+
+    record = record_of()
+    gc.disable()
+    try:
+        fold()
+        one = summary_of(record)
+        real, collect = step_flops.formula_of, iter([gc.collect])  # once: a collection takes long in a large process
+        monkeypatch.setattr(step_flops, "formula_of", lambda operation: (next(collect, bool)(), real(operation))[1])
+        fold()
+        both = summary_of(record)
+    finally:
+        gc.enable()
+    for name in ("forward_flops", "backward_flops", "dense_flops"):
+        assert both[name] == 2 * one[name] > 0
+    monkeypatch.setattr(step_flops, "formula_of", real)
+    del record.records[:]
+    gc.collect()
+
+
+def test_when_the_last_optimizer_is_gone_nothing_is_counted_any_more() -> None:
+    net = model()
+    optimizer = gradskip.SGD(net.parameters(), lr=0.1, model=net)
+    record = record_of(optimizer)
+    assert record.flops.at_work
+    del optimizer
+    gc.collect()
+    assert not record.flops.at_work
