@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tune_cac.own_packages import NAMES, check_own, install
+from tune_cac.own_packages import ALIASES, NAMES, check_own, install
 
 install()
 
@@ -43,13 +43,6 @@ __all__ = [
     "__version__",
 ]
 
-#: Packages that have a name here too, so that a user needs one import.
-_ALIASES = {
-    "analysis": "analysis",
-    "compression": "trainables.compression",
-    "gradskip": "trainables.gradskip",
-    "search_spaces": "search_spaces",
-}
 _HOMES = {
     "confirm": "tune_cac.tuning.confirmation",
     "report": "trainables.script.reporting",
@@ -59,10 +52,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ALIASES:
-        home = _ALIASES[name]
-        check_own([home.partition(".")[0]])
-        return importlib.import_module(home)
+    if name in ALIASES:
+        return importlib.import_module(f"tune_cac.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # A user's training script may have an analysis.py in its folder, and needs only trainables.

@@ -98,6 +98,26 @@ def test_a_script_keeps_its_own_module(folder: Path, imports: str) -> None:
     assert '"accuracy": 0.5' in done.stdout
 
 
+def test_code_elsewhere_in_the_project_has_its_own_module(folder: Path) -> None:
+    """In a subfolder, as ``python -m``, as ``-c``, and imported on its behalf by a library."""
+    (folder / "models").mkdir()
+    text = "import tune_cac\nimport importlib, analysis\nassert analysis.mine\nassert importlib.reload(analysis).mine\n"
+    (folder / "models" / "net.py").write_text(text)
+    (folder / "train.py").write_text("import tune_cac\nimport models.net\n")
+    library = folder.parent / "site" / "library.py"
+    library.write_text("import importlib\ndef load(name):\n    return importlib.import_module(name)\n")
+    on_behalf = "import tune_cac, library; assert library.load('analysis').mine"
+    for arguments in (["train.py"], ["-m", "models.net"], ["-c", text], ["-c", on_behalf]):
+        done = python(folder, *arguments)
+        assert done.returncode == 0, (arguments, done.stderr)
+
+
+def test_ours_through_a_link_is_ours(folder: Path) -> None:
+    (folder / "analysis.py").unlink()
+    done = python(folder, "-c", "import analysis, tune_cac; assert tune_cac.analysis is analysis; tune_cac.search")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_the_command_of_a_script_search_keeps_its_own_module(folder: Path) -> None:
     (folder / "train.py").write_text(
@@ -144,3 +164,14 @@ def test_one_import_is_enough() -> None:
     assert tune_cac.gradskip is gradskip
     assert all(getattr(tune_cac.compression, name) is not None for name in compression.__all__)
     assert set(tune_cac.__all__) <= set(dir(tune_cac))
+
+
+def test_aliases_can_be_imported_from() -> None:
+    import tune_cac.analysis.io.layout
+    from tune_cac.analysis import rank
+    from tune_cac.gradskip import Settings
+
+    assert rank is analysis.rank
+    assert Settings is gradskip.Settings
+    assert tune_cac.analysis.io.layout is sys.modules["analysis.io.layout"]
+    assert analysis.__spec__.name == analysis.__name__ == "analysis"
