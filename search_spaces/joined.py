@@ -15,7 +15,7 @@ _ORDER = ("gradskip", "compression")
 
 @dataclass(frozen=True)
 class _Suggest:
-    """Asks for the values of all spaces; an object, not a closure, so that it can be sent between processes."""
+    """Ask for the values of all spaces; an object, not a closure, so that it can be sent between processes."""
 
     spaces: tuple[Space, ...]
 

@@ -58,7 +58,7 @@ def keep_decoded_data(config: Mapping[str, Any]) -> None:
 
 
 class Trial(tune.Trainable):
-    """Trains one configuration. The process is reused for the next one (`TuneConfig(reuse_actors=True)`).
+    """Train one configuration. The process is reused for the next one (`TuneConfig(reuse_actors=True)`).
 
     Ray's config holds:
         config: the fields of `TrialConfig`.

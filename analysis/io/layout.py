@@ -41,7 +41,7 @@ class StudyInfo:
     fresh_processes: bool = False
     """Whether each trial ran in its own process, as results depend on earlier training in the same process."""
     controls: bool = False
-    """Whether controls (shorter trainings and random stops) are trained in addition to its trials."""
+    """Whether controls (cut dense runs and random stops) are trained in addition to its trials."""
     candidates: list[int] = field(default_factory=list)
     """For a confirmation, the numbers of the selected trials over all its calls; empty for a search."""
     gpus_per_trial: float = 0.0

@@ -87,7 +87,7 @@ def mean_limits(
     resolution: float | None = None,
     resamples: int = RESAMPLES,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return lower and upper ends of confidence intervals for the means behind small samples.
+    """Compute confidence intervals for the population mean of each small sample.
 
     Each interval holds with probability 1 - (1 - confidence) / comparisons, so that all of them hold together with
     `confidence` (Bonferroni). Each end is the outermost of three intervals:

@@ -60,7 +60,10 @@ def of_trial(confirmation: pd.DataFrame | None, trial: pd.Series) -> pd.Series |
 
 
 def compared(row: pd.Series) -> str:
-    """Return the accuracy that was compared, in words; earlier versions compared only that of the test split."""
+    """Return the name of the accuracy that was compared, such as "test accuracy".
+
+    Earlier versions compared only the accuracy on the test split and did not record its name.
+    """
     return str(row.get("compared", "test accuracy"))
 
 
@@ -69,7 +72,7 @@ def saved_again(row: pd.Series) -> float:
     return float(row.get("saved", row["compute_saved"]))
 
 
-def held(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> pd.DataFrame:
+def without_refuted(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> pd.DataFrame:
     """Return the ranking without the outcomes that the confirmation refuted."""
     if confirmation is None:
         return ranking

@@ -1,13 +1,13 @@
-"""Controls: shorter training with the same compute, and stops at random places.
+"""Controls: cut dense runs of the same compute, and stops at random places.
 
 A setting that saves 30 % of the compute with an accuracy loss of 0.3 points is useless if training for 70 % of the
 epochs, with the schedule shortened accordingly, reaches the same accuracy. Settings are compared with a line through
-the baseline, which saves nothing, and the shorter trainings. At a saving s its value is the larger of:
+the baseline, which saves nothing, and the cut dense runs. At a saving s its value is the larger of:
 
 - the linear interpolation between the neighbours of s (a length in between would give about this accuracy);
-- the best accuracy of all shorter trainings that save at least s, as a larger saving is acceptable, too.
+- the best accuracy of all cut dense runs that save at least s, as a larger saving is acceptable, too.
 
-The line ends at the shortest training; settings that save more are not compared. Both sides are single trainings:
+The line ends at the shortest of them; settings that save more are not compared. Both sides are single trainings:
 within one sample of the validation split, and within the noise of another seed (`noise`), they are about equal. Compute
 is always that of training: in a study that ranks by inference compute, or by both, no trial is compared.
 """
@@ -29,7 +29,9 @@ from trainables.errors import UserError
 
 #: Values of the column ``control``.
 SHORTER, RANDOM_STOPS = "shorter", "random stops"
-#: Results of the comparison of a setting with training shorter.
+#: The same as readers see them.
+CONTROL_NAMES = {SHORTER: "cut dense run", RANDOM_STOPS: "random stops"}
+#: Results of the comparison of a setting with a cut dense run.
 BEATS, EQUAL, LOSES = "yes", "about equal", "no"
 
 
@@ -46,7 +48,7 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy``. Empty where the
-        study has no completed baseline or no completed shorter training. ``line.attrs["resolution"]`` is one sample of
+        study has no completed baseline or no completed cut dense run. ``line.attrs["resolution"]`` is one sample of
         the validation split as a fraction, None where it is not known.
 
     Raises:
@@ -78,7 +80,7 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]:
-    """Return (N,) accuracies that shorter training reaches at these savings; NaN beyond the shortest training.
+    """Return (N,) accuracies that cut dense runs reach at these savings; NaN beyond the shortest of them.
 
     Args:
         line: from `control_line`.
@@ -102,7 +104,7 @@ def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]
 
 
 def difference_that_says_nothing(line: pd.DataFrame, accuracy: Any) -> NDArray[np.float64]:
-    """Return the difference up to which a setting and shorter training are about equal: a sample or the seed noise.
+    """Return the difference up to which a setting and a cut dense run are about equal: a sample or the seed noise.
 
     Args:
         line: from `control_line`.
@@ -113,7 +115,7 @@ def difference_that_says_nothing(line: pd.DataFrame, accuracy: Any) -> NDArray[n
 
 
 def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
-    """Return whether each trial is more accurate than shorter training with the same compute, judged by one seed.
+    """Return whether each trial is more accurate than a cut dense run of the same compute, judged by one seed.
 
     Returns:
         ``yes``, ``no`` or, within `difference_that_says_nothing`, ``about equal``, on the trials' index; NA beyond the

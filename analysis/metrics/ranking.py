@@ -14,7 +14,7 @@ Treatment of the trials:
 | equal in all objectives | see tie | on the front together, counted once in the volume |
 | duplicate of an earlier one | stays, by its values; `duplicate_of` is the earlier trial's number | stays |
 | role ``control`` | left out unless `controls=True` | left out unless `controls=True` |
-| role ``baseline`` | ranked like any other: it saves nothing at no drop | like any other |
+| role ``baseline`` | ranked like any other: it saves nothing at no loss | like any other |
 
 For duplicates, see `analysis.metrics.duplicates`.
 

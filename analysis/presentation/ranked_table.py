@@ -32,8 +32,8 @@ def ranked_table(
         top: rows to show; None for all. The baseline is always included.
         test: add the test accuracy, which a search must not choose by.
         allowed_drop: allowed accuracy loss of the ranking; a loss above it gets enough decimals to show that.
-        beats: from `analysis.beats_shorter`, on the ranking's index; adds a column with the comparison to training
-            shorter.
+        beats: from `analysis.beats_shorter`, on the ranking's index; adds a column with the comparison to a cut
+            dense run.
     """
     header = [
         "rank", "trial", "accuracy", "accuracy loss", "saved", "GFLOPs", "search cost", "time s", "within", "front",

@@ -83,7 +83,7 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
           reference's loss is the compute saving averaged over all allowed losses from 0 to the reference's;
         - ``best_trial``, ``compute_saved`` (training), ``saved`` (what the studies rank by), ``accuracy_drop``: of the
           trial that saves most within the allowed loss; missing if no trial saves compute within it;
-        - ``search_trainings``: cost of the search without controls, in dense trainings (`analysis.search_cost`);
+        - ``search_trainings``: cost of the search without controls, in full trainings (`analysis.search_cost`);
         - ``share_of_joint_front``: share of the joint front's distinct outcomes that the study reached. An outcome
           reached by several studies counts for each, so the shares may add up to more than 1. Missing if the joint
           front is empty.
@@ -225,7 +225,7 @@ def _notes(infos: dict[str, StudyInfo], trials: dict[str, pd.DataFrame]) -> Iter
             yield f"Baselines of the same seed differ in accuracy ({_listed(known)}): they were not trained alike."
     held = {name: json.dumps(info.hold, sort_keys=True) for name, info in infos.items()}
     if len(set(held.values())) > 1:
-        yield f"Held settings differ ({_listed({name: _held(info) for name, info in infos.items()})})."
+        yield f"Fixed values differ ({_listed({name: _held(info) for name, info in infos.items()})})."
     for package in sorted({package for info in infos.values() for package in info.versions}):
         versions = {name: info.versions.get(package, "?") for name, info in infos.items()}
         if len(set(versions.values())) > 1:

@@ -67,7 +67,7 @@ def headline(
     line: pd.DataFrame | None = None,
     why_little: str = "",
 ) -> str:
-    """Return the result in a few sentences: saving, accuracy loss, confirmation, comparison with shorter training.
+    """Return the result in a few sentences: saving, accuracy loss, confirmation, comparison with a cut dense run.
 
     If no setting is recommended, the text says so and adds `why_little`.
 
@@ -76,7 +76,7 @@ def headline(
         best: the recommended trial.
         allowed_drop: allowed accuracy loss, a fraction.
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
-        line: from `analysis.control_line`; None for no comparison with shorter training.
+        line: from `analysis.control_line`; None for no comparison with a cut dense run.
         why_little: why the space's settings have little or no effect on this run (`StudyInfo.why_little`).
     """
     if len(ranking) == 0:
@@ -102,8 +102,7 @@ def headline(
     else:
         text = (
             f"No setting was confirmed to stay within the allowed accuracy loss of {points(allowed_drop)}. The best "
-            "on one "
-            f"seed skips {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'], allowed_drop)} in "
+            f"on one seed skips {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'], allowed_drop)} in "
             f"validation accuracy; {_again(again, allowed_drop)}."
         )
     confirmed = again is not None and bool(again["confirmed"])
@@ -161,9 +160,9 @@ def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.Data
 
 
 def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None, *, confirmed: bool) -> str:
-    """Return a sentence if shorter training with the same compute is not beaten, or was not tried; empty otherwise.
+    """Return a sentence if a cut dense run of the same compute is not beaten, or was not tried; empty otherwise.
 
-    For a confirmed setting the sentence is returned even if shorter training is beaten, because confirmation compares
+    For a confirmed setting the sentence is returned even if a cut dense run is beaten, because confirmation compares
     with the baseline only.
     """
     if line is None or len(line) == 0 or saving_of(best) != TRAINING:
@@ -186,7 +185,7 @@ def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None, *, confirmed: b
 
 
 def _shorter_line(best: pd.Series, line: pd.DataFrame | None) -> list[str]:
-    """Return the comment line on the accuracy of training shorter; empty if that is not known."""
+    """Return the comment line on the accuracy of a cut dense run; empty if that is not known."""
     word = pd.NA if line is None or len(line) == 0 else beats_shorter(best.to_frame().T, line).iloc[0]
     if line is None or pd.isna(word):
         return []
@@ -237,7 +236,7 @@ def about_answer(
         best: the recommended trial.
         allowed_drop: allowed accuracy loss, a fraction.
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
-        line: from `analysis.control_line`; adds the accuracy of training shorter.
+        line: from `analysis.control_line`; adds the accuracy of a cut dense run.
     """
     study = f"# tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {info.seed}"
     if best is None or not is_answer(best):
@@ -261,7 +260,7 @@ def about_answer(
         *lines,
         f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{_and_split(best)}: {words} "
         f"{percent(saved_again(again))},",
-        f"#   drop {points(again['accuracy_drop'])}; {_at_most(again['drop_high'], allowed_drop)} with "
+        f"#   accuracy loss {points(again['accuracy_drop'])}; {_at_most(again['drop_high'], allowed_drop)} with "
         f"{again['confidence']:.0%} confidence.",
     ]
 

@@ -62,7 +62,7 @@ def tree_svg(frame: pd.DataFrame, total_steps: int, *, title: str | None = None)
     Args:
         frame: from `analysis.stage_frame`, in its order, with at least one row.
         total_steps: iterations of a whole run.
-        title: title, for example "24 trials for 3.4 trainings"; None for the number of trials.
+        title: title, for example "24 trials for 3.4 full trainings"; None for the number of trials.
 
     Returns:
         The SVG's text. Each drawn stage is a ``rect`` of class ``stage`` with its id in ``data-stage``.

@@ -29,8 +29,8 @@ def test_a_full_disk_ends_the_search_in_one_line_and_loses_nothing(tmp_path: Pat
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1] == (
-        "tune_cac: error: results/s cannot be written (No space left on device): what has ended is kept; make room, "
-        "then go on with python -m tune_cac search --resume results/s"
+        "tune_cac: error: results/s cannot be written (No space left on device): finished trials are kept; make room, "
+        "then run python -m tune_cac search --resume results/s"
     )
     study = tmp_path / "results" / "s"
     assert not (study / "optuna.journal").read_bytes().endswith(b"\n")

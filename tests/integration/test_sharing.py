@@ -137,7 +137,9 @@ def test_a_killed_trial_is_waited_for_by_nobody(retries: int, tmp_path: Path) ->
             with contextlib.suppress(UserError):  # the journal is there before the study is in it
                 running = sum(record["status"] == "running" for record in read_journal(Layout(study).journal))
     time.sleep(0.5)  # both are at work; what is known of them before training takes milliseconds
-    os.kill(max(trial_processes(process.pid)), signal.SIGKILL)
+    while not (at_work := list(trial_processes(process.pid))) and time.monotonic() < deadline:
+        time.sleep(0.1)  # a worker has this name only once it has loaded the trial
+    os.kill(max(at_work), signal.SIGKILL)
     _, err = process.communicate(timeout=400)
     trials = analysis.load(study)
     assert process.returncode == 1 - retries, err

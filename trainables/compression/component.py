@@ -17,7 +17,7 @@ from trainables.compression.schedule.timing import Moment
 
 
 class Pruner(ABC):
-    """Decides which elements of some weights are zero."""
+    """Decide which elements of some weights are zero."""
 
     targets: tuple[str, ...]
     """Parameter names, in the schedule's order; at least one."""
@@ -52,7 +52,7 @@ class Pruner(ABC):
 
 
 class Regularizer(ABC):
-    """Adds a term to the loss, and may zero small weights."""
+    """Add a term to the loss, and possibly zero small weights."""
 
     targets: tuple[str, ...]
     """Parameter names; at least one."""
@@ -69,7 +69,7 @@ class Regularizer(ABC):
 
 
 class Quantizer(ABC):
-    """Changes modules of one model so that they compute with few bits. Classes are not changed."""
+    """Change modules of one model so that they compute with few bits. Classes are not changed."""
 
     @abstractmethod
     def prepare(self, model: nn.Module, optimizer: Optimizer | None) -> None:

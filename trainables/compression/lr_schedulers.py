@@ -63,7 +63,7 @@ _OURS: dict[str, Callable[..., Factor]] = {
 
 
 class ScheduleLR(ABC):
-    """Sets the learning rates of an optimizer's groups to those of an absolute epoch.
+    """Set the learning rates of an optimizer's groups to those of an absolute epoch.
 
     Groups that are added to the optimizer later (learned clips of a quantizer) use the first group's factor. If the
     schedule also changes the momentum (CyclicLR, OneCycleLR), it does so only for the initial groups.

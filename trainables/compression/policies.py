@@ -86,7 +86,7 @@ class Policy:
 
 
 class PruningPolicy(Policy):
-    """Sets a pruner's masks at the start of active epochs, and within them if its arguments require it."""
+    """Set a pruner's masks at the start of active epochs, and within them if its arguments require it."""
 
     def __init__(self, pruner: Pruner, args: PrunerPolicyConfig | None = None) -> None:
         self.pruner = pruner
@@ -164,7 +164,7 @@ class PruningPolicy(Policy):
 
 
 class RegularizationPolicy(Policy):
-    """Adds a regularizer's term to the loss and zeroes what its threshold criterion finds."""
+    """Add a regularizer's term to the loss and zero what its threshold criterion finds."""
 
     def __init__(self, regularizer: Regularizer, *, keep_mask: bool = False) -> None:
         self.regularizer = regularizer
@@ -190,7 +190,7 @@ class RegularizationPolicy(Policy):
 
 
 class QuantizationPolicy(Policy):
-    """Prepares the model in the first active epoch; the model then stays quantized."""
+    """Prepare the model in the first active epoch; the model then stays quantized."""
 
     def __init__(self, quantizer: Quantizer) -> None:
         self.quantizer = quantizer
@@ -229,7 +229,7 @@ class QuantizationPolicy(Policy):
 
 
 class LRPolicy(Policy):
-    """Sets the learning rates for the next epoch at the end of active epochs, and those of epoch 0 at its start.
+    """Set the learning rates for the next epoch at the end of active epochs, and those of epoch 0 at its start.
 
     The latter is needed for warm-up schedules (LinearLR, ConstantLR, OneCycleLR, CyclicLR), whose first rate is not the
     base rate.
@@ -253,7 +253,7 @@ class LRPolicy(Policy):
 
 
 class ThinningPolicy(Policy):
-    """Removes zero structures after the last step of active epochs, before the evaluation."""
+    """Remove zero structures after the last step of active epochs, before the evaluation."""
 
     wants_inputs = True
 
@@ -284,7 +284,7 @@ class ThinningPolicy(Policy):
 
 
 class DistillationPolicy(Policy):
-    """Trains the model with a teacher in active epochs."""
+    """Train the model with a teacher in active epochs."""
 
     def __init__(self, make: Callable[[], KnowledgeDistillationPolicy]) -> None:
         self._make = make

@@ -69,7 +69,7 @@ class Scheduled:
 
 
 class CompressionScheduler:
-    """Runs policies over the epochs of one training run.
+    """Run policies over the epochs of one training run.
 
     Args:
         model: the trained model.

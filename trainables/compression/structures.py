@@ -147,7 +147,7 @@ def _listed(counts: Sequence[int]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Structures:
-    """Splits weights into structures, and expands one value per structure to a weight's shape."""
+    """Split weights into structures, and expand one value per structure to a weight's shape."""
 
     kind: Kind
     """Filters W[i], channels W[:, i], rows and columns of a matrix, kernels W[i, j], the whole weight, or blocks."""

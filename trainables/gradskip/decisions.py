@@ -146,7 +146,7 @@ class Decisions:
                 self._ahead = dict(zip([unit.end for unit in units], self._measure(units), strict=True))
 
     def decide(self) -> StepPlan:
-        """Begin a step in which the machine has work to do, and return its plan."""
+        """Begin a step in which the rule may decide or a layer brakes; return what to stop and how to scale updates."""
         machine = self.machine
         iteration = machine.iteration
         looks = machine.braking_through < 0 and machine.rule.next_due(iteration) == iteration

@@ -9,7 +9,7 @@ from trainables.gradskip.rules.state_machine import SkipMachine
 
 
 class SkippedSteps:
-    """Subtracts steps skipped for infinities from a machine's count; reads the device only at decisions."""
+    """Subtract steps skipped for infinities from a machine's count; read the device only at decisions."""
 
     def __init__(self) -> None:
         self._total: Tensor | None = None  # skipped and still counted; on the device
@@ -38,7 +38,7 @@ class SkippedSteps:
         return bool(skips)
 
     def settle(self, machine: SkipMachine) -> None:
-        """Subtract the skipped steps summed on the device from the machine's count; waits for the device."""
+        """Correct the iteration count by the steps that GradScaler skipped; synchronizes with the device."""
         if self._total is not None:
             machine.iteration -= round(float(self._total))
             self._total = None

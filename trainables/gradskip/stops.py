@@ -107,7 +107,7 @@ class Stops:
 
     @property
     def kept(self) -> Tensor | None:
-        """Return the parameter that is kept in the graph though it is stopped; None if there is none."""
+        """Return the stopped parameter that still requires a gradient, so that `backward()` has a graph, or None."""
         return next((self._parameters[n] for n in self._reasons if self._is_kept(n)), None)
 
     def user_trains(self, number: int) -> bool:

@@ -18,7 +18,7 @@ TEMPORARY_SUFFIX = ".tmp"
 _HEADER_BYTES = 65  # 64 hexadecimal digits and a line feed
 
 
-def write_framed(path: Path, payload: bytes) -> None:
+def write_checked(path: Path, payload: bytes) -> None:
     """Write a payload with its checksum; ``path`` then has all of it, or its previous content after an error.
 
     Raises:
@@ -27,7 +27,7 @@ def write_framed(path: Path, payload: bytes) -> None:
     write_atomically(path, hashlib.sha256(payload).hexdigest().encode() + b"\n", payload)
 
 
-def read_framed(path: Path) -> bytes | None:
+def read_checked(path: Path) -> bytes | None:
     """Return the payload, or None for a file that is missing, unreadable or corrupt.
 
     A file whose checksum does not match is removed, unless another process has replaced it meanwhile.

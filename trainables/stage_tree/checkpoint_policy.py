@@ -35,7 +35,7 @@ class Sharing:
 
 
 class CheckpointPolicy:
-    """Writes checkpoints on one trial's path: where forks are likely, where the rule acts, and against a crash.
+    """Write checkpoints on one trial's path: where forks are likely, where the rule acts, and against a crash.
 
     Args:
         store: store of the trial's root.

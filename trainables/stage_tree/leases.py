@@ -88,7 +88,7 @@ class Leases:
 
 
 class NoLeases:
-    """Grants every claim, for runs that share no training."""
+    """Grant every claim, for runs that share no training."""
 
     def claim(self, stage: str, holder: str, lease_s: float) -> bool:
         """Return True."""

@@ -27,7 +27,7 @@ _AUTO = Settings()
 
 
 class SignalRecorder:
-    """Records the signals of one run, in ascending order of its steps.
+    """Record the signals of one run, in ascending order of its steps.
 
     Args:
         run: a run that has not started or was just loaded.

@@ -71,10 +71,10 @@ class SharedRun:
         self._writer = TreeWriter(self.store, root, config, sharing.tree)
         self._metadata = self._writer.method_metadata()
         self._replay = start_replay(config, self._metadata)
-        self._keeper = CheckpointPolicy(
+        self._checkpoint_policy = CheckpointPolicy(
             self.store, sharing, self._replay, epoch_steps=self._epoch_steps, total_steps=self.total_steps
         )
-        self.checkpoints = self._keeper.checkpoints
+        self.checkpoints = self._checkpoint_policy.checkpoints
         self.path = TrialPath(self.store, self._replay)
         """The stages of the trial's run."""
         self._reported = 0  # steps at the end of the last row
@@ -217,15 +217,15 @@ class SharedRun:
                 return
 
     def _before_step(self, live: LiveRun) -> None:
-        if self._keeper.is_overdue(live) and self._keeper.may(live, self.path.depth):
+        if self._checkpoint_policy.is_overdue(live) and self._checkpoint_policy.may(live, self.path.depth):
             self._publish(live, {})  # a checkpoint is useful only if the steps before it are published
         live.recorder.before_step()
         self._lease.renew()
-        if self._keeper.wants(
+        if self._checkpoint_policy.wants(
             live, self.path.here, self.path.depth, lambda: self.path.acts_at(live.recorder, live.run.step)
         ):
             self._check_agreement(live)
-            self._keeper.write(live, self.path.here)
+            self._checkpoint_policy.write(live, self.path.here)
 
     def _after_step(self, live: LiveRun, frontier: int) -> bool:
         """Replay the step that was trained; return False if the path continues in a stage that others know or train."""
@@ -283,8 +283,9 @@ class SharedRun:
         stands, followed = live.run.method.decision_state(), self._replay.state_dict()
         if stands and json.dumps(stands, sort_keys=True) != json.dumps(followed, sort_keys=True):
             raise RuntimeError(
-                f"internal error: at step {live.run.step} the method stands at {stands} and by what was recorded at "
-                f"{followed}; --no-sharing trains without the stage tree. Please report this with the trial's settings"
+                f"internal error: at step {live.run.step} the method's state is {stands}, but the state replayed from "
+                f"the recording is {followed}; --no-sharing trains without the stage tree. Please report this with the "
+                "trial's settings"
             )
 
     def _publish(self, live: LiveRun, rows: dict[int, dict[str, Any]]) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.interventions import Intervention, MissingSignal, child_id
-from trainables.stage_tree.atomic_files import read_framed, write_framed
+from trainables.stage_tree.atomic_files import read_checked, write_checked
 
 _STAGE_FILE = "stage.json"
 
@@ -110,7 +110,7 @@ class Stage:
         except OSError:
             return False
         for name in sorted(set(names) - self._seen):
-            data = read_framed(self._folder / name)
+            data = read_checked(self._folder / name)
             if data is None:
                 continue  # corrupt and removed, or gone
             self._seen.add(name)
@@ -219,7 +219,7 @@ class StageStore:
             folder.mkdir(parents=True, exist_ok=True)
             self._write_link(folder / _STAGE_FILE, link)
             self._links[stage.id] = None if link is None else (link[0].id, link[1])
-        write_framed(folder / chunk.file_name(), chunk.to_bytes())
+        write_checked(folder / chunk.file_name(), chunk.to_bytes())
 
     def _write_link(self, path: Path, link: tuple[Stage, Intervention] | None) -> None:
         if path.exists():
@@ -228,7 +228,7 @@ class StageStore:
         if link is not None:
             parent, intervention = link
             values = {"parent": parent.id, "iteration": intervention.iteration, "action": intervention.action}
-        write_framed(path, json.dumps(values).encode())
+        write_checked(path, json.dumps(values).encode())
 
     def links(self) -> dict[str, tuple[str, Intervention] | None]:
         """Return parent and intervention of every published stage, None for the root stage."""
@@ -238,7 +238,7 @@ class StageStore:
             return {}
         for name in names:
             if name not in self._links:
-                data = read_framed(self.folder / "stages" / name / _STAGE_FILE)
+                data = read_checked(self.folder / "stages" / name / _STAGE_FILE)
                 if data is None:
                     continue
                 values = json.loads(data)
@@ -259,13 +259,13 @@ class StageStore:
 
     def read(self, name: str) -> Any:
         """Return the content of a small JSON file of the root; None if it is missing or corrupt."""
-        data = read_framed(self.folder / name)
+        data = read_checked(self.folder / name)
         return None if data is None else json.loads(data)
 
     def write(self, name: str, values: Any) -> None:
         """Write a small JSON file of the root; raise OSError if it cannot be written."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_framed(self.folder / name, json.dumps(values).encode())
+        write_checked(self.folder / name, json.dumps(values).encode())
 
 
 def roots(tree: Path) -> list[str]:

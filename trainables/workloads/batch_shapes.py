@@ -59,7 +59,7 @@ def run_lengths(batches: Iterable[Batch]) -> list[tuple[int, Batch]]:
 
 
 class EpochShapes:
-    """Records the shapes of an epoch's batches, once.
+    """Record the shapes of an epoch's batches, once.
 
     Args:
         steps_per_epoch: batches per epoch.

@@ -25,7 +25,7 @@ from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
 from trainables.workloads.factory_parts import Parts, check_labels, hits, read_parts
 from trainables.workloads.seeded_loader import seeded_epoch
-from trainables.workloads.smoke_test import rehearse
+from trainables.workloads.smoke_test import smoke_test
 from trainables.workloads.user_code import code_digest, import_attribute
 
 #: Batches of an evaluation that only tests whether evaluation is repeatable.
@@ -231,4 +231,4 @@ class FactoryWorkload(Workload):
     def check(self, seed: int) -> None:
         """Run every part once: one batch through model, loss and evaluation."""
         with isolated(seed=seed, threads=torch.get_num_threads()):
-            self._classes = rehearse(self, self._made, seed)
+            self._classes = smoke_test(self, self._made, seed)

@@ -17,7 +17,7 @@ from trainables.workloads.factory_parts import Parts, check_labels, hits
 from trainables.workloads.seeded_loader import seeded_epoch
 
 
-def rehearse(workload: Workload, parts: Parts, seed: int) -> int | None:
+def smoke_test(workload: Workload, parts: Parts, seed: int) -> int | None:
     """Build model, optimizer and schedule, take one training step and evaluate one batch, on the CPU.
 
     Returns:

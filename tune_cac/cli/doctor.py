@@ -218,8 +218,8 @@ def repeats_line(workload: str, found: Repetition) -> str:
         return f"training {workload} repeats bit for bit: a trial that is forked from another equals the trial alone"
     return (
         f"training {workload} does not repeat bit for bit here: {found.reason}. A search of one's own workload then "
-        "trains every trial alone, in a process of its own. Of weights on a GPU, "
-        "torch.use_deterministic_algorithms(True) in the workload makes them equal where kernels exist"
+        "trains every trial alone, in a process of its own. On a GPU, call "
+        "torch.use_deterministic_algorithms(True) in the workload: operations with deterministic kernels then repeat"
     )
 
 

@@ -89,11 +89,11 @@ def completed(layout: Layout, trace: RunTrace, settings: Any) -> RunTrace:
     if not missing_facts(trace, settings) and not missing_costs(trace, settings):
         return trace  # the usual case: torch need not be loaded
     from trainables.stage_tree.store import StageStore
-    from tune_cac.tuning.warm_start import baseline as learning
+    from tune_cac.tuning.warm_start import baseline
 
     store = StageStore(layout.tree, trace.root)
     try:
-        return learning.completed(store, trace, settings)
+        return baseline.completed(store, trace, settings)
     except OSError as error:
         raise cannot_write(f"what steps cost to {store.folder}", error, "replay a copy of the study") from None
 
@@ -186,7 +186,7 @@ def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str,
     from tune_cac.cli.console import print_table
     from tune_cac.tuning.run_context import run_context
     from tune_cac.tuning.warm_start.baseline import typical_configs
-    from tune_cac.tuning.warm_start.threshold_ranges import DrawnTrial, informed
+    from tune_cac.tuning.warm_start.threshold_ranges import DrawnTrial, with_learned_ranges
 
     space = search_spaces.load(name)
     base = trace.config_of({"method": "none"})
@@ -194,7 +194,7 @@ def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str,
     hold = {**with_watch(layout.read_info().hold, context), **values}
     typical = typical_configs(space, context, base, hold)
     trace = completed(layout, trace, typical)
-    context = informed(context, trace, typical)
+    context = with_learned_ranges(context, trace, typical)
     rng = random.Random(arguments.seed)
     drawn = [
         {**space.suggest(DrawnTrial(rng), context), "method": space.method, **hold} for _ in range(arguments.random)

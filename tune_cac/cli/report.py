@@ -72,7 +72,7 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
     from analysis.presentation.summary_text import best_env
     from analysis.trace_replay.traces import load_trace
     from tune_cac.study.folder import is_locked
-    from tune_cac.study.study_result import tree_picture
+    from tune_cac.study.result_files import tree_picture
 
     info, trials = layout.read_info(), found.trials
     stages = _or_none(lambda: stage_frame(layout.root))

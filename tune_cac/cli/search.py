@@ -31,9 +31,8 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "search", parents=[debug], help="search a space on a workload", description="Search a space on a workload with "
         "Ray and Optuna. The first trial is the baseline (method off), the second the space's starting point, as a "
-        "rule the published defaults scaled to the run's length. Accuracies and accuracy losses are fractions: "
-        "0.005 is half a "
-        "point.",
+        "rule the published defaults scaled to the run's length. Accuracies and accuracy losses are fractions: 0.005 "
+        "is half a point.",
     )  # fmt: skip
     # Defaults are None so that --resume can tell what was given; SearchOptions holds the real ones.
     parser.add_argument("--space", help="search space (default: auto_thresholds); see the command spaces")

@@ -30,8 +30,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
         "sensitivity", parents=[debug], help="prune each layer alone, and propose sensitivities for a schedule",
         description="Prune one layer at a time at rising levels and evaluate on the validation split; say how much "
         "each layer tolerates within the allowed accuracy loss. Writes sensitivity.csv, sensitivity.png and "
-        "sensitivities.yaml, a "
-        "schedule's pruners. Without --checkpoint the workload is trained first.",
+        "sensitivities.yaml, a schedule's pruners. Without --checkpoint the workload is trained first.",
     )  # fmt: skip
     parser.add_argument("--workload", default="digits", help="what is trained (default: digits)")
     add_workload_options(parser)

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from analysis.presentation.stage_frame import stage_frame, tree_text
     from analysis.presentation.summary_text import search_cost_line
     from tune_cac.study.folder import find_study
-    from tune_cac.study.study_result import tree_picture
+    from tune_cac.study.result_files import tree_picture
 
     layout = find_study(Path(arguments.results), arguments.study)
     stages = stage_frame(layout.root)

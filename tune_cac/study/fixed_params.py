@@ -152,7 +152,7 @@ def _with_whole_paths(text: str) -> str:
 
 
 def with_watch(hold: Mapping[str, Any], context: SpaceContext) -> dict[str, Any]:
-    """Return the fixed values, with the layers to watch if the model has none of the default kind."""
+    """Add `CAC_WATCH` to the fixed values if the model has no layer of the default kind."""
     return {**({"CAC_WATCH": list(context.watch)} if context.watch else {}), **hold}
 
 

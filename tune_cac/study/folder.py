@@ -156,7 +156,7 @@ def written(layout: Layout, again: str) -> Iterator[None]:
         if error.errno not in DISK_REFUSALS:
             raise
         raise DiskError(
-            f"{layout.root} cannot be written ({error.strerror}): what has ended is kept; make room, then go on with "
+            f"{layout.root} cannot be written ({error.strerror}): finished trials are kept; make room, then run "
             f"python -m tune_cac {again}"
         ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -87,7 +87,7 @@ class SearchOptions:
     """Whether every trial has its own process and nothing is shared, because training depends on what the process
     trained before."""
     controls: bool = True
-    """Whether shorter trainings and random stops are trained beside the trials."""
+    """Whether cut dense runs and random stops are trained beside the trials."""
     retries: int = 1
     """Most restarts of a trial whose worker died, or of a failed baseline, >= 0."""
     hold: Mapping[str, Any] = field(default_factory=dict)

@@ -21,8 +21,9 @@ from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, package_versions, written
 from tune_cac.study.options import DEFAULT_BUDGET, SearchOptions
+from tune_cac.study.result_files import write_answer
 from tune_cac.study.script_files import check_unchanged
-from tune_cac.study.study_result import answer, write_answer
+from tune_cac.study.study_result import answer
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 
 

@@ -1,7 +1,7 @@
-"""Controls of a search, to which its settings are compared: shorter runs and random stops.
+"""Controls of a search, to which its settings are compared: cut dense runs and random stops.
 
 Controls are trials whose values are given in full. They are not suggested, do not count among the requested trials, and
-are trained last, once the savings of the best setting are known; only shorter runs are trained earlier, while other
+are trained last, once the savings of the best setting are known; only cut dense runs are trained earlier, while other
 trials wait for the baseline.
 """
 
@@ -24,7 +24,7 @@ from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.warm_start.baseline import completed
 
-#: Lengths of the shorter runs, as shares of the full one.
+#: Lengths of the cut dense runs, as shares of the full one.
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
 #: Number of runs with random stops.
 RANDOM_RUNS = 3
@@ -52,7 +52,7 @@ class StudyControls:
         self._random: dict[float, list[PredefinedTrial]] = {}
 
     def shorter(self) -> list[PredefinedTrial]:
-        """Return the shorter dense runs."""
+        """Return the cut dense runs."""
         return shorter_trainings(self._base)
 
     def random_stops(self, trace: RunTrace | None, ends: Sequence[int], saved: float) -> list[PredefinedTrial]:
@@ -83,7 +83,7 @@ def control(kind: str, values: Mapping[str, Any]) -> PredefinedTrial:
 
 
 def shorter_trainings(base: TrialConfig) -> list[PredefinedTrial]:
-    """Return dense runs of 90 to 50 % of the epochs, each with a learning-rate schedule of its own length.
+    """Return cut dense runs, of 90 to 50 % of the epochs, each with a learning-rate schedule of its own length.
 
     >>> [run.values["epochs"] for run in shorter_trainings(TrialConfig(method="none", epochs=4))]
     [3, 2]
@@ -153,5 +153,5 @@ def _manual(base: TrialConfig, layers: Sequence[int], times: Sequence[int]) -> T
 
 
 def is_shorter(attrs: Mapping[str, Any]) -> bool:
-    """Return whether a trial is a shorter dense run, which shares nothing with runs of another length."""
+    """Return whether a trial is a cut dense run, which shares nothing with runs of another length."""
     return attrs.get("control") == SHORTER

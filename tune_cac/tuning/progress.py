@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from ray import cloudpickle, tune
-from ray.exceptions import RayActorError
+from ray import tune
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from analysis.formatting import ROUNDING, percent, plural, points
 from analysis.presentation.summary_text import full_trainings
-from trainables.errors import WorkerDied
 from tune_cac.messages import say
-from tune_cac.ray_backend.session import DEATHS
+from tune_cac.ray_backend.worker_failures import failure_message, worker_died
 from tune_cac.tuning.optuna_objectives import ranked_saving
 from tune_cac.tuning.study_searcher import StudySearch
 
@@ -196,37 +192,6 @@ def in_trainings(row: Mapping[str, Any]) -> float:
 def search_flops(row: Mapping[str, Any]) -> int:
     """Return the FLOPs that the search executed for a trial up to this row; 0 before its first row."""
     return int(row.get("search_flops", row.get("executed_flops")) or 0)  # None: a script that reports none
-
-
-def _error_of(trial: Any) -> BaseException | None:
-    """Return the exception that Ray stored for a failed trial on this machine; None if there is none."""
-    try:
-        found = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
-    except (OSError, TypeError, EOFError, AttributeError, ImportError, pickle.UnpicklingError):
-        return None
-    return found if isinstance(found, BaseException) else None
-
-
-def worker_died(trial: Any) -> bool:
-    """Return whether a trial's process, its node or one of its workers died without raising."""
-    error = _error_of(trial)
-    if isinstance(getattr(error, "cause", None), WorkerDied):
-        return True
-    if isinstance(error, RayActorError):  # Ray also raises it for an error in the actor's constructor
-        return not error.actor_init_failed
-    return isinstance(error, DEATHS)
-
-
-def failure_message(trial: Any) -> str:
-    """Return a failed trial's own exception as one line, from what Ray stored on this machine."""
-    error = _error_of(trial)
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, BaseException):
-        return f"{type(cause).__name__}: {cause}".splitlines()[0]
-    if worker_died(trial):
-        return f"its worker died ({str(error).strip().splitlines()[-1].strip()})"
-    lines = [line for line in str(error or "unknown error").splitlines() if line.strip()]
-    return lines[-1].strip()
 
 
 def _duration(seconds: float) -> str:

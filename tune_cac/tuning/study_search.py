@@ -23,8 +23,9 @@ from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.fixed_params import check_hold_on_run, shown_hold, with_schedule, with_watch
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, written
 from tune_cac.study.options import DEFAULT_BUDGET, SearchOptions
+from tune_cac.study.result_files import write_answer
 from tune_cac.study.script_files import check_unchanged, script_identity
-from tune_cac.study.study_result import SearchResult, answer, write_answer
+from tune_cac.study.study_result import SearchResult, answer
 from tune_cac.tuning.preflight import check_gpus, check_processors, check_schedule, share_only_if_repeatable
 from tune_cac.tuning.run_context import baseline_config, context_of
 from tune_cac.tuning.tune_run import ray_needs, train
@@ -338,8 +339,8 @@ def _search(layout: Layout, options: SearchOptions, searcher: Any, run_name: str
 
 def _way_on(layout: Layout, options: SearchOptions) -> str:
     if options.is_script:
-        return "mend the command and search under another --name"
-    return f"mend that and go on with python -m tune_cac search --resume {layout.root}"
+        return "fix the command and search under another --name"
+    return f"fix that, then run python -m tune_cac search --resume {layout.root}"
 
 
 def _completed(layout: Layout) -> list[dict[str, Any]]:

@@ -257,7 +257,7 @@ class StudySearch(Searcher):
         return self.restarts.retries > 0 and bool(self._running.keys() - self._ended)
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
-        """Return the controls that this study lacks: shorter runs, and random stops of the best's compute.
+        """Return the controls that this study lacks: cut dense runs, and random stops of the best's compute.
 
         Args:
             shorter_alone: leave the random stops out, because the best setting is not known yet.

@@ -40,7 +40,7 @@ def open_study(journal: Path, sampler: optuna.samplers.BaseSampler) -> optuna.St
 
 
 class StudyTrials:
-    """Answer questions about the trials of one study, from what its journal holds now.
+    """Query the trials of one study in the current state of its journal.
 
     Args:
         study: the Optuna study.

@@ -83,7 +83,7 @@ def _areas(saved: NDArray[np.float64], drop: NDArray[np.float64]) -> list[float]
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Cumulative compute of the search after each trial, in dense trainings."""
+    """Cumulative compute of the search after each trial, in full trainings."""
 
     trial: list[int]
     """Numbers of the trials whose compute is known, ascending."""

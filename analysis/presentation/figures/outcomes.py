@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.formatting import percent, plural, points
+from analysis.metrics.controls import CONTROL_NAMES
 from analysis.metrics.saving import TRAINING, saved_of_one, saved_words, saving_of
 from analysis.presentation.figures.plain_columns import (
     bare,
@@ -189,8 +190,8 @@ def _controls(controls: pd.DataFrame | None) -> tuple[Points, Points]:
                 x=percent_values(compute[places]),
                 y=percent_values(accuracy[places]),
                 labels=[
-                    f"control: {names[i]}{epochs[i]}\ncompute saved {percent(compute[i])}\n"
-                    f"accuracy {100 * accuracy[i]:.2f} %"
+                    f"control: {CONTROL_NAMES.get(names[i], names[i])}{epochs[i]}\n"
+                    f"compute saved {percent(compute[i])}\naccuracy {100 * accuracy[i]:.2f} %"
                     for i in places
                 ],
                 counts=[1] * len(places),

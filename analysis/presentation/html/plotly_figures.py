@@ -112,7 +112,7 @@ def confirmation_figure(data: ReportData) -> PlotlyFigure | None:
         "yaxis": axis("", tickvals=places, ticktext=[safe(c) for c in found.candidates],
                       range=[len(places) - 0.4, -0.6], showgrid=False, zeroline=False),
     }  # fmt: skip
-    alt = f"Drop in accuracy with its interval: {sum(found.confirmed)} of {len(places)} candidates are confirmed."
+    alt = f"Accuracy loss with its interval: {sum(found.confirmed)} of {len(places)} candidates are confirmed."
     notes = ["A candidate is confirmed when the upper end of its interval is within the allowed accuracy loss."]
     height = 150 + 36 * len(places)
     return PlotlyFigure(name="confirmation", alt=alt, traces=traces, layout=layout, height=height, notes=notes)

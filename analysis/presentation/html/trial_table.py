@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.metrics.accounting import search_fraction
-from analysis.metrics.controls import beats_shorter, control_line
+from analysis.metrics.controls import CONTROL_NAMES, beats_shorter, control_line
 from analysis.metrics.saving import TRAINING
 from analysis.presentation.compression_text import WHOLE_FILES, field_text
 from analysis.presentation.figures.outcomes import short_name
@@ -103,7 +103,8 @@ def trial_table(data: ReportData) -> dict[str, Any]:
 def _roles(trials: pd.DataFrame) -> list[str]:
     controls = texts(trials, "control")
     return [
-        f"{role}: {control}" if control else role for role, control in zip(texts(trials, "role"), controls, strict=True)
+        f"{role}: {CONTROL_NAMES.get(control, control)}" if control else role
+        for role, control in zip(texts(trials, "role"), controls, strict=True)
     ]
 
 

@@ -131,7 +131,7 @@ def test_the_report_says_the_cost_and_shows_the_tree_where_there_is_one(study: L
     ranking = analysis.rank(trials)
     arguments = (study.read_info(), trials, ranking, analysis.best(ranking), 0.005)
     plain, drawn = report_markdown(*arguments), report_markdown(*arguments, picture="tree.svg")
-    assert "Search cost: 5 trials for" in plain.split("## ")[0]
+    assert "full trainings for 5 trials" in plain.split("## ")[0]
     assert "tree" not in plain
     assert "\n## Stage tree\n" in drawn
     assert drawn.count("![stage tree](tree.svg)") == 1

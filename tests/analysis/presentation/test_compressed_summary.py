@@ -24,7 +24,8 @@ from analysis.presentation.summary_text import best_env, best_schedule, config_o
 from trainables.compression.schedule import read_schedule
 from trainables.config import TrialConfig
 from trainables.gradskip.settings import Settings
-from tune_cac.study.study_result import answer, write_answer
+from tune_cac.study.result_files import write_answer
+from tune_cac.study.study_result import answer
 
 INFO = StudyInfo(
     space="pruning_sensitivities", workload="digits", epochs=30, seed=0, trials=3, allowed_drop=0.005, versions={},

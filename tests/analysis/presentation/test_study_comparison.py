@@ -145,7 +145,7 @@ def test_what_makes_studies_less_comparable_is_noted(tmp_path: Path) -> None:
     better = write_study(tmp_path / "better", [{"row": result_row(0.99)}])
     failed = write_study(tmp_path / "failed", [{"error": "it broke"}, {"row": result_row(0.9, 0.5)}])
     assert compare([plain, held]).notes == (
-        "Held settings differ (plain: none, held: CAC_VAR_SAMPLES=5).",
+        "Fixed values differ (plain: none, held: CAC_VAR_SAMPLES=5).",
         "Versions of torch differ (plain: 2.12, held: 2.13).",
     )
     found = compare([study(tmp_path / "s", [(0, 0.2)]), better.root, failed.root])
@@ -258,4 +258,4 @@ def test_studies_that_rank_by_other_compute_are_not_compared(tmp_path: Path) -> 
 def test_a_held_schedule_is_counted_in_lines(tmp_path: Path) -> None:
     plain = study(tmp_path / "plain", [(0, 0.2)])
     held = study(tmp_path / "held", [(0, 0.1)], hold={"schedule": "version: 1\npolicies: []\n"})
-    assert compare([plain, held]).notes == ("Held settings differ (plain: none, held: schedule=YAML of 2 lines).",)
+    assert compare([plain, held]).notes == ("Fixed values differ (plain: none, held: schedule=YAML of 2 lines).",)

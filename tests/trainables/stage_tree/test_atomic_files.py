@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.stage_tree.atomic_files import read_framed, remove_what_was_read, write_atomically, write_framed
+from trainables.stage_tree.atomic_files import read_checked, remove_what_was_read, write_atomically, write_checked
 
 #: A payload that says itself whether it is whole: one byte, repeated as often as its value says.
 WRITER = """
 import sys
 from pathlib import Path
-from trainables.stage_tree.atomic_files import write_framed
+from trainables.stage_tree.atomic_files import write_checked
 path = Path(sys.argv[1])
 print("ready", flush=True)
 while True:
     for value in range(1, 9):
-        write_framed(path, bytes([value]) * (value * 500_000))
+        write_checked(path, bytes([value]) * (value * 500_000))
 """
 
 
@@ -42,28 +42,28 @@ def assert_whole(payload: bytes) -> None:
 @given(payload=st.binary(max_size=300))
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, payload: bytes) -> None:
     path = tmp_path_factory.mktemp("framed") / "deeper" / "file"
-    write_framed(path, payload)
-    assert read_framed(path) == payload
+    write_checked(path, payload)
+    assert read_checked(path) == payload
     assert os.listdir(path.parent) == ["file"]
 
 
 def test_what_is_not_there_is_none(tmp_path: Path) -> None:
-    assert read_framed(tmp_path / "file") is None
-    assert read_framed(tmp_path / "no folder" / "file") is None
-    assert read_framed(tmp_path) is None  # a folder: nothing that could be read, and nothing to remove
+    assert read_checked(tmp_path / "file") is None
+    assert read_checked(tmp_path / "no folder" / "file") is None
+    assert read_checked(tmp_path) is None  # a folder: nothing that could be read, and nothing to remove
     assert tmp_path.is_dir()
 
 
 def test_every_truncation_and_every_changed_byte_is_found_and_removed(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    write_framed(path, b"stage\n\x00state")
+    write_checked(path, b"stage\n\x00state")
     good = path.read_bytes()
     bad = [good[:length] for length in range(len(good))]
     bad += [good[:i] + bytes([good[i] ^ 1]) + good[i + 1 :] for i in range(len(good))]
     bad += [good + b"\n", b"\0" * len(good)]
     for content in bad:
         path.write_bytes(content)
-        assert read_framed(path) is None, content
+        assert read_checked(path) is None, content
         assert not path.exists(), content
 
 
@@ -71,21 +71,21 @@ def test_a_bad_file_that_was_replaced_meanwhile_stays(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"bad")
     with path.open("rb") as file:
-        write_framed(path, b"good")
+        write_checked(path, b"good")
         remove_what_was_read(path, os.fstat(file.fileno()))
-    assert read_framed(path) == b"good"
+    assert read_checked(path) == b"good"
 
 
 def test_a_write_that_fails_says_so_and_leaves_what_was_there(tmp_path: Path) -> None:
     """The size limit stands for a full disk: the file system refuses in the middle of the file."""
-    write_framed(tmp_path / "file", b"old")
+    write_checked(tmp_path / "file", b"old")
     code = """
         import errno, resource, sys
         from pathlib import Path
-        from trainables.stage_tree.atomic_files import write_framed
+        from trainables.stage_tree.atomic_files import write_checked
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:
-            write_framed(Path(sys.argv[1]), bytes(1_000_000))
+            write_checked(Path(sys.argv[1]), bytes(1_000_000))
         except OSError as error:
             print(errno.errorcode[error.errno])
     """
@@ -93,13 +93,13 @@ def test_a_write_that_fails_says_so_and_leaves_what_was_there(tmp_path: Path) ->
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert done.stdout == "EFBIG\n"
     assert os.listdir(tmp_path) == ["file"]
-    assert read_framed(tmp_path / "file") == b"old"
+    assert read_checked(tmp_path / "file") == b"old"
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
-        write_framed(tmp_path / "file" / "below", b"")
+        write_checked(tmp_path / "file" / "below", b"")
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_readers_see_whole_files_while_two_processes_write(tmp_path: Path) -> No
         seen: set[int] = set()
         while len(seen) < 4:
             assert all(writer.poll() is None for writer in writers)
-            if payload := read_framed(path):
+            if payload := read_checked(path):
                 assert_whole(payload)
                 seen.add(payload[0])
     finally:
@@ -133,9 +133,9 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> No
             assert writer.poll() is None
         writer.send_signal(signal.SIGKILL)
         writer.communicate()
-        payload = read_framed(path)
+        payload = read_checked(path)
         assert payload is not None
         assert_whole(payload)
-    write_framed(path, b"after")
-    assert read_framed(path) == b"after"
+    write_checked(path, b"after")
+    assert read_checked(path) == b"after"
     assert {name for name in os.listdir(tmp_path) if not name.startswith(".")} == {"file"}

@@ -279,7 +279,7 @@ def test_a_holder_that_died_is_waited_for_no_longer_than_its_lease(tmp_path: Pat
 
 @pytest.mark.usefixtures("tiny")
 def test_the_path_enters_a_stage_that_others_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial that trains live and comes to a known stage walks it, and goes on from its own state where it ends."""
+    """A trial that trains live and comes to a known stage replays it, and goes on from its own state where it ends."""
     monkeypatch.setattr(keeping_module, "checkpoint_interval", lambda **_: 10**6)  # only where a rule acts
     sharing = Sharing(tree=tmp_path / "tree")
     base = TrialConfig(workload="tiny", epochs=EPOCHS, CAC_STOP_LAYER_NUM=(2, 5), CAC_STOP_LAYER_ITR=(6, 20))

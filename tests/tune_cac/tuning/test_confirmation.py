@@ -19,7 +19,8 @@ from analysis.metrics.noise import resolution_of
 from analysis.presentation.summary_text import best_env, headline
 from trainables.config import TrialConfig
 from tune_cac.cli.main import main
-from tune_cac.study.study_result import answer, best_or_confirmed, write_answer
+from tune_cac.study.result_files import write_answer
+from tune_cac.study.study_result import answer, best_or_confirmed
 from tune_cac.tuning import confirmation as confirming
 from tune_cac.tuning.confirmation import candidates_of, options_of, runs
 
@@ -102,7 +103,7 @@ def test_what_is_confirmed_is_preferred_and_said(tmp_path: Path) -> None:
     info = analysis.io.layout.Layout(folder).read_info()
     lines = best_env(info, best, 0.005, confirmation=table).splitlines()
     assert "# Confirmed on 5 fresh seeds and the test split: compute saved 19.0 %," in lines
-    assert "#   drop 0.10 points; the accuracy loss is at most 0.40 points with 95% confidence." in lines
+    assert "#   accuracy loss 0.10 points; the accuracy loss is at most 0.40 points with 95% confidence." in lines
 
 
 def test_with_a_price_the_confirmed_setting_that_is_worth_most_is_preferred(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from trainables.errors import UserError
 
 
 class KnowledgeDistillationPolicy:
-    """Runs a teacher on the student's inputs and adds the distillation term to the loss.
+    """Run a teacher on the student's inputs and add the distillation term to the loss.
 
     The loop either calls `forward` instead of the student, or calls `attach` once and then the student as usual. For
     each loss it calls `before_backward`. After the first `attach`, the policy acts only between `attach` and `detach`,

@@ -32,7 +32,7 @@ def share_of(settings: _DesiredConfig | _GradualConfig) -> Share:
 
 
 class LevelPruner(Pruner):
-    """Zeroes exactly int(s n) of a weight's n elements, those with the smallest absolute values.
+    """Zero exactly int(s n) of a weight's n elements, those with the smallest absolute values.
 
     Args:
         shares: by parameter name.

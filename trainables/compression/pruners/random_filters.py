@@ -31,7 +31,7 @@ class _ChancePruner(StructuresPruner):
 
 
 class RandomPruner(_ChancePruner):
-    """Removes exactly floor(s G) filters, drawn again at each use."""
+    """Remove exactly floor(s G) filters, drawn again at each use."""
 
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:
         count = self.structures.count(weight.shape)
@@ -41,7 +41,7 @@ class RandomPruner(_ChancePruner):
 
 
 class BernoulliPruner(_ChancePruner):
-    """Removes each filter with probability s; the kept filters are multiplied by G over their number.
+    """Remove each filter with probability s; the kept filters are multiplied by G over their number.
 
     If all would be removed, the one with the largest L2 norm is kept.
     """

@@ -95,7 +95,7 @@ class StructuresPruner(Pruner):
 
 
 class NormRankedPruner(StructuresPruner):
-    """Removes exactly k structures with the smallest norm: sum |w| (Li et al. 2017, section 3.1), or sqrt(sum w^2).
+    """Remove exactly k structures with the smallest norm: sum |w| (Li et al. 2017, section 3.1), or sqrt(sum w^2).
 
     All structures of a weight have n elements, so ranking by means would give the same order.
 

@@ -44,7 +44,7 @@ def ramp_threshold(epoch: int, timing: Timing, *, q: float, ramp_epoch: int, slo
 
 
 class RecurrentPruner(Pruner):
-    """Zeroes elements whose absolute value is at most `ramp_threshold`.
+    """Zero elements whose absolute value is at most `ramp_threshold`.
 
     Args:
         targets: parameter names.

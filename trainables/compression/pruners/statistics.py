@@ -21,7 +21,7 @@ from trainables.compression.pruners.topk import kept_after, structure_count
 
 
 class _SeenPruner(StructuresPruner):
-    """Removes exactly floor(s F) filters with the lowest scores; among equal scores the first is removed first.
+    """Remove exactly floor(s F) filters with the lowest scores; among equal scores the first is removed first.
 
     A weight without collected data keeps its current mask, so the first decision is delayed.
 
@@ -44,7 +44,7 @@ class _SeenPruner(StructuresPruner):
 
 
 class ActivationPruner(_SeenPruner):
-    """Removes filters whose activations are most often inactive (APoZ) or have the smallest mean.
+    """Remove filters whose activations are most often inactive (APoZ) or have the smallest mean.
 
     Activations <= 0 count as inactive, so that functions that never return exactly 0 are ranked too.
 
@@ -78,7 +78,7 @@ class ActivationPruner(_SeenPruner):
 
 
 class GradientPruner(_SeenPruner):
-    """Removes filters with the smallest |sum g w|, summed over their elements and all backward passes.
+    """Remove filters with the smallest |sum g w|, summed over their elements and all backward passes.
 
     This is the first-order estimate of the loss change when the filter is removed (Molchanov et al. 2017, eq. 8),
     applied to weights instead of activations.

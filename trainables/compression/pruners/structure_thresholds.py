@@ -13,7 +13,7 @@ from trainables.compression.structures import Structures
 
 
 class StructureThresholdPruner(Pruner):
-    """Zeroes structures whose greatest or mean absolute value is at most a threshold.
+    """Zero structures whose greatest or mean absolute value is at most a threshold.
 
     Rows and columns refer to torch's weight, as in the group regularizers.
 

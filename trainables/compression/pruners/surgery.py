@@ -18,7 +18,7 @@ from trainables.compression.schedule.timing import Moment
 
 
 class SplicingPruner(Pruner):
-    """Sets m to 0 where |w| < a and to 1 where |w| >= b; between them m does not change (eq. 3).
+    """Set m to 0 where |w| < a and to 1 where |w| >= b; between them m does not change (eq. 3).
 
     a and b are (mean + s std), each times a factor. Needs the unmasked weights; otherwise nothing is restored.
 

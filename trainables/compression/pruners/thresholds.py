@@ -25,7 +25,7 @@ def deviation(weight: Tensor) -> float:
 
 
 class MagnitudePruner(Pruner):
-    """Prunes with a given t.
+    """Prune with a given t.
 
     Args:
         thresholds: by parameter name, >= 0.
@@ -40,7 +40,7 @@ class MagnitudePruner(Pruner):
 
 
 class SensitivityPruner(Pruner):
-    """Prunes with t = s std(w), std from the first use (Han et al. 2015, section 3.1, as in their implementation).
+    """Prune with t = s std(w), std from the first use (Han et al. 2015, section 3.1, as in their implementation).
 
     Later uses prune more only because weights have moved below the same t.
 

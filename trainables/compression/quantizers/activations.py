@@ -52,7 +52,7 @@ class LearnedClipActivation(Quantization):
 
 
 class MovingRange(Quantization):
-    """Quantizes to the exponential moving average of the batches' least and greatest values (Jacob et al. 2018, 3.1).
+    """Quantize to the exponential moving average of the batches' least and greatest values (Jacob et al. 2018, 3.1).
 
     In training mode, before batch n is quantized, r is set to the weighted average of the batches so far,
     sum_i d^(n-i) r_i / sum_i d^(n-i), which has no bias towards the first batch or zero (Kingma and Ba 2015,
@@ -107,7 +107,7 @@ class MovingRange(Quantization):
 
 
 class CalibratedRange(Frozen):
-    """Quantizes to a range collected from batches in training mode; until it is frozen, x is returned unchanged.
+    """Quantize to a range collected from batches in training mode; until it is frozen, x is returned unchanged.
 
     clip NONE: least and greatest of all values. AVG: the mean of the batches' least, and of their greatest values.
     N_STD: mean -+ c standard deviations (of all values, biased), limited to the least and greatest.

@@ -16,7 +16,7 @@ from trainables.compression.schedule import quantizer_configs as settings
 
 
 class DorefaQuantizer(ModelQuantizer):
-    """Quantizes weights and biases with `dorefa_weight`, outputs of rectifiers with `unit_activation`."""
+    """Quantize weights and biases with `dorefa_weight`, outputs of rectifiers with `unit_activation`."""
 
     activation_kinds = RECTIFIERS
 
@@ -39,7 +39,7 @@ class DorefaQuantizer(ModelQuantizer):
 
 
 class WrpnQuantizer(DorefaQuantizer):
-    """Quantizes weights and biases with `wrpn_weight`, outputs of rectifiers with `unit_activation`."""
+    """Quantize weights and biases with `wrpn_weight`, outputs of rectifiers with `unit_activation`."""
 
     def least_bits(self, what: str) -> int:
         return 1 if what == "activations" else 2
@@ -49,7 +49,7 @@ class WrpnQuantizer(DorefaQuantizer):
 
 
 class PactQuantizer(DorefaQuantizer):
-    """Quantizes weights as DoReFa-Net, outputs of rectifiers with `pact_activation` and a separate alpha for each."""
+    """Quantize weights as DoReFa-Net, outputs of rectifiers with `pact_activation` and a separate alpha for each."""
 
     def __init__(self, name: str, given: settings.PACTQuantizerConfig) -> None:
         super().__init__(name, given)

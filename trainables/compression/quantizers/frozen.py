@@ -11,7 +11,7 @@ from trainables.compression.quantizers.quantized_module import Quantization
 
 
 class Frozen(Quantization):
-    """Returns its input unchanged until it is frozen.
+    """Return its input unchanged until it is frozen.
 
     The frozen state is stored twice: as a Python flag, so that the forward pass does not synchronize with the device,
     and as a buffer in the model's state dict. Loading a state sets the flag from the buffer.

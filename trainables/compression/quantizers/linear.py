@@ -17,7 +17,7 @@ from trainables.compression.schedule import quantizer_configs as settings
 
 
 class LinearTrainingQuantizer(ModelQuantizer):
-    """Quantizes weights and biases to their own range, outputs of activation modules to a moving average range.
+    """Quantize weights and biases to their own range, outputs of activation modules to a moving average range.
 
     Biases and embeddings have one range, even if ``per_channel_wts`` gives each filter its own.
     """

@@ -24,7 +24,7 @@ from trainables.errors import UserError
 
 
 class PostTrainingQuantizer(ModelQuantizer):
-    """Quantizes inputs, weights, biases and outputs of layers, and outputs of activation modules.
+    """Quantize inputs, weights, biases and outputs of layers, and outputs of activation modules.
 
     Until `finish_epoch` the model computes as before, and every forward pass in training mode updates the ranges; after
     it all ranges are fixed. Of an embedding only the weight is quantized, since its output consists of weight rows.

@@ -37,7 +37,7 @@ class WrpnWeight(Quantization):
 
 
 class LinearWeight(Quantization):
-    """Quantizes a weight to the grid of its least and greatest value, computed again at each use.
+    """Quantize a weight to the grid of its least and greatest value, computed again at each use.
 
     Args:
         bits: k.
@@ -58,7 +58,7 @@ class LinearWeight(Quantization):
 
 
 class FrozenWeight(Frozen):
-    """Quantizes to the range that the weight had when it was frozen; before that returns the weight unchanged.
+    """Quantize to the range that the weight had when it was frozen; before that return the weight unchanged.
 
     Args:
         bits, mode, axis: as in `LinearWeight`.
@@ -95,7 +95,7 @@ class FrozenWeight(Frozen):
 
 
 class FrozenBias(Frozen):
-    """Quantizes a bias to signed integers times s_x s_w, the input and weight steps (Jacob et al. 2018, section 2.4).
+    """Quantize a bias to signed integers times s_x s_w, the input and weight steps (Jacob et al. 2018, section 2.4).
 
     Until both are known the bias is returned unchanged. Shapes: b (C,); step () or (C,).
 

@@ -30,7 +30,7 @@ FLOAT_BEGINS = list("-+.0123456789")
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Composes nodes; ten times as fast if PyYAML has libyaml."""
+    """Compose nodes; ten times as fast if PyYAML has libyaml."""
 
 
 _Loader.add_implicit_resolver(f"{_YAML}float", FLOAT, FLOAT_BEGINS)
@@ -109,7 +109,7 @@ def _check_size(text: str) -> None:
 
 
 class _Builder:
-    """Converts YAML nodes to values."""
+    """Convert YAML nodes to values."""
 
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}

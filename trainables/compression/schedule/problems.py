@@ -74,7 +74,7 @@ def shown(value: object, length: int = 60) -> str:
 
 
 class Findings:
-    """Collects problems.
+    """Collect problems.
 
     Args:
         source: name of the schedule in messages, such as its file's name.

@@ -18,7 +18,7 @@ LINE_WIDTH = 100
 
 
 class _Writer(yaml.SafeDumper):
-    """Writes block style, except that a list of scalars that fits is written on one line."""
+    """Write block style, except that a list of scalars that fits is written on one line."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -19,7 +19,7 @@ from trainables.gradskip import method as gradskip
 _MODES = ("off", "auto", "manual")
 
 
-class Together(Attached):
+class GradskipWithCompression(Attached):
     """Both methods; Gradient-Skip decides by the weights after the previous step."""
 
     def __init__(self, skip: gradskip.AttachedGradientSkip, compress: compression.AttachedCompression) -> None:
@@ -107,7 +107,7 @@ def check_together(config: TrialConfig, schedule: Mapping[str, Any]) -> None:
         )
 
 
-def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Together:
+def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> GradskipWithCompression:
     """Attach both methods.
 
     Raises:
@@ -115,4 +115,4 @@ def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> Together
     """
     check_together(config, schedule_of(config))
     compress = compression.attach(optimizer, config, run)
-    return Together(gradskip.attach(optimizer, config, run), compress)
+    return GradskipWithCompression(gradskip.attach(optimizer, config, run), compress)

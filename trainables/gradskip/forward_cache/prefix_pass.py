@@ -78,7 +78,7 @@ class PrefixPass:
 
     @contextmanager
     def running(self) -> Iterator[PrefixPass]:
-        """Run the prefix's modules through `_visit` inside the block; their ``forward`` is always restored."""
+        """Replace `forward` of the prefix modules inside the block and restore it afterwards."""
         before = {module: module.__dict__.get("forward") for module in self._modules}
         # Importing the compiler takes seconds, so it is disabled only where the model is compiled.
         visit = torch.compiler.disable(self._visit) if self._cache.compiled else self._visit

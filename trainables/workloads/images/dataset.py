@@ -26,7 +26,7 @@ from trainables.workload_options import CACHE_VARIABLE
 from trainables.workloads.images.decoding import Layout, choose_layout, decode_rows
 from trainables.workloads.images.detect import find_source
 from trainables.workloads.images.digest import content_digest
-from trainables.workloads.images.json_cache import remembered
+from trainables.workloads.images.json_cache import cached_json
 from trainables.workloads.images.pixel_stats import image_moments, mean_and_deviation, statistics_indices
 from trainables.workloads.images.source import ImageSplit, Source
 from trainables.workloads.images.store import decoding_threads, locked, read_store, store_bytes, write_store
@@ -125,7 +125,7 @@ class ImageData:
             return {"mean": mean, "deviation": deviation}
 
         name = hashlib.sha256(chosen.tobytes()).hexdigest()[:16]
-        facts = remembered(self.memory.with_name(f"{self.memory.name}-statistics-{name}.json"), compute)
+        facts = cached_json(self.memory.with_name(f"{self.memory.name}-statistics-{name}.json"), compute)
         return facts["mean"], facts["deviation"]
 
     def place(self, split: str, index: int) -> str:
@@ -197,7 +197,7 @@ def _read_splits(source: Source, folder: Path, image_size: int | None) -> tuple[
     for name, split in splits.items():
         if not len(split):
             raise UserError(f"{source.root} must have images in every split, and {name} is empty")
-    found = remembered(
+    found = cached_json(
         folder.with_name(f"{folder.name}-layout.json"),
         lambda: vars(choose_layout(splits, image_size)),
     )

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainables.workloads.images.json_cache import remembered
+from trainables.workloads.images.json_cache import cached_json
 from trainables.workloads.images.source import Source
 
 #: Up to this many bytes in all, files are read as a whole.
@@ -42,7 +42,7 @@ def content_digest(source: Source, cache: Path) -> str:
                 digest.update(_ends(path, size_bytes))
         return {"sha256": digest.hexdigest()}
 
-    return str(remembered(cache / "digests" / f"{signature.hexdigest()[:32]}.json", read)["sha256"])
+    return str(cached_json(cache / "digests" / f"{signature.hexdigest()[:32]}.json", read)["sha256"])
 
 
 def _files(source: Source) -> Iterable[tuple[str, Path]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def remembered(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def cached_json(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the content of the file, or else compute it and write it there.
 
     Two processes may do this at once: each computes the same, and the file is written atomically. A file that is no

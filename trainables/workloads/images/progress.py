@@ -14,7 +14,7 @@ LOG_INTERVAL_S = 10.0
 
 
 class Progress:
-    """Counts completed work; use it as a context manager.
+    """Count completed work; use it as a context manager.
 
     Args:
         total: total amount of work.

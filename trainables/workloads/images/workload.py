@@ -216,7 +216,7 @@ class Images(Workload):
         return self._hits(model, self.evaluation_batches(split), device) / len(self._parts[split])
 
     def evaluate_a_little(self, model: nn.Module, device: Any) -> float:
-        """Return `evaluate` on one batch of the validation split; this suffices, since only the model can be random."""
+        """Evaluate one validation batch; enough to detect a random model, since the data are fixed."""
         count = min(EVALUATION_BATCH_SIZE, len(self._parts["validation"]))
         return self._hits(model, islice(self.evaluation_batches("validation"), 1), device) / count
 

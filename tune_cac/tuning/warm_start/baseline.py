@@ -18,8 +18,14 @@ from trainables.errors import UserError
 from trainables.gradskip.variables import BY_NAME
 from trainables.stage_tree.run_metadata import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
-from tune_cac.tuning.warm_start.sensitivities import seeded_sensitivities
-from tune_cac.tuning.warm_start.threshold_ranges import informed, never_acts, spread_starts, why_inert, without_decay
+from tune_cac.tuning.warm_start.sensitivities import baseline_sensitivities
+from tune_cac.tuning.warm_start.threshold_ranges import (
+    never_acts,
+    spread_starts,
+    why_inert,
+    with_learned_ranges,
+    without_decay,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +97,7 @@ def learn(
         return nothing
     try:
         if asks_for_sensitivities(space, context):
-            found = seeded_sensitivities(tree, root, base, context.weight_names, allowed_drop)
+            found = baseline_sensitivities(tree, root, base, context.weight_names, allowed_drop)
             context = replace(context, sensitivities=found)
             nothing = replace(nothing, context=context)
         # Only Gradient-Skip's part can be replayed.
@@ -105,7 +111,7 @@ def learn(
         warnings.warn(f"nothing was learned from the baseline: {what}", stacklevel=2)
         return nothing
     return WarmStart(
-        space=space, context=informed(context, trace, configs), base=base, hold=hold, trace=trace,
+        space=space, context=with_learned_ranges(context, trace, configs), base=base, hold=hold, trace=trace,
         weight_decays=trace.run.get("weight_decays"),
     )  # fmt: skip
 
@@ -150,7 +156,7 @@ def typical_configs(
 
 
 def write_facts(store: StageStore, configs: list[TrialConfig]) -> None:
-    """Write what replay needs beside the recorded signals: blueprints, and costs of every set of stopped units."""
+    """Write the layer plans and step costs that replay needs beside the recorded signals."""
     described = store.read("root.json")
     if described is None:
         return

@@ -25,7 +25,7 @@ MOST_EVALUATIONS = 250
 LEAST_DROP = 0.01
 
 
-def seeded_sensitivities(
+def baseline_sensitivities(
     tree: Path, root: str, base: TrialConfig, weight_names: tuple[str, ...], allowed_drop: float
 ) -> dict[str, float]:
     """Return sensitivities by weight; empty if the baseline's state was not kept or the model has too many layers.

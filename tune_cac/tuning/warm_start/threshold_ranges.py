@@ -48,7 +48,7 @@ LOWEST_THRESHOLD = 0.01
 DRAWS = 2000
 
 
-def informed(context: SpaceContext, trace: RunTrace, configs: Iterable[TrialConfig]) -> SpaceContext:
+def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterable[TrialConfig]) -> SpaceContext:
     """Return the context with the ranges in which the variance rule's thresholds make a difference on this run.
 
     Args:
@@ -150,7 +150,7 @@ def spread_starts(
 
     Args:
         space: what is searched.
-        context: of the run, with or without the ranges of `informed`.
+        context: of the run, with or without the ranges of `with_learned_ranges`.
         trace: its recorded training.
         base: configuration of the baseline.
         hold: fields with one value in every trial.

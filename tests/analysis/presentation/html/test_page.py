@@ -284,7 +284,7 @@ class TestTable:
         table = trial_table(replace(data, trials=pd.concat([trials, control], ignore_index=True)))
         place = [column["key"] for column in table["columns"]].index("beats_shorter")
         assert table["rows"][1][place] == "yes"
-        assert table["rows"][20][2] == "control: shorter"
+        assert table["rows"][20][2] == "control: cut dense run"
 
     def test_no_value_of_json_is_not_a_number(self) -> None:
         data = report_data(10)

@@ -21,7 +21,13 @@ from search_spaces import SpaceContext
 from search_spaces.space import describe
 from trainables.config import TrialConfig
 from trainables.gradskip.replay import GradskipReplay
-from tune_cac.tuning.warm_start.threshold_ranges import DrawnTrial, informed, never_acts, spread, spread_starts
+from tune_cac.tuning.warm_start.threshold_ranges import (
+    DrawnTrial,
+    never_acts,
+    spread,
+    spread_starts,
+    with_learned_ranges,
+)
 
 BASE = TrialConfig(method="none", epochs=4)
 STEPS = 40
@@ -46,7 +52,7 @@ def acts(trace: RunTrace, until: int = 3 * STEPS // 4, **values: Any) -> bool:
 def test_ranges_end_where_thresholds_stop_mattering(seed: int) -> None:
     trace = a_trace(seed)
     before = context_of(trace)
-    found = informed(before, trace, [TrialConfig()])
+    found = with_learned_ranges(before, trace, [TrialConfig()])
     if found.start_thr_range is None:
         assert not acts(trace, CAC_VAR_START_ITR=0, CAC_VAR_START_THR=1.0, CAC_VAR_SAMPLES=1)
         assert found.latest_start_itr is None
@@ -73,7 +79,7 @@ def test_a_run_in_which_nothing_falls_keeps_the_old_ranges() -> None:
     for name in trace.dense.recorded.signal_names:
         trace.dense.recorded._dense[name] = [(0, STEPS, np.arange(float(STEPS)))]
     before = context_of(trace)
-    assert informed(before, trace, [TrialConfig()]) == before
+    assert with_learned_ranges(before, trace, [TrialConfig()]) == before
     assert never_acts(TrialConfig(CAC_VAR_START_ITR=0, CAC_VAR_START_THR=1.0, CAC_VAR_SAMPLES=1), trace)
     assert spread_starts(search_spaces.load("auto_thresholds"), before, trace, BASE, {}, 5, 0) == []
 
@@ -82,8 +88,8 @@ def test_what_is_not_known_changes_nothing() -> None:
     trace = a_trace(0)
     before = context_of(trace)
     unknown = [TrialConfig(CAC_WATCH=("linear",)), BASE, TrialConfig(CAC_RULE="linear", CAC_RULE_END_ITR=9)]
-    assert informed(before, trace, unknown) == before
-    assert informed(before, replace(trace, facts={}), [TrialConfig()]) == before
+    assert with_learned_ranges(before, trace, unknown) == before
+    assert with_learned_ranges(before, replace(trace, facts={}), [TrialConfig()]) == before
     assert not never_acts(TrialConfig(CAC_WATCH=("linear",)), trace)
     assert not never_acts(TrialConfig(CAC_RULE="plasticity", CAC_RULE_INTERVAL=3), trace)
     assert not never_acts(TrialConfig(CAC_RULE="freezeout", CAC_RULE_END_ITR=90, CAC_RULE_START_ITR=80), trace)
@@ -128,14 +134,14 @@ def test_spaces_take_the_learned_ranges() -> None:
 
 
 def predicted(trace: RunTrace, space: Any, params: list[dict[str, Any]]) -> Any:
-    settings_of = [space.suggest(optuna.trial.FixedTrial(p), informed(context_of(trace), trace, [TrialConfig()]))
-                   for p in params]  # fmt: skip
+    context = with_learned_ranges(context_of(trace), trace, [TrialConfig()])
+    settings_of = [space.suggest(optuna.trial.FixedTrial(p), context) for p in params]
     return replay(trace, settings_of)
 
 
 def test_a_start_is_spread_over_outcomes() -> None:
     space, trace = search_spaces.load("auto_thresholds"), a_trace(11)
-    context = informed(context_of(trace), trace, [TrialConfig()])
+    context = with_learned_ranges(context_of(trace), trace, [TrialConfig()])
     params = spread_starts(space, context, trace, BASE, {}, 8, 3)
     assert len(params) == 8
     found = predicted(trace, space, params)
@@ -159,7 +165,7 @@ def test_what_was_trained_since_changes_nothing() -> None:
     assert len(trace.stages) > 1
     context = context_of(trace)
     for ask in (
-        lambda t: informed(context, t, [TrialConfig()]),
+        lambda t: with_learned_ranges(context, t, [TrialConfig()]),
         lambda t: spread_starts(space, context, t, BASE, {}, 5, 3),
         lambda t: never_acts(config, t),
     ):

@@ -22,7 +22,7 @@ from trainables.training.run import TrainingRun
 from tune_cac.tuning.run_context import run_context
 from tune_cac.tuning.study_searcher import StudySearch
 from tune_cac.tuning.warm_start.baseline import asks_for_sensitivities, learn
-from tune_cac.tuning.warm_start.sensitivities import LEAST_DROP, LEVELS, MOST_EVALUATIONS, seeded_sensitivities
+from tune_cac.tuning.warm_start.sensitivities import LEAST_DROP, LEVELS, MOST_EVALUATIONS, baseline_sensitivities
 
 NAMES = ("0.weight", "3.weight", "6.weight", "9.weight", "15.weight")
 
@@ -43,7 +43,7 @@ def baseline(base: TrialConfig, tree: Path, **more: int) -> str:
 def test_a_layer_bears_what_pruning_it_alone_by_hand_says(
     allowed_drop: float, base: TrialConfig, tmp_path: Path
 ) -> None:
-    found = seeded_sensitivities(tmp_path, baseline(base, tmp_path), base, NAMES, allowed_drop)
+    found = baseline_sensitivities(tmp_path, baseline(base, tmp_path), base, NAMES, allowed_drop)
     assert set(found) == set(NAMES)
     with TrainingRun(base) as run:
         for _ in range(EPOCHS - 1):
@@ -72,9 +72,9 @@ def test_a_layer_bears_what_pruning_it_alone_by_hand_says(
 
 def test_it_is_kept_and_the_same_for_a_search_that_goes_on(base: TrialConfig, tmp_path: Path) -> None:
     root = baseline(base, tmp_path)
-    found = seeded_sensitivities(tmp_path, root, base, NAMES, 0.02)
+    found = baseline_sensitivities(tmp_path, root, base, NAMES, 0.02)
     shutil.rmtree(tmp_path / "objects")  # all checkpoints
-    assert seeded_sensitivities(tmp_path, root, base, NAMES, 0.02) == found
+    assert baseline_sensitivities(tmp_path, root, base, NAMES, 0.02) == found
     assert StageStore(tmp_path, root).read("sensitivities-0.02.json") == found
     assert json.loads(json.dumps(found)) == found
 
@@ -82,7 +82,7 @@ def test_it_is_kept_and_the_same_for_a_search_that_goes_on(base: TrialConfig, tm
 def test_nothing_known_stays_nothing_known(base: TrialConfig, tmp_path: Path) -> None:
     """A state that another trial leaves later does not change the ranges of a search that goes on."""
     root = baseline(base, tmp_path, budget_bytes=0)
-    assert seeded_sensitivities(tmp_path, root, base, NAMES, 0.02) == {}
+    assert baseline_sensitivities(tmp_path, root, base, NAMES, 0.02) == {}
     late = TrialConfig(
         workload="tiny", epochs=EPOCHS, method="compression", pruning_sensitivities=("0.weight=0.5",),
         pruning_start_epoch=EPOCHS - 1, pruning_end_epoch=EPOCHS,
@@ -91,8 +91,8 @@ def test_nothing_known_stays_nothing_known(base: TrialConfig, tmp_path: Path) ->
         finish(trial)
         kept = [entry.step for entry in trial.checkpoints.entries(root)]
     assert (EPOCHS - 1) * STEPS_PER_EPOCH in kept
-    assert seeded_sensitivities(tmp_path, root, base, NAMES, 0.02) == {}
-    assert seeded_sensitivities(tmp_path, root, base, NAMES, 0.03) != {}
+    assert baseline_sensitivities(tmp_path, root, base, NAMES, 0.02) == {}
+    assert baseline_sensitivities(tmp_path, root, base, NAMES, 0.03) != {}
 
 
 def test_deep_models_are_tried_at_fewer_levels_and_the_deepest_not_at_all(
@@ -102,7 +102,7 @@ def test_deep_models_are_tried_at_fewer_levels_and_the_deepest_not_at_all(
     monkeypatch.setattr(module, "_analysed", lambda *given: tried.append(given[4]) or {})
     for count in (1, 31, 32, 62, 63):
         names = tuple(f"{n}.weight" for n in range(count))
-        assert seeded_sensitivities(tmp_path, f"{count:024d}", base, names, 0.01) == {}
+        assert baseline_sensitivities(tmp_path, f"{count:024d}", base, names, 0.01) == {}
     assert tried == [LEVELS[0], LEVELS[0], LEVELS[1], LEVELS[1]]
     assert all(len(LEVELS[place]) * count <= MOST_EVALUATIONS for place, count in ((0, 31), (1, 62)))
 
@@ -116,7 +116,7 @@ def test_only_spaces_whose_ranges_depend_on_it_ask(base: TrialConfig, tmp_path: 
     for name in ("pruning_sensitivities", "auto_thresholds+pruning_sensitivities_by_block"):
         assert asks_for_sensitivities(load(name), context)
         learned = learn(load(name), context, tmp_path / "tree", base=base, hold={}, root=root, allowed_drop=0.02)
-        found = seeded_sensitivities(tmp_path / "tree", root, base, NAMES, 0.02)
+        found = baseline_sensitivities(tmp_path / "tree", root, base, NAMES, 0.02)
         assert dict(learned.context.sensitivities) == found
         assert learned.spread(5, 0) == []
     assert learn(load(name), context, tmp_path / "tree", base=base, hold={}, root=None).context == context
@@ -141,7 +141,7 @@ def test_a_search_begins_with_half_of_what_was_found(base: TrialConfig, tmp_path
     search.on_trial_complete("baseline", last)
     search = searcher()
     search.adopt_unfinished()
-    found = seeded_sensitivities(tmp_path / "tree", last["stage"], base, NAMES, 0.02)
+    found = baseline_sensitivities(tmp_path / "tree", last["stage"], base, NAMES, 0.02)
     for number in range(2):
         suggested = search.suggest(str(number))
         assert isinstance(suggested, dict)

@@ -1,5 +1,4 @@
-"""What a hostile reader of the stage tree tried: settings, orders and accidents under which a trial could get a row or
-weights that are not its own."""
+"""Settings, orders and accidents under which a trial could get a row or weights that are not its own."""
 
 from __future__ import annotations
 
