@@ -59,7 +59,7 @@ class WideStack(Digits):
 
 def run(workload: Digits, config: TrialConfig) -> dict[str, float]:
     """The last row, and what the cache held."""
-    run_module.build = lambda _: workload  # type: ignore[assignment]
+    run_module.build = lambda *_: workload  # type: ignore[assignment]
     try:
         with TrainingRun(config) as training:
             while not training.finished:
