@@ -1,4 +1,4 @@
-"""What replay costs: a trial whose interventions are all known, and the bookkeeping of one that is trained.
+"""Measure the cost of replay: a trial whose interventions are all known, and the bookkeeping of one that is trained.
 
     python benchmarks/known_trial.py
 

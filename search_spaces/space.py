@@ -101,7 +101,7 @@ class Space:
     """Parameters of the trial after the baseline: the method's published defaults, scaled to the run, where there are
     any."""
     start_is_published: bool = True
-    """Whether that trial has the published defaults and may be described so."""
+    """True if that trial has the published defaults and may be described so."""
     meanings: Mapping[str, str] = field(default_factory=dict)
     """Meanings of parameters that are not variables, by name without a branch."""
     notes: Callable[[SpaceContext], Sequence[str]] = _nothing
@@ -131,7 +131,7 @@ class Range:
     step: Any
     """Step of the values' grid, None for no grid."""
     log: bool
-    """Whether it is searched on a logarithmic scale."""
+    """True if it is searched on a logarithmic scale."""
     choices: tuple[Any, ...] | None
     """The choices, None for a range."""
     condition: str = ""

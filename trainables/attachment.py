@@ -29,7 +29,7 @@ class Attached:
     """
 
     replaces_schedule: bool = False
-    """Whether the method sets the learning rates; the workload's own schedule is then not stepped."""
+    """True if the method sets the learning rates; the workload's own schedule is then not stepped."""
 
     def begin_step(self, epoch: int, minibatch: int) -> None:
         """Handle the start of a step, before its forward pass; an epoch's first step is minibatch 0."""

@@ -75,9 +75,9 @@ class TrialConfig:
     CAC_RULE_DEPTH: float | None = None
     """Share of the layers stopped at the end (linear)."""
     CAC_RULE_CUBIC: bool | None = None
-    """Whether layers stop at cubed fractions of the run (freezeout)."""
+    """True if layers stop at cubed fractions of the run (freezeout)."""
     CAC_RULE_SCALED: bool | None = None
-    """Whether learning rates are scaled so that every layer moves equally far (freezeout)."""
+    """True if learning rates are scaled so that every layer moves equally far (freezeout)."""
     CAC_RULE_INTERVAL: int | None = None
     """Iterations between measurements (gradient_norm, plasticity)."""
     CAC_RULE_PERCENTILE: float | None = None
@@ -89,11 +89,11 @@ class TrialConfig:
     CAC_WATCH: tuple[str, ...] | None = None
     """Kinds of modules that count as layers: ``conv``, ``linear`` or class names."""
     CAC_WHOLE_UNITS: bool | None = None
-    """Whether a layer stops together with its bias and norm."""
+    """True if a layer stops together with its bias and norm."""
     CAC_NORM_STATISTICS: str | None = None
-    """Whether running statistics in a stopped prefix are still updated (``go_on``) or frozen (``hold``)."""
+    """Running statistics in a stopped prefix: still updated (``go_on``) or frozen (``hold``)."""
     CAC_PREFIX_AUTOGRAD: bool | None = None
-    """Whether autograd may keep activations upstream of stopped layers for a backward pass."""
+    """True if autograd may keep activations upstream of stopped layers for a backward pass."""
     forward_cache_mb: int = 0
     """Budget of the forward cache in MB (10^6 bytes), >= 0; 0 disables it. Needs a workload whose inputs repeat."""
 
@@ -102,7 +102,7 @@ class TrialConfig:
     schedule: str | None = None
     """A compression schedule, YAML text; values marked ``!search`` are filled in from `schedule_values`."""
     schedule_compatible: bool | None = None
-    """Whether the schedule may contain entries that Distiller silently accepted; they are ignored as in Distiller."""
+    """True if the schedule may contain entries that Distiller silently accepted; they are ignored as in Distiller."""
     schedule_values: tuple[str, ...] | None = None
     """Values of the ``!search`` marks as NAME=VALUE texts. A mark without a value gets the middle of its range."""
     pruning_sensitivities: tuple[str, ...] | None = None

@@ -54,7 +54,7 @@ class MethodReplay(Protocol):
     kind: str
     """Kind of the method's own state that a checkpoint must contain besides the rule's; ``any`` for none."""
     first_stage_only: bool
-    """Whether the run can be continued only from checkpoints before its first intervention."""
+    """True if the run can be continued only from checkpoints before its first intervention."""
 
     @property
     def iteration(self) -> int:

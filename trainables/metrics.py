@@ -24,7 +24,7 @@ class Metric:
     meaning: str
     """Meaning in words."""
     may_lack: bool = False
-    """Whether rows may have None, where it is not measured."""
+    """True if rows may have None, where it is not measured."""
 
 
 def _m(name: str, dtype: str, unit: str, direction: str, meaning: str, *, may_lack: bool = False) -> Metric:

@@ -37,11 +37,11 @@ class StudyInfo:
     hold: dict[str, Any] = field(default_factory=dict)
     """Fields of the config that are fixed in every trial but the baseline, in plain types."""
     sharing: bool = True
-    """Whether its trials share training; a resumed search keeps this."""
+    """True if its trials share training; a resumed search keeps this."""
     fresh_processes: bool = False
-    """Whether each trial ran in its own process, as results depend on earlier training in the same process."""
+    """True if each trial ran in its own process, as results depend on earlier training in the same process."""
     controls: bool = False
-    """Whether controls (cut dense runs and random stops) are trained in addition to its trials."""
+    """True if controls (cut dense runs and random stops) are trained in addition to its trials."""
     candidates: list[int] = field(default_factory=list)
     """For a confirmation, the numbers of the selected trials over all its calls; empty for a search."""
     gpus_per_trial: float = 0.0

@@ -39,7 +39,7 @@ class RayTrial:
     number: int
     """Number of the Optuna trial where a search of `tune_cac` named the folders, else by the order of their names."""
     ours: bool
-    """Whether the experiment's trials are `trainables.trial.Trial`; if not, ``config`` and ``rows`` are empty."""
+    """True if the experiment's trials are `trainables.trial.Trial`; if not, ``config`` and ``rows`` are empty."""
     config: dict[str, Any]
     """Fields of `TrialConfig` in plain types; with defaults filled in where the config is valid."""
     parameters: dict[str, Any]
@@ -51,7 +51,7 @@ class RayTrial:
     metrics: dict[str, Any]
     """Its last row as reported, nested keys joined by a slash, without the keys in `BOOKKEEPING`."""
     done: bool
-    """Whether Ray ended it; also True where a scheduler ended it before its last epoch."""
+    """True if Ray ended it; also True where a scheduler ended it before its last epoch."""
     state: str | None
     """Ray's state of the trial (``TERMINATED``, ``ERROR``, ...), None where Ray wrote none."""
     error: str | None

@@ -72,9 +72,9 @@ class Batch:
     auto: AutoNumbers | None
     """Numbers of the variance rule for each setting; None: all n settings equal `config`."""
     never_acts: bool = False
-    """Whether these settings stop nothing on any run."""
+    """True if these settings stop nothing on any run."""
     foreign: bool = False
-    """Whether these settings also compress, so that they cannot be replayed."""
+    """True if these settings also compress, so that they cannot be replayed."""
 
 
 def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:

@@ -25,7 +25,7 @@ class RecordedPath:
         self.stage = 0
         """Index of the deepest recorded stage on the path."""
         self.own = True
-        """Whether the path ends in this stage; False after a step that was never trained."""
+        """True if the path ends in this stage; False after a step that was never trained."""
         self.certain_until = trace.total_steps
         """First iteration at which a value of another run was read; the run's length for none."""
         self._entered = 0

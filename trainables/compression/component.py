@@ -57,7 +57,7 @@ class Regularizer(ABC):
     targets: tuple[str, ...]
     """Parameter names; at least one."""
     thresholds: bool = False
-    """Whether there is a threshold criterion, so that `masks` can return masks."""
+    """True if there is a threshold criterion, so that `masks` can return masks."""
 
     @abstractmethod
     def loss(self, weights: Mapping[str, Tensor]) -> Tensor:

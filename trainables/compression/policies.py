@@ -50,7 +50,7 @@ class Policy:
     epochs_before: int = 0
     """Number of epochs before the first active one in which `look` is called."""
     wants_inputs: bool = False
-    """Whether the arguments of the model's forward are kept in active epochs."""
+    """True if the arguments of the model's forward are kept in active epochs."""
 
     def look(self, training: Training) -> None:
         """Start observing training; called again after an interruption."""

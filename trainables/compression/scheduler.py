@@ -56,9 +56,9 @@ class Scheduled:
     component: str | None = None
     """Name of its component, if that has state."""
     is_looking: bool = False
-    """Whether its component currently observes training."""
+    """True if its component currently observes training."""
     has_acted: bool = False
-    """Whether it was active, or its component has observed training, in any epoch so far."""
+    """True if it was active, or its component has observed training, in any epoch so far."""
 
     def looks_in(self, epoch: int) -> bool:
         """Return whether its component observes training in an epoch."""

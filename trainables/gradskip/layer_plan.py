@@ -38,7 +38,7 @@ class LayerPlan:
     units: tuple[Unit, ...]
     """Watched layers by ascending `Unit.end`."""
     whole_units: bool = False
-    """Whether a manual stop includes the whole unit of its layer."""
+    """True if a manual stop includes the whole unit of its layer."""
     ends: tuple[int, ...] = ()
     """Positions at which whole units end, ascending, those of layers that the user has frozen included."""
 
@@ -80,11 +80,11 @@ class Blueprint:
     plan: LayerPlan
     """Its layers."""
     stoppable: int
-    """How many of the plan's units, from the front, a rule may stop."""
+    """The number of the plan's units, from the front, that a rule may stop."""
     names: tuple[str, ...] | None
     """Names of the parameters by number, where known."""
     single_precision: bool
-    """Whether ratios are compared in float32, as the published code does with float32 weights."""
+    """True if ratios are compared in float32, as the published code does with float32 weights."""
 
     def machine(self, settings: Settings) -> SkipMachine:
         """Return a machine in its initial state."""

@@ -44,7 +44,7 @@ class Variable:
     meaning: str
     """Description for users."""
     published: bool = True
-    """Whether the published library has it; other variables are ours, with defaults that keep its behaviour."""
+    """True if the published library has it; other variables are ours, with defaults that keep its behaviour."""
 
     def check(self, value: Any) -> None:
         """Raise UserError if ``value`` is not valid for this variable."""

@@ -125,7 +125,7 @@ class ScriptRun:
         self.row: dict[str, Any] | None = None
         """The last report's row; None before the first."""
         self.finished = False
-        """Whether the command has ended successfully and its last row was returned."""
+        """True if the command has ended successfully and its last row was returned."""
         self._begun = time.perf_counter()
         folder = folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""How often a stage is checkpointed: often where forks are likely and training is expensive, seldom elsewhere.
+"""Interval between a stage's checkpoints: short where forks are likely and training is expensive, long elsewhere.
 
 Symbols: w seconds to write a checkpoint; c seconds of a step; n forks expected over a stage's N steps.
 With checkpoints s steps apart, each step costs w / s for writing and n / N * c * s / 2 for forks. The sum is least at

@@ -1,4 +1,4 @@
-"""When a trial writes a checkpoint on its path, and what the checkpoint contains."""
+"""The steps at which a trial writes a checkpoint on its path, and the checkpoint's content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainables.stage_tree.store import Stage, StageStore
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """How trials of a study share training."""
+    """Options of sharing training between the trials of a study."""
 
     tree: Path
     """The study's ``tree`` folder, on storage that all processes see."""

@@ -1,4 +1,4 @@
-"""Which checkpoints to drop when space runs out: those whose loss costs least.
+"""Eviction of checkpoints when space runs out: first those whose loss costs least.
 
 Symbols: s step of a checkpoint, p step of the checkpoint before it, n step of the one after it, in iterations.
 """
@@ -27,14 +27,14 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class StageWeight:
-    """How likely and how expensive a fork from a stage is."""
+    """Probability and cost of a fork from a stage."""
 
     start: int
     """The stage's first step."""
     end: int
     """The step after its last one."""
     visits: int
-    """How many trials passed through it; future forks are assumed proportional to this."""
+    """The number of trials that passed through it; future forks are assumed proportional to this."""
     step_cost: float
     """Cost of training one step, in any unit that is the same for all stages (FLOPs, seconds)."""
 

@@ -92,7 +92,7 @@ class TrainingRun:
         )
         self.method = attach(self.optimizer, config, facts)
         self.trains_at_first = tuple(p.requires_grad for p in self.model.parameters())
-        """Whether each parameter trains at step 0, by number."""
+        """True for each parameter that trains at step 0, by number."""
         self._shapes = EpochShapes(self.workload.steps_per_epoch)
         self.forward_cache = open_forward_cache(config, self.workload, self.model)
         if self.forward_cache is not None:

@@ -1,4 +1,4 @@
-"""Why a trial failed: what its code raised, or the death of its process."""
+"""The cause of a failed trial: an exception of its code, or the death of its process."""
 
 from __future__ import annotations
 

@@ -80,14 +80,14 @@ class SearchOptions:
     checkpoint_every_s: float = 60.0
     """Seconds from one checkpoint of a running trial to the next, >= 0 (0: every epoch)."""
     sharing: bool = True
-    """Whether trials share training prefixes; the baseline's signals are recorded either way."""
+    """True if trials share training prefixes; the baseline's signals are recorded either way."""
     checkpoint_budget: int | str = DEFAULT_BUDGET
     """Bytes of checkpoints that sharing may keep: a number >= 0, or text such as ``20GB`` (10^9) or ``512MiB``."""
     fresh_processes: bool = False
-    """Whether every trial has its own process and nothing is shared, because training depends on what the process
+    """True if every trial has its own process and nothing is shared, because training depends on what the process
     trained before."""
     controls: bool = True
-    """Whether cut dense runs and random stops are trained beside the trials."""
+    """True if cut dense runs and random stops are trained beside the trials."""
     retries: int = 1
     """Most restarts of a trial whose worker died, or of a failed baseline, >= 0."""
     hold: Mapping[str, Any] = field(default_factory=dict)

@@ -38,9 +38,9 @@ class SearchResult:
     confirmation: pd.DataFrame | None
     """Result of retraining on fresh seeds (`analysis.confirm_table`); None if none was begun."""
     interrupted: bool
-    """Whether the search was interrupted before all trials ended."""
+    """True if the search was interrupted before all trials ended."""
     why_little: str = ""
-    """Why settings of the space do nothing or little on this run; empty if that is unknown."""
+    """The reason why settings of the space do nothing or little on this run; empty if that is unknown."""
 
     @property
     def failures(self) -> pd.DataFrame:

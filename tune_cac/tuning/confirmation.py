@@ -42,7 +42,7 @@ class Confirmation:
     allowed_drop: float
     """Accuracy that may be lost, a fraction."""
     interrupted: bool
-    """Whether it was interrupted before all runs ended."""
+    """True if it was interrupted before all runs ended."""
 
 
 @keeps_decoded_images

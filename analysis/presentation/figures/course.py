@@ -29,7 +29,7 @@ class Convergence:
     saved: list[float]
     """Each trial's saving of the compute that the study ranks by, %."""
     within: list[bool]
-    """Whether each trial is within the allowed accuracy loss."""
+    """True for each trial within the allowed accuracy loss."""
     best: list[float]
     """Largest saving within the allowed loss up to and including each trial, %; 0 before the first."""
     hypervolume: list[float]

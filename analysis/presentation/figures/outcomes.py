@@ -233,7 +233,7 @@ class Confirmation:
     high: list[float]
     """Upper end of the interval."""
     confirmed: list[bool]
-    """Whether the upper end is within the allowed accuracy loss."""
+    """True for each candidate whose upper end is within the allowed accuracy loss."""
     labels: list[str]
     """Hover text of each candidate."""
     allowed: float

@@ -130,7 +130,7 @@ class VarianceLine:
     place: float
     """Its place among the layers, 0 first, 1 last."""
     examined: bool
-    """Whether the rule examined the layer at these iterations."""
+    """True for each iteration at which the rule examined the layer."""
     iteration: list[int]
     """Iterations of the ratios."""
     ratio: list[float]

@@ -38,7 +38,7 @@ class StructuredWeights:
     structures: Structures
     """The structures that are pruned."""
     has_leader: bool = False
-    """Whether all weights lose the same structures as the first one."""
+    """True if all weights lose the same structures as the first one."""
 
     @property
     def ranked(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ class KnowledgeDistillationConfig(ComponentConfig):
     """Model of the registry (``resnet20``), or ``package.module:function`` that returns a model; None: the student's
     architecture."""
     pretrained: Flag = False
-    """Whether the function is called with ``pretrained=True``."""
+    """True if the function is called with ``pretrained=True``."""
     checkpoint: Text | None = None
     """File with the teacher's weights."""
     temperature: Positive = 1.0

@@ -138,7 +138,7 @@ class _Matched:
     kept: list[str]
     """Patterns that match at least one name."""
     has_values: bool
-    """Whether patterns have values."""
+    """True if patterns have values."""
 
 
 def _match(settings: ComponentConfig, argument: str, facts: ModelFacts, key: Path, findings: Findings) -> _Matched:

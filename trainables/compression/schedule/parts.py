@@ -32,7 +32,7 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPolicy:
-    """When a component acts, and how."""
+    """The times at which a component acts, and its manner."""
 
     kind: str
     """One of `KINDS`."""

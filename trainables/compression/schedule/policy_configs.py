@@ -45,27 +45,27 @@ def _frequency(given: Any) -> int:
 
 
 class PrunerPolicyConfig(ComponentConfig):
-    """How a policy applies its pruner's masks; all off by default."""
+    """Options of a policy for its pruner's masks; all off by default."""
 
     class_: ClassVar[str] = "pruner policies"
     levels: Annotated[dict[str, float] | float | None, PlainValidator(_levels)] = None
     """Share of the elements by parameter name or pattern, or one for all, instead of the pruner's own levels."""
     keep_mask: Flag = False
-    """Whether masks stay in force after the last active epoch even if the options below would end them."""
+    """True if masks stay in force after the last active epoch even if the options below would end them."""
     mini_batch_pruning_frequency: Annotated[Whole, PlainValidator(_frequency)] = 0
     """Number of optimizer steps of the run after which masks are computed again; 0: once per active epoch."""
     mask_on_forward_only: Flag = False
-    """Whether weights are masked only for the forward pass, so that masked weights are still updated."""
+    """True if weights are masked only for the forward pass, so that masked weights are still updated."""
     mask_gradients: Flag = False
-    """Whether gradients are masked, too; needs ``mask_on_forward_only``."""
+    """True if gradients are masked, too; needs ``mask_on_forward_only``."""
     use_double_copies: Flag = False
-    """Whether the optimizer updates the unmasked weights."""
+    """True if the optimizer updates the unmasked weights."""
     discard_masks_at_minibatch_end: Flag = False
-    """Whether a mask is discarded at the end of its minibatch."""
+    """True if a mask is discarded at the end of its minibatch."""
     skip_first_minibatch: Flag = False
-    """Whether the first minibatch of the first active epoch is not masked: masks are computed after it."""
+    """True if the first minibatch of the first active epoch is not masked: masks are computed after it."""
     fold_batchnorm: Flag = False
-    """Whether weights are ranked after scaling by the batch norm that follows."""
+    """True if weights are ranked after scaling by the batch norm that follows."""
 
     @model_validator(mode="after")
     def _gradients_need_forward_only(self) -> Self:
@@ -75,11 +75,11 @@ class PrunerPolicyConfig(ComponentConfig):
 
 
 class RegularizerPolicyConfig(ComponentConfig):
-    """How a policy applies its regularizer's masks."""
+    """Options of a policy for its regularizer's masks."""
 
     class_: ClassVar[str] = "regularizer policies"
     keep_mask: Flag = False
-    """Whether weights that the threshold zeroed in the last active epoch stay zero."""
+    """True if weights that the threshold zeroed in the last active epoch stay zero."""
 
 
 def read_timing(given: Mapping[str, Any], path: Path, findings: Findings) -> Timing | None:

@@ -75,11 +75,11 @@ class QuantAwareTrainRangeLinearQuantizerConfig(ComponentConfig):
     overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
     """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
     mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
-    """How a range becomes numbers."""
+    """The mapping of a range to numbers."""
     ema_decay: Fraction = 0.999
     """Weight of the old range at each step."""
     per_channel_wts: Flag = False
-    """Whether each filter has its own range instead of one range per weight."""
+    """True if each filter has its own range instead of one range per weight."""
 
 
 class PostTrainLinearQuantizerConfig(ComponentConfig):
@@ -95,13 +95,13 @@ class PostTrainLinearQuantizerConfig(ComponentConfig):
     overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
     """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
     mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
-    """How a range becomes numbers."""
+    """The mapping of a range to numbers."""
     clip_acts: Annotated[Clip, BeforeValidator(_plain)] = "NONE"
     """Range of activations: all values, the mean of the batches' ranges, or mean -+ standard deviations."""
     clip_n_stds: Positive | None = None
     """Number of standard deviations for ``clip_acts: N_STD``."""
     per_channel_wts: Flag = False
-    """Whether each filter has its own range instead of one range per weight."""
+    """True if each filter has its own range instead of one range per weight."""
 
     @model_validator(mode="after")
     def _deviations_are_for_their_clip(self) -> Self:

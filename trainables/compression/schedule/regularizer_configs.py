@@ -19,7 +19,7 @@ class L1RegularizerConfig(ComponentConfig):
     reg_regims: dict[Text, NotNegative] = Field(min_length=1)
     """lambda by parameter name or pattern."""
     threshold_criteria: Literal["Max", "Mean_Abs"] | None = None
-    """Whether elements of at most lambda are zeroed after each step (for an element both criteria are its |w|)."""
+    """True if elements of at most lambda are zeroed after each step (for an element both criteria are its |w|)."""
 
 
 class GroupLassoRegularizerConfig(ComponentConfig):

@@ -30,7 +30,7 @@ class Mark:
     step: float | int | None = None
     """Distance between values, counted from ``low``; None: all values between the ends."""
     log: bool = False
-    """Whether the scale is logarithmic; ``low`` must then be above 0."""
+    """True if the scale is logarithmic; ``low`` must then be above 0."""
     choices: tuple[Value, ...] | None = None
     """At least two plain values."""
 

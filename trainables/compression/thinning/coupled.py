@@ -45,7 +45,7 @@ class Left:
     channels: int
     """Their number."""
     reason: str
-    """Why they are not removed."""
+    """The reason for which they are not removed."""
 
 
 @dataclass

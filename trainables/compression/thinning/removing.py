@@ -43,7 +43,7 @@ class Thinned:
     removed: Removed
     """The same by parameter: name -> dimension -> indices, as `crop` takes it."""
     exact: bool
-    """Whether the outputs on the example are unchanged in eval mode, apart from rounding."""
+    """True if the outputs on the example are unchanged in eval mode, apart from rounding."""
     difference: float
     """The largest absolute change of an output on the example."""
     left: tuple[Left, ...]

@@ -99,11 +99,11 @@ class ForwardCache:
         self.input_kind: Any = None
         """Shape, dtype, device and autocast state of an input row, set by the first `PrefixPass`."""
         self.stands_alone = False
-        """Whether the prefix was found to compute each row independently."""
+        """True if the prefix was found to compute each row independently."""
         self.channels_last = False
-        """Whether the outputs have the channels-last memory layout."""
+        """True if the outputs have the channels-last memory layout."""
         self.compiled = any(hasattr(part, "_orig_mod") for part in model.modules())
-        """Whether the model or a part of it is compiled by torch.compile."""
+        """True if the model or a part of it is compiled by torch.compile."""
         self._parts = [list(module.modules()) for module in self.chain]
         self._state: tuple[tuple[int, int], ...] = ()
         self._inside = False

@@ -43,13 +43,13 @@ class ParameterFacts:
     shape: tuple[int, ...]
     """Its shape."""
     watched: bool
-    """Whether the rule watches it by default (``CAC_WATCH=conv``)."""
+    """True if the rule watches it by default (``CAC_WATCH=conv``)."""
     forward_flops: int | None
     """FLOPs of its module's forward pass; None where an earlier parameter of the module lists them."""
     backward_flops: int | None
     """FLOPs of its module's gradients; None as above."""
     unit_end: bool
-    """Whether it is the last parameter of a unit: a layer with its bias and norm (``CAC_WHOLE_UNITS=1``)."""
+    """True if it is the last parameter of a unit: a layer with its bias and norm (``CAC_WHOLE_UNITS=1``)."""
     saved: float | None
     """Share of a step's FLOPs, in [0, 1], saved when layers 0..number are stopped; None where it was not counted."""
 

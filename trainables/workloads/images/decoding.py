@@ -34,12 +34,12 @@ CHUNK_IMAGES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How images are stored."""
+    """The stored form of images."""
 
     image_size: int
     """S: width and height of the model's inputs, in pixels."""
     as_they_are: bool
-    """Whether images are stored without resizing; then T = S, and the few of another size are resized to it."""
+    """True if images are stored without resizing; then T = S, and the few of another size are resized to it."""
     note: str = ""
     """One sentence on changes to images that a user may not expect; empty for none."""
 

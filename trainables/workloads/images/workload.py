@@ -69,7 +69,7 @@ class Images(Workload):
     validation: float = 0.1
     """Share of each class's training images for validation where the data has no validation split, in (0, 1)."""
     augment: bool = True
-    """Whether training inputs are cropped and mirrored at random."""
+    """True if training inputs are cropped and mirrored at random."""
     cache: str | None = None
     """Folder for the decoded images. None: `dataset.default_cache`."""
     cache_limit_gb: float = 20.0
