@@ -58,69 +58,35 @@ __all__ = [
     "tree_svg",
 ]
 
+# Not by `trainables.lazy_names`: a folder of the user's may hide trainables until tune_cac is imported.
 _HOMES = {
-    **dict.fromkeys(("history",), "analysis.io.epoch_rows"),
-    **dict.fromkeys(("load",), "analysis.io.studies"),
-    **dict.fromkeys(
-        (
-            "SearchCost",
-            "search_cost",
-        ),
-        "analysis.metrics.accounting",
-    ),
-    **dict.fromkeys(("relative_to_baseline",), "analysis.metrics.baseline"),
-    **dict.fromkeys(
-        (
-            "Interval",
-            "confirm_table",
-            "paired_interval",
-        ),
-        "analysis.metrics.confidence",
-    ),
-    **dict.fromkeys(
-        (
-            "accuracy_when_shorter",
-            "beats_shorter",
-            "control_line",
-        ),
-        "analysis.metrics.controls",
-    ),
-    **dict.fromkeys(("interactions",), "analysis.metrics.interaction"),
-    **dict.fromkeys(("importance",), "analysis.metrics.parameter_importance"),
-    **dict.fromkeys(
-        (
-            "best",
-            "front_hypervolume",
-            "knee_trial",
-            "pareto_front",
-            "rank",
-        ),
-        "analysis.metrics.ranking",
-    ),
-    **dict.fromkeys(
-        (
-            "export_table",
-            "export_trial",
-        ),
-        "analysis.presentation.export",
-    ),
-    **dict.fromkeys(
-        (
-            "stage_frame",
-            "tree_text",
-        ),
-        "analysis.presentation.stage_frame",
-    ),
-    **dict.fromkeys(
-        (
-            "Comparison",
-            "compare",
-        ),
-        "analysis.presentation.study_comparison",
-    ),
-    **dict.fromkeys(("tree_svg",), "analysis.presentation.tree_picture"),
-    **dict.fromkeys(("replay",), "analysis.trace_replay.replay_frame"),
-    **dict.fromkeys(("load_trace",), "analysis.trace_replay.traces"),
+    "history": "analysis.io.epoch_rows",
+    "load": "analysis.io.studies",
+    "SearchCost": "analysis.metrics.accounting",
+    "search_cost": "analysis.metrics.accounting",
+    "relative_to_baseline": "analysis.metrics.baseline",
+    "Interval": "analysis.metrics.confidence",
+    "confirm_table": "analysis.metrics.confidence",
+    "paired_interval": "analysis.metrics.confidence",
+    "accuracy_when_shorter": "analysis.metrics.controls",
+    "beats_shorter": "analysis.metrics.controls",
+    "control_line": "analysis.metrics.controls",
+    "interactions": "analysis.metrics.interaction",
+    "importance": "analysis.metrics.parameter_importance",
+    "best": "analysis.metrics.ranking",
+    "front_hypervolume": "analysis.metrics.ranking",
+    "knee_trial": "analysis.metrics.ranking",
+    "pareto_front": "analysis.metrics.ranking",
+    "rank": "analysis.metrics.ranking",
+    "export_table": "analysis.presentation.export",
+    "export_trial": "analysis.presentation.export",
+    "stage_frame": "analysis.presentation.stage_frame",
+    "tree_text": "analysis.presentation.stage_frame",
+    "Comparison": "analysis.presentation.study_comparison",
+    "compare": "analysis.presentation.study_comparison",
+    "tree_svg": "analysis.presentation.tree_picture",
+    "replay": "analysis.trace_replay.replay_frame",
+    "load_trace": "analysis.trace_replay.traces",
 }
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 #: Rooms from the bottom up; a module may import its own room and those below. Modules are in the longest that fits.
 ORDER = (
-    ("trainables.errors",),
+    ("trainables.errors", "trainables.lazy_names"),
     ("trainables.workload_options", "trainables.metrics", "trainables.interventions"),
     ("trainables.registry",),
     # A method's settings belong to the vocabulary, as the configuration's fields are the variables themselves.

@@ -8,7 +8,9 @@ Importing this package loads no torch; a name's home is loaded when it is first 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trainables.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from trainables.compression.policies import (
@@ -42,27 +44,25 @@ __all__ = [
     "sensitivity_analysis",
 ]
 
-_HOMES = {
-    "CompressionScheduler": "scheduler",
-    **{name: "policies" for name in __all__ if name.endswith("Policy")},
-    "build_pruner": "pruners",
-    "build_quantizer": "quantizers",
-    "build_regularizer": "regularizers",
-    "read_schedule": "schedule",
-    "ScheduleError": "schedule",
-    "sensitivity_analysis": "sensitivity",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "scheduler": ("CompressionScheduler",),
+        "policies": (
+            "PruningPolicy",
+            "RegularizationPolicy",
+            "QuantizationPolicy",
+            "LRPolicy",
+            "ThinningPolicy",
+            "DistillationPolicy",
+        ),
+        "pruners": ("build_pruner",),
+        "quantizers": ("build_quantizer",),
+        "regularizers": ("build_regularizer",),
+        "schedule": (
+            "read_schedule",
+            "ScheduleError",
+        ),
+        "sensitivity": ("sensitivity_analysis",),
+    },
+)

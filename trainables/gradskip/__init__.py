@@ -9,10 +9,11 @@ Settings, rules and the state machine import no torch; the optimizers load it on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import RULES, VARIABLES
+from trainables.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from trainables.gradskip.controller import GradientSkip
@@ -38,29 +39,22 @@ __all__ = [
     "VARIABLES",
 ]
 
-_HOMES = {
-    "SGD": "optimizers",
-    "Adam": "optimizers",
-    "AdamW": "optimizers",
-    "wrap": "optimizers",
-    "GradientSkip": "controller",
-    "StopEvent": "layer_plan",
-    "DistributedDataParallel": "integrations.data_parallel",
-    "ForwardCache": "forward_cache.cache",
-    "Recorder": "recording.variance_recorder",
-    "record": "recording.variance_recorder",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "optimizers": (
+            "SGD",
+            "Adam",
+            "AdamW",
+            "wrap",
+        ),
+        "controller": ("GradientSkip",),
+        "layer_plan": ("StopEvent",),
+        "integrations.data_parallel": ("DistributedDataParallel",),
+        "forward_cache.cache": ("ForwardCache",),
+        "recording.variance_recorder": (
+            "Recorder",
+            "record",
+        ),
+    },
+)

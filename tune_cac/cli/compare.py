@@ -11,12 +11,7 @@ from tune_cac.cli.options import add_results
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line.
-
-    Args:
-        commands: what `add_subparsers` returned.
-        debug: the parent parser of every command.
-    """
+    """Add the command to the command line."""
     parser = commands.add_parser(
         "compare", parents=[debug], help="several studies of the same training side by side",
         description="Compare studies of one workload and length that searched different spaces: what each saves within "

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line.
-
-    Args:
-        commands: what `add_subparsers` returned.
-        debug: the parent parser of every command.
-    """
+    """Add the command to the command line."""
     parser = commands.add_parser(
         "confirm", parents=[debug], help="retrain a study's best settings and its baseline on fresh seeds",
         description="Retrain the settings of a study that save most within the allowed accuracy loss, and its "

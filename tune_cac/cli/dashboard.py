@@ -16,12 +16,7 @@ HOST = "127.0.0.1"
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line.
-
-    Args:
-        commands: what `add_subparsers` returned.
-        debug: the parent parser of every command.
-    """
+    """Add the command to the command line."""
     parser = commands.add_parser(
         "dashboard", parents=[debug], help="look at a study in optuna-dashboard, also while it is searched",
         description="Serve optuna-dashboard on a study's journal, to this machine alone, until Ctrl-C.",

@@ -26,12 +26,7 @@ _FLOPS_HEADER = ["forward", "backward", "saved"]
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line.
-
-    Args:
-        commands: what `add_subparsers` returned.
-        debug: the parent parser of every command.
-    """
+    """Add the command to the command line."""
     parser = commands.add_parser(
         "doctor", parents=[debug], help="a short dry run: layers, FLOPs, memory, times, and whether it repeats exactly",
         description="A short dry run of a training: layers with numbers, names and FLOPs, memory, time of a step, how "

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line.
-
-    Args:
-        commands: what `add_subparsers` returned.
-        debug: the parent parser of every command.
-    """
+    """Add the command to the command line."""
     parser = commands.add_parser(
         "export", parents=[debug], help="a trial's settings or the ranking in other programs' formats",
         description="Write one trial's settings (env, yaml, json; the best's without --trial) or the ranking (csv, "

@@ -10,12 +10,7 @@ from tune_cac.cli.options import add_ranking, add_study
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line.
-
-    Args:
-        commands: what `add_subparsers` returned.
-        debug: the parent parser of every command.
-    """
+    """Add the command to the command line."""
     parser = commands.add_parser(
         "rank",
         parents=[debug],

@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line.
-
-    Args:
-        commands: what `add_subparsers` returned.
-        debug: the parent parser of every command.
-    """
+    """Add the command to the command line."""
     parser = commands.add_parser(
         "replay", parents=[debug], help="predict what settings stop and save, from a study's recorded training",
         description="Predict what settings stop and save on a study's run without training: exact as far as trials "

@@ -20,12 +20,7 @@ _Found = TypeVar("_Found")
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line.
-
-    Args:
-        commands: what `add_subparsers` returned.
-        debug: the parent parser of every command.
-    """
+    """Add the command to the command line."""
     parser = commands.add_parser(
         "report",
         parents=[debug],

@@ -35,12 +35,7 @@ _BAIDU = {
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add ``schedule check`` to the command line.
-
-    Args:
-        commands: what `add_subparsers` returned.
-        debug: the parent parser of every command.
-    """
+    """Add the command to the command line."""
     schedule = commands.add_parser("schedule", help="look at a compression schedule before training with it")
     actions = schedule.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser(

@@ -22,12 +22,7 @@ _STUDY_FLAGS = (
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line.
-
-    Args:
-        commands: what `add_subparsers` returned.
-        debug: the parent parser of every command.
-    """
+    """Add the command to the command line."""
     parser = commands.add_parser(
         "search", parents=[debug], help="search a space on a workload", description="Search a space on a workload with "
         "Ray and Optuna. The first trial is the baseline (method off), the second the space's starting point, as a "

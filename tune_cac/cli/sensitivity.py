@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.workloads import default_epochs
 from tune_cac.cli.options import add_compatible
-from tune_cac.cli.workload_arguments import add_workload_options, workload_options
+from tune_cac.cli.workload_arguments import add_workload_options, config_of
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
@@ -65,16 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--allowed-drop must be a fraction in [0, 1], such as 0.005, got {arguments.allowed_drop}")
     if arguments.checkpoint is not None and arguments.epochs is not None:
         raise UserError("--checkpoint is analysed as it is, so it takes no --epochs: leave one of them out")
-    options = workload_options(arguments) or ()
-    config = TrialConfig(
-        workload=arguments.workload,
-        workload_options=options,
-        epochs=default_epochs(arguments.workload, options) if arguments.epochs is None else arguments.epochs,
-        seed=arguments.seed,
-        method="none",
-        device=arguments.device,
-        threads=arguments.threads,
-    )
+    config = config_of(arguments, seed=arguments.seed, method="none")
     folder = _made(Path(arguments.output))
     from trainables.compression.schedule.names import listed
     from trainables.compression.sensitivity import evaluate_workload as evaluate

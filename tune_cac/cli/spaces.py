@@ -18,12 +18,7 @@ from tune_cac.cli.workload_arguments import add_workload_options, workload_optio
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line.
-
-    Args:
-        commands: what `add_subparsers` returned.
-        debug: the parent parser of every command.
-    """
+    """Add the command to the command line."""
     parser = commands.add_parser("spaces", parents=[debug], help="list the search spaces, or show one with its ranges")
     parser.add_argument("space", nargs="?", metavar="SPACE", help="show this one")
     parser.add_argument("--workload", default="digits", help="whose run the ranges are for (default: digits)")

@@ -12,12 +12,7 @@ from tune_cac.cli.options import add_study
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line.
-
-    Args:
-        commands: what `add_subparsers` returned.
-        debug: the parent parser of every command.
-    """
+    """Add the command to the command line."""
     parser = commands.add_parser(
         "tree", parents=[debug], help="draw a study's stage tree: what its trials trained, shared stretches once",
         description="Draw a study's stage tree, one line a stage: the iteration at which trials did something, what, "

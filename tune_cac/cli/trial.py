@@ -12,20 +12,14 @@ from trainables.errors import TrainingDiverged, UserError, cannot_write
 from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES
-from trainables.workloads import default_epochs
 from tune_cac.cli.options import add_compatible
-from tune_cac.cli.workload_arguments import add_workload_options, workload_options
+from tune_cac.cli.workload_arguments import add_workload_options, config_of
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import read_assignments, with_schedule
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Add the command to the command line.
-
-    Args:
-        commands: what `add_subparsers` returned.
-        debug: the parent parser of every command.
-    """
+    """Add the command to the command line."""
     parser = commands.add_parser(
         "trial", parents=[debug], help="train one configuration here, without Ray",
         description="Train one configuration in this process. CAC_* variables of the environment count; --set wins.",
@@ -65,17 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "gradskip" in method.split("+"):
         settings = Settings.from_environment(**{name: value for name, value in values.items() if name in BY_NAME})
         values |= {v.name: getattr(settings, v.field) for v in VARIABLES}
-    options = workload_options(arguments) or ()
-    config = TrialConfig(
-        workload=arguments.workload,
-        workload_options=options,
-        epochs=default_epochs(arguments.workload, options) if arguments.epochs is None else arguments.epochs,
-        seed=arguments.seed,
-        method=method,
-        device=arguments.device,
-        threads=arguments.threads,
-        **values,
-    )
+    config = config_of(arguments, seed=arguments.seed, method=method, **values)
     from analysis.formatting import percent
     from trainables.training.run import TrainingRun
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
+from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.registry import SCRIPT
 from trainables.workload_options import canonical, read_options
+from trainables.workloads import default_epochs
 
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +36,27 @@ def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
     if getattr(arguments, "script", None) is not None:
         texts.append(f"command={arguments.script}")
     return canonical(read_options(texts)) if texts else None
+
+
+def config_of(arguments: argparse.Namespace, **values: Any) -> TrialConfig:
+    """Return the configuration that ``--workload``, ``--epochs``, ``--device`` and ``--threads`` ask for.
+
+    Args:
+        arguments: of a command with these flags; without ``--epochs`` the workload's own number counts.
+        values: other fields of the configuration.
+
+    Raises:
+        UserError: a wrong option or value.
+    """
+    options = workload_options(arguments) or ()
+    return TrialConfig(
+        workload=arguments.workload,
+        workload_options=options,
+        epochs=default_epochs(arguments.workload, options) if arguments.epochs is None else arguments.epochs,
+        device=arguments.device,
+        threads=arguments.threads,
+        **values,
+    )
 
 
 def take_script(arguments: argparse.Namespace) -> None:

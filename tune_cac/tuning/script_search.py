@@ -74,9 +74,7 @@ class ScriptSearch(StudySearch):
     def _enqueue_spread(self) -> None:
         if self.study.user_attrs.get("spread"):
             return
-        role = "published" if self._search_space.start_is_published and not self._hold else "search"
-        start = dict(self._search_space.start(self.learn().context))
-        self.study.enqueue_trial(start, user_attrs={"role": role})
+        self._enqueue_start(self.learn().context)
         self._tell_why_little()
         self.study.set_user_attr("spread", True)
 
