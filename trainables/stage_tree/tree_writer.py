@@ -11,6 +11,7 @@ from typing import Any
 from trainables.attachment import metadata_key
 from trainables.config import TrialConfig
 from trainables.registry import METHODS
+from trainables.stage_tree.recorder import SignalRecorder
 from trainables.stage_tree.run_metadata import method_facts, root_files
 from trainables.stage_tree.store import StageStore
 from trainables.stage_tree.trial_path import TrialPath
@@ -47,12 +48,12 @@ class TreeWriter:
             _METADATA[key] = method_facts(self._store, self._config, self._write)
         return _METADATA[key]
 
-    def publish(self, path: TrialPath, recorder: Any, rows: dict[int, dict[str, Any]]) -> None:
+    def publish(self, path: TrialPath, recorder: SignalRecorder, rows: dict[int, dict[str, Any]]) -> None:
         """Write what was recorded on the path's last stage since the last call, unless all of it is known.
 
         Args:
             path: path of the trial.
-            recorder: a `SignalRecorder`.
+            recorder: of the run.
             rows: result rows by step.
         """
         chunk = recorder.cut(rows)

@@ -44,7 +44,7 @@ class Restarts:
             attrs["resume_from"] = self._checkpoints[run.key]
         return self._trials.start(attrs)
 
-    def restart(self, trial: optuna.Trial, message: str, *, died: bool) -> str:
+    def restart(self, trial: optuna.Trial, message: str, *, died: bool) -> bool:
         """Begin a failed trial again if it may succeed.
 
         Args:
@@ -53,8 +53,7 @@ class Restarts:
             died: whether its worker died.
 
         Returns:
-            "queued" for a sampled trial, "kept" for a predefined one, which is begun again from its values; empty if it
-            is not begun again.
+            True if it is begun again: queued, or, if predefined, started anew by its values.
         """
         attrs = trial.user_attrs
         given = as_key(attrs["given"]) if "given" in attrs else None
@@ -62,14 +61,14 @@ class Restarts:
         # Nothing can be searched without the baseline; its error may not occur again.
         needed = given is None and attrs.get("role") == "baseline" and not message.startswith(_WOULD_FAIL_AGAIN)
         if not (died or needed) or done >= self.retries:
-            return ""
+            return False
         if given is None:
             self._queue(trial.params, attrs, retry=done + 1)
         else:
             self._retried[given] = done + 1
             self._keep_checkpoint(attrs)
         trial.set_user_attr("continued_by", _CONTINUED_BY)
-        return "queued" if given is None else "kept"
+        return True
 
     def retry_baseline(self) -> None:
         """Queue a baseline that failed in an earlier search once more; nothing can be searched without it."""

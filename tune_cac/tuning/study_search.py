@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import search_spaces
 from analysis.formatting import plural
@@ -29,6 +29,11 @@ from tune_cac.study.study_result import SearchResult, answer
 from tune_cac.tuning.preflight import check_gpus, check_processors, check_schedule, share_only_if_repeatable
 from tune_cac.tuning.run_context import baseline_config, context_of
 from tune_cac.tuning.tune_run import ray_needs, train
+
+if TYPE_CHECKING:
+    from tune_cac.tuning.study_searcher import StudySearch
+
+_Searcher = TypeVar("_Searcher", bound="StudySearch")
 
 
 @keeps_decoded_images
@@ -255,8 +260,8 @@ def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[N
 
 
 def make_searcher(
-    kind: type[Any], layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, **more: Any
-) -> tuple[Any, str]:
+    kind: type[_Searcher], layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, **more: Any
+) -> tuple[_Searcher, str]:
     """Return a searcher on a study, and the name of its Ray experiment.
 
     Args:
@@ -296,7 +301,9 @@ def make_searcher(
     return searcher, run_name
 
 
-def _searcher(layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig) -> tuple[Any, str]:
+def _searcher(
+    layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig
+) -> tuple[StudySearch, str]:
     from tune_cac.tuning.script_search import ScriptSearch
     from tune_cac.tuning.study_searcher import StudySearch
 
@@ -317,7 +324,7 @@ def _searcher(layout: Layout, options: SearchOptions, context: SpaceContext, bas
     return searcher, run_name
 
 
-def _search(layout: Layout, options: SearchOptions, searcher: Any, run_name: str, to_run: int) -> bool:
+def _search(layout: Layout, options: SearchOptions, searcher: StudySearch, run_name: str, to_run: int) -> bool:
     """Run trials and controls; return whether they were interrupted before all of them ended."""
     from tune_cac.tuning.controls import MOST_CONTROLS
     from tune_cac.tuning.progress import SearchProgress

@@ -360,10 +360,10 @@ class StudySearch(Searcher):
         if self._claims_name is not None and "folder" in trial.user_attrs:
             RayLeases(self._claims_name).release_all(trial.user_attrs["folder"])  # no trial has to wait for it
         again = self.restarts.restart(trial, message, died=died)
-        if again == "queued" and self._to_ask is not None:
+        if again and "given" not in trial.user_attrs and self._to_ask is not None:
             self._to_ask += 1
         self._tell_fail(trial, message)
-        return bool(again)
+        return again
 
     def _tell_fail(self, trial: optuna.Trial, message: str) -> None:
         trial.set_user_attr("error", message)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analysis.io.layout import Layout
 from trainables.errors import UserError
 from tune_cac.study.options import SearchOptions
 from tune_cac.tuning.preflight import own_code
+
+if TYPE_CHECKING:
+    from tune_cac.tuning.progress import SearchProgress
+    from tune_cac.tuning.study_searcher import StudySearch
 
 
 def ray_needs(options: SearchOptions) -> dict[str, Any]:
@@ -16,7 +20,14 @@ def ray_needs(options: SearchOptions) -> dict[str, Any]:
     return {"cpus": options.trials_at_a_time * options.processors_per_trial, "modules": _own_modules(options)}
 
 
-def train(layout: Layout, options: SearchOptions, searcher: Any, progress: Any, run_name: str, most: int) -> None:
+def train(
+    layout: Layout,
+    options: SearchOptions,
+    searcher: StudySearch,
+    progress: SearchProgress,
+    run_name: str,
+    most: int,
+) -> None:
     """Run on Ray the trials that the searcher suggests.
 
     Args:
