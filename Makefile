@@ -1,20 +1,35 @@
-# Two commands do all the set-up on a machine that has Python, pip and make.
+# Each target does all its set-up on a machine that has Python, pip and make.
 PYTHON ?= python3
 VENV ?= .venv
 SEARCH ?= --space auto_thresholds
 # Three files of tests at a time, for those that start Ray wait much; PYTEST= runs one file after the other.
 PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder
+TESTS = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
-.PHONY: search test lint clean
+.PHONY: search check test lint chromium clean
 
 search: $(VENV)/.installed
 	$(VENV)/bin/python -m tune_cac search $(SEARCH)
 
-test: $(VENV)/.installed-test
+# Before every commit: style, types, and the tests that take less than two seconds each.
+check: lint
+	$(TESTS) -n 2 --dist loadfile -m 'not slow'
+
+# Everything.
+test: lint chromium
+	$(TESTS) $(PYTEST)
+
+lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(PYTEST)
+
+# Tests of pages want Chromium. Installed where that can be done; without it they are skipped, which the run says.
+chromium:
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
+		command -v google-chrome > /dev/null || [ -n "$$CHROMIUM" ] || { \
+		[ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo installing chromium && apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium > /dev/null; } || true
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from search_spaces.space import Space, SpaceContext, Suggests
+from trainables.gradskip.settings import Settings
 
 #: Steps of the run assumed for the published defaults: 90 epochs of ImageNet at batch 256 (5,005 steps each).
 #: CAC_VAR_START_ITR = 5000 is then one epoch, CAC_VAR_SAMPLES = 200 a twenty-fifth of one.
@@ -75,15 +76,15 @@ def threshold_grid(low: float, high: float) -> tuple[float, float, float]:
 
 def start(context: SpaceContext) -> dict[str, Any]:
     """Return the published defaults, with iterations scaled from ImageNet's run to this one."""
-    scale = context.total_steps / IMAGENET_STEPS
+    published, scale = Settings(), context.total_steps / IMAGENET_STEPS
     return {
-        "CAC_VAR_START_ITR": round(5000 * scale),
-        "CAC_VAR_START_THR": 0.95,
-        "CAC_VAR_MT_COUNT_THR": 5,
-        "CAC_VAR_MT_THR": 0.96,
-        "CAC_VAR_SLOPE_THR": 0.98,
-        "CAC_VAR_SAMPLES": max(1, round(200 * scale)),
-        "CAC_BRAKING_DISTANCE": 0,
+        "CAC_VAR_START_ITR": round(published.start_itr * scale),
+        "CAC_VAR_START_THR": published.start_thr,
+        "CAC_VAR_MT_COUNT_THR": published.mt_count_thr,
+        "CAC_VAR_MT_THR": published.mt_thr,
+        "CAC_VAR_SLOPE_THR": published.slope_thr,
+        "CAC_VAR_SAMPLES": max(1, round(published.sampling_interval * scale)),
+        "CAC_BRAKING_DISTANCE": published.braking_distance,
     }
 
 

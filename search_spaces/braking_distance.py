@@ -9,6 +9,7 @@ from typing import Any
 
 from search_spaces import auto_thresholds
 from search_spaces.space import Space, SpaceContext, Suggests
+from trainables.gradskip.settings import Settings
 
 #: The longest distance, as a fraction of the run.
 LONGEST = 0.3
@@ -29,7 +30,7 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
 
 def start(context: SpaceContext) -> dict[str, Any]:
     """Return the published default: no braking."""
-    return {"CAC_BRAKING_DISTANCE": 0}
+    return {"CAC_BRAKING_DISTANCE": Settings().braking_distance}
 
 
 def notes(context: SpaceContext) -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+from browser import LACKING
 from commands_run import Run
 
 # Timing never decides a test.
@@ -17,13 +19,56 @@ hypothesis.settings.load_profile("tune_cac")
 
 
 #: Files that start Ray again and again: they take longest.
-_START_RAY = ("integration/", "e2e/test_readme_commands.py", "trainables/stage_tree/test_coordinator.py")
+_START_RAY = ("integration/", "e2e/test_commands_page.py", "trainables/stage_tree/test_coordinator.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several processes (pytest-xdist) those with Ray come first, so that none of them is left at the end."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(_START_RAY))
+
+
+#: Most seconds of CPU that a test without the mark ``slow`` may take.
+MOST_CPU_S = 2.0
+#: Set where a test that was left out for something lacking is a failure: in CI.
+NOTHING_LACKS = "TUNE_CAC_NOTHING_LACKS"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that takes long and is not marked ``slow``: `make check` runs all others."""
+    before_s = _cpu_s()
+    yield
+    spent_s = _cpu_s() - before_s
+    if spent_s > MOST_CPU_S and item.get_closest_marker("slow") is None:
+        pytest.fail(
+            f"took {spent_s:.1f} s of CPU, and a test that takes more than {MOST_CPU_S:g} s must be marked slow: make "
+            "it cheaper, or mark it with @pytest.mark.slow",
+            pytrace=False,
+        )
+
+
+def _cpu_s() -> float:
+    """Seconds of CPU of this process and of those of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def _lacking(reporter: pytest.TerminalReporter) -> int:
+    return sum(LACKING in str(report.longrepr) for report in reporter.stats.get("skipped", []))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line which tests were left out for something that the machine lacks."""
+    if count := _lacking(terminalreporter):
+        terminalreporter.write_line(f"NOT RUN: {count} tests of pages; {LACKING}", red=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI, fail for tests that were left out for something that the machine lacks."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and os.environ.get(NOTHING_LACKS) and _lacking(reporter) and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True)

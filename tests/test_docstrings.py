@@ -74,6 +74,7 @@ def test_the_page_on_analysis_quotes_the_coverage_that_is_tested() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_functions_say_in_the_imperative_what_they_do(package: str) -> None:
     """Ruff's D401 refuses verbs in another form; this refuses what is no verb at all."""

@@ -14,11 +14,11 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 #: Rooms from the bottom up; a module may import its own room and those below. Modules are in the longest that fits.
 ORDER = (
-    ("trainables.errors", "trainables.lazy_names"),
-    ("trainables.workload_options", "trainables.metrics", "trainables.interventions"),
+    ("trainables.atomic_write", "trainables.errors", "trainables.lazy_names"),
+    ("trainables.workload_options", "trainables.metrics", "trainables.savings", "trainables.interventions"),
     ("trainables.registry",),
     # A method's settings belong to the vocabulary, as the configuration's fields are the variables themselves.
-    ("trainables.gradskip.variables", "trainables.gradskip.settings"),
+    ("trainables.gradskip.variable_types", "trainables.gradskip.variables", "trainables.gradskip.settings"),
     ("trainables.config",),
     ("trainables.attachment",),
     ("trainables", "trainables.runtime"),
@@ -83,6 +83,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_no_import_circle() -> None:
     assert circle(import_graph()) == []
 
@@ -135,6 +136,7 @@ def test_no_two_files_of_one_stem_in_a_package(package: str) -> None:
     assert [stem for stem, count in stems.items() if count > 1] == []
 
 
+@pytest.mark.slow
 def test_no_name_is_both_arguments_and_implementation() -> None:
     """A class that checks arguments ends in Config; what it configures has another name."""
     configs, others = set(), set()

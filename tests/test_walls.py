@@ -20,6 +20,7 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "banned"),
     [
@@ -62,6 +63,7 @@ def files(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
+@pytest.mark.slow
 def test_ray_is_imported_in_two_places_alone() -> None:
     allowed = {ROOT / "trainables/trial.py", ROOT / "trainables/stage_tree/coordinator.py"}
     users = {path for package in PACKAGES for path in files(package) if "ray" in imports_of(path)}

@@ -6,31 +6,26 @@ named like the ``CAC_*`` variables, because users know these names and the searc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.variables import BY_NAME
+from trainables.gradskip.variable_types import is_number
+from trainables.gradskip.variables import BY_NAME, VARIABLES
 from trainables.registry import METHODS, check_workload
+from trainables.savings import SAVINGS
 from trainables.workload_options import canonical, read_options
 
 #: The largest seed that numpy's generators accept.
 MOST_SEED = 2**32 - 1
-#: Savings by which trials can be ranked.
-SAVINGS = ("training", "inference", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialConfig:
-    """Configuration of one trial: what it trains and how.
-
-    Raises:
-        UserError: an unknown workload or method, or a value out of range.
-    """
+class _RunFields:
+    """Fields of what is trained and of its resources."""
 
     workload: str = "digits"
     """Name of the workload, or ``package.module:function``: model, data, loss and their hyperparameters."""
@@ -48,52 +43,33 @@ class TrialConfig:
     """CPU threads of torch in the trial, >= 1. Part of the config because the last bit of sums depends on it."""
     workers: int = 1
     """Processes that train the trial data-parallel, >= 1; each uses `threads` threads."""
-    CAC_STOP_LAYER_NUM: tuple[int, ...] | None = None
-    """Manual mode: layers to stop. None, here and below: the published default."""
-    CAC_STOP_LAYER_ITR: tuple[int, ...] | None = None
-    """Manual mode: the iteration of each stop."""
-    CAC_VAR_START_ITR: int | None = None
-    """Iteration of the first decision."""
-    CAC_VAR_START_THR: float | None = None
-    """Variance ratio at which the first target stops."""
-    CAC_VAR_MT_COUNT_THR: int | None = None
-    """Peak updates above which a later target is a mountain."""
-    CAC_VAR_MT_THR: float | None = None
-    """Variance ratio at which a mountain stops."""
-    CAC_VAR_SLOPE_THR: float | None = None
-    """Variance ratio at which a slope stops."""
-    CAC_VAR_SAMPLES: int | None = None
-    """Iterations between decisions."""
-    CAC_BRAKING_DISTANCE: int | None = None
-    """Iterations of braking before a stop."""
-    CAC_RULE: str | None = None
-    """Rule that decides stops without manual lists: variance, linear, freezeout, gradient_norm or plasticity."""
-    CAC_RULE_START_ITR: int | None = None
-    """First iteration of a rule other than variance."""
-    CAC_RULE_END_ITR: int | None = None
-    """Last iteration of a schedule (linear, freezeout)."""
-    CAC_RULE_DEPTH: float | None = None
-    """Share of the layers stopped at the end (linear)."""
-    CAC_RULE_CUBIC: bool | None = None
-    """True if layers stop at cubed fractions of the run (freezeout)."""
-    CAC_RULE_SCALED: bool | None = None
-    """True if learning rates are scaled so that every layer moves equally far (freezeout)."""
-    CAC_RULE_INTERVAL: int | None = None
-    """Iterations between measurements (gradient_norm, plasticity)."""
-    CAC_RULE_PERCENTILE: float | None = None
-    """Percentile of the changes of gradient norms (gradient_norm)."""
-    CAC_RULE_TOLERANCE: float | None = None
-    """Share of the fastest change of plasticity (plasticity)."""
-    CAC_RULE_WINDOW: int | None = None
-    """Number of measurements over which plasticity is averaged (plasticity)."""
-    CAC_WATCH: tuple[str, ...] | None = None
-    """Kinds of modules that count as layers: ``conv``, ``linear`` or class names."""
-    CAC_WHOLE_UNITS: bool | None = None
-    """True if a layer stops together with its bias and norm."""
-    CAC_NORM_STATISTICS: str | None = None
-    """Running statistics in a stopped prefix: still updated (``go_on``) or frozen (``hold``)."""
-    CAC_PREFIX_AUTOGRAD: bool | None = None
-    """True if autograd may keep activations upstream of stopped layers for a backward pass."""
+
+
+if TYPE_CHECKING:
+
+    class _VariableFields:
+        """The ``CAC_*`` variables; read them by `TrialConfig.gradskip_settings`."""
+
+else:
+    #: The ``CAC_*`` variables under their own names; None: the published default.
+    _VariableFields = make_dataclass(
+        "_VariableFields",
+        [(v.name, (tuple[v.element, ...] if v.kind is tuple else v.kind) | None, None) for v in VARIABLES],
+        frozen=True,
+        kw_only=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialConfig(_VariableFields, _RunFields):  # in the order of the fields, from the right
+    """Configuration of one trial: what it trains and how.
+
+    The ``CAC_*`` fields are the variables of Gradient-Skip (`gradskip.variables`); None: the published default.
+
+    Raises:
+        UserError: an unknown workload or method, or a value out of range.
+    """
+
     forward_cache_mb: int = 0
     """Budget of the forward cache in MB (10^6 bytes), >= 0; 0 disables it. Needs a workload whose inputs repeat."""
 
@@ -160,10 +136,10 @@ class TrialConfig:
                 check_integer(name, getattr(self, name), low)
         for name in ("agp_initial_sparsity", "agp_final_sparsity", "distill_weight"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and 0 <= value <= 1):
+            if value is not None and not (is_number(value) and 0 <= value <= 1):
                 raise UserError(f"{name} must be a number in [0, 1], got {value!r}")
         if self.distill_temperature is not None and not (
-            _is_number(self.distill_temperature) and self.distill_temperature > 0
+            is_number(self.distill_temperature) and self.distill_temperature > 0
         ):
             raise UserError(f"distill_temperature must be a number > 0, got {self.distill_temperature!r}")
         if "compression" in self.method and self.workers > 1:
@@ -223,10 +199,6 @@ def field_kinds() -> dict[str, type]:
 
 def _is_union(hint: Any) -> bool:
     return type(None) in get_args(hint)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:

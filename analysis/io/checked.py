@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from trainables.errors import UserError
 from trainables.metrics import METRICS
@@ -96,12 +98,42 @@ def is_value(trials: pd.DataFrame, name: str, value: str) -> pd.Series[bool]:
     return (trials[name] == value).fillna(False).astype(bool)
 
 
+def numbers_of(trials: pd.DataFrame, name: str) -> pd.Series[float]:
+    """Return a column as float64, NaN where a value or the whole column is missing; exact for counts below 2^53."""
+    if name not in trials.columns:
+        return pd.Series(np.nan, index=trials.index, dtype="float64")
+    return trials[name].astype("Float64").astype("float64")
+
+
+def array_of(trials: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    """Return `numbers_of` as an array."""
+    return np.asarray(numbers_of(trials, name), dtype=np.float64)
+
+
+def number_of(row: pd.Series, name: str) -> float:
+    """Return a number of a row; NaN where it is missing."""
+    value = row.get(name)
+    return float("nan") if value is None or pd.isna(value) else float(value)
+
+
+def group_codes(trials: pd.DataFrame, names: Sequence[str]) -> NDArray[np.int64]:
+    """Return a number for each combination of values in these columns; missing values are equal to each other."""
+    codes = np.zeros(len(trials), dtype="int64")
+    for name in names:
+        if trials[name].isna().all():
+            continue
+        own, levels = pd.factorize(trials[name], use_na_sentinel=False)
+        if len(levels) > 1:
+            codes = pd.factorize(codes * len(levels) + own)[0].astype("int64")
+    return codes
+
+
 def keys_of(trials: pd.DataFrame) -> list[str]:
     """Return the columns of `KEYS` that the trials have."""
     return [name for name in KEYS if name in trials.columns]
 
 
-def check_told_apart(trials: pd.DataFrame) -> None:
+def check_distinct_trials(trials: pd.DataFrame) -> None:
     """Raise UserError where two trials have the same number and the same values in `KEYS`."""
     if "trial" not in trials.columns:
         return

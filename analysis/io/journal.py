@@ -14,10 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analysis.io.layout import STUDY_NAME
 from trainables.errors import UserError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 #: Codes of the operations that are read (optuna.storages.journal._storage.JournalOperation).
 _CREATE_STUDY, _DELETE_STUDY, _STUDY_SYSTEM_ATTR = 0, 1, 3
@@ -26,7 +29,7 @@ _CREATE_TRIAL, _TRIAL_PARAM, _TRIAL_STATE, _TRIAL_USER_ATTR = 4, 5, 6, 8
 _STATES = ("RUNNING", "COMPLETE", "PRUNED", "FAIL", "WAITING")
 _FINISHED = ("COMPLETE", "PRUNED", "FAIL")
 #: First bytes of every line of Optuna. Inside a string the quotes would be escaped, so this is always a line start.
-_LINE_BEGIN = b'{"op_code":'
+LINE_BEGIN = b'{"op_code":'
 
 
 @dataclass(kw_only=True)
@@ -46,7 +49,11 @@ class JournalTrial:
 
     def params(self) -> dict[str, Any]:
         """Return the suggested values by name, as the objective received them."""
-        return {name: _external(distribution, value) for name, (value, distribution) in self.stored_params.items()}
+        return {name: _distribution(text).to_external_repr(value) for name, (value, text) in self.stored_params.items()}
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Return the distributions of the suggested values by name."""
+        return {name: _distribution(text) for name, (_, text) in self.stored_params.items()}
 
 
 @dataclass(kw_only=True)
@@ -59,6 +66,27 @@ class JournalStudy:
     """Names of the objectives, where they were set."""
     trials: list[JournalTrial] = field(default_factory=list)
     """Trials by number."""
+
+
+def read_study(path: Path) -> JournalStudy:
+    """Return the study that a search wrote, or the only study of the journal; see `read_studies`.
+
+    Raises:
+        UserError: the file does not exist or cannot be read, holds no study, or several and none of a search.
+    """
+    if not path.is_file():
+        raise UserError(f"the study has no journal ({path}): its search never began; delete the folder and search anew")
+    studies = read_studies(path)
+    for study in studies:
+        if study.name == STUDY_NAME or len(studies) == 1:
+            return study
+    if not studies:
+        raise UserError(f"the journal {path} holds no study: its search never began; delete the folder")
+    names = ", ".join(study.name for study in studies)
+    raise UserError(
+        f"a journal must hold one study or one named {STUDY_NAME}, {path} holds {names}: "
+        "copy one with optuna.copy_study"
+    )
 
 
 def read_studies(path: Path) -> list[JournalStudy]:
@@ -87,24 +115,6 @@ def read_studies(path: Path) -> list[JournalStudy]:
     return list(replay.studies.values())
 
 
-def choose_study(studies: list[JournalStudy], path: Path) -> JournalStudy:
-    """Return the study that a search wrote, or the only study.
-
-    Raises:
-        UserError: there is no study, or there are several and none has the name of a search.
-    """
-    for study in studies:
-        if study.name == STUDY_NAME or len(studies) == 1:
-            return study
-    if not studies:
-        raise UserError(f"the journal {path} holds no study: its search never began; delete the folder")
-    names = ", ".join(study.name for study in studies)
-    raise UserError(
-        f"a journal must hold one study or one named {STUDY_NAME}, {path} holds {names}: "
-        "copy one with optuna.copy_study"
-    )
-
-
 def torn_end(path: Path) -> int | None:
     """Return the byte offset of the last line of a journal if that line is incomplete; else None.
 
@@ -125,9 +135,9 @@ def _operations(line: bytes, *, last: bool) -> Iterator[dict[str, Any] | None]:
     except ValueError:
         yield None
     # A damaged line that created a trial used up a number, unless it is the last line.
-    if line.startswith(_LINE_BEGIN + b"%d," % _CREATE_TRIAL) and not last:
+    if line.startswith(LINE_BEGIN + b"%d," % _CREATE_TRIAL) and not last:
         yield {"op_code": _CREATE_TRIAL, "study_id": None}
-    second = line.rfind(_LINE_BEGIN)
+    second = line.rfind(LINE_BEGIN)
     if second > 0:
         try:
             yield json.loads(line[second:])
@@ -135,12 +145,8 @@ def _operations(line: bytes, *, last: bool) -> Iterator[dict[str, Any] | None]:
             return
 
 
-def _external(distribution: str, value: float) -> Any:
-    return _distribution(distribution).to_external_repr(value)
-
-
 @cache
-def _distribution(text: str) -> Any:
+def _distribution(text: str) -> BaseDistribution:
     from optuna.distributions import json_to_distribution  # takes half a second; not needed for studies of tune_cac
 
     return json_to_distribution(text)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from analysis.io.study_options import StudyOptions
+from trainables.atomic_write import atomic_write
 from trainables.errors import UserError
 from trainables.registry import SCRIPT
+from trainables.savings import TRAINING
 
 #: Name of the study inside the journal.
 STUDY_NAME = "tune_cac"
@@ -17,43 +21,25 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyInfo:
-    """Settings of a study; equal for every search that adds to it, except `trials` and `allowed_drop`."""
+class StudyInfo(StudyOptions):
+    """Settings of a study: its options, where `trials` counts all that were asked for so far, and what it found."""
 
-    space: str
-    """Search space."""
-    workload: str
-    """Workload."""
     epochs: int
     """Epochs of each trial."""
-    seed: int
-    """Seed of the trials and of the sampler."""
-    trials: int
-    """Trials requested so far, including the baseline."""
-    allowed_drop: float
-    """Largest accuracy loss allowed, as a fraction."""
-    versions: dict[str, str]
-    """Versions of the packages that ran it."""
-    hold: dict[str, Any] = field(default_factory=dict)
-    """Fields of the config that are fixed in every trial but the baseline, in plain types."""
+    controls: bool = False  # of a study that has not recorded it
+    """True if controls (cut dense runs and random stops) are trained in addition to its trials."""
     sharing: bool = True
     """True if its trials share training; a resumed search keeps this."""
-    fresh_processes: bool = False
-    """True if each trial ran in its own process, as results depend on earlier training in the same process."""
-    controls: bool = False
-    """True if controls (cut dense runs and random stops) are trained in addition to its trials."""
+    hold: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the config that are fixed in every trial but the baseline, in plain types."""
+    saving: str = TRAINING
+    """Compute by which its trials are ranked: training, inference or both."""
+    versions: dict[str, str]
+    """Versions of the packages that ran it."""
     candidates: list[int] = field(default_factory=list)
     """For a confirmation, the numbers of the selected trials over all its calls; empty for a search."""
-    gpus_per_trial: float = 0.0
-    """GPUs of each trial."""
-    workload_options: list[str] = field(default_factory=list)
-    """Options of the workload as texts NAME=VALUE."""
-    workers_per_trial: int = 1
-    """Processes that train each trial data-parallel."""
     method: str = "gradskip"
     """Method of its space."""
-    saving: str = "training"
-    """Compute by which its trials are ranked: training, inference or both."""
     why_little: str = ""
     """Reason why settings of the space have little or no effect on its run; empty where not known."""
     script_epochs: int | None = None
@@ -163,6 +149,5 @@ class Layout:
 
     def write_info(self, info: StudyInfo) -> None:
         """Write `study.json` atomically."""
-        part = self.info.with_suffix(".part")
-        part.write_text(json.dumps(asdict(info), indent=2) + "\n")
-        part.replace(self.info)
+        with atomic_write(self.info) as file:
+            file.write(f"{json.dumps(asdict(info), indent=2)}\n".encode())

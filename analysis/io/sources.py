@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from analysis.io.journal import LINE_BEGIN
 from analysis.io.layout import Layout
 from analysis.io.ray_results import is_experiment
 from trainables.errors import UserError
@@ -73,21 +73,14 @@ def recognise(path: Path) -> Kind:
 def _recognise_file(path: Path) -> Kind:
     try:
         with path.open("rb") as file:
-            begin = file.readline(1 << 20)
+            begin = file.read(len(LINE_BEGIN))
     except OSError:
         begin = b""  # decide by the name; the reader reports why the file cannot be read
     if path.suffix == ".parquet" or begin.startswith(b"PAR1"):
         return "parquet"
-    if path.suffix == ".journal" or _is_operation(begin):
+    if path.suffix == ".journal" or begin.startswith(LINE_BEGIN):
         return "journal"
     raise UserError(f"a file of trials must be an Optuna journal or a Parquet file, {path} is neither")
-
-
-def _is_operation(line: bytes) -> bool:
-    try:
-        return "op_code" in json.loads(line)
-    except (ValueError, TypeError):
-        return False
 
 
 def distinct_names(found: list[Source]) -> list[str]:

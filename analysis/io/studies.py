@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.io.columns import IDENTITY, described, side_by_side, trial_dtypes, typed
 from analysis.io.foreign import ForeignTrial, foreign_frame, is_our_config
-from analysis.io.journal import JournalStudy, JournalTrial, choose_study, read_studies
+from analysis.io.journal import JournalStudy, JournalTrial, read_study
 from analysis.io.layout import STUDY_NAME, Layout
 from analysis.io.ray_results import RayTrial, read_experiment
 from analysis.io.sources import Source, distinct_names, sources
@@ -89,7 +89,7 @@ def _load_one(source: Source) -> pd.DataFrame:
 
 
 def _of_journal(path: Path) -> pd.DataFrame:
-    study = _study_of(path)
+    study = read_study(path)
     if is_ours(study):
         return to_frame(_records(study))
     begun = [trial for trial in study.trials if trial.state != "WAITING"]
@@ -168,11 +168,10 @@ def _completed(frame: pd.DataFrame) -> pd.DataFrame:
     expected = [*trial_dtypes(), *(metric.name for metric in RELATIVE)]
     if set(expected) <= set(frame.columns):
         return described(frame)
-    dtypes = {name: dtype for name, dtype in trial_dtypes().items() if name not in frame.columns}
-    more = frame[[name for name in frame.columns if name not in expected]]
-    known = pd.concat([frame[[name for name in trial_dtypes() if name in frame.columns]], typed(frame, dtypes)], axis=1)
-    full = _with_relative(pd.concat([more, known[[*trial_dtypes()]]], axis=1))
-    return described(full)
+    missing = {name: dtype for name, dtype in trial_dtypes().items() if name not in frame.columns}
+    more = [name for name in frame.columns if name not in expected]
+    full = pd.concat([frame, typed(frame, missing)], axis="columns")
+    return described(_with_relative(full[[*more, *trial_dtypes()]]))
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
@@ -183,13 +182,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: the file does not exist, or contains no study.
     """
-    return _records(_study_of(path))
-
-
-def _study_of(path: Path) -> JournalStudy:
-    if not path.is_file():
-        raise UserError(f"the study has no journal ({path}): its search never began; delete the folder and search anew")
-    return choose_study(read_studies(path), path)
+    return _records(read_study(path))
 
 
 def _records(study: JournalStudy) -> list[dict[str, Any]]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from analysis.io.checked import numbers_of
+
 #: Statuses of ended trials. An interrupted one continues as a later trial, so only its compute counts.
 _ENDED = ("completed", "failed")
 
@@ -58,25 +60,18 @@ def search_fraction(trials: pd.DataFrame) -> pd.Series[float]:
 
 def own_fraction(trials: pd.DataFrame) -> pd.Series[float]:
     """Return what each trial would have executed alone, as a fraction of a dense run; NaN where not known."""
-    return _in_dense_runs(trials, _numbers(trials, "executed_flops"))
+    return _in_dense_runs(trials, numbers_of(trials, "executed_flops"))
 
 
 def _search_flops(trials: pd.DataFrame) -> pd.Series[float]:
-    return _numbers(trials, "search_flops").fillna(_numbers(trials, "executed_flops"))
+    return numbers_of(trials, "search_flops").fillna(numbers_of(trials, "executed_flops"))
 
 
 def _in_dense_runs(trials: pd.DataFrame, flops: pd.Series[float]) -> pd.Series[float]:
-    dense = _numbers(trials, "dense_flops")
+    dense = numbers_of(trials, "dense_flops")
     if "role" in trials.columns and (trials["role"] == "control").any():
-        # A shorter training has a smaller full budget; its cost is a fraction of the baseline's.
+        # A cut dense run has a smaller full budget; its cost is a fraction of the baseline's.
         study = trials["study"] if "study" in trials.columns else pd.Series("", index=trials.index)
         full = dense[trials["role"] == "baseline"].groupby(study).max()
         dense = dense.where(trials["role"] != "control", study.map(full).astype("float64"))
     return flops / dense.where(dense > 0)
-
-
-def _numbers(trials: pd.DataFrame, name: str) -> pd.Series[float]:
-    """Return a column as float64, NaN where missing; exact for counts below 2^53, relative error 1e-16 beyond."""
-    if name not in trials.columns:
-        return pd.Series(np.nan, index=trials.index, dtype="float64")
-    return trials[name].astype("Float64").astype("float64")

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.io.checked import is_value, keys_of, plain
-from analysis.metrics.saving import SAVED, saved_of
+from analysis.io.checked import group_codes, is_value, keys_of, numbers_of, plain
+from analysis.metrics.saving import saved_of
+from trainables.savings import SAVED, share_saved
 
 #: Column added, and the column of which it is the saved share.
 _SAVED = {
@@ -32,7 +33,7 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
     that were selected from a study, accuracy losses and shares keep their values, NaN where there are none yet.
 
     A trial measures `compute_saved` and `backward_saved` against its own full budget. For a trial with another number
-    of epochs than its baseline, such as a shorter dense training, or with another full budget in FLOPs, such as a
+    of epochs than its baseline, such as a cut dense run, or with another full budget in FLOPs, such as a
     script that knows only what it executed, they are recomputed against the baseline's budget:
     ``1 - executed_flops / the baseline's dense_flops``, and likewise for the backward FLOPs. Both are computed from
     counts, so a second call changes nothing.
@@ -62,15 +63,15 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
 def add_relative(trials: pd.DataFrame) -> None:
     """Add the columns of `relative_to_baseline` to a frame; columns are replaced, so a shallow copy is sufficient."""
     baseline, compared = _baseline_of_each(trials)
-    relative = {name: baseline[accuracy] - _numbers(trials, accuracy) for name, accuracy in _DROPS.items()}
+    relative = {name: baseline[accuracy] - numbers_of(trials, accuracy) for name, accuracy in _DROPS.items()}
     relative |= {name: _saved(trials, spent, baseline[spent]) for name, spent in _SAVED.items()}
     for name, values in relative.items():
-        trials[name] = values if compared.all() else values.where(compared, _numbers(trials, name))
-    epochs = _numbers(trials, "epochs")
+        trials[name] = values if compared.all() else values.where(compared, numbers_of(trials, name))
+    epochs = numbers_of(trials, "epochs")
     other_length = epochs.notna() & baseline["epochs"].notna() & (epochs != baseline["epochs"])
     # The mean budget of several baselines may differ from each of them by rounding.
     whole_flops = baseline["dense_flops"]
-    other_budget = (_numbers(trials, "dense_flops") - whole_flops).abs() > 1e-9 * whole_flops.where(whole_flops > 0)
+    other_budget = (numbers_of(trials, "dense_flops") - whole_flops).abs() > 1e-9 * whole_flops.where(whole_flops > 0)
     for name, spent, whole in (
         ("compute_saved", "executed_flops", "dense_flops"),
         ("backward_saved", "backward_flops", "backward_flops"),
@@ -78,7 +79,7 @@ def add_relative(trials: pd.DataFrame) -> None:
         restated = _saved(trials, spent, baseline[whole])
         here = other_length | (other_budget & restated.notna())
         if here.any():
-            trials[name] = _numbers(trials, name).where(~here, restated)
+            trials[name] = numbers_of(trials, name).where(~here, restated)
     if "compute_saved" in trials.columns:
         trials[SAVED] = saved_of(trials)
 
@@ -92,7 +93,7 @@ def _baseline_of_each(trials: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[boo
     """Return the baseline's values for each trial (float64, NaN where there is none), and whether it has a baseline."""
     group = groups(trials)
     done = (is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")).to_numpy()
-    numbers = pd.DataFrame({name: _numbers(trials, name).to_numpy() for name in _REFERENCE})
+    numbers = pd.DataFrame({name: numbers_of(trials, name).to_numpy() for name in _REFERENCE})
     candidates, own = numbers[done], group[done]
     most = candidates["epochs"].groupby(own).transform("max")
     longest = ((candidates["epochs"] == most) | most.isna()).to_numpy()
@@ -103,20 +104,8 @@ def _baseline_of_each(trials: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[boo
 
 def groups(trials: pd.DataFrame) -> NDArray[np.int64]:
     """Return (N,) group numbers; trials of equal study, workload and seed share a baseline and a number."""
-    codes = np.zeros(len(trials), dtype="int64")
-    for name in keys_of(trials):
-        own, levels = pd.factorize(trials[name], use_na_sentinel=False)
-        if len(levels) > 1:
-            codes = pd.factorize(codes * len(levels) + own)[0].astype("int64")
-    return codes
+    return group_codes(trials, keys_of(trials))
 
 
 def _saved(trials: pd.DataFrame, name: str, whole: pd.Series[float]) -> pd.Series[float]:
-    return 1 - _numbers(trials, name) / whole.where(whole > 0)
-
-
-def _numbers(trials: pd.DataFrame, name: str) -> pd.Series[float]:
-    """Return a column as float64, NaN where missing."""
-    if name not in trials.columns:
-        return pd.Series(float("nan"), index=trials.index, dtype="float64")
-    return trials[name].astype("Float64").astype("float64")
+    return share_saved(numbers_of(trials, name), whole.where(whole > 0))

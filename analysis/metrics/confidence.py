@@ -16,10 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.formatting import ROUNDING
 from analysis.io.checked import plain
+from analysis.io.study_options import check_allowed_drop
 from analysis.metrics.noise import is_constant
-from analysis.metrics.ranking import check_allowed_drop
-from analysis.metrics.saving import SAVED, TRAINING, saved_of, saving_of
+from analysis.metrics.saving import saved_of, saving_of
 from trainables.errors import UserError
+from trainables.savings import SAVED, TRAINING
 
 #: Bootstrap resamples of one interval, from a generator with a constant seed.
 RESAMPLES = 9999

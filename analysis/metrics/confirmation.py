@@ -13,13 +13,8 @@ from analysis.metrics.duplicates import outcome_of, outcomes
 from analysis.metrics.noise import resolution_of
 from trainables.errors import UserError
 
-#: Probability that all intervals of a confirmation hold together.
-CONFIDENCE = 0.95
 
-
-def read_confirmation(
-    layout: Layout, ranking: pd.DataFrame, *, allowed_drop: float, confidence: float = CONFIDENCE
-) -> pd.DataFrame | None:
+def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: float) -> pd.DataFrame | None:
     """Return the table of a study's confirmation (`analysis.confirm_table`), None where there is none or no candidate.
 
     Warns where the confirmation cannot be read, and returns None.
@@ -29,7 +24,6 @@ def read_confirmation(
         ranking: ranking of the study; candidates get the number of their outcome (`duplicates`), as a trial that ended
             later may have the same outcome.
         allowed_drop: largest accuracy loss allowed, a fraction.
-        confidence: probability that all intervals hold together.
     """
     child = layout.confirmation
     if not child.info.is_file() or not child.journal.is_file():
@@ -42,7 +36,6 @@ def read_confirmation(
     table = confirm_table(
         trials,
         allowed_drop=allowed_drop,
-        confidence=confidence,
         resolution=resolution_of(trials[compared_accuracy(trials)]),
         planned=len(planned),
     )

@@ -136,7 +136,7 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
         is_value(trials, "status", "completed").to_numpy()
         & (trials["compute_saved"].astype(float) > ROUNDING).to_numpy()
         & ~np.isnan(reached)
-        & (_kind(trials) != SHORTER).to_numpy()
+        & ~is_value(trials, "control", SHORTER).to_numpy()
         & ranks_by_training(trials).to_numpy()
     )
     accuracy = trials["accuracy"].astype(float).to_numpy()
@@ -144,9 +144,3 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     nothing = difference_that_says_nothing(line, (accuracy + reached) / 2) + ROUNDING
     words = pd.Series(np.select([more > nothing, more < -nothing], [BEATS, LOSES], EQUAL), index=trials.index)
     return words.astype("string").mask(~judged)
-
-
-def _kind(trials: pd.DataFrame) -> pd.Series[str]:
-    if "control" not in trials.columns:  # a study of an earlier version
-        return pd.Series("", index=trials.index, dtype="string")
-    return trials["control"].astype("object").where(trials["control"].notna(), "")

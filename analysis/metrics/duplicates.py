@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.io.checked import group_codes
 from trainables.config import field_names
 
 #: Columns that are equal in duplicates, in addition to `_evidence`.
@@ -65,7 +66,7 @@ def _stage_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
         return np.full(len(trials), -1)
     stages = trials["stage"].astype("object")
     known = (stages.notna() & (stages != "")).to_numpy(dtype=bool)
-    return np.where(known, _group_codes(trials, ["stage"]), -1)
+    return np.where(known, _codes(trials, ["stage"]), -1)
 
 
 def _setting_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
@@ -73,7 +74,7 @@ def _setting_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
     names = list(field_names())
     if not set(names) <= set(trials.columns):  # columns are missing: an equal seed alone does not make duplicates
         return np.full(len(trials), -1)
-    return np.where(trials["method"].notna(), _group_codes(trials, names), -1)
+    return np.where(trials["method"].notna(), _codes(trials, names), -1)
 
 
 def _result_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
@@ -83,7 +84,7 @@ def _result_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
     evidence = _evidence(trials)
     known = (evidence.notna() & trials["executed_flops"].notna()).to_numpy(dtype=bool)
     names = [name for name in (*_RESULT, *_SETTING) if name in trials.columns]
-    codes = _group_codes(trials.assign(evidence=evidence), ["evidence", *names]) if known.any() else -1
+    codes = _codes(trials.assign(evidence=evidence), ["evidence", *names]) if known.any() else -1
     return np.where(known, codes, -1)
 
 
@@ -96,13 +97,6 @@ def _evidence(trials: pd.DataFrame) -> pd.Series[Any]:
     return losses.where(losses.notna(), stops.where(~stops.isin(["", "[]"])))
 
 
-def _group_codes(trials: pd.DataFrame, names: Sequence[str]) -> NDArray[np.int64]:
-    """Return a number for each combination of values within a study; missing values are equal to each other."""
-    codes = np.zeros(len(trials), dtype="int64")
-    for name in [*names, *({"study"} & set(trials.columns))]:
-        if trials[name].isna().all():
-            continue
-        own, levels = pd.factorize(trials[name], use_na_sentinel=False)
-        if len(levels) > 1:
-            codes = pd.factorize(codes * len(levels) + own)[0].astype("int64")
-    return codes
+def _codes(trials: pd.DataFrame, names: Sequence[str]) -> NDArray[np.int64]:
+    """Return a number for each combination of values within a study."""
+    return group_codes(trials, [*names, *({"study"} & set(trials.columns))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from numpy.typing import NDArray
 from analysis.io.studies import load
 from analysis.metrics.noise import is_constant
 from analysis.metrics.parameter_importance import LEAST_TRIALS, SEED, drawn, result_frame, too_few
-from analysis.metrics.saving import objectives_of, saving_of
+from analysis.metrics.saving import saving_of
 from trainables.config import field_kinds
+from trainables.savings import objectives_of
 
 #: Random forest: trees, most trials for training, most trials for partial dependences.
-_TREES, _MOST_LEARNED, _MOST_ASKED = 128, 1000, 40
+_TREES, _MOST_FITTED, _MOST_POINTS = 128, 1000, 40
 #: Below this out-of-bag R^2 the forest does not predict the objective, so its interactions are noise.
 _LEAST_R2 = 0.2
 #: Least share of a pair's joint effect in the prediction's variance. Without this limit, H^2 of two parameters
@@ -55,9 +57,8 @@ def interactions(path: str | Path) -> pd.DataFrame:
         return result_frame([], columns, [too_few(len(done))], attrs)
     points = _parameters(done)
     if points.shape[1] < 2:
-        return result_frame(
-            [], columns, ["an interaction needs two parameters that every trial has and that vary"], attrs
-        )
+        reason = "an interaction needs two parameters that every trial has and that vary"
+        return result_frame([], columns, [reason], attrs)
     rows: list[dict[str, Any]] = []
     reasons = []
     for objective in objectives:
@@ -70,10 +71,10 @@ def interactions(path: str | Path) -> pd.DataFrame:
         if forest.oob_score_ < _LEAST_R2:
             reasons.append(f"{objective} cannot be predicted from the parameters (R^2 {forest.oob_score_:.2f})")
             continue
-        asked = points.to_numpy()[drawn(len(points), _MOST_ASKED)]
+        evaluated = points.to_numpy()[drawn(len(points), _MOST_POINTS)]
         found = [
             {"objective": objective, "first": points.columns[j], "second": points.columns[k], "strength": strength}
-            for j, k, strength, effect in pair_strengths(forest.predict, asked)
+            for j, k, strength, effect in pair_strengths(forest.predict, evaluated)
             if effect >= _LEAST_EFFECT
         ]
         if not found:
@@ -100,13 +101,12 @@ def pair_strengths(
     single = [_partial_dependence(predict, points, (j,)) for j in range(count)]
     variance = float(np.var(predict(points)))
     found = []
-    for j in range(count):
-        for k in range(j + 1, count):
-            joint = _partial_dependence(predict, points, (j, k))
-            effect, beyond = float(np.mean(joint**2)), float(np.mean((joint - single[j] - single[k]) ** 2))
-            # On few points the ratio may slightly exceed 1, as the single effects are not exactly uncorrelated.
-            strength = min(1.0, beyond / effect) if effect > 1e-12 * variance else 0.0
-            found.append((j, k, strength, effect / variance if variance > 0 else 0.0))
+    for j, k in combinations(range(count), 2):
+        joint = _partial_dependence(predict, points, (j, k))
+        effect, beyond = float(np.mean(joint**2)), float(np.mean((joint - single[j] - single[k]) ** 2))
+        # On few points the ratio may slightly exceed 1, as the single effects are not exactly uncorrelated.
+        strength = min(1.0, beyond / effect) if effect > 1e-12 * variance else 0.0
+        found.append((j, k, strength, effect / variance if variance > 0 else 0.0))
     return found
 
 
@@ -125,9 +125,9 @@ def _partial_dependence(
 
 
 def _forest(points: NDArray[np.float64], values: NDArray[np.float64]) -> Any:
-    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.ensemble import RandomForestRegressor  # slow to load, and not needed for a study of few trials
 
-    chosen = drawn(len(points), _MOST_LEARNED)
+    chosen = drawn(len(points), _MOST_FITTED)
     forest = RandomForestRegressor(n_estimators=_TREES, oob_score=True, random_state=SEED)
     return forest.fit(points[chosen], values[chosen])
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.io.journal import JournalTrial, read_study
 from analysis.io.layout import STUDY_NAME, Layout
 from analysis.io.sources import recognise
 from analysis.metrics.noise import is_constant
-from analysis.metrics.saving import TRAINING, objectives_of
 from trainables.errors import UserError
 from trainables.metrics import OBJECTIVES
+from trainables.savings import TRAINING, objectives_of
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -67,7 +69,6 @@ def importance(path: str | Path) -> pd.DataFrame:
         return result_frame([], ["parameter", "importance"], [too_few(len(trials))], attrs)
     conditional = any(trial.distributions != trials[0].distributions for trial in trials)
     attrs["evaluator"] = "PED-ANOVA" if conditional else "fANOVA"
-    evaluate = _ped_anova if conditional else _fanova
     rows: list[dict[str, Any]] = []
     reasons = []
     # The values in Optuna's study are those of the objectives that the study ranks by.
@@ -76,7 +77,7 @@ def importance(path: str | Path) -> pd.DataFrame:
         if is_constant([trial.values[place] for trial in trials]):
             reasons.append(f"{objective} is the same in all {len(trials)} trials")
             continue
-        found = evaluate(trials, place)
+        found = _evaluated(trials, place, conditional=conditional)
         total = sum(found.values())
         if total <= 0:
             reasons.append(f"no parameter explains {objective}")
@@ -104,71 +105,50 @@ def _journal_of(path: str | Path) -> Path:
 
 def _search_trials(journal: Path) -> list[FrozenTrial]:
     """Return the trials that count, in the order of their numbers."""
-    import optuna
-    from optuna.storages.journal import JournalFileBackend
-    from optuna.trial import TrialState
+    from optuna.trial import create_trial
 
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
-        study = optuna.load_study(study_name=STUDY_NAME, storage=storage)
-        trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    except KeyError:
-        raise UserError(f"the journal {journal} holds no study of a search: importance needs one") from None
-    except (ValueError, AssertionError, IndexError, TypeError) as error:  # Optuna's reader fails at a damaged line
-        raise UserError(f"Optuna cannot read the journal {journal}, so importance cannot be told: {error}") from None
-    finally:
-        optuna.logging.set_verbosity(level)
-    return [trial for trial in trials if _counts(trial)]
+    study = read_study(journal)
+    if study.name != STUDY_NAME:
+        raise UserError(f"the journal {journal} holds no study of a search: importance needs one")
+    found = []
+    for trial in study.trials:
+        if _counts(trial):
+            with suppress(ValueError):  # a value of a starting point may lie outside its range
+                found.append(
+                    create_trial(
+                        params=trial.params(),
+                        distributions=trial.distributions(),
+                        values=trial.values,
+                        user_attrs=trial.user_attrs,
+                    )
+                )
+    return found
 
 
-def _counts(trial: FrozenTrial) -> bool:
-    attrs = trial.user_attrs
+def _counts(trial: JournalTrial) -> bool:
     return (
-        attrs.get("role", "search") == "search"
-        and len(trial.params) > 0
+        trial.state == "COMPLETE"
+        and trial.user_attrs.get("role", "search") == "search"
+        and len(trial.stored_params) > 0
         and trial.values is not None
         and len(trial.values) == len(OBJECTIVES)
         and bool(np.isfinite(trial.values).all())
-        and _within_ranges(trial)
     )
 
 
-def _within_ranges(trial: FrozenTrial) -> bool:
-    """Return whether all values lie in their ranges; values of a search's starting points may lie outside."""
-    from optuna.trial import create_trial
-
-    try:
-        create_trial(params=trial.params, distributions=trial.distributions, values=trial.values)
-    except ValueError:
-        return False
-    return True
-
-
-def _fanova(trials: Sequence[FrozenTrial], place: int) -> dict[str, float]:
-    from optuna.importance import FanovaImportanceEvaluator
-
-    chosen = [trials[i] for i in drawn(len(trials), _MOST_FANOVA_TRIALS)]
-    evaluator = FanovaImportanceEvaluator(n_trees=_FANOVA_TREES, seed=SEED)
-    return _evaluated(chosen, evaluator, lambda trial: trial.values[place])
-
-
-def _ped_anova(trials: Sequence[FrozenTrial], place: int) -> dict[str, float]:
-    from optuna.importance import PedAnovaImportanceEvaluator
-
-    share = max(_TOP_SHARE, _LEAST_TOP / len(trials))
-    evaluator = PedAnovaImportanceEvaluator(target_quantile=share)
-    # It evaluates low values, whatever the study's directions; both objectives are to be maximised.
-    return _evaluated(trials, evaluator, lambda trial: -trial.values[place])
-
-
-def _evaluated(
-    trials: Sequence[FrozenTrial], evaluator: Any, target: Callable[[FrozenTrial], float]
-) -> dict[str, float]:
-    """Return an evaluator's importances on these trials alone, not normalized, so that all zeros stay visible."""
+def _evaluated(trials: Sequence[FrozenTrial], place: int, *, conditional: bool) -> dict[str, float]:
+    """Return the importances for one objective by its place, not normalized, so that all zeros stay visible."""
     import optuna
+    from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator
 
+    evaluator: Any
+    if conditional:
+        evaluator = PedAnovaImportanceEvaluator(target_quantile=max(_TOP_SHARE, _LEAST_TOP / len(trials)))
+        sign = -1  # it evaluates low values, whatever the study's directions; both objectives are to be maximised
+    else:
+        evaluator = FanovaImportanceEvaluator(n_trees=_FANOVA_TREES, seed=SEED)
+        sign = 1
+        trials = [trials[i] for i in drawn(len(trials), _MOST_FANOVA_TRIALS)]
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -176,7 +156,9 @@ def _evaluated(
         study.add_trials(trials)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that normalize is experimental, and the direction of the target
-            found = optuna.importance.get_param_importances(study, evaluator=evaluator, target=target, normalize=False)
+            found = optuna.importance.get_param_importances(
+                study, evaluator=evaluator, target=lambda trial: sign * trial.values[place], normalize=False
+            )
     finally:
         optuna.logging.set_verbosity(level)
     return {name: float(value) for name, value in found.items()}

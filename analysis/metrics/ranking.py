@@ -33,13 +33,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.formatting import ROUNDING
-from analysis.io.checked import check_told_apart, is_value, keys_of, plain
+from analysis.io.checked import check_distinct_trials, is_value, keys_of, plain
+from analysis.io.study_options import check_allowed_drop
 from analysis.metrics.baseline import add_relative, groups, has_baseline
 from analysis.metrics.duplicates import duplicate_of
 from analysis.metrics.pareto import hypervolume, knee, non_dominated
-from analysis.metrics.saving import SAVED, objectives_of, saved_of, saving_of, savings_of
+from analysis.metrics.saving import saved_of, saving_of, savings_of
 from trainables.errors import UserError, unknown_name
 from trainables.metrics import METRICS
+from trainables.savings import SAVED, objectives_of
 
 #: One point of accuracy, the unit of a price.
 POINT = 0.01
@@ -49,15 +51,6 @@ _DROP_OF = {"accuracy": "accuracy_drop", "test_accuracy": "test_accuracy_drop"}
 _DECIMALS = 12
 #: Accuracy by which the default reference of the hypervolume is below the baseline.
 GIVEN_AWAY = 0.05
-
-
-def check_allowed_drop(allowed_drop: float) -> None:
-    """Raise UserError unless the allowed accuracy loss is a fraction in [0, 1)."""
-    if not 0 <= allowed_drop < 1:
-        raise UserError(
-            "the allowed accuracy loss must be a fraction in [0, 1), such as 0.005 for half a point, got "
-            f"{allowed_drop}"
-        )
 
 
 def check_price(price: float) -> None:
@@ -116,7 +109,7 @@ def rank(
         check_price(price)
     attrs, trials = trials.attrs, plain(trials, needed=("trial", "status", "accuracy", "compute_saved"))
     trials = trials.reset_index(drop=True)
-    check_told_apart(trials)
+    check_distinct_trials(trials)
     _add_drops(trials)
     done = trials[_has_result(trials, controls=controls)].copy(deep=False)
     if len(done) and done["accuracy"].isna().all():
@@ -222,9 +215,9 @@ def front_hypervolume(
         trials: one row per trial.
         objectives: as for `pareto_front`.
         reference: one number per objective, in its units; trials that are not better in every objective add nothing.
-            By default `default_reference`. Volumes are comparable only with the same reference: studies with the same
-            workload, epochs and seed have the same baseline and so the same default; for others pass one reference to
-            all.
+            By default the mean of the completed baselines, with accuracies less and accuracy losses more by
+            `GIVEN_AWAY`. Volumes are comparable only with the same reference: studies with the same workload, epochs
+            and seed have the same baseline and so the same default; for others pass one reference to all.
         controls: as for `pareto_front`.
 
     Returns:
@@ -250,19 +243,6 @@ def front_hypervolume(
     values = _to_maximise(done, objectives)
     values = values[np.isfinite(values).all(axis=1)]
     return hypervolume(values, np.asarray(reference, dtype=float) * _signs(objectives))
-
-
-def default_reference(trials: pd.DataFrame, objectives: Sequence[str] | None = None) -> tuple[float, ...]:
-    """Return the default reference of `front_hypervolume`: the baseline minus five points of accuracy (`GIVEN_AWAY`).
-
-    Returns:
-        One number per objective: the mean over the completed baselines; accuracies are decreased and accuracy losses
-        increased by `GIVEN_AWAY`.
-
-    Raises:
-        UserError: an objective is invalid, or no completed baseline has a value in each.
-    """
-    return _reference(*_counting(trials, objectives, controls=False))
 
 
 def _reference(done: pd.DataFrame, objectives: Sequence[str]) -> tuple[float, ...]:

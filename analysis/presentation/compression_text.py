@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.formatting import plural
+
 #: Fields whose value is the text of a whole file.
 WHOLE_FILES = ("schedule",)
 #: Suffix of parameter names, omitted in the output.
@@ -122,8 +124,7 @@ def schedule_summary(text: str) -> str:
     >>> schedule_summary("version: 1\npolicies: []\n")
     'YAML of 2 lines'
     """
-    count = len(text.strip().splitlines())
-    return f"YAML of {count} line{'' if count == 1 else 's'}"
+    return f"YAML of {plural(len(text.strip().splitlines()), 'line')}"
 
 
 def without_files(hold: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 
@@ -10,12 +9,13 @@ import pandas as pd
 
 from analysis.formatting import fixed, percent, points
 from analysis.io.layout import StudyInfo
-from analysis.metrics.saving import BOTH, SAVED, TRAINING, saved_of_one, saved_words, saving_of
+from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import WHOLE_FILES, schedule_summary
 from analysis.presentation.env_file import environment_lines
 from analysis.presentation.schedule_text import compresses, schedule_text
 from analysis.presentation.summary_text import config_of, settings_text
 from trainables.errors import UserError, unknown_name
+from trainables.savings import BOTH, INFERENCE, SAVED, TRAINING, saved_words
 
 #: Formats of one trial's settings, and of a table of trials.
 TRIAL_FORMATS = ("env", "yaml", "json", "schedule")
@@ -23,31 +23,26 @@ TABLE_FORMATS = ("csv", "parquet", "latex", "markdown")
 FORMATS = (*TRIAL_FORMATS, *TABLE_FORMATS)
 #: Columns that must not influence any choice; only reports show them.
 _HIDDEN = ("test_accuracy", "test_accuracy_drop")
-#: Columns of a table for a paper: heading, column, factor, decimals. The settings come last.
-_Column = tuple[str, str, int, int]
-_OUTCOME: tuple[_Column, ...] = (
-    ("accuracy (%)", "accuracy", 100, 2),
-    ("accuracy loss (points)", "accuracy_drop", 100, 2),
-)
-_TRAINING_SAVED: _Column = ("compute saved (%)", "compute_saved", 100, 1)
-_BACKWARD_SAVED: _Column = ("backward saved (%)", "backward_saved", 100, 1)
-_INFERENCE_SAVED: _Column = ("inference saved (%)", "inference_saved", 100, 1)
-_SPARSITY: _Column = ("sparsity (%)", "sparsity", 100, 1)
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
+#: Columns of a table for a paper in percent or points: heading, column, decimals. The settings come last.
+_OUTCOME = (("accuracy (%)", "accuracy", 2), ("accuracy loss (points)", "accuracy_drop", 2))
+_TRAINING = ("compute saved (%)", "compute_saved", 1)
+_MEAN = (f"{saved_words(BOTH)} (%)", SAVED, 1)
+_INFERENCE = (("inference saved (%)", "inference_saved", 1), ("sparsity (%)", "sparsity", 1))
+#: Columns by what the study ranks by.
+_COLUMNS = {
+    TRAINING: (*_OUTCOME, _TRAINING, ("backward saved (%)", "backward_saved", 1)),
+    INFERENCE: (*_OUTCOME, *_INFERENCE),
+    BOTH: (*_OUTCOME, _MEAN, _TRAINING, *_INFERENCE),
 }
+_LATEX_COMMANDS = {
+    "\\": "textbackslash", "~": "textasciitilde", "^": "textasciicircum",
+    "<": "textless", ">": "textgreater", "|": "textbar",
+}  # fmt: skip
+_LATEX = str.maketrans(
+    {character: rf"\{character}" for character in "&%$#_{}"}
+    | {character: rf"\{command}{{}}" for character, command in _LATEX_COMMANDS.items()}
+)
+_MARKDOWN = str.maketrans({character: "\\" + character for character in "\\|*_`<>[]"})
 
 
 def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
@@ -134,43 +129,31 @@ def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) 
     shown = ranking
     if top is not None:
         shown = ranking[(ranking["rank"] <= top) | (ranking["role"] == "baseline")]
-    shown = shown.drop(columns=[name for name in _HIDDEN if name in shown.columns])
+    shown = shown.drop(columns=list(_HIDDEN), errors="ignore")
     if format == "csv":
-        for name in WHOLE_FILES:
-            if name in shown.columns:
-                shown = shown.assign(**{name: shown[name].map(schedule_summary, na_action="ignore")})
-        return shown.to_csv(index=False)
+        files = [name for name in WHOLE_FILES if name in shown.columns]
+        return shown.assign(**shown[files].map(schedule_summary, na_action="ignore")).to_csv(index=False)
     if format == "parquet":
-        written = io.BytesIO()
-        shown.to_parquet(written, index=False)
-        return written.getvalue()
+        return shown.to_parquet(index=False)
     cells = paper_cells(shown)
     return _latex(cells) if format == "latex" else _markdown(cells)
 
 
 def paper_cells(ranking: pd.DataFrame) -> list[list[str]]:
     """Return rank, figures and settings as text cells, header first; ``-`` for unknown values."""
-    columns = _columns_of(saving_of(ranking))
+    columns = _COLUMNS[saving_of(ranking)]
     table = [["rank", *(heading for heading, *_ in columns), "settings"]]
     for _, row in ranking.iterrows():
-        figures = [_figure(row.get(column), factor, decimals) for _, column, factor, decimals in columns]
+        figures = [_figure(row.get(column), decimals) for _, column, decimals in columns]
         settings = "baseline" if row["role"] == "baseline" else settings_text(row)
         table.append([str(row["rank"]), *figures, settings])
     return table
 
 
-def _columns_of(saving: str) -> tuple[_Column, ...]:
-    """Return the columns of a paper's table for a study that ranks by this saving."""
-    if saving == TRAINING:
-        return (*_OUTCOME, _TRAINING_SAVED, _BACKWARD_SAVED)
-    mean = ((f"{saved_words(BOTH)} (%)", SAVED, 100, 1), _TRAINING_SAVED) if saving == BOTH else ()
-    return (*_OUTCOME, *mean, _INFERENCE_SAVED, _SPARSITY)
-
-
-def _figure(value: object, factor: int, decimals: int) -> str:
-    if not isinstance(value, (int, float)) or math.isnan(value):  # a study of an earlier version may lack a column
+def _figure(fraction: object, decimals: int) -> str:
+    if not isinstance(fraction, (int, float)) or math.isnan(fraction):  # an earlier version may lack a column
         return "-"
-    return fixed(factor * value, decimals)
+    return fixed(100 * fraction, decimals)
 
 
 def latex_text(text: str) -> str:
@@ -179,15 +162,14 @@ def latex_text(text: str) -> str:
     >>> print(latex_text("50 % of a_b & {c}"))
     50 \% of a\_b \& \{c\}
     """
-    return "".join(_LATEX.get(character, character) for character in one_line(text))
+    return one_line(text).translate(_LATEX)
 
 
 def _latex(cells: list[list[str]]) -> str:
-    columns = "r" * (len(cells[0]) - 1) + "l"
     rows = [" & ".join(map(latex_text, row)) + r" \\" for row in cells]
     lines = [
         r"% Needs \usepackage{booktabs}.",
-        rf"\begin{{tabular}}{{{columns}}}",
+        rf"\begin{{tabular}}{{{'r' * (len(cells[0]) - 1)}l}}",
         r"\toprule",
         rows[0],
         r"\midrule",
@@ -199,16 +181,9 @@ def _latex(cells: list[list[str]]) -> str:
 
 
 def _markdown(cells: list[list[str]]) -> str:
-    rows = ["| " + " | ".join(map(_markdown_text, row)) + " |" for row in cells]
+    rows = ["| " + " | ".join(one_line(cell).translate(_MARKDOWN) for cell in row) + " |" for row in cells]
     rule = "|" + "--:|" * (len(cells[0]) - 1) + ":--|"
     return "\n".join([rows[0], rule, *rows[1:]]) + "\n"
-
-
-def _markdown_text(text: str) -> str:
-    escaped = one_line(text)
-    for character in "\\|*_`<>[]":
-        escaped = escaped.replace(character, "\\" + character)
-    return escaped
 
 
 def one_line(text: str) -> str:

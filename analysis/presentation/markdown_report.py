@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -11,12 +11,13 @@ from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import search_cost
 from analysis.metrics.confirmation import compared, saved_again
 from analysis.metrics.controls import RANDOM_STOPS, beats_shorter, control_line
-from analysis.metrics.saving import TRAINING, saved_of_one, saved_words, saving_of
+from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import without_files
-from analysis.presentation.ranked_table import ranked_table
+from analysis.presentation.ranked_table import ranked_table, stop_table
 from analysis.presentation.schedule_text import compresses
 from analysis.presentation.sparsity_text import is_compressed, layers, sums
 from analysis.presentation.summary_text import (
+    TREE_CAPTION,
     best_env,
     compression_of,
     config_of,
@@ -25,6 +26,7 @@ from analysis.presentation.summary_text import (
     settings_text,
     short,
 )
+from trainables.savings import TRAINING, saved_words
 
 
 def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
@@ -55,14 +57,8 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         lines.append(f"Fixed in every trial but the baseline: {held}.")
     saving = saving_of(trials)
     if best is not None and saved_of_one(best) > 0:
-        lines += [
-            "",
-            "## Best settings",
-            "",
-            "```sh",
-            best_env(info, best, allowed_drop, confirmation=confirmation, line=line).rstrip(),
-            "```",
-        ]
+        env = best_env(info, best, allowed_drop, confirmation=confirmation, line=line)
+        lines += ["", "## Best settings", "", "```sh", env.rstrip(), "```"]
         baseline = ranking[ranking["role"] == "baseline"].iloc[0]
         lines += [
             "",
@@ -76,29 +72,15 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         ]
         if saving != TRAINING and not pd.isna(best["compute_saved"]):
             lines[-1] = f"Training compute saved: {percent(best['compute_saved'])}. {lines[-1]}"
-        events = json.loads(best["stop_events"])
-        if events:
-            lines += ["", "| iteration | layer | name | rule | variance / peak |", "|--:|--:|:--|:--|--:|"]
-            for event in events:
-                ratio = "" if event["ratio"] is None else f"{event['ratio']:.4f}"
-                lines.append(
-                    f"| {event['iteration']} | {event['layer']} | {event['name']} | {event['rule']} | {ratio} |"
-                )
+        stops = stop_table(best)
+        if len(stops) > 1:
+            lines += ["", *_table(stops, "--:|--:|:--|:--|--:")]
         lines += sparsity_lines(best)
     lines += confirmation_lines(confirmation, saved_words(saving), allowed_drop) + control_lines(trials, line)
     table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line), allowed_drop=allowed_drop)
-    lines += ["", "## Ranking", "", "| " + " | ".join(table[0]) + " |", "|" + "--|" * len(table[0])]
-    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table[1:]]
+    lines += ["", "## Ranking", "", *_table(table, "|".join(["--"] * len(table[0])))]
     if picture is not None:
-        lines += [
-            "",
-            "## Stage tree",
-            "",
-            "Every bar is a stretch of training that begins where its trials did something that the others did not; "
-            "what trials have in common was trained once and is drawn once.",
-            "",
-            f"![stage tree]({picture})",
-        ]
+        lines += ["", "## Stage tree", "", TREE_CAPTION, "", f"![stage tree]({picture})"]
     failed = trials[trials["status"] == "failed"]
     if len(failed):
         lines += ["", "## Failed trials", ""]
@@ -117,14 +99,13 @@ def sparsity_lines(best: pd.Series) -> list[str]:
         lines += [f"Trial {best['trial']} compresses: {compression_of(best)}. {whole}", ""]
     lines += [f"- {name}: {value}" for name, value in sums(best)]
     found = layers(best)
-    if found:
-        lines += ["", "| layer | sparsity |", "|:--|--:|"]
-        lines += [f"| {_cell(name)} | {value} |" for name, value in found]
-    return lines
+    return [*lines, "", *_table([("layer", "sparsity"), *found], ":--|--:")] if found else lines
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _table(cells: Sequence[Sequence[str]], alignment: str) -> list[str]:
+    """Return the lines of a table from its text cells, header first, and the alignment of its columns."""
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+    return [rows[0], f"|{alignment}|", *rows[1:]]
 
 
 def confirmation_lines(confirmation: pd.DataFrame | None, saved: str, allowed_drop: float) -> list[str]:
@@ -141,18 +122,16 @@ def confirmation_lines(confirmation: pd.DataFrame | None, saved: str, allowed_dr
         "", "## Confirmation", "",
         "Retrained with the baseline on seeds that the search never saw; accuracy losses are in "
         f"{compared(confirmation.iloc[0])}, in points, with intervals that hold together.", "",
-        f"| trial | seeds | {saved} | accuracy loss | from | to | confirmed |", "|--:|--:|--:|--:|--:|--:|:--|",
     ]  # fmt: skip
+    table = [["trial", "seeds", saved, "accuracy loss", "from", "to", "confirmed"]]
     for _, row in confirmation.iterrows():
-        drops = " | ".join(
+        drops = [
             points_number(row[name], allowed=allowed_drop, sign="+")
             for name in ("accuracy_drop", "drop_low", "drop_high")
-        )
-        lines.append(
-            f"| {row['candidate']} | {row['seeds']} | {percent(saved_again(row))} | {drops} | "
-            f"{'yes' if row['confirmed'] else 'no'} |"
-        )
-    return lines
+        ]
+        found = [str(row["candidate"]), str(row["seeds"]), percent(saved_again(row)), *drops]
+        table.append([*found, "yes" if row["confirmed"] else "no"])
+    return [*lines, *_table(table, "--:|--:|--:|--:|--:|--:|:--")]
 
 
 def control_lines(trials: pd.DataFrame, line: pd.DataFrame) -> list[str]:
@@ -161,9 +140,8 @@ def control_lines(trials: pd.DataFrame, line: pd.DataFrame) -> list[str]:
     stops = stops[stops["control"] == RANDOM_STOPS] if len(stops) else stops
     if len(line) == 0 and len(stops) == 0:
         return []
-    lines = ["", "## Controls", "", "| trained | compute saved | accuracy |", "|:--|--:|--:|"]
-    for _, row in line.iterrows():
-        lines.append(f"| {plural(row['epochs'], 'epoch')} | {percent(row['compute_saved'])} | {row['accuracy']:.4f} |")
-    for _, row in stops.iterrows():
-        lines.append(f"| {settings_text(row)} | {percent(row['compute_saved'])} | {row['accuracy']:.4f} |")
-    return lines
+    rows = [(plural(row["epochs"], "epoch"), row) for _, row in line.iterrows()]
+    rows += [(settings_text(row), row) for _, row in stops.iterrows()]
+    cells = [[trained, percent(row["compute_saved"]), f"{row['accuracy']:.4f}"] for trained, row in rows]
+    table = [["trained", "compute saved", "accuracy"], *cells]
+    return ["", "## Controls", "", *_table(table, ":--|--:|--:")]

@@ -1,15 +1,20 @@
-"""The ranked table as text. Pure: a frame in, cells out."""
+"""The ranked table and the table of a trial's stops as text. Pure: frames in, cells out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 
 from analysis.formatting import decimals_above, fixed, percent
 from analysis.metrics.accounting import search_fraction
-from analysis.metrics.saving import BOTH, SAVED, TRAINING, saving_of
+from analysis.metrics.saving import saving_of
+from analysis.presentation.figures.plain_columns import stop_events
 from analysis.presentation.summary_text import settings_text
+from trainables.savings import BOTH, SAVED, TRAINING
+
+_ROLES = {"baseline": " (baseline)", "published": " (published)"}
 
 
 def ranked_table(
@@ -35,51 +40,48 @@ def ranked_table(
         beats: from `analysis.beats_shorter`, on the ranking's index; adds a column with the comparison to a cut
             dense run.
     """
-    header = [
-        "rank", "trial", "accuracy", "accuracy loss", "saved", "GFLOPs", "search cost", "time s", "within", "front",
-        "configuration",
-    ]  # fmt: skip
-    if test:
-        header.insert(4, "test acc.")
-    compared = beats is not None and bool(beats.notna().any())
-    if compared:
-        header.insert(-1, "beats cut dense run")
     saving = saving_of(ranking)
-    if saving != TRAINING:
-        at = header.index("saved") + 1
-        header[at:at] = [*(["training saved"] if saving == BOTH else []), "sparsity", "MACs"]
-    table = [header]
-    for (position, row), fraction in zip(ranking.iterrows(), search_fraction(ranking), strict=True):
-        baseline = row["role"] == "baseline"
-        if top is not None and int(str(position)) >= top and not baseline:
-            continue
-        cells = [
-            str(row["rank"]),
-            f"{row['trial']}{' (baseline)' if baseline else ' (published)' if row['role'] == 'published' else ''}",
-            f"{row['accuracy']:.4f}",
-            _drop(row["accuracy_drop"], allowed_drop),
-            _known(row.get(SAVED)),
-            *([] if saving == TRAINING else _inference_cells(row, saving)),
-            f"{row['executed_flops'] / 1e9:.2f}",
-            "-" if pd.isna(fraction) else f"{fraction:.2f}",
-            f"{row['train_time_s']:.2f}",
-            "yes" if row["within_drop"] else "no",
-            "yes" if row["on_front"] else "",
-            settings_text(row),
-        ]
-        if beats is not None and compared:
-            value = beats.loc[position]  # type: ignore[call-overload]
-            cells.insert(-1, "" if pd.isna(value) else str(value))
-        if test:
-            cells.insert(4, "-" if pd.isna(row["test_accuracy"]) else f"{row['test_accuracy']:.4f}")
-        table.append(cells)
+    compared = beats is not None and bool(beats.notna().any())
+    columns: list[tuple[str, Callable[[Any], str]]] = [
+        ("rank", lambda row: str(row["rank"])),
+        ("trial", lambda row: f"{row['trial']}{_ROLES.get(row['role'], '')}"),
+        ("accuracy", lambda row: f"{row['accuracy']:.4f}"),
+        ("accuracy loss", lambda row: _drop(row["accuracy_drop"], allowed_drop)),
+        ("test acc.", lambda row: _number(row["test_accuracy"], 4)),
+        ("saved", lambda row: _share(row.get(SAVED))),
+        ("training saved", lambda row: _share(row["compute_saved"])),
+        ("sparsity", lambda row: _share(row.get("sparsity"))),
+        ("MACs", lambda row: _share(_rest(row.get("inference_saved")))),
+        ("GFLOPs", lambda row: f"{row['executed_flops'] / 1e9:.2f}"),
+        ("search cost", lambda row: _number(row["search cost"], 2)),
+        ("time s", lambda row: f"{row['train_time_s']:.2f}"),
+        ("within", lambda row: "yes" if row["within_drop"] else "no"),
+        ("front", lambda row: "yes" if row["on_front"] else ""),
+        ("beats cut dense run", lambda row: "" if pd.isna(row["beats"]) else str(row["beats"])),
+        ("configuration", settings_text),
+    ]
+    absent = {
+        *(() if test else ("test acc.",)),
+        *(() if compared else ("beats cut dense run",)),
+        *(() if saving == BOTH else ("training saved",)),
+        *(() if saving != TRAINING else ("sparsity", "MACs")),
+    }
+    columns = [column for column in columns if column[0] not in absent]
+    rows = ranking.assign(**{"search cost": search_fraction(ranking), "beats": beats})
+    shown = rows if top is None else rows[(rows.index < top) | (rows["role"] == "baseline")]
+    cells = [[cell(row) for _, cell in columns] for _, row in shown.iterrows()]
+    return [[name for name, _ in columns], *cells]
+
+
+def stop_table(row: pd.Series) -> list[list[str]]:
+    """Return the stops of a trial as text cells, header first."""
+    table = [["iteration", "layer", "name", "rule", "variance / peak"]]
+    for event in stop_events(row.get("stop_events")):
+        ratio = event.get("ratio")
+        seen = f"{ratio:.4f}" if isinstance(ratio, (int, float)) else ""
+        names = [str(event.get(name) or "") for name in ("name", "rule")]
+        table.append([str(event["iteration"]), str(event["layer"]), *names, seen])
     return table
-
-
-def _inference_cells(row: pd.Series, saving: str) -> list[str]:
-    inference = row.get("inference_saved")
-    macs = None if inference is None or pd.isna(inference) else 1 - inference
-    return [*([_known(row["compute_saved"])] if saving == BOTH else []), _known(row.get("sparsity")), _known(macs)]
 
 
 def _drop(drop: Any, allowed_drop: float | None) -> str:
@@ -88,5 +90,13 @@ def _drop(drop: Any, allowed_drop: float | None) -> str:
     return fixed(drop, 4 if allowed_drop is None else decimals_above(drop, allowed_drop, 4), sign="+")
 
 
-def _known(fraction: Any) -> str:
+def _number(value: Any, decimals: int) -> str:
+    return "-" if pd.isna(value) else f"{value:.{decimals}f}"
+
+
+def _share(fraction: Any) -> str:
     return "-" if fraction is None or pd.isna(fraction) else percent(fraction)
+
+
+def _rest(saved: Any) -> Any:
+    return None if saved is None else 1 - saved

@@ -6,12 +6,13 @@ Sparsities are fractions of the elements; MACs are multiply-accumulate operation
 from __future__ import annotations
 
 import json
-import math
+from math import isfinite
 from typing import Any
 
 import pandas as pd
 
 from analysis.formatting import percent
+from analysis.io.checked import number_of
 
 #: Counts among the totals: column, label.
 _COUNTS = (
@@ -37,10 +38,10 @@ def sums(row: pd.Series) -> list[tuple[str, str]]:
     >>> sums(pd.Series({"sparsity": 0.8, "effective_macs": 51200, "latency_s": 0.0123}))
     [('sparsity', '80.0 %'), ('MACs of the weights that are not zero', '51,200'), ('latency of a batch', '12.30 ms')]
     """
-    found = [(said, percent(_number(row, name))) for name, said in _SHARES if _known(row, name)]
-    found += [(said, f"{_number(row, name):,.0f}") for name, said in _COUNTS if _known(row, name)]
-    if _known(row, "latency_s"):
-        found.append(("latency of a batch", f"{1000 * _number(row, 'latency_s'):.2f} ms"))
+    found = [(said, percent(number_of(row, name))) for name, said in _SHARES if isfinite(number_of(row, name))]
+    found += [(said, f"{number_of(row, name):,.0f}") for name, said in _COUNTS if isfinite(number_of(row, name))]
+    if isfinite(number_of(row, "latency_s")):
+        found.append(("latency of a batch", f"{1000 * number_of(row, 'latency_s'):.2f} ms"))
     return found
 
 
@@ -57,12 +58,3 @@ def layers(row: pd.Series) -> list[tuple[str, str]]:
     if not isinstance(found, dict):
         return []
     return [(name, percent(share)) for name, share in found.items() if isinstance(share, (int, float))]
-
-
-def _known(row: pd.Series, name: str) -> bool:
-    return math.isfinite(_number(row, name))
-
-
-def _number(row: pd.Series, name: str) -> float:
-    value = row.get(name)
-    return float("nan") if value is None or pd.isna(value) else float(value)

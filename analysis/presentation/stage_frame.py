@@ -6,7 +6,7 @@ stage, to ``known_until``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from analysis.io.layout import Layout
 from analysis.io.studies import load
 from analysis.metrics.saving import saved_of, saving_of
 from analysis.presentation.intervention_text import action_words
+from analysis.presentation.summary_text import trial_numbers
 from trainables.interventions import Intervention
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.store import Stage, StageStore, roots
@@ -130,17 +131,18 @@ def _root_rows(
     stages: Mapping[str, _Read], facts: Mapping[str, Any], last: Mapping[int, str], checkpoints: Checkpoints
 ) -> list[dict[str, Any]]:
     """Return the rows of one root's stages in tree order."""
-    ends = _ends(stages, last)
-    through: dict[str, list[int]] = {name: [] for name in stages}
-    spans: dict[str, list[int]] = {name: [] for name in stages}
-    for name, trials in ends.items():
-        until = stages[name].known_until
-        for passed in _way_back(stages, name):
-            through[passed] += trials
-            spans[passed] += [until - stages[passed].begin] * len(trials)
-            until = stages[passed].begin
+    order = _in_order(stages)
+    ends = {name: [trial for trial, stage in sorted(last.items()) if stage == name] for name, _ in order}
+    through = {name: list(trials) for name, trials in ends.items()}
+    # For each trial of a stage, the steps from the stage's begin to where the trial leaves it or ends.
+    spans = {name: [stages[name].known_until - stages[name].begin] * len(trials) for name, trials in ends.items()}
+    for name, _ in reversed(order):  # children before their parents
+        link = stages[name].link
+        if link is not None:
+            through[link[0]] += through[name]
+            spans[link[0]] += [stages[name].begin - stages[link[0]].begin] * len(through[name])
     rows = []
-    for name, depth in _in_order(stages):
+    for name, depth in order:
         stage = stages[name]
         kept = checkpoints.entries(name)
         rows.append(
@@ -154,10 +156,8 @@ def _root_rows(
                 "known_until": stage.known_until,
                 "action": _words(stages, stage, facts.get("layer_names", ())),
                 "trials": tuple(sorted(through[name])),
-                "ends": tuple(ends.get(name, ())),
-                "accuracy": stage.result.get("accuracy"),
-                "compute_saved": stage.result.get("compute_saved"),
-                "inference_saved": stage.result.get("inference_saved"),
+                "ends": tuple(ends[name]),
+                **{column: stage.result.get(column) for column in ("accuracy", "compute_saved", "inference_saved")},
                 "steps_shared": sum(spans[name]) - max(spans[name], default=0),
                 "checkpoints": len(kept),
                 "checkpoint_bytes": sum({entry.sha256: entry.bytes for entry in kept}.values()),
@@ -165,24 +165,6 @@ def _root_rows(
             }
         )
     return rows
-
-
-def _ends(stages: Mapping[str, _Read], last: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the trials that end in each stage, ascending, keyed by stage id."""
-    ends: dict[str, list[int]] = {}
-    for trial, name in sorted(last.items()):
-        if name in stages:
-            ends.setdefault(name, []).append(trial)
-    return ends
-
-
-def _way_back(stages: Mapping[str, _Read], name: str) -> Iterator[str]:
-    """Yield a stage and its known ancestors, from the stage back to the root."""
-    link = stages[name].link
-    yield name
-    while link is not None and link[0] in stages:
-        yield link[0]
-        link = stages[link[0]].link
 
 
 def _words(stages: Mapping[str, _Read], stage: _Read, layer_names: Iterable[str]) -> str:
@@ -232,48 +214,30 @@ def tree_text(frame: pd.DataFrame, *, depth: int | None = None, top: int | None 
     shown = most_visited(frame, len(frame) if top is None else top)
     if depth is not None:
         shown &= set(frame.loc[frame["depth"] <= depth, "stage"])
-    tree = _Tree(frame)
-    return "\n".join(line for name in tree.roots if name in shown for line in _lines(tree, name, shown, "", ""))
+    rows = frame.to_dict("records")
+    children: dict[str | None, list[dict[Any, Any]]] = {}
+    for row in rows:
+        children.setdefault(row["parent"] if row["depth"] > 0 else None, []).append(row)
+    trunks = children.pop(None, [])
+    several = len(trunks) > 1
 
+    def lines(row: dict[Any, Any], front: str, under: str) -> Iterator[str]:
+        """Yield the lines of a stage and its descendants, which begin with `front` and `under`."""
+        yield front + _stage_line(row, several=several)
+        below = children.get(row["stage"], [])
+        hidden = [child for child in below if child["stage"] not in shown]
+        visible = [child for child in below if child["stage"] in shown]
+        for place, child in enumerate(visible, start=1):
+            last = place == len(visible) and not hidden
+            yield from lines(child, under + ("└─ " if last else "├─ "), under + ("   " if last else "│  "))
+        if hidden:
+            trials = {trial for stage in hidden for trial in stage["trials"]}
+            yield f"{under}└─ ... {plural(sum(map(size, hidden)), 'more stage')}, {plural(len(trials), 'trial')}"
 
-class _Tree:
-    """The rows of a frame by stage, and the children of each stage."""
+    def size(row: dict[Any, Any]) -> int:
+        return 1 + sum(map(size, children.get(row["stage"], [])))
 
-    def __init__(self, frame: pd.DataFrame) -> None:
-        self.rows: dict[str, dict[Any, Any]] = {row["stage"]: row for row in frame.to_dict("records")}
-        self.roots = [name for name, row in self.rows.items() if row["depth"] == 0]
-        self.children: dict[str, list[str]] = {name: [] for name in self.rows}
-        for name, row in self.rows.items():
-            if row["depth"] > 0:
-                self.children[row["parent"]].append(name)
-
-    def below(self, names: Iterable[str]) -> Iterator[str]:
-        """Yield these stages and all their descendants."""
-        for name in names:
-            yield name
-            yield from self.below(self.children[name])
-
-
-def _lines(tree: _Tree, name: str, shown: Collection[str], front: str, under: str) -> Iterator[str]:
-    """Yield the lines of a stage and its descendants.
-
-    Args:
-        tree: the whole tree.
-        name: id of the stage.
-        shown: ids of the stages to show.
-        front: prefix of the stage's own line.
-        under: prefix of its descendants' lines.
-    """
-    yield front + _stage_line(tree.rows[name], several=len(tree.roots) > 1)
-    below = [child for child in tree.children[name] if child in shown]
-    hidden = [child for child in tree.children[name] if child not in shown]
-    for place, child in enumerate(below):
-        last = place == len(below) - 1 and not hidden
-        yield from _lines(tree, child, shown, under + ("└─ " if last else "├─ "), under + ("   " if last else "│  "))
-    if hidden:
-        stages = list(tree.below(hidden))
-        trials = {trial for stage in hidden for trial in tree.rows[stage]["trials"]}
-        yield f"{under}└─ ... {plural(len(stages), 'more stage')}, {plural(len(trials), 'trial')}"
+    return "\n".join(line for row in trunks if row["stage"] in shown for line in lines(row, "", ""))
 
 
 def _stage_line(row: Mapping[str, Any], *, several: bool) -> str:
@@ -287,14 +251,4 @@ def _stage_line(row: Mapping[str, Any], *, several: bool) -> str:
         parts.append(f"accuracy {row['accuracy']:.4f}")
     if row["depth"] > 0 and not pd.isna(row["saved"]):
         parts.append(f"saved {percent(row['saved'])}")
-    return ", ".join(parts) + (f" ({_numbers(row['ends'])})" if row["ends"] else "")
-
-
-def _numbers(trials: Sequence[int], most: int = 6) -> str:
-    """Return a list of trial numbers as text; beyond ``most`` they are only counted.
-
-    >>> _numbers((0, 7))
-    'trials 0, 7'
-    """
-    more = f" and {len(trials) - most} more" if len(trials) > most else ""
-    return f"trial{'' if len(trials) == 1 else 's'} {', '.join(map(str, trials[:most]))}{more}"
+    return ", ".join(parts) + (f" ({trial_numbers(row['ends'])})" if row["ends"] else "")

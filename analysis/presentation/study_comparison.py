@@ -10,7 +10,7 @@ all studies share them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,20 @@ from analysis.formatting import fixed, percent, plural, points
 from analysis.io.layout import Layout, StudyInfo
 from analysis.io.sources import distinct_names, sources
 from analysis.io.studies import load
+from analysis.io.study_options import check_allowed_drop
 from analysis.metrics.accounting import search_cost
 from analysis.metrics.controls import is_control
 from analysis.metrics.pareto import hypervolume, non_dominated
-from analysis.metrics.ranking import GIVEN_AWAY, best, check_allowed_drop, rank
-from analysis.metrics.saving import SAVED, share_words
+from analysis.metrics.ranking import GIVEN_AWAY, rank
 from analysis.presentation.compression_text import without_files
 from analysis.presentation.summary_text import settings_text
 from trainables.errors import UserError
+from trainables.savings import SAVED, share_words
 
 #: Outcomes equal to this many decimals count as equal: losses of fractions such as 583/599 differ in the last bits.
 _DECIMALS = 9
+#: Helper columns: the negative accuracy loss and the compute saved, rounded so that equal outcomes compare as equal.
+_VALUES = ["_gain", "_saved"]
 #: Roles of trials that all studies have in common.
 _COMMON = ("baseline", "control")
 
@@ -102,34 +105,24 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
         if source.kind != "study":
             raise UserError(f"a comparison needs folders of studies, {source.path} is none: give what a search wrote")
     infos = {name: Layout(source.path).read_info() for name, source in zip(names, found, strict=True)}
-    _check_same(infos, "workload")
-    _check_same(infos, "workload_options")
-    _check_same(infos, "epochs")
-    _check_same(infos, "saving")
+    for field in ("workload", "workload_options", "epochs", "saving"):
+        if shown := _differing({name: getattr(info, field) for name, info in infos.items()}, "{1} ({0})"):
+            raise UserError(
+                f"studies can be compared if their {field} is the same, got {shown}: leave out what differs"
+            )
     drop = min(info.allowed_drop for info in infos.values()) if allowed_drop is None else allowed_drop
-    first = next(iter(infos.values()))
+    first = infos[names[0]]
     trials = {name: load(source.path) for name, source in zip(names, found, strict=True)}
     reference = GIVEN_AWAY if drop < GIVEN_AWAY else 2 * drop
     candidates = _candidates(trials, drop, reference)
-    joint = _on_front(candidates, reference)
-    outcomes = set(_outcomes(candidates[joint]))
-    rows = [
-        {
-            "study": name,
-            "space": infos[name].space,
-            **_figures(trials[name], candidates[candidates["study"] == name], reference),
-            "share_of_joint_front": _share(candidates[joint & (candidates["study"] == name)], outcomes),
-        }
-        for name in names
-    ]
-    front = candidates[joint].drop_duplicates(["study", "_saved", "_gain"])
-    front = front.sort_values(["_saved", "_gain"], ascending=False, kind="stable")
+    joint = candidates[_on_front(candidates, reference)].drop_duplicates(["study", *_VALUES])
+    joint = joint.sort_values(_VALUES[::-1], ascending=False, kind="stable")
     return Comparison(
         workload=first.workload,
         length=first.length_text,
-        studies=pd.DataFrame(rows).astype({"study": "string", "space": "string", "best_trial": "Int64"}),
-        joint_front=_public(front).drop(columns="on_own_front"),
-        candidates=_public(candidates),
+        studies=_studies(infos, trials, candidates, joint, reference),
+        joint_front=joint.drop(columns=[*_VALUES, "on_own_front"]).reset_index(drop=True),
+        candidates=candidates.drop(columns=_VALUES),
         allowed_drop=drop,
         reference_drop=reference,
         saving=first.saving,
@@ -137,24 +130,14 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
     )
 
 
-def _check_same(infos: dict[str, StudyInfo], field: str) -> None:
-    values = {name: getattr(info, field) for name, info in infos.items()}
-    if len({str(value) for value in values.values()}) > 1:
-        shown = ", ".join(f"{value} ({name})" for name, value in values.items())
-        raise UserError(f"studies can be compared if their {field} is the same, got {shown}: leave out what differs")
-
-
 def _candidates(trials: dict[str, pd.DataFrame], allowed_drop: float, reference: float) -> pd.DataFrame:
-    """Return each study's completed trials with a known accuracy loss, best first, with columns `_saved` and `_gain`.
-
-    `_gain` is the negative accuracy loss; both helper columns are rounded, so that equal outcomes compare as equal.
-    """
+    """Return each study's completed trials with a known accuracy loss, best first, with the columns `_VALUES`."""
     frames = []
     for name, frame in trials.items():
         ranking = rank(frame, allowed_drop=allowed_drop)
         ranking = ranking[~ranking["role"].isin(_COMMON)].dropna(subset=["accuracy_drop", SAVED])
-        ranking = ranking.drop(columns=[c for c in ("rank", "on_front", "study") if c in ranking])
-        ranking.insert(0, "study", pd.array([name] * len(ranking), dtype="string"))
+        ranking = ranking.drop(columns=["rank", "on_front", "study"], errors="ignore")
+        ranking.insert(0, "study", pd.Series(name, ranking.index, dtype="string"))
         ranking["_saved"] = ranking[SAVED].astype("float64").round(_DECIMALS)
         ranking["_gain"] = -ranking["accuracy_drop"].astype("float64").round(_DECIMALS)
         ranking["on_own_front"] = _on_front(ranking, reference)
@@ -162,44 +145,45 @@ def _candidates(trials: dict[str, pd.DataFrame], allowed_drop: float, reference:
     return pd.concat(frames, ignore_index=True)
 
 
-def _values(candidates: pd.DataFrame) -> NDArray[np.float64]:
-    return candidates[["_gain", "_saved"]].to_numpy(dtype="float64")
-
-
-def _outcomes(candidates: pd.DataFrame) -> list[tuple[float, float]]:
-    return [(float(gain), float(saved)) for gain, saved in _values(candidates)]
-
-
 def _on_front(candidates: pd.DataFrame, reference: float) -> NDArray[np.bool_]:
-    values = _values(candidates)
+    values = candidates[_VALUES].to_numpy(dtype="float64")
     mask: NDArray[np.bool_] = np.all(values > (-reference, 0.0), axis=1)
     mask[mask] = non_dominated(values[mask])
     return mask
 
 
-def _figures(trials: pd.DataFrame, own: pd.DataFrame, reference: float) -> dict[str, Any]:
-    chosen = best(own[own["_saved"] > 0])  # still in the order of the ranking
-    front = set(_outcomes(own[own["on_own_front"]]))
-    cost = search_cost(trials[~is_control(trials)])  # without controls, which not every study has
-    return {
-        "trials": cost.trials,
-        "failed": int((trials["status"] == "failed").sum()),
-        "front_size": len(front),
-        "hypervolume": hypervolume(sorted(front), (-reference, 0.0)) if front else 0.0,
-        "best_trial": pd.NA if chosen is None else int(chosen["trial"]),
-        "compute_saved": float("nan") if chosen is None else float(chosen["compute_saved"]),
-        SAVED: float("nan") if chosen is None else float(chosen[SAVED]),
-        "accuracy_drop": float("nan") if chosen is None else float(chosen["accuracy_drop"]),
-        "search_trainings": cost.dense_equivalents,
-    }
-
-
-def _share(reached: pd.DataFrame, outcomes: set[tuple[float, float]]) -> float:
-    return len(set(_outcomes(reached))) / len(outcomes) if outcomes else float("nan")
-
-
-def _public(candidates: pd.DataFrame) -> pd.DataFrame:
-    return candidates.drop(columns=["_saved", "_gain"]).reset_index(drop=True)
+def _studies(
+    infos: dict[str, StudyInfo],
+    trials: dict[str, pd.DataFrame],
+    candidates: pd.DataFrame,
+    joint: pd.DataFrame,
+    reference: float,
+) -> pd.DataFrame:
+    """Return the table `Comparison.studies`; `joint` has each outcome of the joint front once per study."""
+    outcomes = len(joint.drop_duplicates(_VALUES))
+    within = candidates[candidates["within_drop"] & (candidates["_saved"] > 0)]
+    chosen = within.drop_duplicates("study").set_index("study")  # the first of each, in the order of its ranking
+    rows = []
+    for name, frame in trials.items():
+        own = candidates[(candidates["study"] == name) & candidates["on_own_front"]].drop_duplicates(_VALUES)
+        cost = search_cost(frame[~is_control(frame)])  # without controls, which not every study has
+        rows.append(
+            {
+                "study": name,
+                "space": infos[name].space,
+                "trials": cost.trials,
+                "failed": int((frame["status"] == "failed").sum()),
+                "front_size": len(own),
+                "hypervolume": hypervolume(own[_VALUES], (-reference, 0.0)),
+                "best_trial": chosen["trial"].get(name),
+                **{column: chosen[column].get(name) for column in ("compute_saved", SAVED, "accuracy_drop")},
+                "search_trainings": cost.dense_equivalents,
+                "share_of_joint_front": (joint["study"] == name).sum() / outcomes if outcomes else None,
+            }
+        )
+    may_be_missing = ("compute_saved", SAVED, "accuracy_drop", "share_of_joint_front")
+    dtypes = {"study": "string", "space": "string", "best_trial": "Int64", **dict.fromkeys(may_be_missing, "float64")}
+    return pd.DataFrame(rows).astype(dtypes)
 
 
 def _notes(infos: dict[str, StudyInfo], trials: dict[str, pd.DataFrame]) -> Iterable[str]:
@@ -215,81 +199,86 @@ def _notes(infos: dict[str, StudyInfo], trials: dict[str, pd.DataFrame]) -> Iter
         running = int((frame["status"] == "running").sum())
         if running:
             yield f"{name} is not finished: {plural(running, 'trial')} running."
-    seeds = {name: info.seed for name, info in infos.items()}
-    if len(set(seeds.values())) > 1:
-        yield f"Seeds differ ({_listed(seeds)}): each accuracy loss is from the baseline of its own seed."
-    else:
-        baselines = {name: _baseline_accuracy(frame) for name, frame in trials.items()}
-        known = {name: f"{value:.4f}" for name, value in baselines.items() if value is not None}
-        if len(set(known.values())) > 1:
-            yield f"Baselines of the same seed differ in accuracy ({_listed(known)}): they were not trained alike."
-    held = {name: json.dumps(info.hold, sort_keys=True) for name, info in infos.items()}
-    if len(set(held.values())) > 1:
-        yield f"Fixed values differ ({_listed({name: _held(info) for name, info in infos.items()})})."
+    if shown := _differing({name: info.seed for name, info in infos.items()}):
+        yield f"Seeds differ ({shown}): each accuracy loss is from the baseline of its own seed."
+    elif shown := _differing(dict(_baseline_accuracies(trials))):
+        yield f"Baselines of the same seed differ in accuracy ({shown}): they were not trained alike."
+    if _differing({name: json.dumps(info.hold, sort_keys=True) for name, info in infos.items()}):
+        yield f"Fixed values differ ({_listed({name: _fixed_text(info) for name, info in infos.items()})})."
     for package in sorted({package for info in infos.values() for package in info.versions}):
-        versions = {name: info.versions.get(package, "?") for name, info in infos.items()}
-        if len(set(versions.values())) > 1:
-            yield f"Versions of {package} differ ({_listed(versions)})."
+        if shown := _differing({name: info.versions.get(package, "?") for name, info in infos.items()}):
+            yield f"Versions of {package} differ ({shown})."
 
 
-def _baseline_accuracy(trials: pd.DataFrame) -> float | None:
-    done = trials[(trials["role"] == "baseline") & (trials["status"] == "completed")]
-    return float(done["accuracy"].mean()) if len(done) else None
+def _baseline_accuracies(trials: dict[str, pd.DataFrame]) -> Iterable[tuple[str, str]]:
+    for name, frame in trials.items():
+        done = frame.loc[(frame["role"] == "baseline") & (frame["status"] == "completed"), "accuracy"]
+        if len(done):
+            yield name, f"{done.mean():.4f}"
 
 
-def _held(info: StudyInfo) -> str:
+def _fixed_text(info: StudyInfo) -> str:
     return " ".join(f"{name}={value}" for name, value in without_files(info.hold).items()) or "none"
 
 
-def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name}: {value}" for name, value in values.items())
+def _differing(values: dict[str, Any], form: str = "{0}: {1}") -> str:
+    """Return the studies with their values as text; empty where all values are the same."""
+    return _listed(values, form) if len(set(map(str, values.values()))) > 1 else ""
+
+
+def _listed(values: dict[str, Any], form: str = "{0}: {1}") -> str:
+    return ", ".join(form.format(name, value) for name, value in values.items())
 
 
 # --- as text --------------------------------------------------------------------------------------------------------
 
 
+def _drop(drop: float) -> str:
+    return fixed(drop, 4, sign="+")
+
+
+_Columns = dict[str, tuple[str, Callable[..., str]]]
+#: Columns of the two tables as texts: heading, column and format.
+_STUDIES: _Columns = {
+    "study": ("study", str),
+    "space": ("space", str),
+    "trials": ("trials", str),
+    "failed": ("failed", str),
+    "front": ("front_size", str),
+    "hypervolume": ("hypervolume", "{:.5f}".format),
+    "best trial": ("best_trial", str),
+    "saved": (SAVED, percent),
+    "accuracy loss": ("accuracy_drop", _drop),
+    "full trainings": ("search_trainings", "{:.1f}".format),
+    "of joint front": ("share_of_joint_front", lambda share: f"{100 * share:.0f} %"),
+}
+_JOINT_FRONT: _Columns = {
+    "study": ("study", str),
+    "trial": ("trial", str),
+    "saved": (SAVED, percent),
+    "accuracy loss": ("accuracy_drop", _drop),
+    "accuracy": ("accuracy", "{:.4f}".format),
+    "configuration": ("configuration", str),
+}
+
+
 def comparison_table(comparison: Comparison) -> list[list[str]]:
     """Return the studies as text cells, header first."""
-    table = [
-        [
-            "study", "space", "trials", "failed", "front", "hypervolume", "best trial", "saved", "accuracy loss",
-            "full trainings", "of joint front",
-        ]
-    ]  # fmt: skip
-    for row in comparison.studies.to_dict("records"):
-        table.append(
-            [
-                row["study"],
-                row["space"],
-                str(row["trials"]),
-                str(row["failed"]),
-                str(row["front_size"]),
-                f"{row['hypervolume']:.5f}",
-                "-" if pd.isna(row["best_trial"]) else str(row["best_trial"]),
-                "-" if pd.isna(row[SAVED]) else percent(row[SAVED]),
-                "-" if pd.isna(row["accuracy_drop"]) else _drop(row["accuracy_drop"]),
-                f"{row['search_trainings']:.1f}",
-                "-" if pd.isna(row["share_of_joint_front"]) else f"{100 * row['share_of_joint_front']:.0f} %",
-            ]
-        )
-    return table
+    return _cells(comparison.studies, _STUDIES)
 
 
 def joint_front_table(comparison: Comparison, *, top: int | None = None) -> list[list[str]]:
     """Return the joint front as text cells, header first, most saved first; at most `top` rows."""
-    table = [["study", "trial", "saved", "accuracy loss", "accuracy", "configuration"]]
-    for _, row in comparison.joint_front.head(len(comparison.joint_front) if top is None else top).iterrows():
-        table.append(
-            [
-                str(row["study"]),
-                str(row["trial"]),
-                percent(row[SAVED]),
-                _drop(row["accuracy_drop"]),
-                f"{row['accuracy']:.4f}",
-                settings_text(row),
-            ]
-        )
-    return table
+    front = comparison.joint_front[:top]
+    return _cells(front.assign(configuration=[settings_text(row) for _, row in front.iterrows()]), _JOINT_FRONT)
+
+
+def _cells(frame: pd.DataFrame, columns: _Columns) -> list[list[str]]:
+    rows = [
+        ["-" if pd.isna(row[column]) else form(row[column]) for column, form in columns.values()]
+        for row in frame.to_dict("records")
+    ]
+    return [list(columns), *rows]
 
 
 def comparison_line(comparison: Comparison) -> str:
@@ -305,14 +294,10 @@ def comparison_line(comparison: Comparison) -> str:
     sentence = f"{names} {verb} most {within}: {percent(found[SAVED].iloc[0])} of {share_words(comparison.saving)}"
     others = found.iloc[len(most) :]
     if len(others):
-        shares = [f"{percent(row.saved)} ({row.study})" for row in others.itertuples()]
+        shares = [f"{percent(saved)} ({study})" for saved, study in zip(others[SAVED], others["study"], strict=True)]
         sentence += f"; {_and(shares)}"
     return sentence + "."
 
 
 def _and(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
-
-
-def _drop(drop: float) -> str:
-    return fixed(drop, 4, sign="+")

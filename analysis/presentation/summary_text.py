@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -14,12 +15,19 @@ from analysis.metrics.accounting import SearchCost
 from analysis.metrics.confirmation import compared, of_trial, saved_again
 from analysis.metrics.controls import BEATS, EQUAL, accuracy_when_shorter, beats_shorter, difference_that_says_nothing
 from analysis.metrics.duplicates import outcomes
-from analysis.metrics.saving import SAVED, TRAINING, saved_of_one, saved_words, saving_of, share_words
+from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import compression_text
 from analysis.presentation.env_file import environment_lines
 from analysis.presentation.schedule_text import compresses, schedule_text
 from trainables.config import TrialConfig, field_kinds
 from trainables.gradskip.variables import BY_NAME
+from trainables.savings import SAVED, TRAINING, saved_words, share_words
+
+#: Caption of the stage tree's picture.
+TREE_CAPTION = (
+    "Every bar is a stretch of training that begins where its trials did something that the others did not; what "
+    "trials have in common was trained once and is drawn once."
+)
 
 
 def full_trainings(equivalents: float) -> str:
@@ -30,6 +38,16 @@ def full_trainings(equivalents: float) -> str:
     """
     said = f"{equivalents:.1f}"
     return f"{said} full training{'' if said == '1.0' else 's'}"
+
+
+def trial_numbers(trials: Sequence[int]) -> str:
+    """Return the numbers of trials in words; beyond six they are only counted.
+
+    >>> trial_numbers((0, 7)), trial_numbers(range(8))
+    ('trials 0, 7', 'trials 0, 1, 2, 3, 4, 5 and 2 more')
+    """
+    more = f" and {len(trials) - 6} more" if len(trials) > 6 else ""
+    return f"trial{'' if len(trials) == 1 else 's'} {', '.join(map(str, trials[:6]))}{more}"
 
 
 def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:

@@ -6,7 +6,7 @@ steps from t + max(d, 1) on cost less.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,8 @@ class Predicted:
     """(n,) position of the last parameter stopped at the end, -1 for none."""
     first_stop: NDArray[np.int64]
     """(n,) iteration of the first decision, -1 for none."""
-    events: list[str]
-    """JSON of the stops of each setting, without the enclosing brackets."""
+    events: NDArray[np.object_]
+    """(n,) JSON of the stops of each setting, without the enclosing brackets."""
     spared: NDArray[Any]
     """(n,) FLOPs not executed."""
     spared_backward: NDArray[Any]
@@ -44,12 +44,12 @@ class Predicted:
     @classmethod
     def nothing(cls, count: int, trace: RunTrace) -> Predicted:
         """Return the initial state of settings that have stopped nothing yet."""
-        dtype = np.result_type(dense_costs(trace)[2])
+        dtype = trace.costs_of(trace.trains).forward.dtype
         return cls(
             stops=np.zeros(count, np.int64),
             stopped_through=np.full(count, -1, np.int64),
             first_stop=np.full(count, -1, np.int64),
-            events=[""] * count,
+            events=np.full(count, "", object),
             spared=np.zeros(count, dtype),
             spared_backward=np.zeros(count, dtype),
             certain_until=np.full(count, trace.total_steps, np.int64),
@@ -58,19 +58,16 @@ class Predicted:
             unknown=np.zeros(count, bool),
         )
 
-    @classmethod
-    def unpredicted(cls, trace: RunTrace) -> Predicted:
-        """Return the result of one setting that cannot be predicted."""
-        found = cls.nothing(1, trace)
-        found.certain_until[:], found.own[:], found.unknown[:] = 0, False, True
-        return found
+    def put(self, rows: NDArray[np.int64], part: Predicted) -> None:
+        """Take the outcomes of some of the settings from elsewhere."""
+        for column in fields(self):
+            getattr(self, column.name)[rows] = getattr(part, column.name)
 
 
-def dense_costs(trace: RunTrace) -> tuple[int, int, Any]:
-    """Return the FLOPs of the run with nothing stopped, those of its backward passes, and the dtype of counts."""
-    costs = trace.costs_of(trace.trains)
-    total, backward = costs.before(trace.total_steps)
-    return int(total), int(backward), costs.forward.dtype
+def dense_costs(trace: RunTrace) -> tuple[int, int]:
+    """Return the FLOPs of the run with nothing stopped, and those of its backward passes."""
+    total, backward = trace.costs_of(trace.trains).before(trace.total_steps)
+    return int(total), int(backward)
 
 
 def trains_after(trace: RunTrace, blueprint: Blueprint, through: int) -> str:
@@ -90,14 +87,14 @@ def trains_after(trace: RunTrace, blueprint: Blueprint, through: int) -> str:
     return "".join(flags)
 
 
-def spared(trace: RunTrace, before: str, after: str, effective: NDArray[np.int64]) -> tuple[Any, Any]:
+def spared(trace: RunTrace, before: str, after: str, effective: NDArray[np.int64] | int) -> tuple[Any, Any]:
     """Return the FLOPs (all, backward) that a change of the training parameters saves, from a step to the end.
 
     Args:
         trace: recorded training, with the costs of both sets.
         before: the parameters that train, in the form of `RunTrace.trains`.
         after: the parameters that train from the step on.
-        effective: (m,) first step that costs less, at most the run's length.
+        effective: first step (of each of m settings) that costs less, at most the run's length.
     """
     rest = []
     for trains in (before, after):

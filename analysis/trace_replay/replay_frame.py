@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.trace_replay.batch import replay_auto
 from analysis.trace_replay.predicted import Predicted, dense_costs, trains_after
@@ -15,6 +16,7 @@ from analysis.trace_replay.step_by_step import replay_one
 from analysis.trace_replay.traces import RunTrace, facts_key
 from trainables.config import TrialConfig
 from trainables.gradskip.layer_plan import Blueprint
+from trainables.savings import share_of_budget
 
 #: Columns of `replay` with their meanings.
 COLUMNS = {
@@ -29,12 +31,6 @@ COLUMNS = {
     "exact_until": "stops before this iteration are certain, and that there are no others; the run's length for all",
     "stage": "id of the deepest recorded stage that the run goes through; its last one where exact",
 }
-
-_DTYPES = {
-    "stops": np.int64, "stopped_through": np.int64, "first_stop": np.int64, "stop_events": object,
-    "compute_saved": np.float64, "backward_saved": np.float64, "exact": np.bool_, "accuracy": np.float64,
-    "exact_until": np.int64, "stage": object,
-}  # fmt: skip
 
 
 def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
@@ -64,61 +60,49 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
             for which the study has not recorded the plan of layers or costs (`missing_facts`, `missing_costs`).
     """
     index, found = batches(settings)
-    columns: dict[str, Any] = {name: np.zeros(len(index), dtype) for name, dtype in _DTYPES.items()}
+    predicted = Predicted.nothing(len(index), trace)
+    more = np.zeros(len(index), bool)
     for batch in found:
-        for name, values in _outcomes(trace, batch).items():
-            columns[name][batch.rows] = values
-    return pd.DataFrame(columns, index=index, copy=False)
+        more[batch.rows] = batch.config.forward_cache_mb > 0 or not batch.config.gradskip_settings().prefix_autograd
+        if batch.foreign:
+            predicted.certain_until[batch.rows], predicted.own[batch.rows], predicted.unknown[batch.rows] = (
+                0,
+                False,
+                True,
+            )
+        elif not batch.never_acts:
+            auto = batch.auto
+            part = replay_one(trace, batch.config) if auto is None else replay_auto(trace, batch.config, auto)
+            predicted.put(batch.rows, part)
+    return pd.DataFrame(_columns(trace, predicted, more), index=index, copy=False)
 
 
-def _outcomes(trace: RunTrace, batch: Batch) -> dict[str, Any]:
-    """Compute the columns of one batch."""
-    if batch.never_acts:
-        return _columns(trace, batch, Predicted.nothing(1, trace))
-    if batch.foreign:
-        return _columns(trace, batch, Predicted.unpredicted(trace))
-    if batch.auto is None:
-        return _columns(trace, batch, replay_one(trace, batch.config))
-    return _columns(trace, batch, replay_auto(trace, batch.config, batch.auto))
-
-
-def _columns(trace: RunTrace, batch: Batch, found: Predicted) -> dict[str, Any]:
-    dense, dense_backward, _ = dense_costs(trace)
+def _columns(trace: RunTrace, found: Predicted, more: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return the columns; ``more`` says which settings save more than the gradients of their stopped layers."""
+    dense, dense_backward = dense_costs(trace)
     results = [stage.result(trace.total_steps) for stage in trace.stages]
-    ends = np.array([result is not None for result in results])
-    exact = found.own & ~found.unknown & ends[found.stage]
-    saved = np.asarray(found.spared / dense if dense else 0.0 * found.spared, dtype=np.float64)
-    backward = np.asarray(
-        found.spared_backward / dense_backward if dense_backward else 0.0 * found.spared_backward, dtype=np.float64
-    )
-    accuracy = np.full(len(exact), np.nan)
-    rows = np.array([np.nan if result is None else result["accuracy"] for result in results])
-    accuracy[exact] = rows[found.stage[exact]]
-    if _saves_more(batch.config):
-        for name, values in (("compute_saved", saved), ("backward_saved", backward)):
-            recorded = np.array([np.nan if result is None else result.get(name, np.nan) for result in results])
-            values[exact] = recorded[found.stage[exact]]
-    saved[found.unknown] = backward[found.unknown] = np.nan
-    events = np.empty(len(exact), object)
-    events[:] = [f"[{text}]" for text in found.events]
-    stages = np.array([stage.id for stage in trace.stages], object)
+    exact = found.own & ~found.unknown & np.array([result is not None for result in results])[found.stage]
+
+    def recorded(name: str) -> NDArray[np.float64]:
+        values = [np.nan if result is None else result.get(name, np.nan) for result in results]
+        return np.array(values, np.float64)[found.stage]
+
+    def saved(name: str, spared: NDArray[Any], budget: int) -> NDArray[np.float64]:
+        values = np.asarray(share_of_budget(spared, budget), dtype=np.float64)
+        return np.where(found.unknown, np.nan, np.where(more & exact, recorded(name), values))
+
     return {
         "stops": found.stops,
         "stopped_through": found.stopped_through,
         "first_stop": found.first_stop,
-        "stop_events": events,
-        "compute_saved": saved,
-        "backward_saved": backward,
+        "stop_events": "[" + found.events + "]",
+        "compute_saved": saved("compute_saved", found.spared, dense),
+        "backward_saved": saved("backward_saved", found.spared_backward, dense_backward),
         "exact": exact,
-        "accuracy": accuracy,
+        "accuracy": np.where(exact, recorded("accuracy"), np.nan),
         "exact_until": found.certain_until,
-        "stage": stages[found.stage],
+        "stage": np.array([stage.id for stage in trace.stages], object)[found.stage],
     }
-
-
-def _saves_more(config: TrialConfig) -> bool:
-    """Return whether a run can save more than the gradients of its stopped layers."""
-    return config.forward_cache_mb > 0 or config.CAC_PREFIX_AUTOGRAD is False
 
 
 # --- missing records --------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ settings do not need as many objects.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,46 +19,18 @@ from numpy.typing import NDArray
 
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.settings import DEFAULT_SAMPLES, Settings
-from trainables.gradskip.variables import BY_NAME, VARIABLES
+from trainables.gradskip.rules.published_batch import AutoNumbers
+from trainables.gradskip.settings import Settings
+from trainables.gradskip.variables import BY_NAME, DEFAULT_SAMPLES, VARIABLES
 
-#: The numbers of the variance rule, with the fields of `Settings` that hold their defaults.
-AUTO_COLUMNS = {
-    "CAC_VAR_START_ITR": "start_itr",
-    "CAC_VAR_START_THR": "start_thr",
-    "CAC_VAR_MT_COUNT_THR": "mt_count_thr",
-    "CAC_VAR_MT_THR": "mt_thr",
-    "CAC_VAR_SLOPE_THR": "slope_thr",
-    "CAC_VAR_SAMPLES": "samples",
-    "CAC_BRAKING_DISTANCE": "braking_distance",
-}
-_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Settings)}
+#: The numbers of the variance rule, by the fields of `AutoNumbers` or of `Settings`.
+AUTO_COLUMNS = {v.name: v for v in VARIABLES if v.published and v.mode in ("auto", "both")}
 #: Fields of a configuration that replay reads; workload and length are those of the trace.
 _READ = (*BY_NAME, "forward_cache_mb", "method")
 _KNOWN = frozenset(field_names())
 
 #: A setting in any form that replay accepts.
 OneSetting = Settings | TrialConfig | Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoNumbers:
-    """Numbers of the variance rule for n settings."""
-
-    start_itr: NDArray[np.int64]
-    """(n,) first iteration of a decision."""
-    start_thr: NDArray[np.float64]
-    """(n,) threshold of the first target."""
-    mt_count_thr: NDArray[np.int64]
-    """(n,) peak updates above which a later target is a mountain."""
-    mt_thr: NDArray[np.float64]
-    """(n,) threshold of a mountain."""
-    slope_thr: NDArray[np.float64]
-    """(n,) threshold of a slope."""
-    interval: NDArray[np.int64]
-    """(n,) iterations between decisions."""
-    braking: NDArray[np.int64]
-    """(n,) braking distance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +41,7 @@ class Batch:
     """(n,) indices of the settings in the given order."""
     config: TrialConfig
     """Configuration of all n settings; for the variance rule, without its numbers."""
-    auto: AutoNumbers | None
+    auto: AutoNumbers | None = None
     """Numbers of the variance rule for each setting; None: all n settings equal `config`."""
     never_acts: bool = False
     """True if these settings stop nothing on any run."""
@@ -97,12 +69,9 @@ def batches(settings: Any) -> tuple[pd.Index, list[Batch]]:
     others = [name for name in columns if name not in AUTO_COLUMNS]
     auto = {name: _numbers(name, columns.get(name), count) for name in AUTO_COLUMNS}
     groups: dict[tuple[Any, ...], list[int]] = {}
-    if others:
-        cells = [[_cell(name, value) for value in columns[name]] for name in others]
-        for row, key in enumerate(zip(*cells, strict=True)):
-            groups.setdefault(key, []).append(row)
-    elif count:
-        groups[()] = list(range(count))
+    cells = [[_cell(name, value) for value in columns[name]] for name in others]
+    for row, key in enumerate(zip(*cells, strict=True) if cells else [()] * count):
+        groups.setdefault(key, []).append(row)
     found = []
     for key, places in groups.items():
         fixed = {name: value for name, value in zip(others, key, strict=True) if value is not None}
@@ -114,47 +83,39 @@ def _sorted_out(
     fixed: Mapping[str, Any], rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64]]
 ) -> list[Batch]:
     """Return the batches of settings that differ only in the variance rule's numbers."""
-    braking = np.nan_to_num(auto["CAC_BRAKING_DISTANCE"][rows], nan=0.0).astype(np.int64)
-    found = []
     # The variance rule's numbers have no effect under other rules, so they are left out here.
     probe = TrialConfig(**fixed)
     if probe.compresses:
-        return [Batch(rows=rows, config=probe, auto=None, foreign=True)]
+        return [Batch(rows=rows, config=probe, foreign=True)]
+    found = []
     if probe.method != "none" and probe.gradskip_settings().mode == "auto":
         off = auto["CAC_VAR_START_THR"][rows] == -1
         if off.any():
             config = TrialConfig(**{**fixed, "CAC_VAR_START_THR": -1.0})
-            found.append(Batch(rows=rows[off], config=config, auto=None, never_acts=True))
+            found.append(Batch(rows=rows[off], config=config, never_acts=True))
         if not off.all():
             found.append(Batch(rows=rows[~off], config=probe, auto=_auto_numbers(rows[~off], auto)))
-    else:
-        for distance in np.unique(braking):
-            config = TrialConfig(**{**fixed, **({"CAC_BRAKING_DISTANCE": int(distance)} if distance else {})})
-            never = config.method == "none"
-            found.append(Batch(rows=rows[braking == distance], config=config, auto=None, never_acts=never))
+        return found
+    braking = np.nan_to_num(auto["CAC_BRAKING_DISTANCE"][rows], nan=0.0).astype(np.int64)
+    for distance in np.unique(braking):
+        config = TrialConfig(**{**fixed, **({"CAC_BRAKING_DISTANCE": int(distance)} if distance else {})})
+        found.append(Batch(rows=rows[braking == distance], config=config, never_acts=config.method == "none"))
     return found
 
 
 def _auto_numbers(rows: NDArray[np.int64], auto: Mapping[str, NDArray[np.float64]]) -> AutoNumbers:
-    def given(name: str) -> NDArray[np.float64]:
-        values, default = auto[name][rows], _DEFAULTS[AUTO_COLUMNS[name]]
-        return values if default is None else np.where(np.isnan(values), default, values)
-
-    def integers(values: NDArray[np.float64]) -> NDArray[np.int64]:
-        return values.astype(np.int64)
+    def given(name: str, default: Any = None) -> NDArray[Any]:
+        variable, values = AUTO_COLUMNS[name], auto[name][rows]
+        values = np.where(np.isnan(values), variable.default if default is None else default, values)
+        return values.astype(np.int64) if variable.kind is int else values
 
     braking = given("CAC_BRAKING_DISTANCE")
-    samples = given("CAC_VAR_SAMPLES")
-    # As in `Settings.sampling_interval`: by default the braking distance.
-    interval = np.where(np.isnan(samples), np.where(braking > 0, braking, DEFAULT_SAMPLES), samples)
+    names = ("start_itr", "start_thr", "mt_count_thr", "mt_thr", "slope_thr")
     return AutoNumbers(
-        start_itr=integers(given("CAC_VAR_START_ITR")),
-        start_thr=given("CAC_VAR_START_THR"),
-        mt_count_thr=integers(given("CAC_VAR_MT_COUNT_THR")),
-        mt_thr=given("CAC_VAR_MT_THR"),
-        slope_thr=given("CAC_VAR_SLOPE_THR"),
-        interval=integers(interval),
-        braking=integers(braking),
+        **{name: given(f"CAC_VAR_{name.upper()}") for name in names},
+        # As in `Settings.sampling_interval`: by default the braking distance.
+        interval=given("CAC_VAR_SAMPLES", np.where(braking > 0, braking, DEFAULT_SAMPLES)),
+        braking=braking,
     )
 
 
@@ -174,11 +135,10 @@ def _columns(settings: Any) -> tuple[pd.Index, dict[str, Sequence[Any] | NDArray
 
 
 def _rows(settings: Any) -> tuple[pd.Index, list[dict[str, Any]]]:
-    if isinstance(settings, (Settings, TrialConfig)):
-        return pd.RangeIndex(1), [_fields_of(settings)]
-    if isinstance(settings, Mapping):
-        if settings and all(isinstance(value, (Settings, TrialConfig, Mapping)) for value in settings.values()):
-            return pd.Index(list(settings)), [_fields_of(value) for value in settings.values()]
+    one = (Settings, TrialConfig, Mapping)
+    if isinstance(settings, Mapping) and settings and all(isinstance(value, one) for value in settings.values()):
+        return pd.Index(list(settings)), [_fields_of(value) for value in settings.values()]
+    if isinstance(settings, one):
         return pd.RangeIndex(1), [_fields_of(settings)]
     if isinstance(settings, Iterable) and not isinstance(settings, (str, bytes)):
         rows = [_fields_of(value) for value in settings]
@@ -188,9 +148,7 @@ def _rows(settings: Any) -> tuple[pd.Index, list[dict[str, Any]]]:
 
 def _fields_of(setting: OneSetting) -> dict[str, Any]:
     """Return the fields that a setting gives and replay reads."""
-    method = setting.method if isinstance(setting, TrialConfig) else ""
-    if isinstance(setting, Mapping):
-        method = str(setting.get("method", ""))
+    method = str(setting.get("method", "") if isinstance(setting, Mapping) else getattr(setting, "method", ""))
     if "compression" in method.split("+"):
         raise UserError(
             f"replay predicts Gradient-Skip alone, got a setting with method {method}: what compression changes was "
@@ -203,7 +161,7 @@ def _fields_of(setting: OneSetting) -> dict[str, Any]:
         if setting.reference:
             raise UserError("settings to replay must not have reference=True: no trial trains with the published steps")
         given = {variable.name: getattr(setting, variable.field) for variable in VARIABLES}
-        return {name: value for name, value in given.items() if value != _DEFAULTS[BY_NAME[name].field]}
+        return {name: value for name, value in given.items() if value != BY_NAME[name].default}
     if not isinstance(setting, Mapping):
         raise UserError(f"a setting must be Settings, a TrialConfig or a mapping of its fields, got {setting!r}")
     for name in setting:
@@ -222,7 +180,7 @@ def _is_missing(value: Any) -> bool:
 def _numbers(name: str, cells: Sequence[Any] | NDArray[Any] | None, count: int) -> NDArray[np.float64]:
     """Convert a column of the variance rule to float64, NaN where not given; raise where a value is invalid."""
     variable = BY_NAME[name]
-    whole = isinstance(_DEFAULTS[AUTO_COLUMNS[name]], int) or variable.parse is int
+    whole = variable.kind is int
     if cells is None:
         return np.full(count, np.nan)
     if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf":
@@ -258,12 +216,7 @@ def _cell(name: str, value: Any) -> Any:
     variable = BY_NAME[name]
     if isinstance(value, str):
         return tuple(json.loads(value)) if value.startswith("[") else variable.read(value)
-    return _as_kind(variable.kind, value)
-
-
-def _as_kind(kind: Callable[[Any], bool], value: Any) -> Any:
-    """Restore the type of a value that a DataFrame has converted to float64 (integers and flags with gaps)."""
-    for form in (value, int(value) if isinstance(value, float) and value.is_integer() else value):
-        if kind(form):
-            return form
-    return bool(value) if value in (0, 1) and kind(True) else value
+    # A DataFrame has converted integers and flags with gaps to float64.
+    if variable.kind is bool and value in (0, 1):
+        return bool(value)
+    return int(value) if variable.kind is int and isinstance(value, float) and value.is_integer() else value

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from analysis.trace_replay.predicted import Predicted, spared, trains_after
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
 from trainables.gradskip.layer_plan import Blueprint, StopEvent
 from trainables.gradskip.replay import GradskipReplay
+from trainables.gradskip.rules.braking import first_step_after
 from trainables.gradskip.rules.schedule_rules import FreezeOutRule
 from trainables.interventions import MissingSignal
 
@@ -101,8 +99,8 @@ def _count(trace: RunTrace, blueprint: Blueprint, events: Sequence[StopEvent], d
     for event in events:
         reached = max(through, _position(blueprint, event))
         after = trains_after(trace, blueprint, reached)
-        first_spared: NDArray[np.int64] = np.array([min(event.iteration + max(distance, 1), trace.total_steps)])
-        if first_spared[0] < trace.total_steps:
+        first_spared = first_step_after(event.iteration, distance)
+        if first_spared < trace.total_steps:
             all_flops, backward = spared(trace, before, after, first_spared)
             found.spared += all_flops
             found.spared_backward += backward

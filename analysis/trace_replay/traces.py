@@ -6,7 +6,6 @@ Shapes: T steps of the full run, E steps of an epoch, K stages.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,7 +67,7 @@ class TraceStage:
     """Index of its parent in the trace's stages; None for the dense run."""
     intervention: Intervention | None
     """Intervention that leads from the parent to it; None for the dense run."""
-    children: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    children: dict[int, dict[str, int]] = field(default_factory=dict)
     """Indices of its children, by iteration and action of their interventions."""
 
     @property
@@ -225,19 +224,13 @@ def read_trace(store: StageStore) -> RunTrace:
     if values is None:
         raise UserError(f"{store.folder / 'root.json'} is missing or damaged: search on, which writes it anew")
     facts, costs = {}, {}
-    for name in _names(store.folder):
-        if name.startswith("facts-") and (found := store.read(name)) is not None and "plan" in found["facts"]:
+    for file in sorted(store.folder.glob("facts-*")):
+        if (found := store.read(file.name)) is not None and "plan" in found["facts"]:
             facts[json.dumps(found["key"])] = found["facts"]  # of Gradient-Skip; those of compression have no plan
-        if name.startswith("costs-") and (found := store.read(name)) is not None:
+    for file in sorted(store.folder.glob("costs-*")):
+        if (found := store.read(file.name)) is not None:
             costs[found["trains"]] = StepCosts.of_epoch(found["steps"], values["total_steps"])
     return assemble(values, store.root, list(store.stages()), facts=facts, costs=costs)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(entry.name for entry in os.scandir(folder))
-    except OSError:
-        return []
 
 
 def assemble(
@@ -264,11 +257,11 @@ def assemble(
         if link is not None:
             below.setdefault(link[0], []).append((link[1], stage.id))
     dense = by_id.get(root) or Stage(Path(), root, 0)
-    places = [_Place(stage=dense, parent=None, intervention=None)]
-    for number, place in enumerate(places):  # the list grows during the loop: parents before children
-        for intervention, child in sorted(below.get(place.stage.id, ()), key=lambda c: (c[0].iteration, c[0].action)):
-            place.children.setdefault(intervention.iteration, {})[intervention.action] = len(places)
-            places.append(_Place(stage=by_id[child], parent=number, intervention=intervention))
+    placed = [TraceStage(recorded=dense, parent=None, intervention=None)]
+    for number, parent in enumerate(placed):  # the list grows during the loop: parents before children
+        for intervention, child in sorted(below.get(parent.id, ()), key=lambda c: (c[0].iteration, c[0].action)):
+            parent.children.setdefault(intervention.iteration, {})[intervention.action] = len(placed)
+            placed.append(TraceStage(recorded=by_id[child], parent=number, intervention=intervention))
     return RunTrace(
         root=root,
         run=dict(values),
@@ -276,18 +269,7 @@ def assemble(
         steps_per_epoch=int(values["steps_per_epoch"]),
         layer_names=tuple(values["layer_names"]),
         trains=values["trains"],
-        stages=tuple(
-            TraceStage(recorded=p.stage, parent=p.parent, intervention=p.intervention, children=p.children)
-            for p in places
-        ),
+        stages=tuple(placed),
         facts={key: Blueprint.from_dict(values) for key, values in facts.items()},
         costs=dict(costs),
     )
-
-
-@dataclass(kw_only=True)
-class _Place:
-    stage: Stage
-    parent: int | None
-    intervention: Intervention | None
-    children: dict[int, dict[str, int]] = field(default_factory=dict)

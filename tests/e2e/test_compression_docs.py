@@ -1,17 +1,14 @@
-"""docs/compression.md: its tables name what there is, its schedules are read, its programs run, its commands parse.
+"""docs/compression.md: its tables name what there is, its schedules are read, its commands parse.
 
-The README's schedule and commands, too.
+The schedule and commands of docs/commands.md, too.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +37,7 @@ from tune_cac.cli.main import build_parser
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs" / "compression.md"
 PAGE = FILE.read_text()
-README = (ROOT / "README.md").read_text()
+COMMANDS = (ROOT / "docs" / "commands.md").read_text()
 CLASSES = {**PRUNERS, **REGULARIZERS, **QUANTIZERS, **EXTENSIONS, **DISTILLERS}
 
 
@@ -149,11 +146,10 @@ def test_flags_of_distillation_are_all_there() -> None:
 def test_schedules_can_be_read() -> None:
     texts = blocks("yaml")
     assert len(texts) >= 6
-    (short,) = blocks("yaml", README)
-    read_schedule(read_marks(short).middle())
-    for text in texts:
+    (short,) = blocks("yaml", COMMANDS)
+    for text in (short, *texts):
         marked = read_marks(text)
-        read_schedule(marked.middle(), check_lr=check_lr_scheduler)
+        read_schedule(marked.fill(marked.middles()), check_lr=check_lr_scheduler)
     assert sum("!search" in text for text in texts) == 1
     assert {name for text in texts for name in read_marks(text).marks} >= {"end"}
 
@@ -181,7 +177,7 @@ def test_the_check_prints_what_is_shown(
 
 
 def commands() -> list[str]:
-    lines = [line for block in (*blocks("sh"), *blocks("sh", README)) for line in block.splitlines()]
+    lines = [line for block in (*blocks("sh"), *blocks("sh", COMMANDS)) for line in block.splitlines()]
     return [line for line in lines if line.startswith("python -m tune_cac ")]
 
 
@@ -197,50 +193,7 @@ def test_commands_parse(line: str) -> None:
         search_spaces.load(space)
     schedule = getattr(arguments, "schedule", None)
     if schedule is not None and not schedule.startswith("results/"):
-        assert f"# {schedule}" in PAGE + README
-
-
-PROGRAMS: Mapping[str, str] = {
-    str(match[1]): block for block in blocks("python") if (match := re.match(r"# (\w+\.py)\n", block))
-}
-
-
-def run(name: str, folder: Path) -> list[str]:
-    (folder / name).write_text(PROGRAMS[name])
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("CAC_")}
-    done = subprocess.run(
-        [sys.executable, name], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
-
-
-@pytest.mark.slow
-def test_a_plain_loop_prunes(tmp_path: Path) -> None:
-    elements = [16 * 9, 16 * 16 * 9, 640]
-    pruned = [0, elements[1] // 2, elements[2] // 4]
-    lines = run("prune.py", tmp_path)
-    assert len(lines) == 4
-    assert lines[0] == "epoch 0: zeros [0, 0, 0]"
-    assert lines[1:] == [f"epoch {epoch}: zeros {pruned}" for epoch in (1, 2, 3)]  # masks outlive their policy
-
-
-@pytest.mark.slow
-def test_a_plain_loop_distils(tmp_path: Path) -> None:
-    lines = run("distill.py", tmp_path)
-    assert [line.split(": ")[0] for line in lines] == ["epoch 0", "epoch 1", "epoch 2"]
-
-
-@pytest.mark.slow
-def test_a_schedule_built_of_objects_prunes(tmp_path: Path) -> None:
-    (line,) = run("objects.py", tmp_path)
-    share = float(line.split()[0])
-    # torch's linear layers begin uniform in [-b, b]: half a deviation, b / sqrt 3, cuts off 1 / (2 sqrt 3).
-    assert share == pytest.approx(0.289, abs=0.04)
-
-
-def test_every_program_is_run() -> None:
-    assert set(PROGRAMS) == {"prune.py", "distill.py", "objects.py"}
+        assert f"# {schedule}" in PAGE + COMMANDS
 
 
 def anchors(markdown: str) -> set[str]:

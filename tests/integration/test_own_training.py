@@ -143,6 +143,7 @@ def test_a_script_without_weight_decay_is_told_why_little_stops(
     assert found.headline in layout.report.read_text()
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_a_script_that_knows_only_the_share_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.sh").write_text(

@@ -21,11 +21,13 @@ from studies import study_of
 import analysis
 import search_spaces
 import tune_cac
+from analysis.io.layout import Layout
 from analysis.presentation.summary_text import config_of
 from search_spaces import Space, SpaceContext
 from trainables.gradskip import Settings
 from trainables.metrics import METRICS, ROW
 from tune_cac.cli.main import main
+from tune_cac.study.folder import locked
 
 pytestmark = pytest.mark.slow
 
@@ -141,6 +143,7 @@ def test_report_and_rank_read_it(
     assert f"{100 * most:.1f} %" in out[1]
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_the_same_name_adds_trials(
     finished: tuple[Path, subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +172,7 @@ def no_start(context: SpaceContext) -> dict[str, Any]:
     return {"CAC_VAR_START_ITR": 0}
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_a_trial_that_raises_is_counted_and_shown_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,19 +262,21 @@ def assert_resumed_from_checkpoints(study: Path) -> None:
             assert rows[0]["epoch"] == 1
 
 
-def test_a_study_that_is_being_searched_is_refused(tmp_path: Path) -> None:
-    first = start(tmp_path, "search", "--trials", "4", "--epochs", "6", "--name", "s", "--no-controls")
-    wait_for_trials(tmp_path / "results" / "s", 1, first)
-    second = start(tmp_path, "search", "--trials", "2", "--epochs", "6", "--name", "s", "--no-controls")
-    _, err = second.communicate(timeout=60)
+def test_a_study_that_is_being_searched_is_refused(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lock is the one that a search holds; another process must not get it, nor add anything."""
+    study, _ = finished
+    before = len(analysis.load(study))
+    with locked(Layout(study)):
+        second = start(study.parents[1], "search", "--trials", "2", "--epochs", "12", "--name", "study")
+        _, err = second.communicate(timeout=60)
     assert second.returncode == 2
     assert err == (
-        f"tune_cac: error: results/s is being searched or confirmed by process {first.pid}: wait for it, or choose "
-        "another study\n"
+        f"tune_cac: error: results/study is being searched or confirmed by process {os.getpid()}: wait for it, or "
+        "choose another study\n"
     )
-    _, err = first.communicate(timeout=240)
-    assert first.returncode == 0, err
-    assert len(analysis.load(tmp_path / "results" / "s")) == 4
+    assert len(analysis.load(study)) == before
 
 
 def test_more_gpus_than_there_are(

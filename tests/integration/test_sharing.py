@@ -121,36 +121,6 @@ def started(folder: Path, arguments: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("retries", [0, 1])
-def test_a_killed_trial_is_waited_for_by_nobody(retries: int, tmp_path: Path) -> None:
-    """SIGKILL of a trial's process: it fails or is begun again, the others end, each with its own result."""
-    arguments = ["search", "--trials", "5", "--epochs", "12", "--name", "s", "--concurrency", "2", "--no-controls",
-                 "--retries", str(retries)]  # fmt: skip
-    process = started(tmp_path, arguments)
-    study = tmp_path / "results" / "s"
-    deadline = time.monotonic() + 240
-    running = 0
-    while running < 2 and time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.1)
-        if Layout(study).journal.is_file():
-            with contextlib.suppress(UserError):  # the journal is there before the study is in it
-                running = sum(record["status"] == "running" for record in read_journal(Layout(study).journal))
-    time.sleep(0.5)  # both are at work; what is known of them before training takes milliseconds
-    while not (at_work := list(trial_processes(process.pid))) and time.monotonic() < deadline:
-        time.sleep(0.1)  # a worker has this name only once it has loaded the trial
-    os.kill(max(at_work), signal.SIGKILL)
-    _, err = process.communicate(timeout=400)
-    trials = analysis.load(study)
-    assert process.returncode == 1 - retries, err
-    assert "Traceback" not in err
-    assert "its worker died (" in err
-    ended = [["completed"] * 4 + ["failed"], ["completed"] * 5 + ["interrupted"]]
-    assert sorted(trials["status"]) == ended[retries]
-    for _, row in trials[trials["status"] == "completed"].iterrows():
-        assert_equals_alone(row)
-
-
 def test_the_tree_of_a_study_describes_its_run(both: Path) -> None:
     tree = Layout(both / "results" / "shared").tree
     (root,) = roots(tree)
@@ -166,24 +136,41 @@ def test_the_tree_of_a_study_describes_its_run(both: Path) -> None:
     assert {"search_flops", *field_names()} & set(first.rows[120]) == set()
 
 
-def test_a_killed_baseline_is_trained_again_and_the_study_is_whole(tmp_path: Path) -> None:
-    """SIGKILL of the worker that trains it: before, the others trained uninformed and nothing was recommended."""
-    arguments = ["search", "--trials", "4", "--epochs", "12", "--name", "s", "--concurrency", "2", "--no-controls"]
+def test_killed_workers_are_waited_for_by_nobody_and_the_study_is_whole(tmp_path: Path) -> None:
+    """SIGKILL of the baseline's worker, then of another trial's: each is begun again, each has its own result."""
+    arguments = ["search", "--trials", "5", "--epochs", "12", "--name", "s", "--concurrency", "2", "--no-controls"]
     process = started(tmp_path, arguments)
     study = tmp_path / "results" / "s"
     deadline = time.monotonic() + 240
-    workers: list[int] = []
-    while not workers and time.monotonic() < deadline:
+
+    def at_work() -> list[int]:
+        """Workers that have loaded a trial; before, a process has another name."""
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.1)
-        workers = list(trial_processes(process.pid))
+        return list(trial_processes(process.pid))
+
+    def running() -> int:
+        with contextlib.suppress(UserError, FileNotFoundError):  # the journal is there before the study is in it
+            return sum(record["status"] == "running" for record in read_journal(Layout(study).journal))
+        return 0
+
+    while not (workers := at_work()) and time.monotonic() < deadline:
+        pass
     os.kill(workers[0], signal.SIGKILL)
+    while (running() < 2 or not (workers := at_work())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.5)  # both are at work; what is known of them before training takes milliseconds
+    while not (workers := at_work()) and time.monotonic() < deadline:
+        pass
+    os.kill(max(workers), signal.SIGKILL)
     said, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
+    assert "Traceback" not in err
     assert "trial 0 failed and is begun again: its worker died (" in err
+    assert err.count("its worker died (") == 2
     assert "You can skip" in said or "No setting tried saves" in said
     trials = analysis.load(study)
-    assert sorted(trials["status"]) == ["completed"] * 4 + ["interrupted"]
-    assert trials["accuracy_drop"].notna().sum() == 4
+    assert sorted(trials["status"]) == ["completed"] * 5 + ["interrupted"] * 2
+    assert trials["accuracy_drop"].notna().sum() == 5
     for _, row in trials[trials["status"] == "completed"].iterrows():
         assert_equals_alone(row)

@@ -26,6 +26,12 @@ def record_of(*optimizers: torch.optim.Optimizer) -> ProcessRecord:
     return RECORDS[-1]
 
 
+def end_counting(record: ProcessRecord) -> None:
+    """Count no further step."""
+    record.records.clear()
+    record.settle()
+
+
 def summary_of(record: ProcessRecord) -> dict[str, Any]:
     found = record.summary()
     assert found is not None

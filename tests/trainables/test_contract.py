@@ -96,6 +96,7 @@ def unmeasured(*rows: Row) -> list[Row]:
     return without(rows, MEASURED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "workload"), CASES)
 def test_reports_every_column_every_epoch(method: str, workload: str) -> None:
     rows, _ = trained(method, workload)
@@ -111,6 +112,7 @@ def test_reports_every_column_every_epoch(method: str, workload: str) -> None:
         assert (row["test_accuracy"] is None) == (row["epoch"] < 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "workload"), CASES)
 def test_equal_seeds_are_bit_identical_and_others_are_not(method: str, workload: str) -> None:
     first, first_weights = trained(method, workload)
@@ -122,6 +124,7 @@ def test_equal_seeds_are_bit_identical_and_others_are_not(method: str, workload:
     assert first[0]["train_loss"] != other["train_loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "workload"), CASES)
 def test_resumes_bit_exactly_after_every_epoch(method: str, workload: str, tmp_path: Path) -> None:
     config = config_of(method, workload)
@@ -158,6 +161,7 @@ def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path) -> None:
         run.load(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "truncated", "garbage"])
 def test_a_checkpoint_that_cannot_be_read_costs_its_epochs_and_nothing_else(damage: str, tmp_path: Path) -> None:
     from trainables.trial import continued
@@ -205,6 +209,7 @@ MODELS: list[dict[str, Any]] = [
 CONTEXTS = [SpaceContext(total_steps=steps, **model) for steps in (1, 7, 300, 28_000, 450_450) for model in MODELS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", search_spaces.SPACES)
 def test_every_sampled_key_is_a_field_and_every_sample_a_valid_config(name: str) -> None:
     space = search_spaces.load(name)
@@ -227,6 +232,7 @@ def test_the_ends_of_the_ranges_are_valid_configs(name: str) -> None:
             TrialConfig(method=space.method, **values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", search_spaces.SPACES)
 def test_every_parameter_that_a_sample_asks_for_is_described(name: str) -> None:
     space = search_spaces.load(name)
@@ -286,6 +292,7 @@ def test_a_space_is_the_file_of_its_name(name: str) -> None:
     assert (Path(search_spaces.__file__).parent / f"{name}.py").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "workload"), CASES)
 def test_over_a_stage_tree_it_is_the_trial_alone(method: str, workload: str, tmp_path: Path) -> None:
     """Trained there, and followed over what was recorded: every method says what it would do next."""

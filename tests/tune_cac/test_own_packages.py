@@ -58,6 +58,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [["spaces", "auto_thresholds"], ["trial", "--epochs", "1"], ["doctor"]],
@@ -80,6 +81,7 @@ def test_a_search_works_there_with_its_workers(folder: Path, what: list[str]) ->
     assert python(folder, "-m", "tune_cac", "report", "s").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "imports",
     ["import analysis\nimport tune_cac as cac", "import tune_cac as cac\nimport analysis"],
@@ -112,6 +114,7 @@ def test_code_elsewhere_in_the_project_has_its_own_module(folder: Path) -> None:
         assert done.returncode == 0, (arguments, done.stderr)
 
 
+@pytest.mark.slow
 def test_ours_through_a_link_is_ours(folder: Path) -> None:
     (folder / "analysis.py").unlink()
     done = python(folder, "-c", "import analysis, tune_cac; assert tune_cac.analysis is analysis; tune_cac.search")
@@ -141,6 +144,7 @@ def test_what_needs_our_package_under_a_name_that_is_taken_says_so(folder: Path)
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["train:make", "helper:make"])
 def test_a_training_that_imports_such_a_module_is_told_what_to_do(folder: Path, reference: str) -> None:
     (folder / "train.py").write_text(f"import analysis\n{TRAIN}")

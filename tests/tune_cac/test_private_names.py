@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 
 import optuna
+import pytest
 from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import LOCK_FILE_SUFFIX as OPTUNAS_SUFFIX
 from optuna.storages.journal._storage import JournalOperation
@@ -59,6 +60,7 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
+@pytest.mark.slow
 def test_no_other_private_name_is_used() -> None:
     files = users_of_either()
     assert len(files) > 10

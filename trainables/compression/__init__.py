@@ -29,40 +29,21 @@ if TYPE_CHECKING:
     from trainables.compression.sensitivity import sensitivity_analysis
 
 __all__ = [
-    "CompressionScheduler",
-    "PruningPolicy",
-    "RegularizationPolicy",
-    "QuantizationPolicy",
-    "LRPolicy",
-    "ThinningPolicy",
-    "DistillationPolicy",
-    "build_pruner",
-    "build_quantizer",
-    "build_regularizer",
-    "read_schedule",
-    "ScheduleError",
+    "CompressionScheduler", "PruningPolicy", "RegularizationPolicy", "QuantizationPolicy", "LRPolicy", "ThinningPolicy",
+    "DistillationPolicy", "build_pruner", "build_quantizer", "build_regularizer", "read_schedule", "ScheduleError",
     "sensitivity_analysis",
-]
+]  # fmt: skip
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "scheduler": ("CompressionScheduler",),
-        "policies": (
-            "PruningPolicy",
-            "RegularizationPolicy",
-            "QuantizationPolicy",
-            "LRPolicy",
-            "ThinningPolicy",
-            "DistillationPolicy",
-        ),
+        "policies": ("PruningPolicy", "RegularizationPolicy", "QuantizationPolicy", "LRPolicy", "ThinningPolicy",
+                     "DistillationPolicy"),
         "pruners": ("build_pruner",),
         "quantizers": ("build_quantizer",),
         "regularizers": ("build_regularizer",),
-        "schedule": (
-            "read_schedule",
-            "ScheduleError",
-        ),
+        "schedule": ("read_schedule", "ScheduleError"),
         "sensitivity": ("sensitivity_analysis",),
     },
-)
+)  # fmt: skip

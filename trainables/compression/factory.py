@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
@@ -28,29 +28,22 @@ from trainables.compression.schedule import ModelFacts, PlannedPolicy, PrunerPol
 from trainables.compression.schedule.distiller_configs import KnowledgeDistillationConfig
 from trainables.compression.schedule.timing import Timing
 from trainables.compression.thinning import Kind
-from trainables.compression.thinning.extra import check_installed
+from trainables.compression.thinning.coupled import check_installed
 from trainables.errors import UserError
 
 #: Structures that each extension removes.
 _REMOVES: dict[str, Kind] = {"FilterRemover": "filters", "ChannelRemover": "channels", "StructureRemover": "structures"}
 
 
-class PolicySet(Protocol):
-    """Object to which policies are added: a `scheduler.CompressionScheduler`."""
+class BuiltPolicy(NamedTuple):
+    """A policy of a schedule, built for a model."""
 
-    @property
-    def model(self) -> nn.Module:
-        """Return the model whose parameters the policies act on."""
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """Return the model's optimizer."""
-
-    def schedule(self, policy: Any, timing: Timing, *, component: str | None = None) -> None:
-        """Add a policy with its timing."""
-
-    def add_component(self, name: str, component: Any) -> None:
-        """Add a component whose state is part of the scheduler's state."""
+    policy: Policy
+    timing: Timing
+    name: str | None = None
+    """Name of its component in the scheduler's state; None without state."""
+    component: Any = None
+    """The component, if it has state."""
 
 
 def model_facts(model: nn.Module) -> ModelFacts:
@@ -61,76 +54,62 @@ def model_facts(model: nn.Module) -> ModelFacts:
     )
 
 
-def add_policies(
-    scheduler: PolicySet,
+def build_policies(
+    model: nn.Module,
+    optimizer: Optimizer | None,
     schedule: Schedule,
     *,
     seed: int,
     compatible: bool,
     make_model: Callable[[], nn.Module] | None,
     base_lrs: Sequence[float] | None,
-) -> None:
-    """Build the components and add the policies of a schedule, in its order.
+) -> list[BuiltPolicy]:
+    """Build the components and policies of a schedule, in its order.
 
     Args: see `CompressionScheduler.from_schedule`.
 
     Raises:
         UserError: the model does not have a name, or a component does not fit the model.
     """
-    schedule = resolve(schedule, model_facts(scheduler.model), compatible=compatible).schedule
+    schedule = resolve(schedule, model_facts(model), compatible=compatible).schedule
     built: dict[str, Any] = {}
-    for planned in schedule.policies:
-        name, policy = _policy(scheduler, schedule, planned, built, seed, make_model, base_lrs)
-        scheduler.schedule(policy, planned.timing, component=name)
 
-
-def _policy(
-    scheduler: PolicySet,
-    schedule: Schedule,
-    planned: PlannedPolicy,
-    built: dict[str, Any],
-    seed: int,
-    make_model: Callable[[], nn.Module] | None,
-    base_lrs: Sequence[float] | None,
-) -> tuple[str | None, Policy]:
-    """Return the name of the policy's component in the scheduler's state (None without state), and the policy."""
-    component = schedule.component(planned)
-    name = f"{component.section}.{component.name}"
-    settings: Any = component.settings
-    model = scheduler.model
-
-    def once(make: Callable[[], Any]) -> Any:
+    def once(name: str, make: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if name not in built:
-            built[name] = make()
-            scheduler.add_component(name, built[name])
+            built[name] = make(*arguments, **named)
         return built[name]
 
-    if planned.kind == "pruner":
-        args = planned.args if isinstance(planned.args, PrunerPolicyConfig) else PrunerPolicyConfig()
-        if args.levels is not None:
-            name = f"{name}@{planned.position}"  # its own levels require a separate pruner
-            settings = with_levels(settings, args.levels)
-        return name, PruningPolicy(once(lambda: build_pruner(component.name, settings, model, seed=seed)), args)
-    if planned.kind == "regularizer":
-        regularizer = build_regularizer(component.name, settings, model)
-        return None, RegularizationPolicy(regularizer, keep_mask=bool(getattr(planned.args, "keep_mask", False)))
-    if planned.kind == "quantizer":
-        if name not in built:  # its state is part of the policy's state
-            built[name] = QuantizationPolicy(build_quantizer(component.name, settings, model))
-        return None, built[name]
-    if planned.kind == "lr_scheduler":
-        if scheduler.optimizer is None:
-            raise UserError("a schedule with lr_schedulers needs an optimizer, got none")
-        optimizer = scheduler.optimizer
-        made = once(
-            lambda: build_lr_scheduler(component.class_name, dict(component.arguments), optimizer, base_lrs=base_lrs)
-        )
-        return name, LRPolicy(made)
-    if planned.kind == "extension":
-        check_installed()  # fail now instead of epochs later
-        return None, ThinningPolicy(_REMOVES[component.class_name], round_to=int(getattr(settings, "round_to", 1)))
-    assert isinstance(settings, KnowledgeDistillationConfig)
-    return None, DistillationPolicy(lambda: _distillation(model, settings, make_model))
+    def build(planned: PlannedPolicy) -> BuiltPolicy:
+        component, timing = schedule.component(planned), planned.timing
+        name = f"{component.section}.{component.name}"
+        settings: Any = component.settings
+        if planned.kind == "pruner":
+            args = planned.args if isinstance(planned.args, PrunerPolicyConfig) else PrunerPolicyConfig()
+            if args.levels is not None:
+                name = f"{name}@{planned.position}"  # its own levels require a separate pruner
+                settings = with_levels(settings, args.levels)
+            pruner = once(name, build_pruner, component.name, settings, model, seed=seed)
+            return BuiltPolicy(PruningPolicy(pruner, args), timing, name, pruner)
+        if planned.kind == "regularizer":
+            regularizer = build_regularizer(component.name, settings, model)
+            keep_mask = bool(getattr(planned.args, "keep_mask", False))
+            return BuiltPolicy(RegularizationPolicy(regularizer, keep_mask=keep_mask), timing)
+        if planned.kind == "quantizer":  # its state is part of the policy's state
+            quantizing = once(name, lambda: QuantizationPolicy(build_quantizer(component.name, settings, model)))
+            return BuiltPolicy(quantizing, timing)
+        if planned.kind == "lr_scheduler":
+            if optimizer is None:
+                raise UserError("a schedule with lr_schedulers needs an optimizer, got none")
+            arguments = dict(component.arguments)
+            rates = once(name, build_lr_scheduler, component.class_name, arguments, optimizer, base_lrs=base_lrs)
+            return BuiltPolicy(LRPolicy(rates), timing, name, rates)
+        if planned.kind == "extension":
+            check_installed()  # fail now instead of epochs later
+            round_to = int(getattr(settings, "round_to", 1))
+            return BuiltPolicy(ThinningPolicy(_REMOVES[component.class_name], round_to=round_to), timing)
+        return BuiltPolicy(DistillationPolicy(lambda: _distillation(model, settings, make_model)), timing)
+
+    return [build(planned) for planned in schedule.policies]
 
 
 def with_levels(settings: Any, levels: Any) -> Any:

@@ -6,7 +6,7 @@ it (Bernoulli masks have values above 1); c the unmasked copy of w. While c is l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +25,14 @@ def parameters_as_built(model: nn.Module) -> dict[str, nn.Parameter]:
     A parametrized weight that torch calls ``a.parametrizations.weight.original`` is called ``a.weight`` here.
     """
     return {as_built(name): parameter for name, parameter in model.named_parameters()}
+
+
+def hook_gradient(parameter: nn.Parameter, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+    """Register a hook on a parameter's gradient, also on a frozen parameter's, which may be unfrozen later."""
+    needs_gradient = parameter.requires_grad
+    handle = parameter.requires_grad_(True).register_hook(hook)  # torch accepts none on a frozen parameter
+    parameter.requires_grad_(needs_gradient)
+    return handle
 
 
 @dataclass(kw_only=True)
@@ -143,10 +151,7 @@ class Masks:
             mask = self._masks.get(name)
             return None if mask is None else gradient * mask
 
-        # Torch does not accept hooks on a frozen parameter, but it may be unfrozen later.
-        needs_gradient = parameter.requires_grad
-        self._handles[name] = parameter.requires_grad_(True).register_hook(masked)
-        parameter.requires_grad_(needs_gradient)
+        self._handles[name] = hook_gradient(parameter, masked)
 
     @torch.no_grad()
     def apply(self, forward: bool) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -266,9 +265,7 @@ class ThinningPolicy(Policy):
     def minibatch_end(self, training: Training, moment: Moment) -> None:
         if moment.minibatch < moment.minibatches_per_epoch - 1 or training.inputs is None:
             return
-        self.last = thin(
-            training.model, training.inputs, training.optimizer, kind=self.kind, round_to=self.round_to
-        )  # fmt: skip
+        self.last = thin(training.model, training.inputs, training.optimizer, kind=self.kind, round_to=self.round_to)
         if self.last.record:
             if not self.last.exact:
                 warnings.warn(
@@ -290,25 +287,16 @@ class DistillationPolicy(Policy):
         self._make = make
         self.distillation: KnowledgeDistillationPolicy | None = None
         """None before the first active epoch, when the teacher is built."""
-        self.is_active = False
 
     def look(self, training: Training) -> None:
         if self.distillation is None:
             self.distillation = self._make()
-        if not self.is_active:
-            self.distillation.attach()
-            self.is_active = True
+        self.distillation.attach()
 
     def look_away(self) -> None:
-        if self.distillation is not None and self.is_active:
+        if self.distillation is not None:
             self.distillation.detach()
-            self.is_active = False
 
     def before_backward(self, training: Training, loss: Tensor) -> Tensor:
         assert self.distillation is not None
         return self.distillation.before_backward(loss)
-
-
-def first_inputs(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a forward's arguments, detached from the autograd graph."""
-    return tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in arguments)

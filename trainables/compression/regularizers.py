@@ -11,7 +11,9 @@ Symbols: w a weight; g one of its groups (see `structures`); lambda the strength
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from functools import reduce
+from operator import add
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -33,8 +35,6 @@ from trainables.compression.structures import (
 )
 from trainables.errors import UserError
 
-T = TypeVar("T")
-
 #: Below this variance the group variance term is constant and its gradient is 0: equal norms give no direction in
 #: which to increase the variance, and 1 / var**2 would overflow.
 LEAST_VARIANCE = 1e-12
@@ -50,12 +50,11 @@ class L1(Regularizer):
         self.targets = tuple(self.strengths)
 
     def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
-        return _sum(
-            [
-                strength * weights[name].abs().sum(dtype=at_least_single(weights[name].dtype))
-                for name, strength in self.strengths.items()
-            ]
+        terms = (
+            strength * weights[name].abs().sum(dtype=at_least_single(weights[name].dtype))
+            for name, strength in self.strengths.items()
         )
+        return reduce(add, terms)
 
     def masks(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self.criterion is None:
@@ -78,13 +77,12 @@ class GroupLasso(Regularizer):
         self.targets = tuple(self.regimes)
 
     def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
-        return _sum(
-            [
-                strength * group_norms(weights[name], kind).sum()
-                for name, (strength, group) in self.regimes.items()
-                for kind in parts_of(group)
-            ]
+        terms = (
+            strength * group_norms(weights[name], kind).sum()
+            for name, (strength, group) in self.regimes.items()
+            for kind in parts_of(group)
         )
+        return reduce(add, terms)
 
     def masks(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self.criterion is None:
@@ -103,12 +101,11 @@ class GroupVariance(Regularizer):
         self.targets = tuple(self.regimes)
 
     def loss(self, weights: Mapping[str, Tensor]) -> Tensor:
-        return _sum(
-            [
-                strength / group_norms(weights[name], kind).var(unbiased=True).clamp(min=LEAST_VARIANCE)
-                for name, (strength, kind) in self.regimes.items()
-            ]
+        terms = (
+            strength / group_norms(weights[name], kind).var(unbiased=True).clamp(min=LEAST_VARIANCE)
+            for name, (strength, kind) in self.regimes.items()
         )
+        return reduce(add, terms)
 
 
 def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) -> Regularizer:
@@ -122,44 +119,23 @@ def build_regularizer(name: str, settings: ComponentConfig, model: nn.Module) ->
     Raises:
         UserError: a pattern matches no parameter, or a parameter does not have the requested groups.
     """
+    if not isinstance(settings, (L1RegularizerConfig, GroupLassoRegularizerConfig, GroupVarianceRegularizerConfig)):
+        raise TypeError(f"{type(settings).__name__} holds the settings of no regularizer")
     shapes = {plain_name(key): tuple(parameter.shape) for key, parameter in model.named_parameters()}
-    if isinstance(settings, L1RegularizerConfig):
-        return L1(_matched(name, settings.reg_regims, shapes), settings.threshold_criteria)
-    if isinstance(settings, GroupLassoRegularizerConfig):
-        lasso = _matched(name, settings.reg_regims, shapes)
-        _check(name, lasso, shapes)
-        return GroupLasso(lasso, settings.threshold_criteria)
-    if isinstance(settings, GroupVarianceRegularizerConfig):
-        variance = _matched(name, settings.reg_regims, shapes)
-        _check(name, variance, shapes)
-        for parameter, (_, kind) in variance.items():
-            if group_count(shapes[parameter], kind) < 2:
-                raise UserError(
-                    f"regularizer {name}: the variance of group {kind} needs at least two groups, but {parameter} of "
-                    f"shape {list(shapes[parameter])} has one"
-                )
-        return GroupVariance(variance)
-    raise TypeError(f"{type(settings).__name__} holds the settings of no regularizer")
-
-
-def _matched(name: str, values: Mapping[str, T], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, T]:
     try:
-        return assigned(values, list(shapes))
+        regimes: dict[str, Any] = assigned(settings.reg_regims, list(shapes))
+        if isinstance(settings, L1RegularizerConfig):
+            return L1(regimes, settings.threshold_criteria)
+        for parameter, (_, group) in regimes.items():
+            check_groups(parameter, shapes[parameter], group)
+        if isinstance(settings, GroupLassoRegularizerConfig):
+            return GroupLasso(regimes, settings.threshold_criteria)
+        for parameter, (_, group) in regimes.items():
+            if group_count(shapes[parameter], group) < 2:
+                raise UserError(
+                    f"the variance of group {group} needs at least two groups, but {parameter} of shape "
+                    f"{list(shapes[parameter])} has one"
+                )
+        return GroupVariance(regimes)
     except UserError as error:
         raise UserError(f"regularizer {name}: {error}") from None
-
-
-def _check(name: str, regimes: Mapping[str, tuple[float, str]], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    for parameter, (_, group) in regimes.items():
-        try:
-            check_groups(parameter, shapes[parameter], group)
-        except UserError as error:
-            raise UserError(f"regularizer {name}: {error}") from None
-
-
-def _sum(terms: list[Tensor]) -> Tensor:
-    """Sum one or more scalars; different precisions are promoted to the highest."""
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from trainables.compression.distillation import KnowledgeDistillationPolicy
-from trainables.compression.factory import add_policies
+from trainables.compression.factory import build_policies
 from trainables.compression.masks import Masks
 from trainables.compression.policies import (
     DistillationPolicy,
@@ -38,13 +38,12 @@ from trainables.compression.policies import (
     PruningPolicy,
     QuantizationPolicy,
     Training,
-    first_inputs,
 )
 from trainables.compression.schedule import Schedule, read_schedule
 from trainables.compression.schedule.timing import Moment, Timing
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 @dataclass(kw_only=True)
@@ -142,12 +141,13 @@ class CompressionScheduler:
             UserError: the schedule is invalid, or has names that the model does not have.
         """
         read = schedule if isinstance(schedule, Schedule) else read_schedule(schedule, compatible=compatible)
-        scheduler = cls(
-            model, optimizer, example=example, before_change=before_change, model_changed=model_changed
-        )  # fmt: skip
-        add_policies(
-            scheduler, read, seed=seed, compatible=compatible, make_model=make_model, base_lrs=base_lrs
-        )  # fmt: skip
+        scheduler = cls(model, optimizer, example=example, before_change=before_change, model_changed=model_changed)
+        for built in build_policies(
+            model, optimizer, read, seed=seed, compatible=compatible, make_model=make_model, base_lrs=base_lrs
+        ):
+            scheduler.schedule(built.policy, built.timing, component=built.name)
+            if built.name is not None:
+                scheduler.add_component(built.name, built.component)
         return scheduler
 
     def add_policy(
@@ -379,7 +379,7 @@ class CompressionScheduler:
     def _keep_inputs(self) -> None:
         def keep(_: nn.Module, arguments: tuple[Any, ...]) -> None:
             if self.model.training:
-                self.training.inputs = first_inputs(arguments)
+                self.training.inputs = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)
 
         if self._input_hook is None:
             self._input_hook = self.model.register_forward_pre_hook(keep)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from trainables.compression.masks import parameters_as_built
 from trainables.compression.model_copies import evaluating
-from trainables.compression.schedule.names import block_of, listed
+from trainables.compression.schedule.names import listed
 from trainables.errors import UserError
 from trainables.workloads.base import Workload
 
@@ -224,14 +224,6 @@ def sensitivity_at(weight: Tensor, level: float) -> float:
     deviation = weight.detach().double().std()
     found = float(threshold / deviation)
     return found if isfinite(found) else 0.0
-
-
-def by_block(proposals: Sequence[Proposal]) -> dict[str, list[Proposal]]:
-    """Group proposals by block, both in their order."""
-    blocks: dict[str, list[Proposal]] = {}
-    for proposal in proposals:
-        blocks.setdefault(block_of(proposal.parameter), []).append(proposal)
-    return blocks
 
 
 def to_csv(rows: Sequence[Row]) -> str:

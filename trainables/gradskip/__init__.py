@@ -42,19 +42,11 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "optimizers": (
-            "SGD",
-            "Adam",
-            "AdamW",
-            "wrap",
-        ),
+        "optimizers": ("SGD", "Adam", "AdamW", "wrap"),
         "controller": ("GradientSkip",),
         "layer_plan": ("StopEvent",),
         "integrations.data_parallel": ("DistributedDataParallel",),
         "forward_cache.cache": ("ForwardCache",),
-        "recording.variance_recorder": (
-            "Recorder",
-            "record",
-        ),
+        "recording.variance_recorder": ("Recorder", "record"),
     },
 )

@@ -17,12 +17,7 @@ from trainables.gradskip.attachable import check_attachable, check_model
 from trainables.gradskip.decisions import Decisions
 from trainables.gradskip.execution_order import ForwardHook
 from trainables.gradskip.layers import unwrap, wrappers
-from trainables.gradskip.numbering import (
-    ExampleTrace,
-    Numbering,
-    as_forward,
-    is_compiled,
-)
+from trainables.gradskip.numbering import ExampleTrace, Numbering, as_forward, is_compiled
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import PlasticitySignal
 from trainables.gradskip.status import Status
@@ -156,7 +151,7 @@ class GradientSkip(Status):
         self._tell_of_change(before)
         advise_after_stop(
             self.advice, self.numbering, self.stops, example_given=self._example_given,
-            joined=self.process_group is not None,
+            joined=self.decisions.process_group is not None,
         )  # fmt: skip
         self._check_inputs()
 

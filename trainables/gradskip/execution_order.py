@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from trainables.gradskip.advice.users_line import users_level
-from trainables.gradskip.inert_copies import InertInCopies
+from trainables.gradskip.inert_copies import OwnedHooks
 from trainables.gradskip.model_trace import ModelTrace, mask_of
 from trainables.gradskip.parts import own_children, own_parameters
 from trainables.runtime.flops import uncompiled
@@ -59,7 +58,7 @@ def trace_model(model: nn.Module, parameters: Sequence[Tensor], forward: Callabl
     return recorder.trace()
 
 
-class ExecutionRecorder:
+class ExecutionRecorder(OwnedHooks):
     """Recorder of a forward pass while it runs, by hooks on every module; the hooks are inert on copies of the model.
 
     A pass begins where a module is called with gradients enabled, outside of a backward pass. The record is complete
@@ -76,19 +75,20 @@ class ExecutionRecorder:
     """
 
     def __init__(
-        self, model: nn.Module, parameters: Sequence[Tensor], complete: Callable[[], None] | None = None
+        self,
+        model: nn.Module | None = None,
+        parameters: Sequence[Tensor] = (),
+        complete: Callable[[], None] | None = None,
     ) -> None:
-        self._model = model
+        super().__init__(complete)
         self._number_of = {id(p): number for number, p in enumerate(parameters)}
         self._parameters = parameters
-        self._complete = None if complete is None else weakref.WeakMethod(complete)
-        self._modules = list(_called_modules(model))
+        self._modules = [] if model is None else list(_called_modules(model, {}).values())
         self._masks = _GraphMasks(self._number_of)
         #: For each running module: index, mask of its input, and mask of the frozen parameters around its parts.
         self._running: list[tuple[int, int, int]] = []
         self._calls: dict[int, _Calls] = {}  # by index of the module
         self._without_graph = 0  # mask of frozen parameters whose modules returned tensors without a graph
-        self._handles: list[RemovableHandle] = []
         for index, module in enumerate(self._modules):
             self._handles.append(module.register_forward_pre_hook(partial(self._enter, index), with_kwargs=True))
             self._handles.append(module.register_forward_hook(partial(self._leave, index), always_call=True))
@@ -100,9 +100,7 @@ class ExecutionRecorder:
 
     def remove(self) -> None:
         """Remove all hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        super().remove()
         self._masks.forget()
 
     def trace(self) -> ModelTrace:
@@ -114,19 +112,14 @@ class ExecutionRecorder:
         calls = {id(self._modules[index]): place for index, place in self._calls.items()}
         ranks = [len(calls)] * len(self._parameters)
         upstream = [0] * len(self._parameters)
-        for module, place in _with_callers(self._model, calls):
+        for module, place in _with_callers(self._modules[0], calls):
             for number in self._numbers(module):
                 if place.rank < ranks[number]:
                     ranks[number] = place.rank
                     upstream[number] = place.first & ~(1 << number)
-        names = [(calls[id(m)], name) for name, m in self._model.named_modules() if id(m) in calls]
+        names = [(calls[id(m)], name) for name, m in self._modules[0].named_modules() if id(m) in calls]
         before = {name: place.all for place, name in sorted(names, key=lambda named: named[0].rank)}
         return ModelTrace(ranks=tuple(ranks), upstream=tuple(upstream), before=before)
-
-    def _begin_again(self) -> None:
-        self._calls.clear()
-        self._without_graph = 0
-        self._masks.forget()
 
     def _numbers(self, module: nn.Module) -> Iterator[int]:
         for parameter in own_parameters(module):
@@ -143,7 +136,9 @@ class ExecutionRecorder:
         if not self._running and (not torch.is_grad_enabled() or in_backward()):
             return
         if not self._running and index == 0:  # modules called separately before are not part of this pass
-            self._begin_again()
+            self._calls.clear()
+            self._without_graph = 0
+            self._masks.forget()
         try:
             if not self._running and index == 0:
                 self._masks.mark((args, kwargs), 0)  # nothing lies before the model's own inputs
@@ -176,20 +171,10 @@ class ExecutionRecorder:
             self._masks.forget_behind(output)
             return
         self._masks.forget()
-        if index == 0 and sys.exc_info()[0] is not None:  # the pass raised: the next one is recorded instead
+        if sys.exc_info()[0] is not None:  # the pass raised: the next one is recorded instead
             self._calls.clear()
-        elif index == 0 and self._complete is not None:
-            complete = self._complete()
-            if complete is None:  # its optimizer was collected
-                self.remove()
-            else:
-                complete()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ExecutionRecorder:
-        return _inert_recorder()
-
-    def __reduce__(self) -> tuple[Callable[[], ExecutionRecorder], tuple[()]]:
-        return _inert_recorder, ()
+        elif self._tell is not None and (complete := self._listener()) is not None:
+            complete()
 
 
 def warn_unseen(error: Exception) -> None:
@@ -200,12 +185,6 @@ def warn_unseen(error: Exception) -> None:
 def in_backward() -> bool:
     """Return whether autograd's backward pass is running this code."""
     return bool(torch._C._current_graph_task_id() != -1)
-
-
-def _inert_recorder() -> ExecutionRecorder:
-    recorder = ExecutionRecorder(nn.Module(), ())
-    recorder.remove()
-    return recorder
 
 
 @dataclass(kw_only=True)
@@ -226,16 +205,13 @@ def _with_callers(
         yield from _with_callers(child, calls, place)
 
 
-def _called_modules(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the model's modules, the model first; each once."""
-    known: set[int] = set()
-    stack = [model]
-    while stack:
-        module = stack.pop()
-        if id(module) not in known:
-            known.add(id(module))
-            yield module
-            stack.extend(reversed(list(own_children(module))))
+def _called_modules(module: nn.Module, known: dict[int, nn.Module]) -> dict[int, nn.Module]:
+    """Add the module and those below it to the known ones, by id, and return them; parents come first."""
+    if id(module) not in known:
+        known[id(module)] = module
+        for child in own_children(module):
+            _called_modules(child, known)
+    return known
 
 
 class _GraphMasks:
@@ -341,34 +317,17 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
             yield from tensors_of(part)
 
 
-class ForwardHook(InertInCopies):
-    """Forward pre-hook that passes on a training step's inputs; inert on copies of the model.
-
-    Args:
-        seen: method that receives them; its object is weakly referenced, and the hook removes itself once it is gone.
-    """
-
-    def __init__(self, seen: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None) -> None:
-        self._seen = None if seen is None else weakref.WeakMethod(seen)
-        self._handles: list[RemovableHandle] = []
+class ForwardHook(OwnedHooks):
+    """Forward pre-hook that passes on a training step's inputs to a method; inert on copies of the model."""
 
     def watch(self, *modules: nn.Module) -> None:
         """Watch these modules: each call passes on its inputs."""
         self._handles += [m.register_forward_pre_hook(self, with_kwargs=True) for m in modules]
 
-    def remove(self) -> None:
-        """Remove all hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._seen = None
-
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Under torch.compile this has no effect.
-        if torch.compiler.is_compiling() or self._seen is None or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        seen = self._seen()
-        if seen is None:
-            self.remove()
-        else:
+        seen = self._listener()
+        if seen is not None:
             seen(args, kwargs)

@@ -45,9 +45,7 @@ class LayerPlan:
     def position_of_stop(self, number: int) -> int:
         """Return the last position that a manual stop of this number includes."""
         position = self.order.index(number)
-        if not self.whole_units:
-            return position
-        if not self.ends:  # no layer is watched, so no units are known
+        if not self.whole_units or not self.ends:  # without ends no layer is watched, so no units are known
             return position
         return next((end for end in self.ends if end >= position), len(self.order) - 1)
 

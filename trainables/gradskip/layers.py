@@ -37,6 +37,20 @@ def unwrap(model: nn.Module) -> nn.Module:
     return wrappers(model)[-1]
 
 
+def check_groups(groups: Sequence[Sequence[Tensor]]) -> None:
+    """Raise UserError for groups without any parameter, or with one parameter in two of them."""
+    owner: dict[int, int] = {}
+    for number, group in enumerate(groups):
+        for parameter in group:
+            if owner.setdefault(id(parameter), number) != number:
+                raise UserError(
+                    f"a parameter must be in one group only, got one of shape {tuple(parameter.shape)} in groups "
+                    f"{owner[id(parameter)]} and {number}"
+                )
+    if not owner:
+        raise UserError("an optimizer must have at least one parameter to skip gradients of, got none")
+
+
 def numbered(groups: Sequence[dict[str, Any]], model: nn.Module | None) -> tuple[list[Tensor], list[str] | None]:
     """Return the parameters in the model's order, and their names where known.
 
@@ -45,19 +59,11 @@ def numbered(groups: Sequence[dict[str, Any]], model: nn.Module | None) -> tuple
     Raises:
         UserError: no parameters, or one that is in two groups.
     """
-    given = [(p, number) for number, group in enumerate(groups) for p in group["params"]]
-    if not given:
-        raise UserError("an optimizer must have at least one parameter to skip gradients of, got none")
-    owner: dict[int, int] = {}
-    for parameter, number in given:
-        if owner.setdefault(id(parameter), number) != number:
-            raise UserError(
-                "a parameter must be in one group only, got one of shape "
-                f"{tuple(parameter.shape)} in groups {owner[id(parameter)]} and {number}"
-            )
-    parameters = list({id(p): p for p, _ in given}.values())
+    check_groups([group["params"] for group in groups])
+    given = {id(p): p for group in groups for p in group["params"]}
+    parameters = list(given.values())
     if model is not None:
-        order = [(name, p) for name, p in unwrap(model).named_parameters() if id(p) in owner]
+        order = [(name, p) for name, p in unwrap(model).named_parameters() if id(p) in given]
         if not order:
             raise UserError("model= must be the model whose parameters the optimizer has, got one that shares none")
         known = {id(p) for _, p in order}
@@ -104,21 +110,14 @@ def make_plan(
     position = {number: place for place, number in enumerate(order)}
     beside = _beside(parameters, [members for _, members in layers], model)
     starts = sorted(
-        (min(position[m] for m in (*members, *own)), weights)
+        (min(position[m] for m in (*members, *own)), weights, members)
         for (weights, members), own in zip(layers, beside, strict=True)
     )
-    ends = [start - 1 for start, _ in starts[1:]]
+    ends = [start - 1 for start, _, _ in starts[1:]]
     if starts:
-        members = next(members for weights, members in layers if weights == starts[-1][1])
-        ends.append(_end_of_last_unit(parameters, order, max(position[m] for m in members)))
-    return LayerPlan(
-        order=order,
-        units=tuple(
-            Unit(number=min(weights), watched=weights, end=end) for (_, weights), end in zip(starts, ends, strict=True)
-        ),
-        whole_units=True,
-        ends=tuple(ends),
-    )
+        ends.append(_end_of_last_unit(parameters, order, max(position[m] for m in starts[-1][2])))
+    units = [Unit(number=min(w), watched=w, end=end) for (_, w, _), end in zip(starts, ends, strict=True)]
+    return LayerPlan(order=order, units=tuple(units), whole_units=True, ends=tuple(ends))
 
 
 def _beside(parameters: Sequence[Tensor], layers: Sequence[tuple[int, ...]], model: nn.Module) -> list[set[int]]:
@@ -138,10 +137,8 @@ def _beside(parameters: Sequence[Tensor], layers: Sequence[tuple[int, ...]], mod
 
 def _end_of_last_unit(parameters: Sequence[Tensor], order: Sequence[int], own: int) -> int:
     """Return where the last unit ends: with its bias and norm, before a matrix such as the classifier's."""
-    for place in range(own + 1, len(order)):
-        if parameters[order[place]].dim() >= 2:
-            return place - 1
-    return len(order) - 1
+    matrices = (place for place in range(own + 1, len(order)) if parameters[order[place]].dim() >= 2)
+    return next(matrices, len(order)) - 1
 
 
 def _watched_layers(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from trainables.errors import UserError
@@ -155,8 +154,3 @@ def as_forward(example: Any) -> Callable[[nn.Module], Any]:
 def is_compiled(model: nn.Module) -> bool:
     """Return whether `torch.compile` hides the calls of the model's modules."""
     return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in wrappers(model))
-
-
-def recompile_limit() -> int:
-    """Return how many times torch recompiles a function before it gives up."""
-    return int(torch._dynamo.config.recompile_limit)

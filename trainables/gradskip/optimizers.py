@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from trainables.errors import UserError
 from trainables.gradskip.controller import STATE_KEY, GradientSkip
+from trainables.gradskip.layers import check_groups
 from trainables.gradskip.settings import Settings
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -104,22 +105,15 @@ class _WithGradientSkip(Optimizer):
 
 def _checked(params: Any) -> Any:
     """Return the parameters, checked for torch's two errors with our messages; iterators are read once."""
-    given = params if isinstance(params, Tensor) else list(params)
-    if isinstance(given, list) and not given:
-        raise UserError("an optimizer must have at least one parameter to skip gradients of, got none")
-    if isinstance(given, list) and isinstance(given[0], dict):
-        groups = [{**group, "params": _as_list(group["params"])} for group in given]
-        owner: dict[int, int] = {}
-        for number, group in enumerate(groups):
-            for entry in group["params"]:
-                tensor = entry[1] if isinstance(entry, tuple) else entry
-                if owner.setdefault(id(tensor), number) != number:
-                    raise UserError(
-                        f"a parameter must be in one group only, got one of shape {tuple(tensor.shape)} in groups "
-                        f"{owner[id(tensor)]} and {number}"
-                    )
-        return groups
-    return given
+    if isinstance(params, Tensor):
+        return params  # refused by torch
+    given = list(params)
+    if not given or not isinstance(given[0], dict):
+        check_groups([given])
+        return given
+    groups = [{**group, "params": _as_list(group["params"])} for group in given]
+    check_groups([[p[1] if isinstance(p, tuple) else p for p in group["params"]] for group in groups])
+    return groups
 
 
 def _as_list(params: Any) -> list[Any]:
@@ -170,17 +164,9 @@ class SGD(_WithGradientSkip, torch.optim.SGD):
         total_steps: int | None = None,
     ) -> None:
         super().__init__(
-            _checked(params),
-            lr,
-            momentum,
-            dampening,
-            weight_decay,
-            nesterov,
-            maximize=maximize,
-            foreach=foreach,
-            differentiable=differentiable,
-            fused=fused,
-        )
+            _checked(params), lr, momentum, dampening, weight_decay, nesterov,
+            maximize=maximize, foreach=foreach, differentiable=differentiable, fused=fused,
+        )  # fmt: skip
         self._attach(settings, model, example_inputs, total_steps)
 
 

@@ -34,10 +34,14 @@ def signal_name(settings: Settings, watched: Sequence[int]) -> str:
 
     A variance depends on the weights alone; the other signals also depend on when they are measured.
     """
-    layer = "+".join(map(str, watched))
     if settings.mode == "auto":
-        return f"variance:{layer}"
-    return f"{settings.mode}/{settings.rule_start_itr}/{settings.rule_interval}:{layer}"
+        return variance_name(watched)
+    return f"{settings.mode}/{settings.rule_start_itr}/{settings.rule_interval}:{'+'.join(map(str, watched))}"
+
+
+def variance_name(watched: Sequence[int]) -> str:
+    """Return the name under which the weight variance of a layer is recorded."""
+    return f"variance:{'+'.join(map(str, watched))}"
 
 
 def checkpoint_kind(settings: Settings) -> str:

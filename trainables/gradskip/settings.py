@@ -9,71 +9,24 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.variables import BY_NAME, VARIABLES, parse_names, shown
+from trainables.gradskip.variable_types import as_text, parse_names, shown
+from trainables.gradskip.variables import BY_NAME, DEFAULT_SAMPLES, VARIABLES, VariableFields
 
 #: Prefixes of variables; unknown variables with one of them cause a warning, as they may be misspelt.
 _PREFIXES = ("CAC_VAR_", "CAC_STOP_", "CAC_BRAKING_", "CAC_RULE", "CAC_WATCH", "CAC_WHOLE_", "CAC_NORM_", "CAC_PREFIX_")
-#: The published default of CAC_VAR_SAMPLES, taken when neither it nor a braking distance is set.
-DEFAULT_SAMPLES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(VariableFields):
     """Settings of when Gradient-Skip stops which layers; every field but `reference` is one ``CAC_*`` variable.
 
     The default is auto mode with the published defaults. If both manual lists are given, the mode is manual, which
-    overrides auto.
+    overrides auto. `variables.VariableFields` declares the fields.
 
     Raises:
         UserError: a value is of the wrong type or out of range; the message names the variable, the rule and the value.
     """
 
-    stop_layer_num: tuple[int, ...] | None = None
-    """CAC_STOP_LAYER_NUM: parameter indices to stop, strictly ascending; given alone: targets of the auto rule."""
-    stop_layer_itr: tuple[int, ...] | None = None
-    """CAC_STOP_LAYER_ITR: the iteration of each, strictly ascending, as long as `stop_layer_num`; None: auto mode."""
-    start_itr: int = 5000
-    """CAC_VAR_START_ITR: first iteration of a decision, >= 0."""
-    start_thr: float = 0.95
-    """CAC_VAR_START_THR: variance ratio of the first target, in (0, 1], or -1 for auto off."""
-    mt_count_thr: int = 5
-    """CAC_VAR_MT_COUNT_THR: more peak updates than this make a later target a mountain, >= 0."""
-    mt_thr: float = 0.96
-    """CAC_VAR_MT_THR: variance ratio of a mountain, in (0, 1]."""
-    slope_thr: float = 0.98
-    """CAC_VAR_SLOPE_THR: variance ratio of a slope, in (0, 1]."""
-    samples: int | None = None
-    """CAC_VAR_SAMPLES: iterations between decisions, >= 1; None: `braking_distance` if on, else 200 (as published)."""
-    braking_distance: int = 0
-    """CAC_BRAKING_DISTANCE: iterations of braking before a stop, >= 0; 0 is off."""
-    rule: str = "variance"
-    """CAC_RULE: what decides a stop without manual lists, one of `RULES`."""
-    rule_start_itr: int = 0
-    """CAC_RULE_START_ITR: iteration, >= 0; see the variable for each rule."""
-    rule_end_itr: int | None = None
-    """CAC_RULE_END_ITR: last iteration of a schedule, after `rule_start_itr`; required by linear and freezeout."""
-    rule_depth: float = 0.5
-    """CAC_RULE_DEPTH: linear, share of the layers stopped at the end, in (0, 1]."""
-    rule_cubic: bool = False
-    """CAC_RULE_CUBIC: freezeout, layers end at cubed fractions."""
-    rule_scaled: bool = False
-    """CAC_RULE_SCALED: freezeout, learning rates scaled so that every layer moves equally far."""
-    rule_interval: int = 200
-    """CAC_RULE_INTERVAL: gradient_norm and plasticity, iterations between measurements, >= 1."""
-    rule_percentile: float = 50.0
-    """CAC_RULE_PERCENTILE: gradient_norm, in (0, 100]."""
-    rule_tolerance: float = 0.2
-    """CAC_RULE_TOLERANCE: plasticity, share of the fastest change, in (0, 1)."""
-    rule_window: int = 5
-    """CAC_RULE_WINDOW: plasticity, measurements, >= 2."""
-    watch: tuple[str, ...] = ("conv",)
-    """CAC_WATCH: what counts as a layer: ``conv``, ``linear``, or class names of modules."""
-    whole_units: bool = False
-    """CAC_WHOLE_UNITS: a layer stops with its bias and norm, in execution order."""
-    norm_statistics: str = "go_on"
-    """CAC_NORM_STATISTICS: running statistics in a stopped prefix, ``go_on`` (published) or ``hold``."""
-    prefix_autograd: bool = True
-    """CAC_PREFIX_AUTOGRAD: False cuts every gradient at the stopped layers; nothing before them is kept."""
     reference: bool = False
     """Reproduce the published optimizer's steps, including its faults. No variable; for comparison only."""
 
@@ -85,8 +38,7 @@ class Settings:
             object.__setattr__(self, "watch", parse_names(self.watch))
         for variable in VARIABLES:
             value = getattr(self, variable.field)
-            optional = variable.field in ("stop_layer_num", "stop_layer_itr", "samples", "rule_end_itr")
-            if not (optional and value is None):
+            if not (variable.optional and value is None):
                 variable.check(value)
         if not isinstance(self.reference, bool):
             raise UserError(f"reference must be True or False, got {self.reference!r}")
@@ -102,10 +54,10 @@ class Settings:
     def _check_rule(self) -> None:
         if self.reference:
             for variable in VARIABLES:
-                if not variable.published and getattr(self, variable.field) != _DEFAULTS[variable.field]:
+                if not variable.published and getattr(self, variable.field) != variable.default:
                     raise UserError(
                         f"reference=True takes the published steps, which know no {variable.name}: leave it at "
-                        f"{variable.default}, got {shown(getattr(self, variable.field))}"
+                        f"{variable.default_text}, got {shown(getattr(self, variable.field))}"
                     )
         if self.stop_layer_num is not None or self.rule not in ("linear", "freezeout"):
             return
@@ -203,19 +155,10 @@ class Settings:
                 continue
             value = self.sampling_interval if variable.field == "samples" else getattr(self, variable.field)
             # Variables that the published library does not have are given only if they differ from the default.
-            if variable.published or value != _DEFAULTS[variable.field]:
-                environment[variable.name] = _as_text(value)
+            if variable.published or value != variable.default:
+                environment[variable.name] = as_text(value)
         return environment
 
     @property
     def _mode_of_variables(self) -> str:
         return "auto" if self.mode == "off" else self.mode
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(int(value))
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Settings)}

@@ -7,7 +7,7 @@ Symbols: A (B, F) a layer's output on a batch; G = A A^T with rows of unit norm 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,25 +18,30 @@ from trainables.gradskip.layer_plan import Unit
 _HALF = (torch.float16, torch.bfloat16)
 
 
-class Signal(Protocol):
+class Signal:
     """Measurement of layers. It never waits for the device; the caller reads the number."""
 
     #: Whether `observe` must see every step.
-    every_step: bool
+    every_step = False
     #: Whether a decision uses all layers that still train, so that they are measured together.
-    together: bool
+    together = False
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
 
     def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
         """Observe a step's gradients of the layers that still train."""
 
     def measure(self, units: Sequence[Unit]) -> Tensor:
         """Return the layers' signals, (len(units),), on the device."""
+        raise NotImplementedError
 
     def measured(self) -> None:
         """Note that the rule needs no more measurements in this step."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state in tensors and plain numbers."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
@@ -61,41 +66,26 @@ def whole(value: Tensor) -> Tensor:
     return value if gather is None else gather()
 
 
-class VarianceSignal:
+class VarianceSignal(Signal):
     """Weight variance, as published."""
 
-    every_step = False
-    together = False
-
     def __init__(self, parameters: Sequence[Tensor], *, reference: bool) -> None:
-        self._parameters = parameters
+        super().__init__(parameters)
         self._reference = reference
-
-    def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        pass
 
     def measure(self, units: Sequence[Unit]) -> Tensor:
         found = [variance([self._parameters[n] for n in u.watched], reference=self._reference) for u in units]
         return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
 
-    def measured(self) -> None:
-        pass
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
-class GradientNormSignal:
+class GradientNormSignal(Signal):
     """Norm of the sum of a layer's gradients since the last measurement. Costs a copy of the watched gradients."""
 
     every_step = True
     together = True
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._parameters = parameters
+        super().__init__(parameters)
         self._sums: dict[int, Tensor] = {}
 
     def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
@@ -147,12 +137,10 @@ def similarity_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _Reached(Exception):
-    def __init__(self, output: Any) -> None:
-        super().__init__()
-        self.output = output
+    """The output of the layer that is measured, which ends the forward pass."""
 
 
-class PlasticitySignal:
+class PlasticitySignal(Signal):
     """Distance between a layer's representation and that of a copy of the model from one measurement earlier.
 
     Both copies run the batch of the step in eval mode without gradients, up to the layer: two partial forward passes
@@ -162,18 +150,12 @@ class PlasticitySignal:
         RuntimeError: no training step's inputs were seen, for example under a compiled model other than the one given.
     """
 
-    every_step = False
-    together = False
-
     def __init__(self, parameters: Sequence[Tensor], model: nn.Module) -> None:
-        self._parameters = parameters
+        super().__init__(parameters)
         self._model = model
         self._reference: dict[str, Tensor] | None = None
         self.inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         """The step's inputs, set by the hook that watches the model while a measurement is due."""
-
-    def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        pass
 
     def measure(self, units: Sequence[Unit]) -> Tensor:
         if self._reference is None:
@@ -220,7 +202,7 @@ class PlasticitySignal:
                 else:
                     torch.func.functional_call(self._model, state, args, kwargs)
         except _Reached as reached:
-            output = reached.output
+            output = reached.args[0]
             return output if isinstance(output, Tensor) else next(o for o in output if isinstance(o, Tensor))
         finally:
             handle.remove()

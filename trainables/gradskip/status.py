@@ -93,15 +93,6 @@ class Status:
         """Return the callbacks that are called with every number measured for a decision."""
         return self.decisions.on_measured
 
-    @property
-    def process_group(self) -> Any:
-        """Return the processes that decide together; set by `DistributedDataParallel`."""
-        return self.decisions.process_group
-
-    @process_group.setter
-    def process_group(self, group: Any) -> None:
-        self.decisions.process_group = group
-
     def look_ahead(self) -> None:
         """Measure now what the next step's decision needs, because other code changes weights within the step.
 

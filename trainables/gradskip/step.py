@@ -68,7 +68,8 @@ class Step:
         self.skipped = SkippedSteps()
         """Count of the steps that GradScaler skips."""
         self._expected: set[int] = set()
-        self._due = 0
+        self.due = 0
+        """The first iteration that may have something to decide."""
         self._busy = True
 
     def bind(self, numbering: Numbering, stops: Stops) -> None:
@@ -84,7 +85,7 @@ class Step:
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             machine = self._decisions.machine
             # A fused optimizer gets found_inf from GradScaler for each step.
-            if not self._busy and machine.iteration < self._due and "found_inf" not in optimizer.__dict__:
+            if not self._busy and machine.iteration < self.due and "found_inf" not in optimizer.__dict__:
                 machine.iteration += 1
                 return inner(*args, **kwargs)
             self._begin(args, kwargs)
@@ -122,7 +123,7 @@ class Step:
 
     def refresh(self) -> None:
         """Determine what the next step has to check, after anything has changed."""
-        self._due = 0 if self._holds_published() else self._decisions.look_due()
+        self.due = 0 if self._holds_published() else self._decisions.look_due()
         self._clean = self._stops.any and not self._settings.reference
         self._busy = bool(
             self._clean
@@ -161,13 +162,13 @@ class Step:
         for told in self.before:
             told(args, kwargs)
         scaled: Sequence[tuple[range, float]] = ()
-        if found_inf is None or not self.skipped.is_skipped(found_inf, decisions.machine, self._due):
+        if found_inf is None or not self.skipped.is_skipped(found_inf, decisions.machine, self.due):
             scaled = self._decide()
         self._arrange(scaled)
 
     def _decide(self) -> Sequence[tuple[range, float]]:
         decisions = self._decisions
-        may_decide = decisions.machine.iteration >= self._due and decisions.machine.braking_through < 0
+        may_decide = decisions.machine.iteration >= self.due and decisions.machine.braking_through < 0
         if may_decide and decisions.follow_user():
             if self._stops.unfrozen.intersection(self._stops.left_upstream()):
                 advise_of_left(self._advice, self._numbering, self._stops)
@@ -175,7 +176,7 @@ class Step:
         machine = decisions.machine
         if machine.iteration < machine.quiet_until() and not self._holds_published():
             machine.iteration += 1
-            if machine.iteration > self._due:
+            if machine.iteration > self.due:
                 self.refresh()
             return ()
         self._plan = decisions.decide()
@@ -221,11 +222,7 @@ class Step:
             self._moved_back = MovedBack([(p, factor_at[id(p)]) for p in numbering.parameters if id(p) in factor_at])
 
     def _split(self, groups: list[dict[str, Any]], factor_at: dict[int, float], bases: Sequence[Any]) -> None:
-        optimizer = self._optimizer
-
-        def give(some: list[dict[str, Any]]) -> None:
-            optimizer.param_groups = some
-
+        give = functools.partial(setattr, self._optimizer, "param_groups")
         split = split_groups(groups, lambda p: factor_at.get(id(p)), bases)
         self.groups.do(functools.partial(give, split), functools.partial(give, groups))
 
@@ -263,11 +260,6 @@ class Step:
     def settle(self) -> None:
         """Subtract the skipped steps that were counted on the device from the iterations."""
         self.skipped.settle(self._decisions.machine)
-
-    @property
-    def due(self) -> int:
-        """Return the first iteration that may have something to decide."""
-        return self._due
 
 
 def has_closure(args: Any, kwargs: Any) -> bool:

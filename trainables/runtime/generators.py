@@ -1,4 +1,4 @@
-"""State of every random generator of a process, in plain types and tensors for ``torch.load(weights_only=True)``."""
+"""State of every random generator of a process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,24 @@ import numpy as np
 import torch
 
 
+def cpu_generators() -> tuple[Any, Any, torch.Tensor]:
+    """Return the states of Python's, numpy's and torch's generators, for `set_cpu_generators`."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def set_cpu_generators(states: tuple[Any, Any, torch.Tensor]) -> None:
+    """Set Python's, numpy's and torch's generators."""
+    python, numpy, torch_state = states
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(torch_state)
+
+
 def generators_state(device: torch.device) -> dict[str, Any]:
-    """Return the states of Python's, numpy's and torch's generators, and of the device's if it is a GPU."""
+    """Return the states of Python's, numpy's and torch's generators, and of the device's if it is a GPU.
+
+    They are plain types and tensors, for ``torch.load(weights_only=True)``.
+    """
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -30,7 +46,7 @@ def kept_generators(devices: Iterable[torch.device]) -> Iterator[None]:
     Args:
         devices: the GPUs among them are restored.
     """
-    python_state, numpy_state = random.getstate(), np.random.get_state()
+    before = cpu_generators()
     gpus = {
         torch.cuda.current_device() if device.index is None else device.index
         for device in devices
@@ -40,8 +56,7 @@ def kept_generators(devices: Iterable[torch.device]) -> Iterator[None]:
         with torch.random.fork_rng(devices=sorted(gpus)):
             yield
     finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+        set_cpu_generators(before)
 
 
 def set_generators(state: dict[str, Any], device: torch.device) -> None:

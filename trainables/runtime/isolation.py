@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from trainables.runtime.generators import cpu_generators, set_cpu_generators
+
 
 @contextmanager
 def isolated(*, seed: int, threads: int) -> Iterator[None]:
@@ -31,7 +33,7 @@ class ProcessState:
 
     def __init__(self) -> None:
         self._environment = dict(os.environ)
-        self._generators = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+        self._generators = cpu_generators()
         self._cuda_generators = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
         self._dtype, self._threads = torch.get_default_dtype(), torch.get_num_threads()
         self._gradients, self._deterministic = torch.is_grad_enabled(), _determinism()
@@ -54,10 +56,7 @@ class ProcessState:
         """Restore everything that was saved."""
         os.environ.clear()
         os.environ.update(self._environment)
-        python_state, numpy_state, torch_state = self._generators
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
+        set_cpu_generators(self._generators)
         if self._cuda_generators is not None:
             torch.cuda.set_rng_state_all(self._cuda_generators)
         torch.set_default_dtype(self._dtype)

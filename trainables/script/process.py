@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import codecs
-import io
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from io import FileIO
-from itertools import chain
 from pathlib import Path
+
+import psutil
 
 #: Maximum number of characters kept of a line.
 LINE_CHARACTERS = 2**20
 #: Maximum number of bytes read from a log's end.
 TAIL_BYTES = 2**18
-BLOCK_BYTES = 2**13
-READ_BYTES = 2**16
 #: Seconds to wait for a killed process to disappear.
 KILL_S = 10.0
 
@@ -46,16 +41,33 @@ class ScriptProcess:
 
     def __init__(self, command: str, *, environment: Mapping[str, str], cwd: Path, log: Path) -> None:
         self._log = log.absolute()
-        self._reading, self._waiting = threading.Lock(), threading.Lock()
-        with ExitStack() as ours, ExitStack() as theirs:
-            end_of_log = theirs.enter_context(self._log.open("ab"))
+        self._waiting = threading.Lock()
+        with self._log.open("ab") as end_of_log, ExitStack() as on_failure:
             self._log_start = end_of_log.tell()
-            control, self._control = _pipe(reader=theirs, writer=ours)
-            self._output, output = _pipe(reader=ours, writer=theirs)
-            self._status, status = _pipe(reader=ours, writer=theirs)
-            _start_guard(command, {"PYTHONUNBUFFERED": "1", **environment}, cwd, control, output, end_of_log, status)
-            ours.pop_all()
-        self._lines = split_lines(self._chunks())
+            self._guard, theirs = socket.socketpair()
+            on_failure.enter_context(self._guard)
+            # -I -S: neither the user's variables nor installed packages can change the guard.
+            arguments = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(os.getpid())]
+            with theirs:
+                launcher = subprocess.Popen(
+                    [*arguments, environment.get("LC_CTYPE", ""), command, str(Path(psutil.__file__).parents[1])],
+                    env={"PYTHONUNBUFFERED": "1", **environment},
+                    cwd=cwd,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.PIPE,
+                    stderr=end_of_log,
+                    start_new_session=True,
+                    encoding="utf-8",
+                    errors="replace",
+                )
+            assert launcher.stdout is not None
+            self._output = on_failure.enter_context(launcher.stdout)
+            if launcher.wait() != 0:  # it ends as soon as the guard has detached itself
+                raise OSError(
+                    f"the guard of a script could not be started (exit status {launcher.returncode}): see {self._log}"
+                )
+            on_failure.pop_all()
+        self._lines = self._read_lines()
         self.returncode: int | None = None
         """The command's exit status once it has ended, negative for signals; known when `lines` has ended.
 
@@ -88,59 +100,38 @@ class ScriptProcess:
         If another thread is waiting in `lines`, its loop ends. A process that hangs in the kernel can outlive this
         call; the guard continues until it ends.
         """
-        with suppress(OSError, ValueError):  # the guard has ended, or this is the second call
-            self._control.write(f"{grace_s}\n".encode())
+        with suppress(OSError):  # the guard has ended, or this is the second call
+            self._guard.send(f"{grace_s}\n".encode())
         self._wait(all_gone=True, timeout_s=max(0.0, grace_s) + KILL_S)
-        self._control.close()
-        self._status.close()
-        if self._reading.acquire(timeout=1.0):
-            self._output.close()
-            self._reading.release()
+        self._guard.close()
+        self._output.close()
 
-    def _chunks(self) -> Iterator[bytes]:
-        while True:
-            with self._reading:  # not closed while being read: its number could be reused
-                chunk = b"" if self._output.closed else self._output.read(READ_BYTES)
-            if not chunk:
-                self._wait(all_gone=False, timeout_s=None)
-                return
-            yield chunk
+    def _read_lines(self) -> Iterator[str]:
+        with suppress(ValueError):  # closed meanwhile
+            yield from cut_lines(self._output.readline)
+        self._wait(all_gone=False, timeout_s=None)
 
     def _wait(self, *, all_gone: bool, timeout_s: float | None) -> None:
         """Wait until the exit status is known, or until no process of the script runs."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._waiting:
-            while not self._status.closed and (all_gone or self.returncode is None):
-                poll = select.poll()
-                poll.register(self._status, select.POLLIN)
-                if not poll.poll(None if until is None else max(0.0, until - time.monotonic()) * 1000):
-                    return
-                text = self._status.read(READ_BYTES)
+        with self._waiting, suppress(OSError):  # the time is over, or it has been closed
+            self._guard.settimeout(timeout_s)
+            while all_gone or self.returncode is None:
+                text = self._guard.recv(64)
                 if text:
                     self.returncode = int(text)
                     continue
-                self._status.close()
                 if self.returncode is None:  # only SIGKILL ends the guard before the script
                     self.returncode = -signal.SIGKILL
+                return
 
 
-def split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    r"""Yield the lines of UTF-8 text that arrives in pieces, each as soon as its end has arrived.
-
-    A ``\n`` after ``\r`` does not end another line. Line ends are removed; the last line needs none. Lines are cut to
-    `LINE_CHARACTERS`.
-    """
-    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
-    begun = io.StringIO()
-    for chunk in chain(chunks, [None]):
-        text = decoder.decode(b"", final=True) if chunk is None else decoder.decode(chunk)
-        for number, part in enumerate(text.split("\n")):
-            if number > 0:
-                yield begun.getvalue()
-                begun = io.StringIO()
-            begun.write(part[: LINE_CHARACTERS - begun.tell()])
-    if begun.tell():
-        yield begun.getvalue()
+def cut_lines(readline: Callable[[int], str]) -> Iterator[str]:
+    """Yield the lines of a text file without their ends, cut to `LINE_CHARACTERS`, each as soon as it has arrived."""
+    begins = True
+    while part := readline(LINE_CHARACTERS + 1):
+        if begins:
+            yield part.removesuffix("\n")[:LINE_CHARACTERS]
+        begins = part.endswith("\n")
 
 
 def tail(path: Path, n: int, *, start: int = 0) -> list[str]:
@@ -153,46 +144,8 @@ def tail(path: Path, n: int, *, start: int = 0) -> list[str]:
         n: maximum number of lines.
         start: byte before which nothing is read.
     """
-    data = b""
     with path.open("rb") as file:
-        end = at = file.seek(0, os.SEEK_END)
-        while at > start and end - at < TAIL_BYTES and data.count(b"\n") <= n:
-            size = min(BLOCK_BYTES, at - start)
-            at -= size
-            file.seek(at)
-            data = file.read(size) + data
+        file.seek(max(start, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        data = file.read()
     lines = data.decode("utf-8", errors="replace").removesuffix("\n").split("\n")
     return [line.rstrip("\r").rpartition("\r")[2] for line in lines[max(0, len(lines) - n) :]] if data else []
-
-
-def _pipe(*, reader: ExitStack, writer: ExitStack) -> tuple[FileIO, FileIO]:
-    """Return the two ends of a pipe, each closed with its stack."""
-    read, write = os.pipe()
-    return reader.enter_context(FileIO(read, "r")), writer.enter_context(FileIO(write, "w"))
-
-
-def _start_guard(
-    command: str,
-    environment: Mapping[str, str],
-    cwd: Path,
-    control: FileIO,
-    output: FileIO,
-    log: io.BufferedWriter,
-    status: FileIO,
-) -> None:
-    guard = Path(__file__).with_name("guard.py")
-    # -I -S: neither the user's variables nor installed packages can change the guard, and it starts in 15 ms.
-    arguments = [sys.executable, "-I", "-S", str(guard), str(status.fileno()), str(os.getpid())]
-    with subprocess.Popen(
-        [*arguments, environment.get("LC_CTYPE", ""), command],
-        env=environment,
-        cwd=cwd,
-        stdin=control,
-        stdout=output,
-        stderr=log,
-        pass_fds=[status.fileno()],
-        start_new_session=True,
-    ) as launcher:  # it ends as soon as the guard has detached itself
-        returncode = launcher.wait()
-    if returncode != 0:
-        raise OSError(f"the guard of a script could not be started (exit status {returncode}): see {log.name}")

@@ -20,6 +20,7 @@ from trainables.errors import TrainingDiverged, UserError
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME
 from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS
+from trainables.savings import share_saved
 from trainables.script.placeholders import fill
 from trainables.script.process import ScriptProcess
 from trainables.script.report_lines import ReportError, read_report
@@ -247,7 +248,7 @@ def costs_of(told: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, A
     if "executed_flops" in told:
         executed = round(told["executed_flops"])
         dense = round(told.get("dense_flops", executed))
-        saved = 1 - executed / dense if dense else 0.0
+        saved = share_saved(executed, dense)
         return {
             **nothing,
             "compute_saved": float(told.get("compute_saved", saved)),
@@ -266,8 +267,8 @@ def costs_of(told: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, A
     if counted.get("dense_flops"):
         executed, backward = counted["forward_flops"] + counted["backward_flops"], counted["dense_backward_flops"]
         return {
-            "compute_saved": 1 - executed / counted["dense_flops"],
-            "backward_saved": 1 - counted["backward_flops"] / backward if backward else 0.0,
+            "compute_saved": share_saved(executed, counted["dense_flops"]),
+            "backward_saved": share_saved(counted["backward_flops"], backward),
             "executed_flops": executed,
             "dense_flops": counted["dense_flops"],
             **{name: counted[name] for name in nothing},

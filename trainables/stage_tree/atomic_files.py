@@ -1,30 +1,31 @@
-"""Atomic, checksummed file I/O.
+"""Checksummed files, written atomically.
 
-A file is written under a temporary name in its own folder and then renamed, so a reader sees the old file, the new one
-or none. A checksum in the first line detects what a rename cannot prevent: blocks that a crashed machine never wrote.
+A checksum in the first line detects what `trainables.atomic_write` cannot prevent: blocks that a crashed machine never
+wrote.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from contextlib import suppress
 from pathlib import Path
 
-#: Temporary names begin with a dot and end with this suffix; no other file of the stage tree has it.
-TEMPORARY_SUFFIX = ".tmp"
+from trainables.atomic_write import atomic_write
 
 _HEADER_BYTES = 65  # 64 hexadecimal digits and a line feed
 
 
 def write_checked(path: Path, payload: bytes) -> None:
-    """Write a payload with its checksum; ``path`` then has all of it, or its previous content after an error.
+    """Write a payload with its checksum, and missing folders; ``path`` keeps its previous content after an error.
 
     Raises:
         OSError: it cannot be written (disk full, file too large, read-only); no part of it is left.
     """
-    write_atomically(path, hashlib.sha256(payload).hexdigest().encode() + b"\n", payload)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        file.write(_header(payload))
+        file.write(payload)
 
 
 def read_checked(path: Path) -> bytes | None:
@@ -36,7 +37,7 @@ def read_checked(path: Path) -> bytes | None:
         with path.open("rb") as file:
             data = file.read()
             payload = data[_HEADER_BYTES:]
-            if data[:_HEADER_BYTES] == hashlib.sha256(payload).hexdigest().encode() + b"\n":
+            if data[:_HEADER_BYTES] == _header(payload):
                 return payload
             remove_what_was_read(path, os.fstat(file.fileno()))
     except OSError:
@@ -44,24 +45,8 @@ def read_checked(path: Path) -> bytes | None:
     return None
 
 
-def write_atomically(path: Path, *parts: bytes) -> None:
-    """Write a file from these parts to ``path`` atomically; create missing folders.
-
-    Raises:
-        OSError: it cannot be written; the temporary file is removed.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The random part distinguishes threads, and processes of equal number on two nodes.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
-    try:
-        with temporary.open("xb") as file:
-            for part in parts:
-                file.write(part)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+def _header(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).hexdigest().encode() + b"\n"
 
 
 def remove_what_was_read(path: Path, read: os.stat_result) -> None:

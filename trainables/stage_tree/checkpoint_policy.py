@@ -132,7 +132,7 @@ class CheckpointPolicy:
         """Return how likely and expensive a fork from a stage is; visits counts the stage and its descendants."""
         if self._weights is None:
             self._weights = _weights(self._store, self._total_steps)
-        return self._weights.get(stage, StageWeight(start=0, end=self._total_steps, visits=1, step_cost=1.0))
+        return self._weights.get(stage, StageWeight(start=0, end=self._total_steps, visits=1))
 
 
 def _weights(store: StageStore, total_steps: int) -> dict[str, StageWeight]:
@@ -144,8 +144,6 @@ def _weights(store: StageStore, total_steps: int) -> dict[str, StageWeight]:
             below[link[0]] += 1
             link = links[link[0]]
     return {
-        stage: StageWeight(
-            start=0 if link is None else link[1].iteration + 1, end=total_steps, visits=below[stage], step_cost=1.0
-        )
+        stage: StageWeight(start=0 if link is None else link[1].iteration + 1, end=total_steps, visits=below[stage])
         for stage, link in links.items()
     }

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from trainables.stage_tree.atomic_files import TEMPORARY_SUFFIX, remove_what_was_read, write_atomically
+from trainables.atomic_write import TEMPORARY_SUFFIX, atomic_write
+from trainables.stage_tree.atomic_files import remove_what_was_read
 from trainables.stage_tree.eviction import Entry, StageWeight, to_drop
 
 __all__ = ["Checkpoints", "Entry", "StageWeight"]
@@ -159,7 +160,9 @@ class Checkpoints:
                 pass  # removed in between
             except PermissionError:
                 return  # another user's
-        write_atomically(path, data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(data)
         self._total_bytes += entry.bytes
         self._put_since_measured_bytes += entry.bytes
 
@@ -261,7 +264,7 @@ def _parse(name: str) -> Entry | None:
 
 def _all_equal(index: dict[str, list[Entry]]) -> Callable[[str], StageWeight]:
     end = 1 + max((entry.step for entries in index.values() for entry in entries), default=0)
-    weight = StageWeight(start=0, end=end, visits=1, step_cost=1.0)
+    weight = StageWeight(start=0, end=end, visits=1)
     return lambda stage: weight
 
 

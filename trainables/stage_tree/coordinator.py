@@ -79,11 +79,6 @@ class RayLeases:
         """Call `Leases.release_all`."""
         self._ask("release_all", holder)
 
-    def holder_of(self, stage: str) -> str | None:
-        """Call `Leases.holder_of`; return None without an answer."""
-        holder = self._ask("holder_of", stage)
-        return None if holder is None else str(holder)
-
     def _ask(self, method: str, *arguments: Any, otherwise: Any = None) -> Any:
         if time.monotonic() < self._left_alone_until_s:
             return otherwise

@@ -27,7 +27,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class StageWeight:
-    """Probability and cost of a fork from a stage."""
+    """Probability of a fork from a stage."""
 
     start: int
     """The stage's first step."""
@@ -35,8 +35,6 @@ class StageWeight:
     """The step after its last one."""
     visits: int
     """The number of trials that passed through it; future forks are assumed proportional to this."""
-    step_cost: float
-    """Cost of training one step, in any unit that is the same for all stages (FLOPs, seconds)."""
 
 
 @dataclass
@@ -60,17 +58,17 @@ class _Link:
 
 
 def expected_cost(step: int, *, previous: int, following: int, weight: StageWeight) -> float:
-    """Return the cost of dropping a checkpoint, in ``weight``'s unit: visits / (end - start) (n - s) (s - p) cost.
+    """Return the steps that are trained again without a checkpoint: visits / (end - start) (n - s) (s - p).
 
     Forks are equally likely at every step of a stage. Without the checkpoint at s, forks at the n - s steps from s to
     the next checkpoint retrain s - p more steps, from the one before. The first checkpoint's p is the stage's start,
     the last one's n its end. (Entering a stage anew means retraining from its parent, which is slightly further still.)
 
-    >>> expected_cost(40, previous=30, following=60, weight=StageWeight(start=0, end=100, visits=2, step_cost=1.0))
+    >>> expected_cost(40, previous=30, following=60, weight=StageWeight(start=0, end=100, visits=2))
     4.0
     """
     steps = max(1, weight.end - weight.start)
-    return weight.visits / steps * max(0, following - step) * max(0, step - previous) * weight.step_cost
+    return weight.visits / steps * max(0, following - step) * max(0, step - previous)
 
 
 def to_drop(

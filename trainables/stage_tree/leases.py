@@ -23,9 +23,6 @@ class StageLeases(Protocol):
     def release_all(self, holder: str) -> None:
         """Release all leases of this holder."""
 
-    def holder_of(self, stage: str) -> str | None:
-        """Return the holder that trains the stage, or None."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Lease:
@@ -80,29 +77,3 @@ class Leases:
     def release_all(self, holder: str) -> None:
         """Release all stages of this holder."""
         self._leases = {stage: lease for stage, lease in self._leases.items() if lease.holder != holder}
-
-    def holder_of(self, stage: str) -> str | None:
-        """Return the holder of a live lease on the stage, or None."""
-        lease = self._leases.get(stage)
-        return lease.holder if lease is not None and self._clock() < lease.until_s else None
-
-
-class NoLeases:
-    """Grant every claim, for runs that share no training."""
-
-    def claim(self, stage: str, holder: str, lease_s: float) -> bool:
-        """Return True."""
-        return True
-
-    def renew(self, holder: str, lease_s: float) -> None:
-        """Do nothing."""
-
-    def release(self, stage: str, holder: str) -> None:
-        """Do nothing."""
-
-    def release_all(self, holder: str) -> None:
-        """Do nothing."""
-
-    def holder_of(self, stage: str) -> str | None:
-        """Return None."""
-        return None

@@ -21,7 +21,7 @@ from trainables.interventions import MissingSignal
 from trainables.metrics import METHOD_DEFAULTS
 from trainables.stage_tree.checkpoint_policy import CheckpointPolicy, Sharing
 from trainables.stage_tree.checkpoints import Entry
-from trainables.stage_tree.leases import NoLeases, StageLeases
+from trainables.stage_tree.leases import Leases, StageLeases
 from trainables.stage_tree.live import LiveRun, resume_live
 from trainables.stage_tree.root import root_facts, root_id
 from trainables.stage_tree.stage_lease import StageLease
@@ -66,7 +66,7 @@ class SharedRun:
         self.store = StageStore(sharing.tree, root_id(root))
         self._live: LiveRun | None = None
         self._spent_before = 0
-        self._lease = StageLease(NoLeases() if claims is None else claims, holder, self._slowest_step_s)
+        self._lease = StageLease(Leases() if claims is None else claims, holder, self._slowest_step_s)
         self._unreadable: set[Entry] = set()
         self._writer = TreeWriter(self.store, root, config, sharing.tree)
         self._metadata = self._writer.method_metadata()

@@ -155,11 +155,6 @@ class Stage:
         """Return whether a dense signal was recorded at every iteration in [``begin``, ``end``)."""
         return _covered(begin, [span[:2] for span in self._dense.get(name, ())]) >= end
 
-    @property
-    def signal_names(self) -> tuple[str, ...]:
-        """Return the names of the signals recorded at every iteration."""
-        return tuple(self._dense)
-
     def dense(self, name: str) -> NDArray[np.float64]:
         """Return a dense signal over [start, known_until), NaN where it was not recorded."""
         found = np.full(max(0, self.known_until - self.start), np.nan)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from trainables.runtime.flops import flop_counter
 from trainables.runtime.generators import kept_generators
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_shapes import on_meta, shapes_of, to_meta
+
+_Count = TypeVar("_Count")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +97,20 @@ class CostTable:
         """Return the cost of a step on this batch with the model as it was built."""
         return self._cost(self._dense, batch)
 
+    def stopped_step(self, through: int, batch: Batch) -> StepCost:
+        """Return the cost of a step on this batch with the model's parameters 0..``through`` stopped."""
+        return self._cost((False,) * (through + 1) + self._dense[through + 1 :], batch)
+
     def _cost(self, mask: tuple[bool, ...], batch: Batch) -> StepCost:
         key = (self._workload.key, self._structure, mask, shapes_of(batch))
-        cost = _COUNTED.get(key)
-        if cost is None:
+        return self._counted_once(_COUNTED, key, lambda: self._count(mask, batch))
+
+    def _counted_once(self, known: dict[Hashable, _Count], key: Hashable, count: Callable[[], _Count]) -> _Count:
+        if key not in known:
             begun = time.perf_counter()
-            cost = _COUNTED[key] = self._count(mask, batch)
+            known[key] = count()
             self.counting_time_s += time.perf_counter() - begun
-        return cost
+        return known[key]
 
     def _count(self, mask: tuple[bool, ...], batch: Batch) -> StepCost:
         model = self._meta_model(batch)
@@ -120,18 +129,13 @@ class CostTable:
         return StepCost(
             forward_flops=int(forward.get_total_flops()),
             backward_flops=int(backward.get_total_flops()),
-            gradient_bytes=sum(_nbytes(parameters[i]) for i in live),
+            gradient_bytes=sum(parameters[i].nbytes for i in live),
             optimizer_bytes=sum(self._visited_bytes[i] for i in live),
         )
 
     def _prefix_flops(self, names: tuple[str, ...], batch: Batch) -> int:
         key = (self._workload.key, names, shapes_of(batch))
-        flops = _COUNTED_PREFIXES.get(key)
-        if flops is None:
-            begun = time.perf_counter()
-            flops = _COUNTED_PREFIXES[key] = self._count_prefix(names, batch)
-            self.counting_time_s += time.perf_counter() - begun
-        return flops
+        return self._counted_once(_COUNTED_PREFIXES, key, lambda: self._count_prefix(names, batch))
 
     def _count_prefix(self, names: tuple[str, ...], batch: Batch) -> int:
         """Return the forward FLOPs up to the return of the prefix's last module."""
@@ -161,8 +165,8 @@ class CostTable:
             optimizer = self._workload.make_optimizer(model.named_parameters())
             optimizer.step()
             for parameter in model.parameters():
-                state = sum(_nbytes(v) for v in optimizer.state.get(parameter, {}).values() if isinstance(v, Tensor))
-                self._visited_bytes.append(2 * _nbytes(parameter) + state)
+                state = sum(v.nbytes for v in optimizer.state.get(parameter, {}).values() if isinstance(v, Tensor))
+                self._visited_bytes.append(2 * parameter.nbytes + state)
             self._meta, self._source = model, self._model
         return self._meta
 
@@ -185,7 +189,3 @@ class CostTable:
 
     def _without_numbers(self, batch: Batch) -> Batch:
         return to_meta(batch) if self._on_meta else tuple(torch.zeros(t.shape, dtype=t.dtype) for t in batch)
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.nbytes

@@ -15,20 +15,21 @@ dimension is the sample.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.graph import Node
 
 from trainables.gradskip.layers import unit_ends
 from trainables.runtime.flops import flop_counter
+from trainables.savings import share_saved
 from trainables.training.cost import CostTable
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_shapes import on_meta, to_meta
+from trainables.workloads.batch_structure import tensors_in
 
 #: Name for operations of no module that owns parameters: attention scores, a loss, matrix products of a caller.
 OUTSIDE = "outside layers"
@@ -68,25 +69,20 @@ def layer_costs(workload: Workload, model: nn.Module, batch: Batch) -> list[Laye
     ledger = _Ledger()
     for name, module in rehearsal.named_modules():
         layer = _layer_of(name)
-        ledger.watch(module, layer if layer in owned else None)
+        ledger.watch(module, layer if layer in owned else OUTSIDE)
     try:
-        with ledger.counting() as forward:
+        with ledger.counter:
             loss = workload.loss(rehearsal, to_meta(batch))
             ledger.label_nodes(loss)
-        with ledger.counting() as backward:
+            forward = ledger.take()
             if loss.requires_grad:
                 loss.backward()
+            backward = ledger.take()
     finally:
-        ledger.forget_nodes()
-    layers: list[tuple[str | None, tuple[int, ...]]] = [*owned.items(), (None, ())]
+        ledger.labelled.clear()  # the graph's hooks hold the ledger, which holds the graph
     return [
-        LayerCost(
-            name=OUTSIDE if layer is None else layer,
-            numbers=numbers,
-            forward_flops=forward[layer],
-            backward_flops=backward[layer],
-        )
-        for layer, numbers in layers
+        LayerCost(name=layer, numbers=numbers, forward_flops=forward[layer], backward_flops=backward[layer])
+        for layer, numbers in (*owned.items(), (OUTSIDE, ()))
     ]
 
 
@@ -96,7 +92,7 @@ def saved_shares(
     """Return the share of a step's FLOPs, in [0, 1], that is saved when the parameters 0..N are stopped, by N.
 
     The N are the ends of whole units (`trainables.gradskip.layers.unit_ends`). Each is counted separately, which takes
-    half a second for a network of 60 layers. ``requires_grad`` is restored.
+    half a second for a network of 60 layers.
 
     Args:
         workload: whose loss is computed.
@@ -105,19 +101,11 @@ def saved_shares(
         most: most units to count (>= 1), evenly spread, None for all; units that are not counted have the share None.
     """
     ends = unit_ends(model)
-    counted = set(spread(ends, len(ends) if most is None else most))
-    table, parameters = CostTable(workload, model), list(model.parameters())
+    table = CostTable(workload, model)
     dense = table.dense_step(batch).flops
-    trains = [p.requires_grad for p in parameters]
     saved: dict[int, float | None] = dict.fromkeys(ends)
-    try:
-        for end in sorted(counted):
-            for parameter in parameters[: end + 1]:
-                parameter.requires_grad_(False)
-            saved[end] = 1 - table.step(end, batch).flops / dense if dense else 0.0
-    finally:
-        for parameter, flag in zip(parameters, trains, strict=True):
-            parameter.requires_grad_(flag)
+    for end in spread(ends, len(ends) if most is None else most):
+        saved[end] = share_saved(table.stopped_step(end, batch).flops, dense)
     return saved
 
 
@@ -155,26 +143,23 @@ def _layer_of(module_name: str) -> str:
 
 
 class _Ledger:
-    """The active layer, and the FLOPs counted so far by layer. None stands for outside layers."""
+    """The active layer, and the FLOPs counted so far by layer."""
 
     def __init__(self) -> None:
-        self._counter = flop_counter()
+        self.counter = flop_counter()
+        self.labelled: set[Node] = set()
         self._credited = 0
-        self._flops: Counter[str | None] = Counter()
+        self._flops: Counter[str] = Counter()
         #: Running layers, the innermost last; in the backward pass, the first entry is the executing node's layer.
-        self._at_work: list[str | None] = [None]
-        self._labelled: set[Node] = set()
+        self._at_work = [OUTSIDE]
 
-    @contextmanager
-    def counting(self) -> Iterator[Counter[str | None]]:
-        """Count the FLOPs of the block by layer; the counts are complete at its end."""
-        self._counter, self._credited, self._flops = flop_counter(), 0, Counter()
-        self._at_work = [None]
-        with self._counter:
-            yield self._flops
-            self._credit()
+    def take(self) -> Counter[str]:
+        """Return the FLOPs since the last call by layer, and make `OUTSIDE` the active layer."""
+        self._credit()
+        found, self._flops, self._at_work = self._flops, Counter(), [OUTSIDE]
+        return found
 
-    def watch(self, module: nn.Module, layer: str | None) -> None:
+    def watch(self, module: nn.Module, layer: str) -> None:
         """Register hooks that make ``layer`` the active layer while the module runs."""
 
         def begin(_module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -194,40 +179,20 @@ class _Ledger:
     def label_nodes(self, value: Any) -> None:
         """Label the unlabelled autograd nodes that created these tensors with the active layer."""
         layer = self._at_work[-1]
-        waiting = [tensor.grad_fn for tensor in _tensors(value)]
+        waiting = [tensor.grad_fn for tensor in tensors_in(value)]
         while waiting:
             node = waiting.pop()
-            if node is None or node in self._labelled:
+            if node is None or node in self.labelled:
                 continue
-            self._labelled.add(node)
+            self.labelled.add(node)
             node.register_prehook(partial(self._execute, layer))
             waiting += [earlier for earlier, _ in node.next_functions]
 
-    def forget_nodes(self) -> None:
-        """Release the graph, whose hooks hold this object."""
-        self._labelled.clear()
-
-    def _execute(self, layer: str | None, _gradients: Any) -> None:
+    def _execute(self, layer: str, _gradients: Any) -> None:
         self._credit()
         self._at_work[0] = layer
 
     def _credit(self) -> None:
-        counted = int(self._counter.get_total_flops())
+        counted = int(self.counter.get_total_flops())
         self._flops[self._at_work[-1]] += counted - self._credited
         self._credited = counted
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a module's arguments or result: nested tuples, lists, mappings and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    parts: list[Any] = []
-    if isinstance(value, dict):
-        parts = list(value.values())
-    elif isinstance(value, (tuple, list)):
-        parts = list(value)
-    elif is_dataclass(value) and not isinstance(value, type):
-        parts = [getattr(value, field.name) for field in fields(value)]
-    for part in parts:
-        yield from _tensors(part)

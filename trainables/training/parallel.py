@@ -9,7 +9,6 @@ averaged over the processes. Norms use only the rows of their process, as in tor
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 
+from trainables.atomic_write import atomic_write
 from trainables.gradskip.integrations.data_parallel import DistributedDataParallel
 from trainables.gradskip.method import AttachedGradientSkip
 from trainables.runtime.checkpoint_file import CHECKPOINT_FILE, read_state
@@ -146,13 +146,12 @@ class ParallelRun(TrainingRun):
         if self.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
         dist.barrier()
-        part = folder / f".{worker_file(self.rank)}.part"
-        torch.save(self.state_dict(), part)
+        with atomic_write(folder / worker_file(self.rank)) as file:
+            torch.save(self.state_dict(), file)
+            if self.rank == 0:  # the others have renamed theirs
+                dist.barrier()
         if self.rank != 0:
-            os.replace(part, folder / worker_file(self.rank))
-        dist.barrier()
-        if self.rank == 0:
-            os.replace(part, folder / worker_file(0))
+            dist.barrier()
 
     def load(self, folder: str | Path) -> None:
         """Continue from a checkpoint of the same number of processes."""

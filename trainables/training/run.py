@@ -29,7 +29,7 @@ from trainables.workloads.base import Batch
 from trainables.workloads.batch_shapes import EpochShapes
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 def check_device(config: TrialConfig) -> None:

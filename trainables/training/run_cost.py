@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from trainables.gradskip.forward_cache.prefix_pass import PassReport
+from trainables.savings import share_of_budget
 from trainables.training.cost import CostTable, StepCost
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_shapes import structure_of
@@ -113,8 +114,8 @@ class RunCost:
         backward_budget = counts["dense_backward_flops"] * epochs // epoch
         backward_saved = counts["dense_backward_flops"] - counts["backward_flops"]
         return {
-            "compute_saved": (counts["dense_flops"] - executed) / budget if budget else 0.0,
-            "backward_saved": backward_saved / backward_budget if backward_budget else 0.0,
+            "compute_saved": share_of_budget(counts["dense_flops"] - executed, budget),
+            "backward_saved": share_of_budget(backward_saved, backward_budget),
             "executed_flops": executed,
             "search_flops": self.search_flops,
             "forward_flops": counts["forward_flops"],

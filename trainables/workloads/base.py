@@ -20,6 +20,14 @@ from trainables.workload_options import what_is_trained
 Batch = tuple[Tensor, ...]
 
 
+def count_hits(model: nn.Module, batches: Iterable[Batch], device: Any) -> int:
+    """Return how many targets are the index of the model's largest score, in batches (inputs, targets)."""
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for inputs, targets in batches:
+        correct += (model(inputs.to(device)).argmax(-1) == targets.to(device)).sum()
+    return int(correct)
+
+
 class Workload(ABC):
     """Model, data, loss, optimizer and schedule of one training run.
 

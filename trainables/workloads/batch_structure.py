@@ -6,7 +6,8 @@ The first dimension of each tensor indexes the samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
@@ -42,6 +43,21 @@ def unflatten(structure: Any, tensors: tuple[Tensor, ...]) -> Any:
 def structure_of(batch: Any) -> Any:
     """Return a batch without its tensors, as needed by `unflatten`."""
     return _build(batch, None)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a module's arguments or result, nested tuples, lists, mappings and dataclasses."""
+    parts: Iterable[Any] = ()
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, (tuple, list)):
+        parts = value
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = (getattr(value, field.name) for field in fields(value))
+    for part in parts:
+        yield from tensors_in(part)
 
 
 def _tensors(batch: Any, where: str) -> Iterator[Tensor]:

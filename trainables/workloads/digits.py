@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from trainables.workloads.base import Batch, Workload
+from trainables.workloads.base import Batch, Workload, count_hits
 from trainables.workloads.seeded_loader import epoch_seed
 
 BATCH_SIZE = 64
@@ -129,7 +129,4 @@ class Digits(Workload):
         return F.cross_entropy(model(images), labels)
 
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
-        correct = torch.zeros((), dtype=torch.int64, device=device)
-        for images, labels in self.evaluation_batches(split):
-            correct += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
-        return int(correct) / len(_splits()[split][1])
+        return count_hits(model, self.evaluation_batches(split), device) / len(_splits()[split][1])

@@ -23,7 +23,7 @@ from trainables.runtime.isolation import isolated
 from trainables.workload_options import call_with_options, read_options
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
-from trainables.workloads.factory_parts import Parts, check_labels, hits, read_parts
+from trainables.workloads.factory_parts import Parts, check_fraction, check_labels, hits, read_parts
 from trainables.workloads.seeded_loader import seeded_epoch
 from trainables.workloads.smoke_test import smoke_test
 from trainables.workloads.user_code import code_digest, import_attribute
@@ -91,11 +91,9 @@ class FactoryWorkload(Workload):
 
     def _count(self) -> int:
         loader = self._epoch_of(0, 0)
-        if not hasattr(loader, "__len__"):
-            raise UserError(f"train of workload {self.name} has no length: return steps_per_epoch, too")
         try:
             length = len(loader)
-        except TypeError:  # a DataLoader over a dataset without a length has a __len__ that raises
+        except TypeError:
             raise UserError(f"train of workload {self.name} has no length: return steps_per_epoch, too") from None
         if length == 0:
             raise UserError(f"train of workload {self.name} is empty")
@@ -192,13 +190,7 @@ class FactoryWorkload(Workload):
 
     def _evaluate_on(self, batches: Iterable[Any], split: str, model: nn.Module, device: Any) -> float:
         if self._made.evaluate is not None:
-            value = float(self._made.evaluate(model, batches, device))
-            if value > 1:
-                raise UserError(
-                    f"evaluate of workload {self.name} must return a fraction, 1 at most and higher is better, got "
-                    f"{value:g}: divide a percentage by 100, or return the negative of an error"
-                )
-            return value
+            return check_fraction(float(self._made.evaluate(model, batches, device)), self.name)
         correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
         for batch in batches:
             inputs, targets = flatten(batch)

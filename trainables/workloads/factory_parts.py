@@ -162,3 +162,13 @@ def check_labels(targets: Tensor, classes: int, name: str) -> None:
                 f"labels of workload {name} must be in 0..{classes - 1}, which is what its model has outputs for, got "
                 f"{wrong}"
             )
+
+
+def check_fraction(value: float, name: str) -> float:
+    """Return the result of an evaluation; raise UserError above 1, as a percentage or an error would be."""
+    if value > 1:
+        raise UserError(
+            f"evaluate of workload {name} must return a fraction, 1 at most and higher is better, got {value:g}: "
+            "divide a percentage by 100, or return the negative of an error"
+        )
+    return value

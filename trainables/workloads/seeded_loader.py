@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainables.runtime.generators import cpu_generators, set_cpu_generators
+
 #: Attributes of loaders and samplers with objects that may have their own generator or epoch.
 _HOLDERS = ("sampler", "batch_sampler", "dataset")
 
@@ -33,7 +35,7 @@ def seeded_epoch(loader: Iterable[Any], epoch: int, seed: int) -> Iterator[Any]:
             holder.generator.manual_seed(number)
         if callable(getattr(holder, "set_epoch", None)):
             holder.set_epoch(epoch)
-    own = _Generators.seeded(number)
+    own = _Generators(number)
     with own.in_place():
         items = iter(loader)  # a DataLoader draws here: the order, and the seeds of its worker processes
     while True:
@@ -69,35 +71,20 @@ def _holders(loader: Any) -> list[Any]:
 class _Generators:
     """States of Python's, numpy's and torch's generators, separate from the process's own."""
 
-    def __init__(self, python: Any, numpy: Any, torch_state: torch.Tensor) -> None:
-        self._state = (python, numpy, torch_state)
-
-    @classmethod
-    def seeded(cls, number: int) -> _Generators:
-        return cls(
-            random.Random(number).getstate(),
-            np.random.RandomState(number % 2**32).get_state(),
-            torch.Generator().manual_seed(number).get_state(),
+    def __init__(self, seed: int) -> None:
+        self._states = (
+            random.Random(seed).getstate(),
+            np.random.RandomState(seed % 2**32).get_state(),
+            torch.Generator().manual_seed(seed).get_state(),
         )
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Use these generators for all draws inside the context."""
-        before = _states()
-        _set(self._state)
+        before = cpu_generators()
+        set_cpu_generators(self._states)
         try:
             yield
         finally:
-            self._state = _states()
-            _set(before)
-
-
-def _states() -> tuple[Any, Any, torch.Tensor]:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
-def _set(states: tuple[Any, Any, torch.Tensor]) -> None:
-    python, numpy, torch_state = states
-    random.setstate(python)
-    np.random.set_state(numpy)
-    torch.set_rng_state(torch_state)
+            self._states = cpu_generators()
+            set_cpu_generators(before)

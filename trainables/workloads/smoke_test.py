@@ -13,7 +13,7 @@ from torch import Tensor
 from trainables.errors import UserError
 from trainables.workloads.base import Workload
 from trainables.workloads.batch_structure import flatten
-from trainables.workloads.factory_parts import Parts, check_labels, hits
+from trainables.workloads.factory_parts import Parts, check_fraction, check_labels, hits
 from trainables.workloads.seeded_loader import seeded_epoch
 
 
@@ -76,11 +76,7 @@ def _check_evaluate(workload: Workload, parts: Parts, model: Any) -> None:
                 raise UserError(
                     f"evaluate of workload {name} must return a number, got {type(value).__name__}"
                 ) from None
-            if number > 1:
-                raise UserError(
-                    f"evaluate of workload {name} must return a fraction, 1 at most and higher is better, got "
-                    f"{number:g}: divide a percentage by 100, or return the negative of an error"
-                )
+            check_fraction(number, name)
 
 
 def _flat(batches: Any) -> tuple[Tensor, ...] | None:

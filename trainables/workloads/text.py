@@ -26,7 +26,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from trainables.errors import UserError
-from trainables.workloads.base import Batch, Workload
+from trainables.workloads.base import Batch, Workload, count_hits
 from trainables.workloads.seeded_loader import epoch_seed
 
 CONTEXT = 64
@@ -242,11 +242,8 @@ class Text(Workload):
 
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
         """Return the share of characters predicted correctly from up to 64 before them; each counts once."""
-        correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
-        for inputs, targets in self.evaluation_batches(split):
-            correct += (model(inputs.to(device)).argmax(-1) == targets.to(device)).sum()
-            count += targets.numel()
-        return int(correct) / count
+        characters = len(evaluation_windows(split)) * CONTEXT
+        return count_hits(model, self.evaluation_batches(split), device) / characters
 
 
 def evaluation_windows(split: str) -> Tensor:

@@ -34,28 +34,24 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.top < 1:
         raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
-    from analysis.metrics.ranking import check_allowed_drop
+    from analysis.formatting import plural
+    from analysis.presentation.png.comparison_picture import comparison_picture
     from analysis.presentation.study_comparison import compare as compare_studies
     from analysis.presentation.study_comparison import comparison_line, comparison_table, joint_front_table
     from tune_cac.cli.console import print_table, write_asked
     from tune_cac.study.folder import find_study
 
-    if arguments.allowed_drop is not None:
-        check_allowed_drop(arguments.allowed_drop)
     roots = [find_study(Path(arguments.results), name).root for name in arguments.studies]
     found = compare_studies(roots, allowed_drop=arguments.allowed_drop)
-    for format in ("svg", "png"):
-        file = getattr(arguments, format)
-        if file is not None:
-            from analysis.presentation.png.comparison_picture import comparison_picture
-
-            write_asked(Path(file), comparison_picture(found, format), f"--{format}")
+    files = {format: file for format in ("svg", "png") if (file := getattr(arguments, format)) is not None}
+    for format, file in files.items():
+        write_asked(Path(file), comparison_picture(found, format), f"--{format}")
     print(f"{found.workload}, {found.length}\n")
     print_table(comparison_table(found))
     front = len(found.joint_front)
     if front:
         shown = f", {arguments.top} of them" if front > arguments.top else ""
-        print(f"\nJoint front, {front} trial{'' if front == 1 else 's'}{shown}:\n")
+        print(f"\nJoint front, {plural(front, 'trial')}{shown}:\n")
         print_table(joint_front_table(found, top=arguments.top))
     print(f"\n{comparison_line(found)}")
     print(
@@ -64,7 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
     for note in found.notes:
         print(f"Note: {note}")
-    for file in (arguments.svg, arguments.png):
-        if file is not None:
-            print(f"Picture: {file}")
+    for file in files.values():
+        print(f"Picture: {file}")
     return 0 if len(found.candidates) else 1

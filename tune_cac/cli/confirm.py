@@ -6,9 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.io.study_options import options_of
 from tune_cac.cli.console import print_table
-from tune_cac.cli.options import add_checkpoint_budget, add_study
+from tune_cac.cli.options import add_options, add_study
 from tune_cac.messages import say
+from tune_cac.study.options import SearchOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,9 +27,9 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=int, default=5, help="settings to retrain (default: 5)")
     parser.add_argument("--seeds", type=int, default=5, help="fresh seeds (default: 5)")
     parser.add_argument("--concurrency", type=int, help="runs at a time (default: what the processors allow)")
-    add_checkpoint_budget(parser)
+    add_options(parser, (found for found in options_of(SearchOptions) if found.name == "checkpoint_budget"))
     add_study(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, checkpoint_budget=SearchOptions.checkpoint_budget)
 
 
 def run(arguments: argparse.Namespace) -> int:

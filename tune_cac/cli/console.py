@@ -8,6 +8,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainables.atomic_write import atomic_write
+from trainables.config import check_integer
 from trainables.errors import UserError, cannot_write
 
 if TYPE_CHECKING:
@@ -17,12 +19,11 @@ if TYPE_CHECKING:
 
 def answer_of(arguments: argparse.Namespace) -> tuple[SearchResult, Layout, StudyInfo]:
     """Return answer, layout and info of a study by ``study``, ``results``, ``allowed_drop``, ``price`` and ``top``."""
-    from analysis.metrics.ranking import check_allowed_drop
+    from analysis.io.study_options import check_allowed_drop
     from tune_cac.study.folder import find_study
     from tune_cac.study.study_result import answer
 
-    if arguments.top < 1:
-        raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
+    check_integer("--top", arguments.top, 1)
     if arguments.allowed_drop is not None:
         check_allowed_drop(arguments.allowed_drop)
     layout = find_study(Path(arguments.results), arguments.study)
@@ -45,13 +46,9 @@ def write_asked(path: Path, content: str | bytes, what: str, instead: str = "cho
     """
     if path.is_dir():
         raise UserError(f"cannot write {what} {path}: Is a directory; {instead}")
-    part = path.with_name(f".{path.name}.part")
     try:
-        if isinstance(content, str):
-            part.write_text(content, encoding="utf-8", newline="\n")
-        else:
-            part.write_bytes(content)
-        part.replace(path)
+        with atomic_write(path) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise cannot_write(f"{what} {path}", error, instead) from None
 

@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from analysis.io.study_options import RESULTS
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from tune_cac.cli import (
     compare,
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with sigterm_is_an_interrupt():  # before anything is loaded, which takes half a second
             from tune_cac.study.decoded_images import kept_beside
 
-            with kept_beside(getattr(arguments, "results", "results")):
+            with kept_beside(getattr(arguments, "results", None) or RESULTS):
                 code: int = arguments.run(arguments)
             sys.stdout.flush()
         return code

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
+from typing import Any
+
+from analysis.io.study_options import RESULTS, Option
 
 
 def add_study(parser: argparse.ArgumentParser) -> None:
@@ -13,7 +17,7 @@ def add_study(parser: argparse.ArgumentParser) -> None:
 
 def add_results(parser: argparse.ArgumentParser) -> None:
     """Add the option for the folder that holds the studies."""
-    parser.add_argument("--results", default="results", help="folder that holds the studies (default: results)")
+    parser.add_argument("--results", default=RESULTS, help=f"folder that holds the studies (default: {RESULTS})")
 
 
 def add_ranking(parser: argparse.ArgumentParser) -> None:
@@ -26,12 +30,24 @@ def add_ranking(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_checkpoint_budget(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the most bytes of checkpoints that sharing keeps."""
+def add_assignments(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for variables, which `read_assignments` reads."""
     parser.add_argument(
-        "--checkpoint-budget", default="20GB", metavar="BYTES",
-        help="most bytes of checkpoints that sharing keeps, such as 500MB (default: 20GB)",
+        "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",
+        help="a variable, such as CAC_VAR_START_THR=0.97; may be repeated",
     )  # fmt: skip
+
+
+def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    """Add the flags of declared options; what is not given is None, so that the declared default counts."""
+    for option in options:
+        how: dict[str, Any] = {"dest": option.name, "default": None, "help": option.text.replace("%", "%%")}
+        if option.type is bool:
+            how["action"] = "store_true" if option.default is False else argparse.BooleanOptionalAction
+        else:
+            repeated = option.type not in (str, int, float)
+            how |= {"metavar": option.metavar} | ({"action": "append"} if repeated else {"type": option.type})
+        parser.add_argument(option.flag, **how)
 
 
 def add_compatible(parser: argparse.ArgumentParser) -> None:

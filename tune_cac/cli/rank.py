@@ -12,10 +12,7 @@ from tune_cac.cli.options import add_ranking, add_study
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
-        "rank",
-        parents=[debug],
-        help="print a study's ranked table",
-        description="Print a study's ranked table.",
+        "rank", parents=[debug], help="print a study's ranked table", description="Print a study's ranked table."
     )
     add_ranking(parser)
     add_study(parser)

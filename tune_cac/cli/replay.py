@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import search_spaces
+from trainables.config import check_integer
 from trainables.errors import UserError, cannot_write
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES
-from tune_cac.cli.options import add_study
+from tune_cac.cli.options import add_assignments, add_study
 from tune_cac.study.fixed_params import read_assignments, shown_hold, with_watch
 
 if TYPE_CHECKING:
@@ -32,10 +33,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
         "were trained so, an estimate from the run without a method after it. CAC_* variables of the environment "
         "count; --set wins. With --random, the distinct outcomes of random settings of a space.",
     )  # fmt: skip
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",
-        help="a variable, such as CAC_VAR_START_THR=0.97; may be repeated",
-    )  # fmt: skip
+    add_assignments(parser)
     parser.add_argument("--random", type=int, metavar="N", help="replay so many random settings of a space")
     parser.add_argument("--space", help="that space (default: the study's)")
     parser.add_argument("--seed", type=int, default=0, help="of the random settings (default: 0)")
@@ -50,12 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     values = read_assignments(arguments.assignments)
     if arguments.random is None and arguments.space is not None:
         raise UserError(f"--space needs --random, the number of settings to draw, got --space {arguments.space} alone")
-    if arguments.random is not None and arguments.random < 1:
-        raise UserError(f"--random must be an integer >= 1, got {arguments.random}")
-    if arguments.seed < 0:
-        raise UserError(f"--seed must be an integer >= 0, got {arguments.seed}")
-    if arguments.top < 1:
-        raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
+    for name, low in (("random", 1), ("seed", 0), ("top", 1)):
+        if getattr(arguments, name) is not None:
+            check_integer(f"--{name}", getattr(arguments, name), low)
     space = None if arguments.space is None else search_spaces.load(arguments.space)
 
     from analysis.trace_replay.traces import load_trace
@@ -63,18 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     layout = find_study(Path(arguments.results), arguments.study)
     trace = load_trace(layout.root, root=arguments.root)
-    print(_run_line(trace))
+    of = trace.run
+    print(f"{of['workload']}, {of['epochs']} epochs ({trace.total_steps} steps), seed {of['seed']}")
     if arguments.random is None:
         _one(layout, trace, values)
     else:
         name = layout.read_info().space if space is None else space.name
         _many(layout, trace, values, name, arguments)
     return 0
-
-
-def _run_line(trace: RunTrace) -> str:
-    run = trace.run
-    return f"{run['workload']}, {run['epochs']} epochs ({trace.total_steps} steps), seed {run['seed']}"
 
 
 def completed(layout: Layout, trace: RunTrace, settings: Any) -> RunTrace:
@@ -102,8 +93,7 @@ def _one(layout: Layout, trace: RunTrace, values: Mapping[str, Any]) -> None:
     hold = layout.read_info().hold
     given = {**{name: value for name, value in hold.items() if not os.environ.get(name, "").strip()}, **values}
     settings = Settings.from_environment(**{name: value for name, value in given.items() if name in BY_NAME})
-    rest = {name: value for name, value in given.items() if name not in BY_NAME}
-    config = trace.config_of({**{v.name: getattr(settings, v.field) for v in VARIABLES}, **rest})
+    config = trace.config_of({**given, **{v.name: getattr(settings, v.field) for v in VARIABLES}})
     trace = completed(layout, trace, config)
     found = {str(k): v for k, v in analysis.replay(trace, config).iloc[0].items()}
     print("  ".join(f"{k}={v}" for k, v in settings.to_environment().items()))
@@ -122,15 +112,10 @@ def said_of(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int]
     from analysis.formatting import percent
     from trainables.gradskip.advice.why_nothing import why_nothing_stopped
 
-    mode = settings.mode
-
-    lines = []
+    lines, mode = [], settings.mode
+    measured = "variance/peak" if mode == "auto" else "ratio"
     for event in json.loads(found["stop_events"]):
-        ratio = (
-            ""
-            if event["ratio"] is None
-            else f" at {'variance/peak' if mode == 'auto' else 'ratio'} {event['ratio']:.4f}"
-        )
+        ratio = "" if event["ratio"] is None else f" at {measured} {event['ratio']:.4f}"
         estimated = "" if event["iteration"] < found["exact_until"] else " (estimate)"
         lines.append(
             f"iteration {event['iteration']}: stops through {event['layer']} ({event['name']}), {event['rule']}{ratio}"
@@ -231,22 +216,18 @@ def outcomes_table(found: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -
         if row["compute_saved"] == row["compute_saved"]:
             groups.setdefault(outcome(row, values), []).append(place)
     rows = []
-    for places in groups.values():
+    for places in sorted(groups.values(), key=lambda those: (-len(those), -records[those[0]]["compute_saved"])):
         row, values = records[places[0]], settings[places[0]]
         stops = [f"{event['iteration']} {event['name']}" for event in json.loads(row["stop_events"])]
         rows.append(
-            (
-                -len(places),
-                -row["compute_saved"],
-                [
-                    str(len(places)),
-                    percent(row["compute_saved"]),
-                    "" if not stops else str(values.get("CAC_BRAKING_DISTANCE") or 0),
-                    "trained" if row["exact"] else f"to {row['exact_until']}",
-                    f"{row['accuracy']:.4f}" if row["exact"] else "",
-                    ", ".join(stops) or "nothing",
-                ],
-            )
+            [
+                str(len(places)),
+                percent(row["compute_saved"]),
+                "" if not stops else str(values.get("CAC_BRAKING_DISTANCE") or 0),
+                "trained" if row["exact"] else f"to {row['exact_until']}",
+                f"{row['accuracy']:.4f}" if row["exact"] else "",
+                ", ".join(stops) or "nothing",
+            ]
         )
     header = ["settings", "saved", "braking", "exact", "accuracy", "stops at iteration, through"]
-    return [header, *(cells for _, _, cells in sorted(rows, key=lambda row: row[:2]))]
+    return [header, *rows]

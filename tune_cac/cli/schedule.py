@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.formatting import plural
+from trainables.config import check_integer
 from trainables.errors import UserError
 from tune_cac.cli.options import add_compatible
 from tune_cac.cli.workload_arguments import add_workload_options, workload_options
@@ -28,10 +30,7 @@ _WITHOUT_EFFECT = {
     "arch": "the model at hand is thinned",
     "dataset": "a batch at hand is used",
 }
-_BAIDU = {
-    "initial_sparsity": "the rule has no use for it",
-    "final_sparsity": "the rule has no use for it",
-}
+_BAIDU = dict.fromkeys(("initial_sparsity", "final_sparsity"), "the rule has no use for it")
 
 
 def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
@@ -53,9 +52,8 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what a schedule does and each error on its own line; return 2 if there are errors."""
-    if arguments.epochs is not None and arguments.epochs < 1:
-        raise UserError(f"--epochs must be an integer >= 1, got {arguments.epochs}")
-
+    if arguments.epochs is not None:
+        check_integer("--epochs", arguments.epochs, 1)
     options = workload_options(arguments) or ()
     if arguments.workload is None and options:
         raise UserError(f"{options[0]} needs --workload, whose option it is")
@@ -91,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _refuse(errors: Sequence[str]) -> int:
     for text in errors:
         say(text)
-    say(f"{len(errors)} error{'s' if len(errors) > 1 else ''}")
+    say(plural(len(errors), "error"))
     return 2
 
 
@@ -166,12 +164,9 @@ def _check_begins(schedule: Schedule, epochs: int, findings: Findings) -> None:
 def _counted(schedule: Schedule) -> str:
     from trainables.compression.schedule.policy_configs import KINDS
 
-    counts = [(kind, len(schedule.section(section))) for kind, section in KINDS.items()]
-    counts.append(("policy", len(schedule.policies)))
-    plural = {"policy": "policies"}
-    return ", ".join(
-        f"{count} {kind if count == 1 else plural.get(kind, kind + 's')}" for kind, count in counts if count
-    )
+    counts = [plural(count, kind) for kind, section in KINDS.items() if (count := len(schedule.section(section)))]
+    policies = len(schedule.policies)
+    return ", ".join([*counts, f"{policies} {'policy' if policies == 1 else 'policies'}"])
 
 
 def _print_schedule(schedule: Schedule, resolved: Resolved | None, epochs: int) -> None:

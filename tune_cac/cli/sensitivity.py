@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.io.study_options import StudyOptions
 from trainables.errors import UserError
 from tune_cac.cli.options import add_compatible
-from tune_cac.cli.workload_arguments import add_workload_options, config_of
+from tune_cac.cli.workload_arguments import add_run, config_of
 from tune_cac.messages import say
 
 if TYPE_CHECKING:
@@ -30,15 +31,10 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
         "each layer tolerates within the allowed accuracy loss. Writes sensitivity.csv, sensitivity.png and "
         "sensitivities.yaml, a schedule's pruners. Without --checkpoint the workload is trained first.",
     )  # fmt: skip
-    parser.add_argument("--workload", default="digits", help="what is trained (default: digits)")
-    add_workload_options(parser)
+    add_run(parser, epochs="epochs to train", seed="seed of the training")
     parser.add_argument(
         "--checkpoint", metavar="FILE", help="weights to analyse: a state_dict as torch.save writes it, or a trial's"
     )
-    parser.add_argument("--epochs", type=int, help="epochs to train (default: the workload's)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the training (default: 0)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     parser.add_argument("--kind", default="element", help="what is pruned: element (default), filter or channel")
     parser.add_argument(
         "--levels", metavar="LIST", help="shares to prune, such as 0,0.5,0.9 (default: 0 to 0.95 in steps of 0.05)"
@@ -48,7 +44,10 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     )
     add_compatible(parser)
     parser.add_argument(
-        "--allowed-drop", type=float, default=0.005, help="accuracy that may be lost, as a fraction (default: 0.005)"
+        "--allowed-drop",
+        type=float,
+        default=StudyOptions.allowed_drop,
+        help=f"accuracy that may be lost, as a fraction (default: {StudyOptions.allowed_drop})",
     )
     parser.add_argument("--output", default="sensitivity", metavar="DIR", help="folder to write (default: sensitivity)")
     parser.set_defaults(run=run)
@@ -63,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--allowed-drop must be a fraction in [0, 1], such as 0.005, got {arguments.allowed_drop}")
     if arguments.checkpoint is not None and arguments.epochs is not None:
         raise UserError("--checkpoint is analysed as it is, so it takes no --epochs: leave one of them out")
-    config = config_of(arguments, seed=arguments.seed, method="none")
+    config = config_of(arguments, method="none")
     folder = _made(Path(arguments.output))
     from trainables.compression.schedule.names import listed
     from trainables.compression.sensitivity import evaluate_workload as evaluate
@@ -131,14 +130,10 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _say(text: str) -> None:
-    say(text)
-
-
 def _train(run: TrainingRun) -> None:
     while not run.finished:
         row = run.train_epoch()
-        _say(
+        say(
             f"epoch {row['epoch']} of {run.config.epochs}: loss {row['train_loss']:.4f}, accuracy {row['accuracy']:.4f}"
         )
 
@@ -171,7 +166,7 @@ def _load(run: TrainingRun, file: Path) -> None:
 
 def _say_layer(row: Row) -> None:
     if row.sparsity == 0:
-        _say(f"pruning {row.parameter}")
+        say(f"pruning {row.parameter}")
 
 
 def _counted(shape: Sequence[int], level: float, kind: str) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 
 import search_spaces
 from search_spaces.space import Range, Space, describe
-from trainables.config import TrialConfig
-from trainables.errors import UserError
+from trainables.config import TrialConfig, check_integer
 from trainables.gradskip.variables import BY_NAME
 from trainables.registry import METHODS
 from trainables.workloads import default_epochs
@@ -34,8 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
         print("\nRanges and meanings of one: python -m tune_cac spaces NAME")
         return 0
     space = search_spaces.load(arguments.space)
-    if arguments.epochs is not None and arguments.epochs < 1:
-        raise UserError(f"--epochs must be an integer >= 1, got {arguments.epochs}")
+    if arguments.epochs is not None:
+        check_integer("--epochs", arguments.epochs, 1)
     options = workload_options(arguments) or ()
     epochs = arguments.epochs or default_epochs(arguments.workload, options)
     config = TrialConfig(workload=arguments.workload, workload_options=options, epochs=epochs, method="none")
@@ -65,7 +64,7 @@ def _ranges_table(space: Space, ranges: list[Range], start: Mapping[str, Any]) -
                 found.name,
                 str(found),
                 *([found.condition or "always"] if conditional else []),
-                variable.default if variable else "",
+                variable.default_text if variable else "",
                 str(start.get(found.name, "")),
                 variable.meaning if variable else space.meaning(found.base_name) or "",
             ]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainables.errors import UserError, cannot_write
+from trainables.errors import UserError
 from tune_cac.cli.options import add_study
 
 
@@ -36,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from analysis.metrics.accounting import search_cost
     from analysis.presentation.stage_frame import stage_frame, tree_text
     from analysis.presentation.summary_text import search_cost_line
+    from tune_cac.cli.console import write_asked
     from tune_cac.study.folder import find_study
     from tune_cac.study.result_files import tree_picture
 
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     cost = search_cost(load(layout.root))
     if arguments.svg is not None:
-        _write(Path(arguments.svg), tree_picture(stages, cost))
+        write_asked(Path(arguments.svg), tree_picture(stages, cost), "--svg")
     kept, megabytes = int(stages["checkpoints"].sum()), stages["checkpoint_bytes"].sum() / 1e6
     print(search_cost_line(cost))
     print(f"{plural(len(stages), 'stage')}, {plural(kept, 'checkpoint')} ({megabytes:.1f} MB)\n")
@@ -61,13 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.svg is not None:
         print(f"\nPicture: {arguments.svg}")
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise cannot_write(f"--svg {path}", error, "choose another file") from None
 
 
 def _printable(text: str) -> str:

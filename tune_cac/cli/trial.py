@@ -12,8 +12,8 @@ from trainables.errors import TrainingDiverged, UserError, cannot_write
 from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES
-from tune_cac.cli.options import add_compatible
-from tune_cac.cli.workload_arguments import add_workload_options, config_of
+from tune_cac.cli.options import add_assignments, add_compatible
+from tune_cac.cli.workload_arguments import add_run, config_of
 from tune_cac.messages import say
 from tune_cac.study.fixed_params import read_assignments, with_schedule
 
@@ -24,19 +24,11 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
         "trial", parents=[debug], help="train one configuration here, without Ray",
         description="Train one configuration in this process. CAC_* variables of the environment count; --set wins.",
     )  # fmt: skip
-    parser.add_argument("--workload", default="digits", help="what is trained (default: digits)")
-    add_workload_options(parser)
-    parser.add_argument("--epochs", type=int, help="epochs (default: the workload's)")
-    parser.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
+    add_run(parser)
     parser.add_argument(
         "--method", help="method (default: gradskip, with --schedule compression); none is the baseline"
     )
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="VARIABLE=VALUE", dest="assignments",
-        help="a variable, such as CAC_VAR_START_THR=0.97; may be repeated",
-    )  # fmt: skip
+    add_assignments(parser)
     parser.add_argument("--schedule", metavar="FILE", help="a compression schedule to train with")
     add_compatible(parser)
     parser.add_argument("--save", metavar="FILE", help="write the trained weights, such as for a teacher")
@@ -45,21 +37,17 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train one configuration in this process and print one row per epoch."""
-    values: dict[str, Any] = {}
     method = arguments.method or ("gradskip" if arguments.schedule is None else "compression")
     values = read_assignments(arguments.assignments)
     if method == "none" and (values or arguments.schedule):
         raise UserError("--set and --schedule need a method that heeds them, got --method none")
     if arguments.schedule is not None and "compression" not in method.split("+"):
         raise UserError(f"--schedule needs --method compression or gradskip+compression, got --method {method}")
-    if arguments.schedule is not None:
-        values |= with_schedule({}, arguments.schedule, compatible=arguments.compatible)
-    elif arguments.compatible:
-        with_schedule({}, None, compatible=True)
+    values |= with_schedule({}, arguments.schedule, compatible=arguments.compatible)
     if "gradskip" in method.split("+"):
         settings = Settings.from_environment(**{name: value for name, value in values.items() if name in BY_NAME})
         values |= {v.name: getattr(settings, v.field) for v in VARIABLES}
-    config = config_of(arguments, seed=arguments.seed, method=method, **values)
+    config = config_of(arguments, method=method, **values)
     from analysis.formatting import percent
     from trainables.training.run import TrainingRun
 

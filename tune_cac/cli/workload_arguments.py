@@ -1,4 +1,4 @@
-"""Command-line options of what is trained: ``--workload``, ``--data``, ``--model``, ``--option`` and ``--script``."""
+"""Command-line options of what is trained: ``--workload``, ``--data``, ``--model`` and ``--option``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,36 @@ from pathlib import Path
 from typing import Any
 
 from trainables.config import TrialConfig
-from trainables.errors import UserError
-from trainables.registry import SCRIPT
 from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
 
 
-def add_workload_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the options of ``--workload``, which `workload_options` reads."""
+def add_data_and_model(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for the options of ``--workload`` that many have."""
     parser.add_argument("--data", metavar="PATH", help="the workload's data, such as image Parquet or an image folder")
     parser.add_argument("--model", help="the workload's model, such as resnet18")
+
+
+def add_workload_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for the options of ``--workload``, which `workload_options` reads."""
+    add_data_and_model(parser)
     parser.add_argument(
-        "--option", action="append", metavar="NAME=VALUE", help="another option of the workload; may be repeated"
+        "--option",
+        dest="workload_options",
+        action="append",
+        metavar="NAME=VALUE",
+        help="another option of the workload; may be repeated",
     )
+
+
+def add_run(parser: argparse.ArgumentParser, *, epochs: str = "epochs", seed: str = "seed") -> None:
+    """Add the flags of a training run, which `config_of` reads; ``epochs`` and ``seed`` say what these are."""
+    parser.add_argument("--workload", default="digits", help="what is trained (default: digits)")
+    add_workload_options(parser)
+    parser.add_argument("--epochs", type=int, help=f"{epochs} (default: the workload's)")
+    parser.add_argument("--seed", type=int, default=0, help=f"{seed} (default: 0)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
 
 
 def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
@@ -28,18 +45,16 @@ def workload_options(arguments: argparse.Namespace) -> tuple[str, ...] | None:
     Raises:
         UserError: an option that is not NAME=VALUE, or one that is given twice.
     """
-    texts = list(getattr(arguments, "option", None) or [])
+    texts = list(getattr(arguments, "workload_options", None) or [])
     if getattr(arguments, "data", None) is not None:
         texts.append(f"data={Path(arguments.data).expanduser().absolute()}")  # a trial has another working directory
     if getattr(arguments, "model", None) is not None:
         texts.append(f"model={arguments.model}")
-    if getattr(arguments, "script", None) is not None:
-        texts.append(f"command={arguments.script}")
     return canonical(read_options(texts)) if texts else None
 
 
 def config_of(arguments: argparse.Namespace, **values: Any) -> TrialConfig:
-    """Return the configuration that ``--workload``, ``--epochs``, ``--device`` and ``--threads`` ask for.
+    """Return the configuration that the flags of `add_run` ask for.
 
     Args:
         arguments: of a command with these flags; without ``--epochs`` the workload's own number counts.
@@ -53,18 +68,8 @@ def config_of(arguments: argparse.Namespace, **values: Any) -> TrialConfig:
         workload=arguments.workload,
         workload_options=options,
         epochs=default_epochs(arguments.workload, options) if arguments.epochs is None else arguments.epochs,
+        seed=arguments.seed,
         device=arguments.device,
         threads=arguments.threads,
         **values,
     )
-
-
-def take_script(arguments: argparse.Namespace) -> None:
-    """Use ``--script`` as the workload; raise UserError if another one is given or the command is empty."""
-    if arguments.script is None:
-        return
-    if arguments.workload not in (None, SCRIPT):
-        raise UserError(f"--script trains with a command of yours, so it takes no --workload, got {arguments.workload}")
-    if not arguments.script.strip():
-        raise UserError("--script must be a command, such as 'python train.py', got an empty one")
-    arguments.workload = SCRIPT

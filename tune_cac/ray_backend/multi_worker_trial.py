@@ -42,9 +42,6 @@ class ParallelTrial(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Start the workers."""
-        self._start(config)
-
-    def _start(self, config: dict[str, Any]) -> None:
         TrialConfig.from_mapping(config["config"])  # a wrong one fails here, before any worker starts
         self._rows: Queue | None = Queue(actor_options={"num_cpus": 0})
         self._failure: BaseException | None = None
@@ -112,7 +109,7 @@ class ParallelTrial(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Start the next trial from this process."""
         self.cleanup()
-        self._start(new_config)
+        self.setup(new_config)
         return True
 
     def cleanup(self) -> None:

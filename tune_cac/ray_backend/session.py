@@ -6,7 +6,6 @@ import fcntl
 import logging
 import os
 import secrets
-import signal
 import socket
 import tempfile
 import threading
@@ -75,39 +74,34 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
         os.environ.setdefault(name, value)
     logger = logging.getLogger("ray")
     level = logger.level
-    ours = not ray.is_initialized()
-    in_main = threading.current_thread() is threading.main_thread()
-    on_sigterm = signal.getsignal(signal.SIGTERM) if in_main else None
+    # A failed trial is reported in one line; its traceback is in the trial's error.txt.
+    logger.setLevel(logging.CRITICAL)
     try:
-        if ours and os.environ.get("RAY_ADDRESS"):
-            # Workers of a local cluster import from the same folders as this process; other machines cannot.
-            join_cluster(
-                os.environ["RAY_ADDRESS"], {"py_modules": [str(path) for path in modules]} if modules else None
-            )
-        elif ours:
-            with starting_alone(), _exits_are_interrupts():
-                ray.init(
-                    address="local",  # not a cluster whose address another process has left
-                    num_cpus=max(cpus, os.cpu_count() or 1),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.CRITICAL,
-                )
-        # A failed trial is reported in one line; its traceback is in the trial's error.txt.
-        logger.setLevel(logging.CRITICAL)
-        with sigterm_is_an_interrupt():
+        with _cluster(cpus, modules), sigterm_is_an_interrupt():
             yield
     finally:
         logger.setLevel(level)
-        if ours:
-            ray.shutdown()
-        if on_sigterm is not None:
-            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own handler would exit at once
         for name, old in before.items():
             if old is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = old
+
+
+@contextmanager
+def _cluster(cpus: int, modules: Sequence[Path]) -> Iterator[None]:
+    if ray.is_initialized():
+        yield
+    elif address := os.environ.get("RAY_ADDRESS"):
+        try:
+            # Workers of a local cluster import from the same folders as this process; other machines cannot.
+            join_cluster(address, {"py_modules": [str(path) for path in modules]} if modules else None)
+            yield
+        finally:
+            ray.shutdown()
+    else:
+        with _cluster_here(cpus):
+            yield
 
 
 @contextmanager
@@ -139,12 +133,44 @@ def starting_alone(*, most_s: float = 120.0) -> Iterator[None]:
 
 
 @contextmanager
-def _exits_are_interrupts() -> Iterator[None]:
-    """Convert SystemExit to KeyboardInterrupt: while Ray starts, its SIGTERM handler stops Ray and then exits."""
+def _cluster_here(cpus: int) -> Iterator[None]:
+    """Start a cluster for the block; an interrupt meanwhile waits until Ray is up, so that all of it can be shut down.
+
+    A thread starts it, because in the main thread Ray replaces the handler of SIGTERM by one that exits: in the middle
+    of whatever runs. Ray forks, and an exception right after a fork is dropped and leaves `logging` locked for ever.
+    The thread lives as long as the cluster, whose processes the kernel ends with the thread that started them.
+    """
+    failed: list[BaseException] = []
+    up, done = threading.Event(), threading.Event()
+
+    def start() -> None:
+        try:
+            ray.init(
+                address="local",  # not a cluster whose address another process has left
+                num_cpus=max(cpus, os.cpu_count() or 1),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.CRITICAL,
+            )
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+        up.set()
+        done.wait()
+
     try:
+        with starting_alone():
+            threading.Thread(target=start, name="Ray's parent", daemon=True).start()
+            try:
+                while not up.wait(0.1):
+                    pass
+            finally:
+                up.wait()
+        if failed:
+            raise failed[0]
         yield
-    except SystemExit:
-        raise KeyboardInterrupt from None
+    finally:
+        ray.shutdown()
+        done.set()
 
 
 def join_cluster(address: str, runtime_env: dict[str, Any] | None = None) -> None:

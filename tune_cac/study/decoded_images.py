@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from analysis.io.study_options import RESULTS
 from trainables.workload_options import CACHE_VARIABLE
 
 P = ParamSpec("P")
@@ -32,7 +33,7 @@ def keeps_decoded_images(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def keeping(*args: P.args, **kwargs: P.kwargs) -> R:
-        results: Any = kwargs.get("results", "results")
+        results: Any = kwargs.get("results", RESULTS)
         with kept_beside(results):
             return function(*args, **kwargs)
 

@@ -18,6 +18,7 @@ from typing import Any
 import search_spaces
 from analysis.io.journal import torn_end
 from analysis.io.layout import Layout, StudyInfo
+from analysis.io.study_options import StudyOptions, options_of
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from trainables.workload_options import what_is_trained
 from tune_cac.study.fixed_params import shown_hold
@@ -51,25 +52,15 @@ def open_study(options: SearchOptions) -> Layout:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     workload = re.sub(r"[^A-Za-z0-9]+", "-", options.workload)
     name = options.name or f"{workload}-{options.space}-{stamp}"
-    layout = Layout(options.results / name)
-    wanted = StudyInfo(
-        space=options.space,
-        workload=options.workload,
-        epochs=options.trial_epochs,
-        seed=options.seed,
-        trials=options.trials,
-        allowed_drop=options.allowed_drop,
-        versions=package_versions(),
-        hold=dict(options.hold),
-        sharing=options.sharing,
-        fresh_processes=options.fresh_processes,
-        controls=options.controls,
-        gpus_per_trial=options.gpus_per_trial,
-        workload_options=list(options.workload_options),
-        workers_per_trial=options.workers_per_trial,
-        method=search_spaces.load(options.space).method,
-        saving=options.ranked_by,
-    )
+    layout = Layout(Path(options.results) / name)
+    kept: dict[str, Any] = {declared.name: getattr(options, declared.name) for declared in options_of(StudyOptions)}
+    kept |= {
+        "epochs": options.trial_epochs,
+        "saving": options.ranked_by,
+        "hold": dict(options.fixed),
+        "workload_options": list(options.workload_options),
+    }
+    wanted = StudyInfo(**kept, versions=package_versions(), method=search_spaces.load(options.space).method)
     if layout.info.exists():
         held = layout.read_info()
         for field in ("space", "workload", "workload_options", "epochs", "seed", "workers_per_trial", "saving"):
@@ -82,8 +73,7 @@ def open_study(options: SearchOptions) -> Layout:
         if held.hold != wanted.hold:
             raise UserError(
                 f"{layout.root} holds a study with {shown_hold(held.hold)} fixed, not {shown_hold(wanted.hold)}: "
-                "choose "
-                "another --name, or the same --set to add trials to it"
+                "choose another --name, or the same --set to add trials to it"
             )
         check_writable(layout.root)
         return layout

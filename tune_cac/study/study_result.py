@@ -15,10 +15,7 @@ from analysis.metrics.controls import beats_shorter, control_line
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.ranking import best, rank
 from analysis.presentation.ranked_table import ranked_table
-from analysis.presentation.summary_text import (
-    headline,
-    search_cost_line,
-)
+from analysis.presentation.summary_text import headline, search_cost_line
 
 
 @dataclass(frozen=True, kw_only=True)

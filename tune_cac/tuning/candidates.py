@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import optuna
@@ -25,37 +27,28 @@ _MOST_SKIPPED = 50
 _MOST_SPREAD = 10
 
 
+@dataclass(kw_only=True)
 class Candidates:
-    """Draw settings and judge them before they are trained.
+    """Draw settings and judge them before they are trained."""
 
-    Args:
-        trials: of the study.
-        base: config of the baseline.
-        allowed_drop: accuracy that may be lost, a fraction.
-        seed: of the sampler.
-        config_of: returns the full config of an Optuna trial; suggests its parameters.
-        changes_nothing: returns whether a config is certain to train as the baseline did.
-    """
+    trials: StudyTrials
+    """Trials of the study."""
+    base: TrialConfig
+    """Config of the baseline."""
+    allowed_drop: float
+    """Accuracy that may be lost, a fraction."""
+    sampler: optuna.samplers.BaseSampler
+    """Sampler of the settings, without the study's own state."""
+    config_of: Callable[[optuna.Trial], Mapping[str, Any]]
+    """Function that returns the full config of an Optuna trial; suggests its parameters."""
+    changes_nothing: Callable[[TrialConfig], bool]
+    """Function that returns whether a config is certain to train as the baseline did."""
+    skipped: list[FrozenTrial] = field(default_factory=list)
+    """Settings that were drawn and not trained, because they change nothing."""
 
-    def __init__(
-        self,
-        trials: StudyTrials,
-        base: TrialConfig,
-        allowed_drop: float,
-        seed: int,
-        *,
-        config_of: Callable[[optuna.Trial], Mapping[str, Any]],
-        changes_nothing: Callable[[TrialConfig], bool],
-    ) -> None:
-        self._trials = trials
-        self._base = base
-        self._allowed_drop = allowed_drop
-        self._sampler = make_sampler(seed)
-        self._config_of = config_of
-        self._changes_nothing = changes_nothing
-        self._model_facts: ModelFacts | None = None  # read when the first schedule is checked
-        self.skipped: list[FrozenTrial] = []
-        """Settings that were drawn and not trained, because they change nothing."""
+    @cached_property
+    def _model_facts(self) -> ModelFacts:
+        return facts_of_run(self.base)
 
     def start_one_that_acts(self, baseline: dict[str, Any]) -> optuna.Trial:
         """Start a sampled setting that changes the baseline's training.
@@ -66,26 +59,24 @@ class Candidates:
         Args:
             baseline: its result row.
         """
-        study = self._trials.study
-        draft = optuna.create_study(directions=study.directions, sampler=self._sampler)
-        for known in (*self._trials.all(), *self.skipped):
+        study = self.trials.study
+        draft = optuna.create_study(directions=study.directions, sampler=self.sampler)
+        for known in (*self.trials.all(), *self.skipped):
             with suppress(ValueError):  # a starting point may lie outside the ranges; Optuna rejects it here
                 draft.add_trial(known)
         for last in range(_MOST_SKIPPED, -1, -1):
             drawn = draft.ask()
-            if last == 0 or not self._changes_nothing(TrialConfig.from_mapping(self._config_of(drawn))):
+            if last == 0 or not self.changes_nothing(TrialConfig.from_mapping(self.config_of(drawn))):
                 break
-            tell_complete(draft, drawn, baseline, baseline, self._allowed_drop)
+            tell_complete(draft, drawn, baseline, baseline, self.allowed_drop)
             self.skipped.append(draft.get_trials(deepcopy=False)[-1])
-        return self._trials.start({}, params=drawn.params, distributions=drawn.distributions)
+        return self.trials.start({}, params=drawn.params, distributions=drawn.distributions)
 
     def why_impossible(self, trial: optuna.Trial) -> str:
         """Return what is wrong with a trial's compression schedule; empty for one that fits the model."""
-        config = TrialConfig.from_mapping(self._config_of(trial))
+        config = TrialConfig.from_mapping(self.config_of(trial))
         if not config.compresses:
             return ""
-        if self._model_facts is None:
-            self._model_facts = facts_of_run(self._base)
         compatible = bool(config.schedule_compatible)
         try:
             with warnings.catch_warnings():

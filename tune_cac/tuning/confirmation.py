@@ -15,12 +15,12 @@ from analysis.metrics.confidence import FEWEST_PAIRS
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.ranking import rank
 from analysis.presentation.summary_text import config_of
-from trainables.config import MOST_SEED, TrialConfig
+from trainables.config import MOST_SEED, TrialConfig, check_integer
 from trainables.errors import UserError
 from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, package_versions, written
-from tune_cac.study.options import DEFAULT_BUDGET, SearchOptions
+from tune_cac.study.options import SearchOptions
 from tune_cac.study.result_files import write_answer
 from tune_cac.study.script_files import check_unchanged
 from tune_cac.study.study_result import answer
@@ -53,7 +53,7 @@ def confirm(
     top: int = 5,
     seeds: int = 5,
     concurrency: int | None = None,
-    checkpoint_budget: int | str = DEFAULT_BUDGET,
+    checkpoint_budget: int | str = SearchOptions.checkpoint_budget,
 ) -> Confirmation:
     """Retrain the best settings of a study and its baseline on fresh seeds, and report which are confirmed.
 
@@ -74,9 +74,8 @@ def confirm(
         UserError: no such study, none of its settings saves anything within the allowed accuracy loss, its baseline did
             not complete, or a number is out of range.
     """
-    for flag, value, low in (("--top", top, 1), ("--seeds", seeds, FEWEST_PAIRS)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise UserError(f"{flag} must be an integer >= {low}, got {value!r}")
+    check_integer("--top", top, 1)
+    check_integer("--seeds", seeds, FEWEST_PAIRS)
     layout = find_study(Path(results), str(study))
     info = layout.read_info()
     trials = load(layout.root)
@@ -132,15 +131,16 @@ def options_of(
         concurrency: runs at a time, or None.
         budget: most bytes of checkpoints.
     """
-    return SearchOptions(
-        space=info.space, workload=info.workload, workload_options=tuple(info.workload_options), trials=trials,
-        epochs=info.epochs, seed=info.seed, allowed_drop=info.allowed_drop, concurrency=concurrency,
+    return SearchOptions.of_study(
+        info,
+        trials=trials,
         cpus_per_trial=base.threads,
         gpus_per_trial=(info.gpus_per_trial or 1.0) if base.device == "cuda" else 0.0,
-        workers_per_trial=info.workers_per_trial, results=child.root.parent, hold=info.hold, saving=info.saving,
-        sharing=info.sharing, fresh_processes=info.fresh_processes,
-        checkpoint_budget=budget, controls=False,
-    )  # fmt: skip
+        controls=False,
+        results=child.root.parent,
+        concurrency=concurrency,
+        checkpoint_budget=budget,
+    )
 
 
 def candidates_of(trials: pd.DataFrame, allowed_drop: float, top: int) -> pd.DataFrame:

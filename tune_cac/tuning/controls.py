@@ -39,7 +39,7 @@ _TRIED, _POWER = 64, 64.0
 
 
 class StudyControls:
-    """The controls of one study.
+    """The random stops of one study.
 
     Args:
         base: config of the baseline.
@@ -50,10 +50,6 @@ class StudyControls:
         self._base = base
         self._tree = tree
         self._random: dict[float, list[PredefinedTrial]] = {}
-
-    def shorter(self) -> list[PredefinedTrial]:
-        """Return the cut dense runs."""
-        return shorter_trainings(self._base)
 
     def random_stops(self, trace: RunTrace | None, ends: Sequence[int], saved: float) -> list[PredefinedTrial]:
         """Return runs with random stops that save as much as a setting; none without a recorded run.
@@ -149,7 +145,8 @@ def _moved(late: Sequence[float], total_steps: int) -> list[list[int]]:
 
 
 def _manual(base: TrialConfig, layers: Sequence[int], times: Sequence[int]) -> TrialConfig:
-    return replace(base, method="gradskip", CAC_STOP_LAYER_NUM=tuple(layers), CAC_STOP_LAYER_ITR=tuple(times))
+    stops = {"CAC_STOP_LAYER_NUM": tuple(layers), "CAC_STOP_LAYER_ITR": tuple(times)}
+    return replace(base, method="gradskip", **stops)  # type: ignore[arg-type]  # the fields come from the variables
 
 
 def is_shorter(attrs: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import optuna
 
 from trainables.metrics import OBJECTIVES
+from trainables.savings import ranked_saving, share_saved
 
 #: Constraint violation that is larger than any accuracy loss.
 _NEVER = 10.0
@@ -28,7 +29,7 @@ def tell_complete(
     """
     if baseline is not None:
         row = {**row, "compute_saved": saved_of_baseline(row, baseline)}
-    row = {**row, "compute_saved": ranked_saving(row, trial.user_attrs.get("config", {}).get("saving"))}
+    row = {**row, "compute_saved": saved_of_row(row, trial.user_attrs.get("config", {}).get("saving"))}
     if baseline is not None:
         excess = baseline["accuracy"] - row["accuracy"] - allowed_drop
         trial.set_constraint("accuracy_drop", excess if excess > 1e-9 else min(excess, 0.0))
@@ -41,16 +42,12 @@ def saved_of_baseline(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> fl
     """Return a row's savings relative to the baseline's budget, or to its own if one of them has no FLOPs."""
     executed, dense = row["executed_flops"], baseline["dense_flops"]
     own: float = row["compute_saved"]
-    return 1 - executed / dense if executed is not None and dense and row["dense_flops"] != dense else own
+    return share_saved(executed, dense) if executed is not None and dense and row["dense_flops"] != dense else own
 
 
-def ranked_saving(row: Mapping[str, Any], saving: str | None) -> float:
-    """Return a row's savings of the compute that its trial is ranked by (`analysis.metrics.saving.saved_of`)."""
-    training: float = row["compute_saved"]
-    if saving in (None, "training"):
-        return training
-    inference = float(row.get("inference_saved") or 0.0)
-    return inference if saving == "inference" else (training + inference) / 2
+def saved_of_row(row: Mapping[str, Any], saving: str | None) -> float:
+    """Return a row's savings of the compute that its trial is ranked by."""
+    return ranked_saving(saving, row["compute_saved"], float(row.get("inference_saved") or 0.0))
 
 
 def missing_objectives(row: Mapping[str, Any]) -> list[str]:

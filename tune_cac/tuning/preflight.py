@@ -25,9 +25,9 @@ def share_only_if_repeatable(options: SearchOptions) -> SearchOptions:
     """
     if not own_code(options):
         return options
-    from trainables.training.doctor.determinism import repetition
+    from trainables.training.doctor.determinism import why_not_repeatable
 
-    reason = repetition(baseline_config(options, device="cpu")).reason
+    reason = why_not_repeatable(baseline_config(options, device="cpu"))
     if not reason:
         return options
     say(
@@ -57,7 +57,7 @@ def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | N
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a starting point may lie off a grid
         suggested = space.suggest(optuna.trial.FixedTrial(dict(space.start(context))), context)
-    values = {"method": space.method, **suggested, **options.hold}
+    values = {"method": space.method, **suggested, **options.fixed}
     config = TrialConfig.from_mapping({**base.to_dict(), **values})
     schedule = schedule_of(config)
     check_on_model(schedule, base, file, compatible=bool(config.schedule_compatible), every_mark=True)
@@ -88,16 +88,12 @@ def check_gpus(options: SearchOptions) -> None:
         return
     import torch
 
-    there = torch.cuda.device_count()
-    if options.gpus_per_trial * options.workers_per_trial > there and options.workers_per_trial > 1:
+    there, each, workers = torch.cuda.device_count(), options.gpus_per_trial, options.workers_per_trial
+    if each * workers > there:
+        times = f"{workers} times " if workers > 1 else ""
         raise UserError(
-            f"--workers-per-trial times --gpus-per-trial must be at most {there}, which is all that torch sees here, "
-            f"got {options.workers_per_trial} times {options.gpus_per_trial:g}; set RAY_ADDRESS to search on a cluster"
-        )
-    if options.gpus_per_trial > there:
-        raise UserError(
-            f"--gpus-per-trial must be at most {there}, which is all that torch sees here, "
-            f"got {options.gpus_per_trial:g}; set RAY_ADDRESS to search on a cluster"
+            f"{'--workers-per-trial times ' if times else ''}--gpus-per-trial must be at most {there}, which is all "
+            f"that torch sees here, got {times}{each:g}; set RAY_ADDRESS to search on a cluster"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ray import tune
@@ -14,7 +14,7 @@ from analysis.formatting import ROUNDING, percent, plural, points
 from analysis.presentation.summary_text import full_trainings
 from tune_cac.messages import say
 from tune_cac.ray_backend.worker_failures import failure_message, worker_died
-from tune_cac.tuning.optuna_objectives import ranked_saving
+from tune_cac.tuning.optuna_objectives import saved_of_row
 from tune_cac.tuning.study_searcher import StudySearch
 
 
@@ -27,7 +27,6 @@ class SearchProgress(tune.Callback):
         to_run: trials that this search runs.
         allowed_drop: accuracy that "best so far" may lose, a fraction.
         saving: compute that trials are ranked by; None for that of training.
-        on_result: called after each trial's end (tests use it).
     """
 
     def __init__(
@@ -38,13 +37,11 @@ class SearchProgress(tune.Callback):
         to_run: int,
         allowed_drop: float,
         saving: str | None = None,
-        on_result: Callable[[], None] | None = None,
     ) -> None:
         self._searcher = searcher
         self._to_run = to_run
         self._allowed_drop = allowed_drop
         self._saving = saving
-        self._on_result = on_result
         self._rows: list[tuple[int, str, dict[str, Any]]] = [
             (record["trial"], record["role"], record["row"])
             for record in finished_before
@@ -128,8 +125,6 @@ class SearchProgress(tune.Callback):
         if self._bar is None:
             say(f"[{self.ended}/{self._to_run}] {line}; {self.summary()}")
         self._show()
-        if self._on_result is not None:
-            self._on_result()
 
     def _show(self) -> None:
         if self._bar is not None:
@@ -163,7 +158,7 @@ class SearchProgress(tune.Callback):
         return float(flops / baseline["dense_flops"])
 
     def _saved(self, row: Mapping[str, Any]) -> float:
-        return ranked_saving(row, self._saving)
+        return saved_of_row(row, self._saving)
 
     def _best_so_far(self) -> str:
         baseline = next((row for _, role, row in self._rows if role == "baseline"), None)

@@ -26,11 +26,11 @@ class ScriptSearch(StudySearch):
     the command takes ``{epochs}``.
 
     Args:
-        how: arguments of `StudySearch`; ``context`` and ``sharing`` are ignored.
+        arguments: those of `StudySearch`; ``context`` and ``sharing`` are ignored.
     """
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**{**how, "context": UNKNOWN_RUN, "sharing": False})
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**{**arguments, "context": UNKNOWN_RUN, "sharing": False})
 
     def begin(self) -> None:
         """Queue the baseline; the space's starting point depends on the run that it reports."""
@@ -52,7 +52,7 @@ class ScriptSearch(StudySearch):
         if not layers and not set(names(self._command)) - {"seed", "epochs", "trial_dir"}:
             return "the baseline has no optimizer of tune_cac.gradskip and the command no placeholder"
         if not layers and self._search_space.name == "manual_layers":
-            return "the baseline told of no layers that could stop"
+            return "the baseline reported no layers that could stop"
         return ""
 
     def learn(self) -> WarmStart:
@@ -96,8 +96,8 @@ class ScriptSearch(StudySearch):
         return read_options(self._base.options)["command"]
 
     def _facts(self) -> Mapping[str, Any]:
-        told = next((t.user_attrs[RUN_FACTS] for t in self.trials.baselines() if RUN_FACTS in t.user_attrs), "{}")
-        facts: Mapping[str, Any] = json.loads(told)
+        stored = next((t.user_attrs[RUN_FACTS] for t in self.trials.baselines() if RUN_FACTS in t.user_attrs), "{}")
+        facts: Mapping[str, Any] = json.loads(stored)
         return facts
 
     def _total_steps(self) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +11,19 @@ import search_spaces
 from analysis.formatting import plural
 from analysis.io.layout import Layout
 from analysis.io.studies import read_journal
+from analysis.io.study_options import RESULTS
 from search_spaces import SpaceContext
 from trainables.config import MOST_SEED, TrialConfig
 from trainables.errors import UserError
-from trainables.registry import SCRIPT, is_factory
+from trainables.registry import is_factory
 from trainables.script.placeholders import names
 from trainables.workload_options import read_options
 from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
-from tune_cac.study.fixed_params import check_hold_on_run, shown_hold, with_schedule, with_watch
+from tune_cac.study.fixed_params import check_hold_on_run, shown_hold, with_watch
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, written
-from tune_cac.study.options import DEFAULT_BUDGET, SearchOptions
+from tune_cac.study.option_signatures import with_options
+from tune_cac.study.options import SearchOptions
 from tune_cac.study.result_files import write_answer
 from tune_cac.study.script_files import check_unchanged, script_identity
 from tune_cac.study.study_result import SearchResult, answer
@@ -37,32 +38,8 @@ _Searcher = TypeVar("_Searcher", bound="StudySearch")
 
 
 @keeps_decoded_images
-def search(
-    *,
-    space: str = "auto_thresholds",
-    workload: str = "digits",
-    workload_options: Sequence[str] = (),
-    script: str | None = None,
-    trials: int = 24,
-    epochs: int | None = None,
-    seed: int = 0,
-    allowed_drop: float = 0.005,
-    concurrency: int | None = None,
-    cpus_per_trial: int = 1,
-    gpus_per_trial: float = 0.0,
-    workers_per_trial: int = 1,
-    results: str | Path = "results",
-    name: str | None = None,
-    checkpoint_every_s: float = 60.0,
-    hold: Mapping[str, Any] | None = None,
-    schedule: str | Path | None = None,
-    compatible: bool = False,
-    saving: str | None = None,
-    sharing: bool = True,
-    checkpoint_budget: int | str = DEFAULT_BUDGET,
-    controls: bool = True,
-    retries: int = 1,
-) -> SearchResult:
+@with_options(SearchOptions)
+def search(**given: Any) -> SearchResult:
     """Search a space on a workload.
 
     The first trial is the baseline (method off), the second the space's starting point, as a rule the published
@@ -70,34 +47,7 @@ def search(
     workload, length, seed and ``hold`` gets ``trials`` more.
 
     Args:
-        space: search space, see ``python -m tune_cac spaces``.
-        workload: what is trained, see ``python -m tune_cac workloads``, or ``package.module:function``.
-        workload_options: options of the workload, texts NAME=VALUE, such as ``["data=/photos", "model=resnet18"]``.
-        script: a command of yours that trains, in place of a workload.
-        trials: trials to run, >= 1.
-        epochs: epochs per trial, >= 1; None for the workload's own number.
-        seed: of the trials and of the sampler, >= 0.
-        allowed_drop: accuracy that may be lost against the baseline, a fraction in [0, 1).
-        concurrency: trials at a time; None for as many as the processors allow.
-        cpus_per_trial: processors, and torch threads, per trial.
-        gpus_per_trial: GPUs per trial; 0 trains on the CPU.
-        workers_per_trial: processes that train a trial data-parallel, each with those processors and GPUs.
-        results: folder that holds the studies.
-        name: of the study's folder; None makes one from workload, space and time.
-        checkpoint_every_s: seconds between checkpoints of a running trial, at epoch ends.
-        hold: values fixed in every trial but the baseline, such as ``{"CAC_VAR_START_THR": 0.97}``; they override
-            values that the space fixes, and the space must not search them.
-        schedule: file with a compression schedule, for the space ``schedule``: its values marked ``!search`` are
-            searched.
-        compatible: whether that schedule may contain what Distiller silently accepted, with a warning for each.
-        saving: compute that trials are ranked by: ``training``, ``inference`` or the mean of ``both``; None for what
-            the space's methods save.
-        sharing: share training prefixes between trials; False trains every trial alone, with equal results.
-        checkpoint_budget: most bytes of checkpoints that sharing keeps, a number or text such as ``"20GB"``.
-        controls: train, in addition to the ``trials``, controls that settings have to beat: dense runs of 90 to 50 %
-            of the epochs, and random stops that save as much as the best setting.
-        retries: most restarts of a trial whose worker died, from its last checkpoint, and of a failed baseline,
-            without which nothing can be searched; >= 0.
+        given: the options of `SearchOptions`.
 
     Returns:
         Trials, ranking and best setting as pandas objects, which are also written into the study's folder.
@@ -105,36 +55,27 @@ def search(
     Raises:
         UserError: wrong arguments; raised before any Ray process starts.
     """
-    if script is not None:
-        if workload_options or workload != "digits":
-            raise UserError("script= trains with a command of yours, so it takes no workload= or workload_options=")
-        workload, workload_options = SCRIPT, (f"command={script}",)
-    if workload == SCRIPT:
-        if epochs is not None and "epochs" not in names(read_options(workload_options)["command"]):
-            raise UserError(f"--epochs must be left out where the command has no {{epochs}} to take it, got {epochs}")
-        workload_options = (*workload_options, *script_identity(workload_options))
-    options = SearchOptions(
-        space=space, workload=workload, workload_options=tuple(workload_options), trials=trials, epochs=epochs,
-        seed=seed, allowed_drop=allowed_drop,
-        concurrency=concurrency, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial,
-        workers_per_trial=workers_per_trial, results=Path(results), name=name,
-        checkpoint_every_s=checkpoint_every_s, saving=saving,
-        hold=with_schedule(hold or {}, schedule, compatible=compatible),
-        sharing=sharing, checkpoint_budget=checkpoint_budget, controls=controls, retries=retries,
-    )  # fmt: skip
+    options = SearchOptions(**given)
+    if options.is_script:
+        if options.epochs is not None and "epochs" not in names(read_options(options.workload_options)["command"]):
+            raise UserError(
+                f"--epochs must be left out where the command has no {{epochs}} to take it, got {options.epochs}"
+            )
+        identity = script_identity(options.workload_options)
+        options = replace(options, script=None, workload_options=(*options.workload_options, *identity))
     check_processors(options)
     check_gpus(options)
     context = None
-    if options.hold or options.workload_options or is_factory(options.workload) or options.compresses:
+    if options.fixed or options.workload_options or is_factory(options.workload) or options.compresses:
         # The user's code and values are checked before the folder exists.
         context = context_of(baseline_config(options, device="cpu"))
     if context is not None and not options.is_script:
         options = share_only_if_repeatable(options)
-        context = replace(context, schedule=options.schedule)
-        if options.hold:
-            check_hold_on_run(options.space, options.hold, context)
+        context = replace(context, schedule=options.schedule_text)
+        if options.fixed:
+            check_hold_on_run(options.space, options.fixed, context)
         if options.compresses:
-            check_schedule(options, context, None if schedule is None else Path(schedule))
+            check_schedule(options, context, None if options.schedule is None else Path(options.schedule))
     layout = open_study(options)
     with locked(layout):
         info = layout.read_info()
@@ -142,60 +83,38 @@ def search(
         layout.write_info(
             replace(
                 info,
-                trials=info.trials + trials,
-                allowed_drop=allowed_drop,
-                sharing=options.sharing,
+                trials=info.trials + options.trials,
+                allowed_drop=options.allowed_drop,
+                sharing=bool(options.sharing),
                 fresh_processes=options.fresh_processes,
-                controls=controls,
+                controls=options.controls,
             )
         )
         return _run(layout, options, context)
 
 
 @keeps_decoded_images
-def resume(
-    name: str,
-    *,
-    results: str | Path = "results",
-    concurrency: int | None = None,
-    cpus_per_trial: int = 1,
-    gpus_per_trial: float = 0.0,
-    checkpoint_every_s: float = 60.0,
-    sharing: bool | None = None,
-    checkpoint_budget: int | str = DEFAULT_BUDGET,
-    retries: int = 1,
-) -> SearchResult:
+@with_options(SearchOptions, on_resume=True)
+def resume(name: str, **given: Any) -> SearchResult:
     """Finish a study's remaining trials with its own space, workload, length, seed, allowed loss and fixed values.
 
     Args:
         name: the study's name under ``results``, or its path.
-        results: as in `search`.
-        concurrency: as in `search`.
-        cpus_per_trial: as in `search`.
-        gpus_per_trial: as in `search`.
-        checkpoint_every_s: as in `search`.
-        sharing: as in `search`; None for what the study was searched with.
-        checkpoint_budget: as in `search`.
-        retries: as in `search`.
+        given: the options of `SearchOptions` that a resumed study takes anew.
 
     Raises:
-        UserError: no such study, or one that another process is searching.
+        UserError: no such study, one that another process is searching, or an option that the study has settled.
     """
-    layout = find_study(Path(results), name)
+    layout = find_study(Path(given.get("results", RESULTS)), name)
     check_writable(layout.root)
     if layout.read_info().candidates:
         raise UserError(f"{layout.root} is a confirmation: go on with python -m tune_cac confirm {layout.root.parent}")
     with locked(layout):
         info = layout.read_info()
-        options = SearchOptions(
-            space=info.space, workload=info.workload, workload_options=tuple(info.workload_options),
-            workers_per_trial=info.workers_per_trial, trials=max(1, info.trials), epochs=info.epochs, seed=info.seed,
-            allowed_drop=info.allowed_drop, concurrency=concurrency, cpus_per_trial=cpus_per_trial, saving=info.saving,
-            gpus_per_trial=gpus_per_trial, results=Path(results), checkpoint_every_s=checkpoint_every_s, hold=info.hold,
-            sharing=info.sharing if sharing is None else sharing, checkpoint_budget=checkpoint_budget,
-            fresh_processes=info.fresh_processes,
-            controls=info.controls, retries=retries,
-        )  # fmt: skip
+        here = {"gpus_per_trial": SearchOptions.gpus_per_trial, **given}  # this machine's, not the study's
+        if here.get("sharing") is None:
+            here["sharing"] = info.sharing
+        options = SearchOptions.of_study(info, trials=max(1, info.trials), **here)
         check_processors(options)
         check_gpus(options)
         if options.is_script:
@@ -214,8 +133,8 @@ def _run(layout: Layout, options: SearchOptions, context: SpaceContext | None = 
     """
     info = layout.read_info()
     size = f"{plural(info.trials, 'trial')} of {info.length_text}, {options.trials_at_a_time} at a time"
-    if options.hold:
-        size += f", {shown_hold(options.hold)} fixed"
+    if options.fixed:
+        size += f", {shown_hold(options.fixed)} fixed"
     # Printed before torch and Ray load, which takes seconds.
     say(f"{layout.root}: {options.space} on {options.workload}, {size}")
     with written(layout, f"search --resume {layout.root}"):
@@ -280,16 +199,16 @@ def make_searcher(
     searcher = kind(
         **{
             "space": search_spaces.load(options.space),
-            "context": replace(context, schedule=options.schedule),
+            "context": replace(context, schedule=options.schedule_text),
             "base": base,
             "journal": layout.journal,
             "allowed_drop": options.allowed_drop,
             "seed": options.seed,
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,
-            "hold": with_watch(options.hold, context) if options.skips_gradients else dict(options.hold),
+            "hold": with_watch(options.fixed, context) if options.skips_gradients else dict(options.fixed),
             "tree": layout.tree.resolve(),
-            "sharing": options.sharing,
+            "sharing": bool(options.sharing),
             "budget_bytes": options.budget_bytes,
             "trials": layout.read_info().trials,
             "retries": options.retries,

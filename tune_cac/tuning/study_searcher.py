@@ -20,10 +20,10 @@ from trainables.metrics import OBJECTIVES, ROW
 from trainables.stage_tree.coordinator import RayLeases, start_coordinator
 from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
-from tune_cac.ray_backend.worker_classes import CoordinatorLeases
+from tune_cac.ray_backend.worker_leases import CoordinatorLeases
 from tune_cac.study.trial_folder import SPENT, trial_folder_name
 from tune_cac.tuning.candidates import Candidates, make_sampler, queue_spread
-from tune_cac.tuning.controls import EQUAL_COMPUTE, StudyControls, is_shorter
+from tune_cac.tuning.controls import EQUAL_COMPUTE, StudyControls, is_shorter, shorter_trainings
 from tune_cac.tuning.optuna_objectives import missing_objectives, tell_complete
 from tune_cac.tuning.predefined_trial import PredefinedTrial, plain
 from tune_cac.tuning.restarts import Restarts
@@ -117,10 +117,10 @@ class StudySearch(Searcher):
         self.restarts = Restarts(self.trials, tree.parent, retries)
         """Trials that are begun again."""
         self.candidates = Candidates(
-            self.trials,
-            base,
-            allowed_drop,
-            seed,
+            trials=self.trials,
+            base=base,
+            allowed_drop=allowed_drop,
+            sampler=make_sampler(seed),
             config_of=self._config,
             changes_nothing=lambda config: self.learn().does_nothing(config),
         )
@@ -264,7 +264,7 @@ class StudySearch(Searcher):
         """
         if self._base.saving == "inference":
             return []  # controls save training compute
-        wanted = self._controls.shorter()
+        wanted = shorter_trainings(self._base)
         best = self.trials.best_saved(self._allowed_drop)
         if best > EQUAL_COMPUTE and not shorter_alone and self._search_space.method == "gradskip":
             wanted += self._controls.random_stops(self.learn().trace, self._context.unit_ends, best)

@@ -1,68 +1,85 @@
-"""The numbers of the plots of convergence, cost and learning curves. Pure."""
+"""The plots of convergence, cost and learning curves."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.formatting import ROUNDING, percent, points
+from analysis.io.checked import array_of
 from analysis.metrics.accounting import own_fraction, search_fraction
 from analysis.metrics.ranking import GIVEN_AWAY
-from analysis.presentation.figures.plain_columns import is_one_of, numbers, percent_values, saved
+from analysis.presentation.figures.figure import Figure, axis, line, marks
+from analysis.presentation.figures.plain_columns import is_one_of, percent_values, saved
 from analysis.presentation.figures.report_data import ReportData
 
 #: Maximum number of learning curves in addition to the baseline's and the chosen trial's.
 _MOST_CURVES = 12
+#: Colour, width, dash and opacity of the learning curves of each kind of trial.
+_CURVES = {
+    "trial": ("@trial", 1, "solid", 0.6),
+    "baseline": ("@text", 2.2, "dash", 1),
+    "chosen": ("@chosen", 2.6, "solid", 1),
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Convergence:
-    """Best saving and hypervolume after each trial."""
-
-    what: str
-    """Name of the saving, in words."""
-    trial: list[int]
-    """Numbers of completed trials, ascending."""
-    saved: list[float]
-    """Each trial's saving of the compute that the study ranks by, %."""
-    within: list[bool]
-    """True for each trial within the allowed accuracy loss."""
-    best: list[float]
-    """Largest saving within the allowed loss up to and including each trial, %; 0 before the first."""
-    hypervolume: list[float]
-    """Dominated area after each trial, in % compute x points of accuracy; the reference point is nothing saved at the
-    baseline's accuracy minus 5 points. Empty without a baseline."""
-    labels: list[str]
-    """Hover text of each trial."""
-
-
-def convergence(data: ReportData) -> Convergence | None:
-    """Return the best saving and the hypervolume after each trial; None if no trial completed."""
-    counted = is_one_of(data.trials, "status", "completed") & ~is_one_of(data.trials, "role", "control")
-    rows = data.trials[counted].sort_values("trial")
-    share, drop = saved(rows), numbers(rows, "accuracy_drop")
-    known = np.isfinite(share)
-    rows, share, drop = rows[known], share[known], drop[known]
-    if len(rows) == 0:
+def convergence(data: ReportData) -> Figure | None:
+    """Return the plot of savings and the largest saving so far by trial; None if no trial completed."""
+    trial, share, drop = _completed(data)
+    if len(trial) == 0:
         return None
     within = drop <= data.allowed_drop + ROUNDING  # False for NaN, that is, without a baseline
-    best = np.maximum.accumulate(np.where(within, np.maximum(share, 0.0), 0.0))
-    numbers_ = [int(trial) for trial in rows["trial"]]
-    return Convergence(
-        what=data.saved_words,
-        trial=numbers_,
-        saved=percent_values(share),
-        within=[bool(value) for value in within],
-        best=percent_values(best),
-        hypervolume=_areas(share, drop) if np.isfinite(drop).any() else [],
-        labels=[
-            f"trial {t}\n{data.saved_words} {percent(s)}" + ("" if np.isnan(d) else f"\ndrop {points(d)}")
-            for t, s, d in zip(numbers_, share, drop, strict=True)
-        ],
-    )
+    best = percent_values(np.maximum.accumulate(np.where(within, np.maximum(share, 0.0), 0.0)))
+    labels = [
+        f"trial {t}\n{data.saved_words} {percent(s)}" + ("" if np.isnan(d) else f"\ndrop {points(d)}")
+        for t, s, d in zip(trial, share, drop, strict=True)
+    ]
+    outcomes = pd.DataFrame({"x": trial, "y": percent_values(share), "label": labels})
+    traces = []
+    for name, group, symbol, colour in (
+        ("over the allowed accuracy loss", outcomes[~within], "circle-open", "@trial"),
+        ("within the allowed accuracy loss", outcomes[within], "circle", "@front"),
+    ):
+        if len(group):
+            traces.append(marks(name, group, symbol, colour, size=6))
+            traces[-1]["marker"]["line"] = {"width": 1, "color": colour}
+    hover = [f"trial {t}: best so far {b:.1f} %" for t, b in zip(trial, best, strict=True)]
+    traces.append(line("best so far", trial, best, hover, color="@chosen", width=2.4, shape="hv"))
+    words = data.saved_words
+    alt = f"Best {words} within the allowed accuracy loss by trial: {best[-1]:.1f} % after {len(trial)} trials."
+    layout = {"xaxis": _trial_axis(trial), "yaxis": axis(f"{words} (%)")}
+    return Figure(name="convergence", alt=alt, traces=traces, layout=layout, height=400)
+
+
+def hypervolume(data: ReportData) -> Figure | None:
+    """Return the plot of the dominated area by trial; None if no trial or no baseline completed.
+
+    The area is in % compute x points of accuracy; the reference point is nothing saved at the baseline's accuracy minus
+    5 points.
+    """
+    trial, share, drop = _completed(data)
+    if not np.isfinite(drop).any():
+        return None
+    areas = _areas(share, drop)
+    hover = [f"trial {t}: {v:.1f}" for t, v in zip(trial, areas, strict=True)]
+    more = {"showlegend": False}
+    traces = [line("hypervolume", trial, areas, hover, more=more, color="@front", width=2.4, shape="hv")]
+    layout = {"xaxis": _trial_axis(trial), "yaxis": axis("hypervolume (% × points)", rangemode="tozero")}  # noqa: RUF001
+    alt = f"Hypervolume dominated by the trials so far: {areas[-1]:.1f} after {len(trial)} trials."
+    notes = ["Area under the Pareto front, above nothing saved and the baseline's accuracy less 5 points."]
+    return Figure(name="hypervolume", alt=alt, traces=traces, layout=layout, height=360, notes=notes)
+
+
+def _completed(data: ReportData) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
+    """Return number, saving and accuracy loss of the completed trials but the controls, by number."""
+    counted = is_one_of(data.trials, "status", "completed") & ~is_one_of(data.trials, "role", "control")
+    rows = data.trials[counted].sort_values("trial")
+    share, drop = saved(rows), array_of(rows, "accuracy_drop")
+    known = np.isfinite(share)
+    return [int(trial) for trial in rows["trial"][known]], share[known], drop[known]
 
 
 def _areas(saved: NDArray[np.float64], drop: NDArray[np.float64]) -> list[float]:
@@ -81,81 +98,78 @@ def _areas(saved: NDArray[np.float64], drop: NDArray[np.float64]) -> list[float]
     return areas
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """Cumulative compute of the search after each trial, in full trainings."""
-
-    trial: list[int]
-    """Numbers of the trials whose compute is known, ascending."""
-    executed: list[float]
-    """Compute executed up to and including each trial."""
-    alone: list[float]
-    """Compute of the same trials if each was trained alone from its start."""
-
-
-def cost(data: ReportData) -> Cost | None:
-    """Return the cumulative compute of the search; None if it is unknown."""
+def cost(data: ReportData) -> Figure | None:
+    """Return the plot of the search's cumulative compute by trial, in full trainings; None if it is unknown."""
     rows = data.trials.sort_values("trial")
     executed = np.asarray(search_fraction(rows), dtype=np.float64)
     alone = np.asarray(own_fraction(rows), dtype=np.float64)
     known = np.isfinite(executed)
     if not known.any():
         return None
-    return Cost(
-        trial=[int(trial) for trial in rows["trial"][known]],
-        executed=[round(float(v), 6) for v in np.cumsum(executed[known])],
-        alone=[round(float(v), 6) for v in np.cumsum(np.nan_to_num(alone[known]))],
-    )
+    trial = [int(trial) for trial in rows["trial"][known]]
+    traces, ends = [], []
+    for name, values, colour, dash in (
+        ("each trial alone", alone, "@trial", "dash"),
+        ("executed by the search", executed, "@front", "solid"),
+    ):
+        total = [round(float(v), 6) for v in np.cumsum(np.nan_to_num(values[known]))]
+        hover = [f"up to trial {t}: {v:.1f} ({name})" for t, v in zip(trial, total, strict=True)]
+        traces.append(line(name, trial, total, hover, color=colour, width=2.4, dash=dash))
+        ends.append(total[-1])
+    layout = {"xaxis": _trial_axis(trial), "yaxis": axis("compute (full trainings)", rangemode="tozero")}
+    alt = f"Compute of the search: {ends[1]:.1f} full trainings executed, {ends[0]:.1f} trained alone."
+    return Figure(name="cost", alt=alt, traces=traces, layout=layout, height=360)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """One trial's accuracy over its epochs."""
-
-    name: str
-    """Number of the trial, with its kind for the baseline and the chosen trial."""
-    kind: str
-    """``baseline``, ``chosen`` or ``trial``."""
-    epoch: list[float]
-    """Epochs trained."""
-    accuracy: list[float]
-    """Validation accuracy after these epochs, %."""
+def _trial_axis(trials: list[int]) -> dict[str, Any]:
+    """Return the axis of trial numbers, with ticks at integers only."""
+    return axis("trial", dtick=1) if trials[-1] - trials[0] < 10 else axis("trial")
 
 
-def learning_curves(data: ReportData) -> list[Curve]:
-    """Return the curves in drawing order: the best other trials of the ranking, the baseline, the chosen trial."""
-    history = data.history
-    if history is None or len(history) == 0:
-        return []
+def learning_curves(data: ReportData) -> Figure | None:
+    """Return the plot of the best other trials of the ranking, the baseline and the chosen trial; None without rows."""
+    if data.history is None or len(data.history) == 0:
+        return None
+    names = ("trial", "epoch", "accuracy")
+    rows = pd.DataFrame({name: array_of(data.history, name) for name in names})
+    kinds = _kinds(data)
+    finite = np.isfinite(rows["epoch"]) & np.isfinite(rows["accuracy"])
+    rows = rows[finite & rows["trial"].isin(kinds)].sort_values("epoch", kind="stable")
+    rows["accuracy"] = percent_values(rows["accuracy"].to_numpy())
+    if rows.empty:
+        return None
+    traces: list[dict[str, Any]] = []
+    named = []
+    for trial, kind in kinds.items():
+        epochs, accuracy = rows.loc[rows["trial"] == trial, ["epoch", "accuracy"]].to_numpy().T
+        if len(epochs) == 0:
+            continue
+        colour, width, dash, opacity = _CURVES[kind]
+        name = f"trial {trial}" + (f" ({kind})" if kind != "trial" else "")
+        named += [name] if kind != "trial" else []
+        hover = [f"{name}\nepoch {e:.0f}: {a:.2f} %" for e, a in zip(epochs, accuracy, strict=True)]
+        first = kind not in [trace["legendgroup"] for trace in traces]
+        more = {"legendgroup": kind, "showlegend": kind != "trial" or first, "opacity": opacity}
+        entry = "best of the others" if kind == "trial" else name
+        traces.append(line(entry, epochs, accuracy, hover, more=more, color=colour, width=width, dash=dash))
+    layout = {"xaxis": axis("epoch"), "yaxis": axis("validation accuracy (%)", range=_accuracy_range(rows))}
+    return Figure(
+        name="learning", alt=f"Validation accuracy after each epoch: {', '.join(named)}.", traces=traces, layout=layout,
+        height=400, notes=["The first epochs may lie below the picture; a double click shows all."],
+    )  # fmt: skip
+
+
+def _kinds(data: ReportData) -> dict[int, str]:
+    """Return the trials whose curves are shown and their kinds, in drawing order."""
     chosen = None if data.best is None else int(data.best["trial"])
     baselines = [int(trial) for trial in data.trials["trial"][is_one_of(data.trials, "role", "baseline")]]
-    wanted = [int(t) for t in data.ranking["trial"] if int(t) not in (chosen, *baselines)][:_MOST_CURVES]
-    kinds = dict.fromkeys(reversed(wanted), "trial") | dict.fromkeys(baselines, "baseline")
-    if chosen is not None and chosen not in baselines:
-        kinds[chosen] = "chosen"
-    curves = []
-    by_trial = {int(str(trial)): rows for trial, rows in history.groupby("trial")}
-    for trial, kind in kinds.items():
-        if trial in by_trial:
-            curves.append(_curve(by_trial[trial].sort_values("epoch"), trial, kind))
-    return [curve for curve in curves if curve.epoch]
+    others = [int(t) for t in data.ranking["trial"] if int(t) not in (chosen, *baselines)][:_MOST_CURVES]
+    kinds = dict.fromkeys(reversed(others), "trial") | dict.fromkeys(baselines, "baseline")
+    return kinds if chosen is None or chosen in baselines else kinds | {chosen: "chosen"}
 
 
-def _curve(rows: pd.DataFrame, trial: int, kind: str) -> Curve:
-    epoch, accuracy = numbers(rows, "epoch"), numbers(rows, "accuracy")
-    known = np.isfinite(epoch) & np.isfinite(accuracy)
-    return Curve(
-        name=f"trial {trial}" + (f" ({kind})" if kind != "trial" else ""),
-        kind=kind,
-        epoch=[float(value) for value in epoch[known]],
-        accuracy=percent_values(accuracy[known]),
-    )
-
-
-def accuracy_range(curves: list[Curve]) -> tuple[float, float]:
+def _accuracy_range(rows: pd.DataFrame) -> list[float]:
     """Return the initial range of accuracies (%): its lower end ignores the first quarter of the epochs."""
-    end = max(curve.epoch[-1] for curve in curves)
-    late = [a for curve in curves for e, a in zip(curve.epoch, curve.accuracy, strict=True) if e >= end / 4]
-    low, high = min(late), max(a for curve in curves for a in curve.accuracy)
+    low, high = rows.loc[rows["epoch"] >= rows["epoch"].max() / 4, "accuracy"].min(), rows["accuracy"].max()
     margin = 0.05 * (high - low) + 0.05
-    return low - margin, high + margin
+    return [float(low - margin), float(high + margin)]

@@ -1,36 +1,29 @@
-"""The numbers of the plots that compare outcomes: Pareto picture, confirmation, importance. Pure; draws nothing.
+"""The plots that compare outcomes: Pareto picture, confirmation, importance, interactions.
 
-Here and in `figures.course` and `figures.stops` a figure is None if there is nothing to draw. The axes show percentages
-and points (of accuracy, 0.01 each), the frames contain fractions. Labels are plain text with lines separated by
-newlines.
+Here and in `figures.course` and `figures.stops` a plot is None if there is nothing to draw. The axes show percentages
+and points (of accuracy, 0.01 each), the frames of `ReportData` contain fractions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from itertools import cycle
+from textwrap import wrap
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from analysis.formatting import percent, plural, points
+from analysis.io.checked import array_of, number_of
+from analysis.metrics.confirmation import saved_again
 from analysis.metrics.controls import CONTROL_NAMES
-from analysis.metrics.saving import TRAINING, saved_of_one, saved_words, saving_of
-from analysis.presentation.figures.plain_columns import (
-    bare,
-    is_one_of,
-    number,
-    numbers,
-    percent_values,
-    saved,
-    saved_again,
-    texts,
-)
+from analysis.metrics.saving import saved_of_one, saving_of
+from analysis.presentation.figures.figure import Figure, axis, limit, line, marks, names_axis, note, short
+from analysis.presentation.figures.plain_columns import bare, is_one_of, percent_values, saved, texts
 from analysis.presentation.figures.report_data import ReportData
-from analysis.presentation.summary_text import settings_text
+from analysis.presentation.summary_text import settings_text, trial_numbers
+from trainables.savings import TRAINING, saved_words
 
-#: Maximum number of trial numbers in a label.
-_MOST_NUMBERS = 6
 #: Maximum number of bars per objective in the plots of importance and interactions.
 _MOST_BARS = 10
 #: Margin above and below, as a share of the range of accuracies shown.
@@ -39,215 +32,137 @@ _MARGIN = 0.12
 _LEAST_REACH = 3.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Points:
-    """Points of one kind in a plot."""
+def pareto(data: ReportData) -> Figure | None:
+    """Return the plot of the saving that the study ranks by against accuracy; None if no trial completed.
 
-    x: list[float]
-    """Horizontal coordinates."""
-    y: list[float]
-    """Vertical coordinates."""
-    labels: list[str]
-    """Hover text of each point."""
-    counts: list[int]
-    """Number of trials that each point represents."""
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pareto:
-    """Saving that the study ranks by (x, %) against validation accuracy (y, %)."""
-
-    saved: str
-    """Name of the saving, in words."""
-    trials: Points
-    """Outcomes of searched trials."""
-    front: Points
-    """Outcomes on the Pareto front, by saving."""
-    baseline: Points
-    """Training without the method."""
-    published: Points
-    """The method's published defaults."""
-    shorter: Points
-    """Shortened dense training, by compute saved, which any setting has to beat. Like the other controls, empty if the
-    study does not rank by training compute."""
-    random_stops: Points
-    """Other controls."""
-    chosen: Points
-    """The chosen trial."""
-    least_accuracy: float | None
-    """Accuracy (%) at the allowed accuracy loss; None without a baseline."""
-    y_range: tuple[float, float]
-    """Initial range of accuracies (%)."""
-    below: int
-    """Number of trials below that range."""
-
-
-def pareto(data: ReportData) -> Pareto | None:
-    """Return the picture of all outcomes; None if no trial completed."""
+    Trials with the same outcome are one mark. Controls, which any setting has to beat, are shown if the study ranks by
+    training compute.
+    """
     ranking = bare(data.ranking)
     if len(ranking) == 0:
         return None
-    searched = ranking[~is_one_of(ranking, "role", "baseline", "published", "control")]
-    on_front = numbers(ranking, "on_front") == 1
+    is_control = is_one_of(ranking, "role", "control")
+    trials = _outcomes(ranking[~is_one_of(ranking, "role", "baseline", "published", "control")])
     baseline = _outcomes(ranking[is_one_of(ranking, "role", "baseline")])
-    front = _by_x(_outcomes(ranking[on_front & ~is_one_of(ranking, "role", "control")]))
+    published = _outcomes(ranking[is_one_of(ranking, "role", "published")])
+    front = _by_x(_outcomes(ranking[(array_of(ranking, "on_front") == 1) & ~is_control]))
+    chosen = _outcomes(ranking.iloc[:0] if data.best is None else data.best.to_frame().T)
     shorter, random_stops = _controls(data.controls if data.saving == TRAINING else None)
     if len(shorter):
-        shorter = _by_x(_joined(baseline, shorter))  # the line begins at the full length
-    chosen = ranking.iloc[:0] if data.best is None else data.best.to_frame().T
-    trials = _outcomes(searched)
-    least = None if len(baseline) == 0 else float(np.mean(baseline.y)) - 100 * data.allowed_drop
-    about = [*baseline.y, *shorter.y, *_outcomes(chosen).y, *([] if least is None else [least])]
-    y_range = _y_range(about or [max(front.y)], [*trials.y, *front.y])
-    everything = (trials, _outcomes(ranking[is_one_of(ranking, "role", "published")]), random_stops)
-    return Pareto(
-        saved=data.saved_words,
-        trials=trials,
-        front=front,
-        baseline=baseline,
-        published=everything[1],
-        shorter=shorter,
-        random_stops=random_stops,
-        chosen=_outcomes(chosen),
-        least_accuracy=least,
-        y_range=y_range,
-        below=sum(n for group in everything for y, n in zip(group.y, group.counts, strict=True) if y < y_range[0]),
+        shorter = _by_x(pd.concat([baseline, shorter]))  # the line begins at the full length
+    sizes = [min(16.0, 6 + 2 * n**0.5) for n in trials["count"]]
+    traces = [
+        marks("trials", trials, "circle", "@trial", size=sizes, opacity=0.9),
+        marks("Pareto front", front, "circle", "@front", size=8, mode="lines+markers",
+              line={"color": "@front", "width": 2, "shape": "vh"}),
+    ]  # fmt: skip
+    if len(shorter):
+        dashed = {"color": "@control", "width": 2, "dash": "dash"}
+        traces.append(
+            marks("cut dense runs", shorter, "triangle-down", "@control", size=9, mode="lines+markers", line=dashed)
+        )
+    for name, group, symbol, colour, size in (
+        ("random stops", random_stops, "x", "@control", 9),
+        ("published defaults", published, "diamond", "@published", 11),
+        ("baseline", baseline, "square", "@text", 10),
+        ("chosen", chosen, "star", "@chosen", 17),
+    ):
+        if len(group):
+            traces.append(marks(name, group, symbol, colour, size=size))
+    limits = [] if len(baseline) == 0 else [float(baseline["y"].mean()) - 100 * data.allowed_drop]
+    references = [*baseline["y"], *shorter["y"], *chosen["y"], *limits] or [max(front["y"])]
+    y_range = _y_range(references, [*trials["y"], *front["y"]])
+    layout = {
+        "xaxis": axis(f"{data.saved_words} (%)"),
+        "yaxis": axis("validation accuracy (%)", range=y_range),
+        "shapes": [limit(value) for value in limits],
+        "annotations": [note("allowed accuracy loss", x=0, y=value) for value in limits],
+    }
+    notes = ["Up and to the right is better. Point at a mark to see its trials; of equal outcomes one mark is drawn."]
+    below = sum(int(group.loc[group["y"] < y_range[0], "count"].sum()) for group in (trials, published, random_stops))
+    if below:
+        said = "1 trial lies" if below == 1 else f"{below} trials lie"
+        notes.append(f"{said} below the picture; a double click shows all.")
+    best = max(zip(front["x"], front["y"], strict=True), default=None)
+    reach = "" if best is None else f", reaching {best[0]:.1f} % {data.saved_words} at {best[1]:.2f} % accuracy"
+    alt = (
+        f"{data.saved_words.capitalize()} against validation accuracy of "
+        f"{plural(int(trials['count'].sum()), 'searched trial')}. "
+        f"The Pareto front has {plural(len(front), 'outcome')}{reach}."
     )
+    return Figure(name="pareto", alt=alt, traces=traces, layout=layout, height=480, notes=notes)
 
 
-def _y_range(about: list[float], others: list[float]) -> tuple[float, float]:
+def _y_range(references: list[float], others: list[float]) -> list[float]:
     """Return the initial range of accuracies (%).
 
-    The range contains all values in `about` (baseline, shorter training, chosen trial), and of `others` those that are
-    not too far below them.
+    The range contains all references (baseline, shorter training, chosen trial), and of the others those that are not
+    too far below them.
     """
-    low, high = min(about), max(about)
+    low, high = min(references), max(references)
     reach = max(2 * (high - low), _LEAST_REACH)
-    shown = [*about, *(y for y in others if y >= low - reach)]
+    shown = [*references, *(y for y in others if y >= low - reach)]
     low, high = min(shown), max(shown)
     margin = _MARGIN * (high - low + 0.1)
-    return low - margin, min(100.5, high + margin)
+    return [low - margin, min(100.5, high + margin)]
 
 
-def _outcomes(rows: pd.DataFrame) -> Points:
-    """Return one point for all trials with the same outcome."""
+def _outcomes(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one point for all trials with the same outcome: x (saving, %), y (accuracy, %), label, count."""
     trials = rows["trial"].tolist()
-    groups: dict[tuple[float, float], list[int]] = {}
-    for place, (x, y) in enumerate(zip(saved(rows), numbers(rows, "accuracy"), strict=True)):
-        if np.isfinite(x) and np.isfinite(y):
-            groups.setdefault((float(x), float(y)), []).append(place)
-    return Points(
-        x=percent_values(np.array([x for x, _ in groups])),
-        y=percent_values(np.array([y for _, y in groups])),
-        labels=[_outcome_label(rows.iloc[places[0]], [trials[p] for p in places]) for places in groups.values()],
-        counts=[len(places) for places in groups.values()],
-    )
+    found = pd.DataFrame({"x": percent_values(saved(rows)), "y": percent_values(array_of(rows, "accuracy"))})
+    found = found[np.isfinite(found["x"]) & np.isfinite(found["y"])]
+    places = [group.index for _, group in found.groupby(["x", "y"], sort=False)]
+    found = found.drop_duplicates()
+    found["label"] = [_outcome_label(rows.iloc[alike[0]], [trials[p] for p in alike]) for alike in places]
+    found["count"] = [len(alike) for alike in places]
+    return found
 
 
 def _outcome_label(first: pd.Series, trials: list[int]) -> str:
     role = str(first.get("role") or "")
-    listed = ", ".join(map(str, trials[:_MOST_NUMBERS]))
-    more = f" and {len(trials) - _MOST_NUMBERS} more" if len(trials) > _MOST_NUMBERS else ""
     beside = f" ({role})" if role not in ("", "search") else ""
-    lines = [f"trial{'s' if len(trials) > 1 else ''} {listed}{more}{beside}"]
+    lines = [f"{trial_numbers(trials)}{beside}"]
     lines.append(f"{saved_words(saving_of(first))} {percent(saved_of_one(first))}")
-    drop = number(first, "accuracy_drop")
+    drop = number_of(first, "accuracy_drop")
     beside = "" if np.isnan(drop) else f", accuracy loss {points(drop)}"
-    lines.append(f"accuracy {100 * number(first, 'accuracy'):.2f} %{beside}")
+    lines.append(f"accuracy {100 * number_of(first, 'accuracy'):.2f} %{beside}")
     settings = settings_text(first)
     if settings not in ("", "-"):
-        lines += _folded(settings)
+        lines += wrap(settings, 44, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines)
 
 
-def _folded(settings: str, width: int = 44) -> list[str]:
-    lines = [""]
-    for word in settings.split(" "):
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
-
-
-def _controls(controls: pd.DataFrame | None) -> tuple[Points, Points]:
-    """Return the controls of shortened dense training, and the other controls."""
-    if controls is None or len(controls) == 0:
-        empty = Points(x=[], y=[], labels=[], counts=[])
-        return empty, empty
+def _controls(controls: pd.DataFrame | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the points of the shortened dense trainings and those of the other controls, by compute saved."""
+    if controls is None:
+        controls = pd.DataFrame()
     names = texts(controls, "control")
-    compute, accuracy = numbers(controls, "compute_saved"), numbers(controls, "accuracy")
-    epochs = ["" if np.isnan(n) else f" ({n:.0f} epochs)" for n in numbers(controls, "epochs")]
-    cut = np.array([name.startswith("shorter") for name in names], dtype=bool)
+    compute, accuracy = array_of(controls, "compute_saved"), array_of(controls, "accuracy")
+    epochs = ["" if np.isnan(n) else f" ({n:.0f} epochs)" for n in array_of(controls, "epochs")]
+    labels = [
+        f"control: {CONTROL_NAMES.get(name, name)}{length}\ncompute saved {percent(x)}\naccuracy {100 * y:.2f} %"
+        for name, length, x, y in zip(names, epochs, compute, accuracy, strict=True)
+    ]
+    found = pd.DataFrame({"x": percent_values(compute), "y": percent_values(accuracy), "label": labels, "count": 1})
     known = np.isfinite(compute) & np.isfinite(accuracy)
-
-    def group(mask: NDArray[np.bool_]) -> Points:
-        places = np.flatnonzero(mask & known)
-        return _by_x(
-            Points(
-                x=percent_values(compute[places]),
-                y=percent_values(accuracy[places]),
-                labels=[
-                    f"control: {CONTROL_NAMES.get(names[i], names[i])}{epochs[i]}\n"
-                    f"compute saved {percent(compute[i])}\naccuracy {100 * accuracy[i]:.2f} %"
-                    for i in places
-                ],
-                counts=[1] * len(places),
-            )
-        )
-
-    return group(cut), group(~cut)
+    cut = np.array([name.startswith("shorter") for name in names], dtype=bool)
+    return _by_x(found[known & cut]), _by_x(found[known & ~cut])
 
 
-def _joined(first: Points, second: Points) -> Points:
-    return Points(
-        x=first.x + second.x,
-        y=first.y + second.y,
-        labels=first.labels + second.labels,
-        counts=first.counts + second.counts,
-    )
+def _by_x(points: pd.DataFrame) -> pd.DataFrame:
+    return points.sort_values(["x", "y"], ascending=[True, False], kind="stable")
 
 
-def _by_x(found: Points) -> Points:
-    order = sorted(range(len(found)), key=lambda i: (found.x[i], -found.y[i]))
-    return Points(
-        x=[found.x[i] for i in order],
-        y=[found.y[i] for i in order],
-        labels=[found.labels[i] for i in order],
-        counts=[found.counts[i] for i in order],
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Confirmation:
-    """Accuracy losses over fresh seeds with their intervals, in points; one entry per candidate."""
-
-    candidates: list[str]
-    """Name of the trial."""
-    drop: list[float]
-    """Mean accuracy loss."""
-    low: list[float]
-    """Lower end of the interval."""
-    high: list[float]
-    """Upper end of the interval."""
-    confirmed: list[bool]
-    """True for each candidate whose upper end is within the allowed accuracy loss."""
-    labels: list[str]
-    """Hover text of each candidate."""
-    allowed: float
-    """The allowed accuracy loss."""
-
-
-def confirmation(data: ReportData) -> Confirmation | None:
-    """Return the retrained candidates in the order given; None if there are none."""
+def confirmation(data: ReportData) -> Figure | None:
+    """Return the plot of accuracy losses on fresh seeds with intervals; None if no candidate was retrained."""
     frame = data.confirmation
     if frame is None or len(frame) == 0:
         return None
-    drop, low, high = (numbers(frame, name) for name in ("accuracy_drop", "drop_low", "drop_high"))
-    share, seeds, confidence = saved_again(frame), numbers(frame, "seeds"), numbers(frame, "confidence")
-    confirmed = numbers(frame, "confirmed") == 1
+    drop, low, high = (array_of(frame, name) for name in ("accuracy_drop", "drop_low", "drop_high"))
+    share = [saved_again(row) for _, row in frame.iterrows()]
+    seeds, confidence = array_of(frame, "seeds"), array_of(frame, "confidence")
+    confirmed = array_of(frame, "confirmed") == 1
     candidates = [f"trial {name}" for name in texts(frame, "candidate")]
     labels = [
         f"{candidates[i]}: {'confirmed' if confirmed[i] else 'not confirmed'}\n"
@@ -257,73 +172,101 @@ def confirmation(data: ReportData) -> Confirmation | None:
         f"{plural(int(seeds[i]) if np.isfinite(seeds[i]) else 0, 'seed')}"
         for i in range(len(frame))
     ]
-    return Confirmation(
-        candidates=candidates,
-        drop=percent_values(drop),
-        low=percent_values(low),
-        high=percent_values(high),
-        confirmed=[bool(value) for value in confirmed],
-        labels=labels,
-        allowed=100 * data.allowed_drop,
-    )
+    found = pd.DataFrame({"x": percent_values(drop), "y": range(len(frame)), "label": labels})
+    found["above"], found["below"] = percent_values(high) - found["x"], found["x"] - percent_values(low)
+    traces = []
+    for name, group, symbol, colour in (
+        ("confirmed", found[confirmed], "circle", "@chosen"),
+        ("not confirmed", found[~confirmed], "circle-open", "@control"),
+    ):
+        if len(group):
+            spread = {
+                "type": "data", "symmetric": False, "color": colour, "thickness": 2, "width": 7,
+                "array": group["above"].tolist(), "arrayminus": group["below"].tolist(),
+            }  # fmt: skip
+            traces.append(marks(name, group, symbol, colour, size=11, error_x=spread))
+            traces[-1]["marker"]["line"] = {"width": 2, "color": colour}
+    ends, allowed = [-0.6, len(frame) - 0.4], [100 * data.allowed_drop] * 2
+    traces.append(line("allowed accuracy loss", allowed, ends, [], color="@limit", width=1.4, dash="dash"))
+    layout = {
+        "xaxis": axis("loss of test accuracy (points)", zeroline=True),
+        "yaxis": names_axis(candidates, range=ends[::-1], zeroline=False),
+    }
+    alt = f"Accuracy loss with its interval: {confirmed.sum()} of {len(frame)} candidates are confirmed."
+    notes = ["A candidate is confirmed when the upper end of its interval is within the allowed accuracy loss."]
+    height = 150 + 36 * len(frame)
+    return Figure(name="confirmation", alt=alt, traces=traces, layout=layout, height=height, notes=notes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bars:
-    """Named shares of one objective, greatest first."""
-
-    objective: str
-    """Column of the objective."""
-    names: list[str]
-    """Names of a parameter or a pair of parameters."""
-    values: list[float]
-    """Shares in [0, 1]."""
-    explained: float | None = None
-    """The total of which these are shares, as a fraction of the objective's variance; None if unknown."""
-
-    @property
-    def title(self) -> str:
-        """Return the objective in words, with the explained share of its variance if known."""
-        words = self.objective.replace("_", " ")
-        return words if self.explained is None else f"{words}: shares of {percent(self.explained)} of its variance"
-
-
-def importance(data: ReportData) -> list[Bars]:
-    """Return the importance of every parameter: its share of each objective's explained variance."""
-    return _bars(data.importance, "importance", lambda frame: [short_name(n) for n in texts(frame, "parameter")])
-
-
-def interactions(data: ReportData) -> list[Bars]:
-    """Return the strength of the interaction of two parameters, beyond their separate effects."""
+def importance(data: ReportData) -> Figure | None:
+    """Return the plot of each parameter's share of each objective's explained variance; None if it is unknown."""
     return _bars(
-        data.interactions,
-        "strength",
+        "importance", data.importance, "importance", "Importance of parameters", "importance (share)", 30,
+        lambda frame: [short_name(n) for n in texts(frame, "parameter")],
+    )  # fmt: skip
+
+
+def interactions(data: ReportData) -> Figure | None:
+    """Return the plot of interactions of two parameters, beyond their separate effects; None if they are unknown."""
+    return _bars(
+        "interactions", data.interactions, "strength", "Interaction of parameters", "interaction (strength)", 40.5,
         lambda frame: [
             f"{short_name(a)} × {short_name(b)}"  # noqa: RUF001 - the sign of multiplication
             for a, b in zip(texts(frame, "first"), texts(frame, "second"), strict=True)
         ],
-    )
+    )  # fmt: skip
 
 
-def _bars(frame: pd.DataFrame | None, column: str, names_of: object) -> list[Bars]:
+def _bars(
+    name: str, frame: pd.DataFrame | None, column: str, what: str, share: str, row_height: float,
+    names_of: Callable[[pd.DataFrame], list[str]],
+) -> Figure | None:  # fmt: skip
+    """Return grouped bars of all objectives over one list of names, in the order of the first objective.
+
+    Args:
+        name: name of the plot.
+        frame: one row per objective and bar.
+        column: its column of the bars' lengths.
+        what: what is shown, for the text alternative.
+        share: title of the axis of lengths.
+        row_height: pixels per name.
+        names_of: function of a frame's rows to their names.
+    """
     if frame is None or len(frame) == 0:
-        return []
-    assert callable(names_of)
-    found = []
+        return None
+    explained = frame.attrs.get("explained", {})
+    bars: dict[str, dict[str, float]] = {}
     for objective in dict.fromkeys(texts(frame, "objective")):
         rows = frame[is_one_of(frame, "objective", objective)]
-        values, names = numbers(rows, column), names_of(rows)
-        order = [i for i in np.argsort(-values, kind="stable") if np.isfinite(values[i])][:_MOST_BARS]
-        if order:
-            found.append(
-                Bars(
-                    objective=objective,
-                    names=[names[i] for i in order],
-                    values=[float(values[i]) for i in order],
-                    explained=frame.attrs.get("explained", {}).get(objective),
-                )
-            )
-    return found
+        values = dict(zip(names_of(rows), array_of(rows, column), strict=True))
+        greatest = sorted((n for n in values if np.isfinite(values[n])), key=lambda n: -values[n])[:_MOST_BARS]
+        if greatest:
+            bars[objective] = {n: float(values[n]) for n in greatest}
+    if not bars:
+        return None
+    names = list(dict.fromkeys(n for values in bars.values() for n in values))
+    traces = []
+    for (objective, values), colour in zip(bars.items(), cycle(("@front", "@control", "@published")), strict=False):
+        title = objective.replace("_", " ")
+        if objective in explained:
+            title += f": shares of {percent(explained[objective])} of its variance"
+        shown = [n for n in names if n in values]
+        traces.append(
+            {
+                "type": "bar", "orientation": "h", "name": title, "y": [names.index(n) for n in shown],
+                "x": [values[n] for n in shown], "marker": {"color": colour}, "hoverinfo": "text",
+                "hovertext": [f"{n}\n{share} for {objective}: {values[n]:.3f}" for n in shown],
+            }
+        )  # fmt: skip
+    labels = [short(n.replace(" × ", " ×\n")) for n in names]  # noqa: RUF001
+    layout = {
+        "barmode": "group", "bargap": 0.3, "xaxis": axis(share, rangemode="tozero"),
+        "yaxis": names_axis(labels, autorange="reversed"),
+    }  # fmt: skip
+    first, values = next(iter(bars.items()))
+    alt = f"{what}: for {first} most of all {names[0]} ({percent(values[names[0]])})."
+    height = round(130 + row_height * max(2, len(names)))
+    return Figure(name=name, alt=alt, traces=traces, layout=layout, height=height)
 
 
 def short_name(variable: str) -> str:

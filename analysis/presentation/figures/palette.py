@@ -56,21 +56,3 @@ def depth_colour(place: float, stops: tuple[str, ...] = DEPTH_LIGHT) -> str:
     share = place - low
     ends = [[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in stops[low : low + 2]]
     return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(*ends, strict=True))
-
-
-def contrast(first: str, second: str) -> float:
-    """Return the contrast ratio of two colours, in [1, 21].
-
-    WCAG 2.2, definitions of contrast ratio and relative luminance.
-
-    >>> contrast("#000000", "#ffffff")
-    21.0
-    """
-    lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
-    return round((lighter + 0.05) / (darker + 0.05), 2)
-
-
-def _luminance(colour: str) -> float:
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -13,25 +13,11 @@ from numpy.typing import NDArray
 from analysis.metrics.saving import saved_of
 
 
-def numbers(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    """Return a column as float64; NaN for missing values or a missing column."""
-    if name not in frame.columns:
-        return np.full(len(frame), np.nan)
-    return np.asarray(
-        pd.to_numeric(frame[name], errors="coerce").astype("Float64").to_numpy("float64", na_value=np.nan)
-    )
-
-
 def saved(frame: pd.DataFrame) -> NDArray[np.float64]:
     """Return each trial's saving of the compute that its study ranks by; NaN if unknown."""
     if "compute_saved" not in frame.columns:
         return np.full(len(frame), np.nan)
     return np.asarray(saved_of(frame), dtype=np.float64)
-
-
-def saved_again(frame: pd.DataFrame) -> NDArray[np.float64]:
-    """Return each candidate's saving on fresh seeds, of the compute that its study ranks by; NaN if unknown."""
-    return numbers(frame, "saved" if "saved" in frame.columns else "compute_saved")
 
 
 def texts(frame: pd.DataFrame, name: str) -> list[str]:
@@ -51,12 +37,6 @@ def bare(frame: pd.DataFrame) -> pd.DataFrame:
 def is_one_of(frame: pd.DataFrame, name: str, *wanted: str) -> NDArray[np.bool_]:
     """Return for each row whether the column has one of these texts, (N,)."""
     return np.array([text in wanted for text in texts(frame, name)], dtype=bool)
-
-
-def number(row: pd.Series, name: str) -> float:
-    """Return a number of a row; NaN if it is missing."""
-    value = row.get(name)
-    return float("nan") if value is None or pd.isna(value) else float(value)
 
 
 def stop_events(value: Any) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from analysis.io.layout import StudyInfo
-from analysis.metrics.saving import saved_words, saving_of
+from analysis.metrics.saving import saving_of
+from trainables.savings import saved_words
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,28 +1,33 @@
-"""The numbers of the plots of stops: stop timeline, weight variances. Pure."""
+"""The plots of stops: stop timeline, weight variances."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from analysis.formatting import percent, plural
-from analysis.presentation.figures.outcomes import Points, short_name
-from analysis.presentation.figures.plain_columns import bare, is_one_of, number, numbers, stop_events, texts
+from analysis.io.checked import array_of, number_of
+from analysis.presentation.figures.figure import MOST_NAMED, Figure, axis, limit, line, marks, names_axis, note, short
+from analysis.presentation.figures.outcomes import short_name
+from analysis.presentation.figures.plain_columns import bare, is_one_of, stop_events, texts
 from analysis.presentation.figures.report_data import ReportData
 
 #: Maximum number of outcomes in the timeline.
 MOST_ROWS = 30
 #: Maximum number of points per line of the variance picture; more cannot be distinguished on a screen.
 _MOST_POINTS = 400
+#: Maximum number of points of a line that are marked.
+_MOST_MARKED = 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stretch:
+class _Stretch(NamedTuple):
     """Iterations of a run between two stops."""
 
+    row: int
+    """Its row of the timeline."""
     begin: int
     """Its first iteration."""
     end: int
@@ -33,84 +38,64 @@ class Stretch:
     """Its hover text."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimelineRow:
-    """One outcome of the timeline."""
-
-    name: str
-    """Its first trial, the number of equal trials and the compute saved."""
-    stretches: list[Stretch]
-    """From the first iteration to the last, without a gap."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """Stops of layers over the iterations, best trial first."""
-
-    rows: list[TimelineRow]
-    """At most `MOST_ROWS` outcomes that stop something."""
-    total_steps: int
-    """Iterations of a whole run."""
-    last_layer: int
-    """Highest number among the layers stopped."""
-    hidden: int
-    """Outcomes that stop something but are left out."""
-    without: int
-    """Ranked trials that stop nothing."""
-
-
-def timeline(data: ReportData) -> Timeline | None:
+def timeline(data: ReportData) -> Figure | None:
     """Return the stops of the best outcomes, with equal outcomes merged; None if no trial stopped a layer."""
     ranking = bare(data.ranking)[~is_one_of(data.ranking, "role", "baseline", "control")]
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    events_of: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    without = 0
+    outcomes: dict[tuple[Any, ...], list[int]] = {}
+    without = last = 0
     for place, (_, row) in enumerate(ranking.iterrows()):
         events = stop_events(row.get("stop_events"))
         if not events:
             without += 1
             continue
         stops = [(int(e["iteration"]), int(e["layer"])) for e in events]
-        key = (*stops, number(row, "compute_saved"), number(row, "accuracy"))
-        groups.setdefault(key, []).append(place)
-        events_of[key] = events
-    if not groups:
+        key = (*stops, number_of(row, "compute_saved"), number_of(row, "accuracy"))
+        outcomes.setdefault(key, []).append(place)
+        last = max(last, int(events[-1]["iteration"]))
+    if not outcomes:
         return None
-    last = max(int(event["iteration"]) for events in events_of.values() for event in events)
-    steps = numbers(data.ranking, "step")
+    steps = array_of(data.ranking, "step")
     total = max(last + 1, int(np.nanmax(steps)) if np.isfinite(steps).any() else 0)
-    rows = []
-    for key, places in list(groups.items())[:MOST_ROWS]:
-        first = ranking.iloc[places[0]]
-        alike = f" +{len(places) - 1}" if len(places) > 1 else ""
-        name = f"{first['trial']}{alike} · {percent(number(first, 'compute_saved'))}"
-        rows.append(TimelineRow(name=name, stretches=_stretches(events_of[key], total, _who(ranking, places))))
-    return Timeline(
-        rows=rows,
-        total_steps=total,
-        last_layer=max(stretch.layer for row in rows for stretch in row.stretches),
-        hidden=len(groups) - len(rows),
-        without=without,
-    )
+    names: list[str] = []
+    stretches: list[_Stretch] = []
+    for places in list(outcomes.values())[:MOST_ROWS]:
+        first, others = ranking.iloc[places[0]], len(places) - 1
+        saved, accuracy = percent(number_of(first, "compute_saved")), 100 * number_of(first, "accuracy")
+        alike = f" and {plural(others, 'trial')} alike" if others else ""
+        who = f"trial {first['trial']}{alike}: compute saved {saved}, accuracy {accuracy:.2f} %"
+        stretches += _stretches(len(names), stop_events(first["stop_events"]), total, who)
+        names.append(f"{first['trial']}{f' +{others}' if others else ''} · {saved}")
+    hidden = len(outcomes) - len(names)
+    notes = [
+        "A row an outcome, best first: trial, how many trials are alike, compute saved. Grey: every layer trains; "
+        "the colour tells how far layers have stopped."
+    ]
+    if hidden:
+        notes.append(f"{plural(hidden, 'more outcome')} not shown.")
+    if without:
+        notes.append(f"{plural(without, 'ranked trial')} stopped nothing.")
+    layout = {
+        "barmode": "overlay",
+        "bargap": 0.25,
+        "xaxis": axis("iteration", range=[0, total]),
+        "yaxis": names_axis(names, title="trial · compute saved", autorange="reversed", zeroline=False),
+        "margin": {"t": 70},
+    }
+    return Figure(
+        name="timeline", traces=_timeline_traces(stretches), layout=layout, height=170 + 22 * max(3, len(names)),
+        alt=f"When layers stopped in the {plural(len(names), 'best outcome')} of {total} iterations.", notes=notes,
+    )  # fmt: skip
 
 
-def _who(ranking: Any, places: list[int]) -> str:
-    first = ranking.iloc[places[0]]
-    alike = f" and {plural(len(places) - 1, 'trial')} alike" if len(places) > 1 else ""
-    return (
-        f"trial {first['trial']}{alike}: compute saved {percent(number(first, 'compute_saved'))}, "
-        f"accuracy {100 * number(first, 'accuracy'):.2f} %"
-    )
-
-
-def _stretches(events: list[dict[str, Any]], total: int, who: str) -> list[Stretch]:
+def _stretches(row: int, events: list[dict[str, Any]], total: int, who: str) -> list[_Stretch]:
+    """Return one outcome's stretches from the first iteration to the last, without a gap."""
     found = []
     layer, begin, what = -1, 0, "every layer trains"
     for event in [*events, None]:
         end = total if event is None else min(total, int(event["iteration"]))
         if end > begin:
             label = f"{who}\niterations {begin} to {end - 1}: {what}"
-            found.append(Stretch(begin=begin, end=end, layer=layer, label=label))
+            found.append(_Stretch(row, begin, end, layer, label))
             begin = end
         if event is not None:
             layer = max(layer, int(event["layer"]))
@@ -121,108 +106,119 @@ def _stretches(events: list[dict[str, Any]], total: int, who: str) -> list[Stret
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class VarianceLine:
-    """One layer's weight variance over its running peak."""
-
-    layer: str
-    """The layer's name."""
-    place: float
-    """Its place among the layers, 0 first, 1 last."""
-    examined: bool
-    """True for each iteration at which the rule examined the layer."""
-    iteration: list[int]
-    """Iterations of the ratios."""
-    ratio: list[float]
-    """The ratio, at most 1."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variance:
-    """Weight variances and stops of layers in the chosen trial."""
-
-    lines: list[VarianceLine]
-    """Lines of the layers from first to last; for each layer, the line not examined comes before the examined one."""
-    layers: list[str]
-    """Names of the layers in this order."""
-    stops: Points
-    """Stops of the layers (x iteration, y ratio)."""
-    thresholds: list[tuple[str, float]]
-    """Name and value of each threshold."""
-    y_range: tuple[float, float]
-    """Initial range of ratios."""
+def _timeline_traces(stretches: list[_Stretch]) -> list[dict[str, Any]]:
+    most = max(1, *(s.layer for s in stretches))
+    training = [s for s in stretches if s.layer < 0]
+    stopped = [s for s in stretches if s.layer >= 0]
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "bar", "orientation": "h", "hoverinfo": "text", "showlegend": False,
+            "y": [s.row for s in those], "x": [s.end - s.begin for s in those], "base": [s.begin for s in those],
+            "hovertext": [s.label for s in those],
+            "marker": {"color": colour, "line": {"width": 1, "color": "@ground"}},
+        }
+        for those, colour in ((training, "@rest"), (stopped, [f"@depth:{s.layer / most:.3f}" for s in stopped]))
+    ]  # fmt: skip
+    # The colour scale belongs to a trace without points because Plotly complains about bars with numeric colours.
+    bar = {
+        "title": {"text": "stopped through layer number", "side": "top", "font": {"size": 12}}, "orientation": "h",
+        "thickness": 10, "len": 0.6, "x": 0, "xanchor": "left", "y": 1.0, "yanchor": "bottom", "outlinewidth": 0,
+        "tickformat": "d", "nticks": 6,
+    }  # fmt: skip
+    scale = {"color": [0], "colorscale": "@depth", "cmin": 0, "cmax": most, "showscale": True, "colorbar": bar}
+    empty = {"type": "scatter", "x": [None], "y": [None], "hoverinfo": "skip", "showlegend": False}
+    return [*traces, empty | {"marker": scale}]
 
 
-def variance(data: ReportData) -> Variance | None:
-    """Return the variance picture; None if no variances were recorded."""
+def variance(data: ReportData) -> Figure | None:
+    """Return the plot of weight variances of the chosen trial; None if none were recorded.
+
+    For each layer, from first to last, the line not examined by the rule comes before the examined one.
+    """
     frame = data.variance
     if frame is None or len(frame) == 0:
         return None
-    names = texts(frame, "layer")
-    iteration, ratio = numbers(frame, "iteration"), numbers(frame, "ratio")
-    examined = numbers(frame, "examined") == 1 if "examined" in frame.columns else np.ones(len(frame), dtype=bool)
-    layers = list(dict.fromkeys(names))
-    group_of = np.array([layers.index(name) for name in names])
-    known = np.isfinite(iteration) & np.isfinite(ratio)
-    lines = []
-    for number_, layer in enumerate(layers):
-        for looked in (False, True):
-            places = np.flatnonzero((group_of == number_) & (examined == looked) & known)
-            if len(places) == 0:
-                continue
-            places = _thinned(places[np.argsort(iteration[places], kind="stable")])
-            lines.append(
-                VarianceLine(
-                    layer=layer,
-                    place=number_ / max(1, len(layers) - 1),
-                    examined=looked,
-                    iteration=[int(v) for v in iteration[places]],
-                    ratio=[round(float(v), 6) for v in ratio[places]],
-                )
-            )
-    if not lines:
-        return None
-    thresholds = _thresholds(data)
-    stops = _stops(data)
-    lowest = min([*stops.y, *(value for _, value in thresholds)], default=1.0)
-    seen = min(min(line.ratio) for line in lines)
-    # The decisive ratios are near 1; including layers that shrink to 0 later would compress them to a line.
-    low = max(seen, min(lowest, 1.0) - 2 * max(1 - lowest, 0.02))
-    return Variance(
-        lines=lines,
-        layers=layers,
-        stops=stops,
-        thresholds=thresholds,
-        y_range=(low - 0.06 * (1 - low + 0.01), 1 + 0.06 * (1 - low + 0.01)),
-    )
-
-
-def _thinned(places: np.ndarray) -> np.ndarray:
-    """Return every n-th element and always the last, because the line may end there at a stop."""
-    stride = -(-len(places) // _MOST_POINTS)
-    kept = places[::stride]
-    return kept if kept[-1] == places[-1] else np.append(kept, places[-1])
-
-
-def _stops(data: ReportData) -> Points:
-    if data.stops is None:
-        return Points(x=[], y=[], labels=[], counts=[])
-    iteration, ratio, names = (
-        numbers(data.stops, "iteration"), numbers(data.stops, "ratio"), texts(data.stops, "layer"),
+    examined = array_of(frame, "examined") == 1 if "examined" in frame.columns else np.ones(len(frame), dtype=bool)
+    rows = pd.DataFrame(
+        {"layer": texts(frame, "layer"), "examined": examined, "x": array_of(frame, "iteration"),
+         "y": array_of(frame, "ratio")}
     )  # fmt: skip
-    places = np.flatnonzero(np.isfinite(iteration) & np.isfinite(ratio))
-    return Points(
-        x=[float(iteration[i]) for i in places],
-        y=[float(ratio[i]) for i in places],
-        labels=[f"{names[i]} stopped\niteration {int(iteration[i])}, ratio {ratio[i]:.4f}" for i in places],
-        counts=[1] * len(places),
-    )
+    layers = list(dict.fromkeys(rows["layer"]))
+    rows = rows[np.isfinite(rows["x"]) & np.isfinite(rows["y"])].sort_values("x", kind="stable")
+    if rows.empty:
+        return None
+    groups = dict(list(rows.groupby(["layer", "examined"], sort=False)))
+    keys = [(layer, looked) for layer in layers for looked in (False, True) if (layer, looked) in groups]
+    lines = [_thinned(groups[key]) for key in keys]
+    last_of = dict(keys)  # True if the layer has an examined line, which comes last
+    traces = [
+        _variance_line(
+            group, layers.index(layer), len(layers), named=len(layers) <= MOST_NAMED and looked == last_of[layer]
+        )
+        for (layer, looked), group in zip(keys, lines, strict=True)
+    ]
+    thresholds, stops = _thresholds(data), _stops(data)
+    if len(stops):
+        traces.append(marks("stopped", stops, "x", "@text", size=10))
+    lowest = min([*stops["y"], *(value for _, value in thresholds)], default=1.0)
+    # The decisive ratios are near 1; including layers that shrink to 0 later would compress them to a line.
+    low = max(min(group["y"].min() for group in lines), min(lowest, 1.0) - 2 * max(1 - lowest, 0.02))
+    margin = 0.06 * (1 - low + 0.01)
+    y_range = (low - margin, 1 + margin)
+    layout = {
+        "xaxis": axis("iteration"),
+        "yaxis": axis("weight variance / its peak", range=list(y_range)),
+        "shapes": [limit(value) for value in sorted({value for _, value in thresholds})],
+        "annotations": [note(text, x=1, y=value) for text, value in near_thresholds(thresholds, y_range)],
+    }
+    alt = f"Weight variance over its running peak of {plural(len(layers), 'layer')}; {len(stops)} stopped."
+    notes = [
+        "A layer stops when its line falls below a threshold. Solid: examined by the rule, against the peak since the "
+        "layer became its target; dotted: not examined yet, against the peak since the run's start."
+    ]
+    return Figure(name="variance", alt=alt, traces=traces, layout=layout, height=460, notes=notes)
+
+
+def _variance_line(group: pd.DataFrame, place: int, layers: int, *, named: bool) -> dict[str, Any]:
+    """Return the trace of one layer's ratios, either those examined or the others."""
+    layer, examined = group["layer"].iloc[0], bool(group["examined"].iloc[0])
+    iterations, ratios = [int(v) for v in group["x"]], [round(float(v), 6) for v in group["y"]]
+    words = f"{layer}{'' if examined else ' (not examined yet)'}"
+    colour = f"@depth:{place / max(1, layers - 1):.3f}"
+    more = {
+        "mode": "lines+markers" if examined and len(group) <= _MOST_MARKED else "lines",
+        "legendgroup": f"layer {place}",
+        "showlegend": named,
+        "opacity": 1 if examined else 0.55,
+        "marker": {"color": colour, "size": 4},
+    }
+    return line(
+        short(layer), iterations, ratios,
+        [f"{words}\niteration {i}, ratio {r:.4f}" for i, r in zip(iterations, ratios, strict=True)],
+        more=more, color=colour, width=2.4 if examined else 1.1, dash="solid" if examined else "dot",
+    )  # fmt: skip
+
+
+def _thinned(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return every n-th row and always the last, because the line may end there at a stop."""
+    kept = np.arange(0, len(rows), -(-len(rows) // _MOST_POINTS))
+    return rows.iloc[np.union1d(kept, len(rows) - 1)]
+
+
+def _stops(data: ReportData) -> pd.DataFrame:
+    """Return the points at which layers stopped: x (iteration), y (ratio), label."""
+    stops = pd.DataFrame() if data.stops is None else data.stops
+    names = texts(stops, "layer")
+    found = pd.DataFrame({"x": array_of(stops, "iteration"), "y": array_of(stops, "ratio"), "layer": names})
+    found = found[np.isfinite(found["x"]) & np.isfinite(found["y"])]
+    labels = [f"{row.layer} stopped\niteration {int(row.x)}, ratio {row.y:.4f}" for row in found.itertuples()]
+    return found.assign(label=labels)
 
 
 def _thresholds(data: ReportData) -> list[tuple[str, float]]:
     if data.thresholds is None:
         return []
-    values = numbers(data.thresholds, "value")
+    values = array_of(data.thresholds, "value")
     return [(n, float(v)) for n, v in zip(texts(data.thresholds, "name"), values, strict=True) if np.isfinite(v)]
 
 

@@ -20,6 +20,9 @@ from analysis.presentation.figures.plain_columns import stop_events
 from analysis.presentation.summary_text import config_of
 from analysis.trace_replay.traces import RunTrace
 from trainables.gradskip.layer_plan import Unit
+from trainables.gradskip.replay import variance_name
+from trainables.gradskip.rules.braking import first_step_after
+from trainables.gradskip.rules.published_batch import Curve, examinations
 from trainables.gradskip.settings import Settings
 
 
@@ -66,7 +69,9 @@ def variance_frames(trace: RunTrace, row: pd.Series) -> VarianceFrames | None:
             continue
         name = names[unit.number]
         stop = _stop_of(unit, events, blueprint.plan.order)
-        lines = list(_lines(values, settings, anchor, stop, first=not found))
+        lines = list(
+            _lines(values, settings, anchor, stop, first=not found, single_precision=blueprint.single_precision)
+        )
         found += [
             pd.DataFrame({"iteration": when, "layer": name, "ratio": ratio, "examined": examined})
             for when, ratio, examined in lines
@@ -104,11 +109,10 @@ def _values(trace: RunTrace, path: list[int], unit: Unit) -> NDArray[np.float64]
     A stage's signals replace those of its ancestors from its start on. Nothing is recorded after the layer has stopped.
     """
     values = np.full(trace.total_steps, np.nan)
-    name = "variance:" + "+".join(map(str, unit.watched))
     for place in path:
         stage = trace.stages[place]
         values[stage.start :] = np.nan
-        recorded, there = stage.signal(name)
+        recorded, there = stage.signal(variance_name(unit.watched))
         count = min(len(recorded), trace.total_steps - stage.start)
         span = slice(stage.start, stage.start + count)
         values[span] = np.where(there[:count], recorded[:count], np.nan)
@@ -124,26 +128,32 @@ def _stop_of(unit: Unit, events: list[dict[str, Any]], order: tuple[int, ...]) -
 
 
 def _lines(
-    values: NDArray[np.float64], settings: Settings, anchor: int | None, stop: int | None, *, first: bool
+    values: NDArray[np.float64],
+    settings: Settings,
+    anchor: int | None,
+    stop: int | None,
+    *,
+    first: bool,
+    single_precision: bool,
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], bool]]:
     """Yield a layer's lines as (iterations, ratios, examined): first the part not examined, then the examined part."""
     end = len(values) if stop is None else min(stop + 1, len(values))
     looks: NDArray[np.int64] = np.zeros(0, np.int64)
     if anchor is not None:
-        interval = settings.sampling_interval
-        braking = 0 if first else max(settings.braking_distance, 1)  # of the previous stop; no decisions meanwhile
-        begin = max(anchor + braking, settings.start_itr)
-        looks = np.arange(-(-begin // interval) * interval, end, interval)
-        if not first and anchor < end:  # its first peak is taken when the previous layer stops
-            looks = np.unique(np.concatenate([[anchor], looks]))
+        begin = anchor if first else first_step_after(anchor, settings.braking_distance)
+        looks = examinations(
+            begin=begin,
+            end=end,
+            start_itr=settings.start_itr,
+            interval=settings.sampling_interval,
+            anchor=None if first else anchor,
+        )
     before = np.arange(end if len(looks) == 0 else looks[0] + 1)
     for when, examined in ((before, False), (looks, True)):
         kept = when[~np.isnan(values[when])]
-        seen = values[kept]
         if len(kept):
-            peak = np.maximum.accumulate(seen)
-            ratio = np.divide(seen, peak, out=np.ones_like(seen), where=seen < peak)
-            yield kept, ratio, examined
+            ratios = Curve.of(kept, values[kept], single_precision=single_precision).ratios
+            yield kept, np.where(np.isinf(ratios), 1.0, ratios), examined  # 1: a new peak
 
 
 def _thresholds(settings: Settings | None, stopped: int) -> pd.DataFrame:

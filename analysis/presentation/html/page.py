@@ -13,7 +13,7 @@ from typing import Any
 from analysis.presentation.figures.palette import DARK, DEPTH_DARK, DEPTH_LIGHT, LIGHT
 from analysis.presentation.figures.plain_columns import plain
 from analysis.presentation.figures.report_data import ReportData
-from analysis.presentation.html.plotly_figures import plotly_figures
+from analysis.presentation.figures.report_figures import report_figures
 from analysis.presentation.html.sections import header, sections
 from analysis.presentation.html.trial_table import trial_table
 from trainables.errors import UserError
@@ -29,7 +29,7 @@ def report_html(data: ReportData) -> str:
         UserError: if plotly is not installed.
     """
     plotly = _plotly()
-    figures = plotly_figures(data)
+    figures = report_figures(data)
     script = _asset("page.js")
     colours = {
         "light": {**LIGHT, "depth": list(DEPTH_LIGHT)},

@@ -13,17 +13,19 @@ import numpy as np
 import pandas as pd
 
 from analysis.formatting import ROUNDING, percent, plural, points, points_number
+from analysis.io.checked import number_of
 from analysis.metrics.accounting import search_cost
-from analysis.metrics.confirmation import compared, of_trial
-from analysis.metrics.confirmation import saved_again as candidate_saved
-from analysis.metrics.saving import BOTH, TRAINING, saved_of_one
+from analysis.metrics.confirmation import compared, of_trial, saved_again
+from analysis.metrics.saving import saved_of_one
 from analysis.presentation.compression_text import without_files
-from analysis.presentation.figures.plain_columns import is_one_of, number, numbers, saved_again, stop_events, texts
+from analysis.presentation.figures.figure import Figure
+from analysis.presentation.figures.plain_columns import is_one_of, texts
 from analysis.presentation.figures.report_data import ReportData
-from analysis.presentation.html.plotly_parts import PlotlyFigure
+from analysis.presentation.ranked_table import stop_table
 from analysis.presentation.schedule_text import compresses
 from analysis.presentation.sparsity_text import is_compressed, layers, sums
-from analysis.presentation.summary_text import compression_of, config_of, is_answer
+from analysis.presentation.summary_text import TREE_CAPTION, compression_of, config_of, is_answer
+from trainables.savings import BOTH, TRAINING
 
 #: Maximum number of failed trials listed.
 _MOST_FAILURES = 200
@@ -41,7 +43,7 @@ class Section:
     """Its HTML."""
 
 
-def sections(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> list[Section]:
+def sections(data: ReportData, figures: Mapping[str, Figure]) -> list[Section]:
     """Return all sections that are not empty, in the order of the page."""
     made = [
         ("settings", "Settings to use", _settings(data)),
@@ -54,7 +56,7 @@ def sections(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> list[Sect
          _pictures(figures, "variance")),
         ("training", "Training", _pictures(figures, "learning")),
         ("parameters", "What mattered", _mattered(data, figures)),
-        ("search", "The search", _search(data, figures)),
+        ("search", "The search", _search(figures)),
         ("tree", "Stage tree", _tree(data)),
         ("trials", "All trials", _table(data)),
         ("failed", "Failed trials", _failed(data.trials)),
@@ -67,11 +69,11 @@ def _none(why: str) -> str:
     return f'<p class="none">{escape(why)}</p>'
 
 
-def _pictures(figures: Mapping[str, PlotlyFigure], *names: str) -> str:
+def _pictures(figures: Mapping[str, Figure], *names: str) -> str:
     return "".join(_picture(figures[name]) for name in names if name in figures)
 
 
-def _picture(figure: PlotlyFigure) -> str:
+def _picture(figure: Figure) -> str:
     notes = " ".join(escape(note) for note in figure.notes)
     caption = f"<figcaption>{notes}</figcaption>" if notes else ""
     return (
@@ -122,37 +124,42 @@ def _tiles(data: ReportData) -> str:
         again = of_trial(data.confirmation, best)
         if again is not None and again["confirmed"]:
             over = f"over {plural(int(again['seeds']), 'fresh seed')}"
-            tiles.append((data.saved_words, percent(candidate_saved(again)), over))
+            tiles.append((data.saved_words, percent(saved_again(again)), over))
             beside = f"{compared(again).removesuffix(' accuracy')}, {over}; allowed {points(data.allowed_drop)}"
             tiles.append(("accuracy loss", _drop(again["accuracy_drop"]), beside))
         else:
             tiles.append((data.saved_words, percent(saved_of_one(best)), _beside_saved(best, data.saving)))
-            drop = number(best, "accuracy_drop")
+            drop = number_of(best, "accuracy_drop")
             tiles.append(("accuracy loss", _drop(drop), f"validation; allowed {points(data.allowed_drop)}"))
         baseline = data.ranking[is_one_of(data.ranking, "role", "baseline")]
-        test = number(best, "test_accuracy")
+        test = number_of(best, "test_accuracy")
         if np.isfinite(test) and len(baseline):
-            base = number(baseline.iloc[0], "test_accuracy")
+            base = number_of(baseline.iloc[0], "test_accuracy")
             beside = "" if np.isnan(base) else f"baseline {100 * base:.2f} %"
             tiles.append(("test accuracy", f"{100 * test:.2f} %", beside))
     total = search_cost(data.trials)
     if total.dense_equivalents > 0:
         tiles.append(("search cost", f"{total.dense_equivalents:.1f} full trainings", plural(total.trials, "trial")))
-    cells = "".join(
-        f'<div><dt>{escape(name)}</dt><dd><strong>{escape(value)}</strong>'
-        f"{f'<span>{escape(beside)}</span>' if beside else ''}</dd></div>"
-        for name, value, beside in tiles
-    )  # fmt: skip
-    return f'<dl class="tiles">{cells}</dl>' if cells else ""
+    spans = [f"<span>{escape(beside)}</span>" if beside else "" for *_, beside in tiles]
+    cells = [
+        (name, f"<strong>{escape(value)}</strong>{span}") for (name, value, _), span in zip(tiles, spans, strict=True)
+    ]
+    return _facts("tiles", cells)
+
+
+def _facts(kind: str, cells: Iterable[tuple[str, str]]) -> str:
+    """Return a description list from names and the HTML of their values; empty without any."""
+    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in cells)
+    return f'<dl class="{kind}">{shown}</dl>' if shown else ""
 
 
 def _beside_saved(best: pd.Series, saving: str) -> str:
     """Return the note on a saving: backward pass, sparsity, or the two savings of which it is the mean."""
     if saving == BOTH:
-        training, inference = number(best, "compute_saved"), number(best, "inference_saved")
+        training, inference = number_of(best, "compute_saved"), number_of(best, "inference_saved")
         return f"training {percent(training)}, inference {percent(inference)}"
     name, said = ("backward_saved", "{} of the backward pass") if saving == TRAINING else ("sparsity", "sparsity {}")
-    value = number(best, name)
+    value = number_of(best, name)
     return "" if np.isnan(value) else said.format(percent(value))
 
 
@@ -193,8 +200,7 @@ def _sparsity(data: ReportData) -> str:
     best = data.best
     if best is None or not is_compressed(best):
         return ""
-    cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in sums(best))
-    facts = f'<dl class="facts">{cells}</dl>' if cells else ""
+    facts = _facts("facts", [(name, escape(value)) for name, value in sums(best)])
     rows = layers(best)
     if not rows:
         return facts
@@ -202,21 +208,14 @@ def _sparsity(data: ReportData) -> str:
     return facts + _small_table(caption, ("layer", "sparsity"), rows, numeric=(1,))
 
 
-def _stops(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
+def _stops(data: ReportData, figures: Mapping[str, Figure]) -> str:
     if set(texts(data.ranking, "method")) <= {"none", "compression"} and is_one_of(data.ranking, "method",
                                                                                    "compression").any():  # fmt: skip
         return ""  # no layer could stop in this study
     drawn = _pictures(figures, "timeline") or _none("No ranked trial stopped a layer.")
-    events = [] if data.best is None else stop_events(data.best.get("stop_events"))
-    if not events:
+    heads, *rows = [[]] if data.best is None else stop_table(data.best)
+    if data.best is None or not rows:
         return drawn
-    assert data.best is not None
-    rows = [
-        [str(e["iteration"]), str(e["layer"]), str(e.get("name") or ""), str(e.get("rule") or ""),
-         f"{e['ratio']:.4f}" if isinstance(e.get("ratio"), (int, float)) else ""]
-        for e in events
-    ]  # fmt: skip
-    heads = ("iteration", "layer", "name", "rule", "variance / peak")
     return drawn + _small_table(f"Stops of the chosen trial {data.best['trial']}", heads, rows, numeric=(0, 1, 4))
 
 
@@ -230,10 +229,12 @@ def _small_table(
         "<tr>" + "".join(f"<td{c}>{escape(v)}</td>" for v, c in zip(row, number_class, strict=True)) + "</tr>"
         for row in rows
     )
-    return (
-        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(caption)}"><table>'
-        f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    inner = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return _scrollable(caption, f"<table>{inner}</table>")
+
+
+def _scrollable(label: str, body: str, *, kind: str = "scroll") -> str:
+    return f'<div class="{kind}" tabindex="0" role="group" aria-label="{escape(label)}">{body}</div>'
 
 
 def _controls_note(data: ReportData) -> str:
@@ -242,43 +243,28 @@ def _controls_note(data: ReportData) -> str:
     return ""
 
 
-def _confirmation(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
+def _confirmation(data: ReportData, figures: Mapping[str, Figure]) -> str:
     frame = data.confirmation
     if frame is None or len(frame) == 0:
         return _none(
             "Nothing is confirmed: the winner among many on one seed is partly luck. Retrain the best on fresh seeds "
             "with python -m tune_cac confirm STUDY."
         )
-    share = saved_again(frame)
-    values = {name: numbers(frame, name) for name in ("accuracy_drop", "drop_low", "drop_high")}
-    confidence, confirmed = numbers(frame, "confidence"), numbers(frame, "confirmed") == 1
-
-    def shown(name: str, place: int) -> str:
-        return points_number(values[name][place], allowed=data.allowed_drop)
-
-    rows = [
-        [
-            candidate, seeds, percent(share[i]), shown("accuracy_drop", i),
-            f"{shown('drop_low', i)} to {shown('drop_high', i)}",
-            "" if np.isnan(confidence[i]) else f"{100 * confidence[i]:.0f} %",
-            "yes" if confirmed[i] else "no",
-        ]
-        for i, (candidate, seeds) in enumerate(zip(texts(frame, "candidate"), texts(frame, "seeds"), strict=True))
-    ]  # fmt: skip
-    heads = (
-        "trial",
-        "seeds",
-        data.saved_words,
-        "accuracy loss (points)",
-        "interval (points)",
-        "confidence",
-        "confirmed",
-    )
+    rows = []
+    for _, row in frame.iterrows():
+        drop, low, high = (
+            points_number(row[name], allowed=data.allowed_drop) for name in ("accuracy_drop", "drop_low", "drop_high")
+        )
+        confidence = "" if np.isnan(row["confidence"]) else f"{100 * row['confidence']:.0f} %"
+        found = [str(row["candidate"]), str(row["seeds"]), percent(saved_again(row)), drop, f"{low} to {high}"]
+        rows.append([*found, confidence, "yes" if row["confirmed"] else "no"])
+    heads = ("trial", "seeds", data.saved_words, "accuracy loss (points)", "interval (points)", "confidence",
+             "confirmed")  # fmt: skip
     table = _small_table("Candidates retrained on fresh seeds", heads, rows, numeric=(0, 1, 2, 3, 4, 5))
     return _pictures(figures, "confirmation") + table
 
 
-def _mattered(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
+def _mattered(data: ReportData, figures: Mapping[str, Figure]) -> str:
     drawn = _pictures(figures, "importance", "interactions")
     if not drawn and data.importance is not None:
         reason = data.importance.attrs.get("reason")
@@ -294,17 +280,9 @@ def _mattered(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
     )
 
 
-def _search(data: ReportData, figures: Mapping[str, PlotlyFigure]) -> str:
-    parts = [
-        f"<h3>{title}</h3>{body}"
-        for title, body in (
-            ("Best found so far", _pictures(figures, "convergence")),
-            ("Hypervolume", _pictures(figures, "hypervolume")),
-            ("Cost", _pictures(figures, "cost")),
-        )
-        if body
-    ]
-    return "".join(parts)
+def _search(figures: Mapping[str, Figure]) -> str:
+    titles = {"convergence": "Best found so far", "hypervolume": "Hypervolume", "cost": "Cost"}
+    return "".join(f"<h3>{title}</h3>{_picture(figures[name])}" for name, title in titles.items() if name in figures)
 
 
 def _tree(data: ReportData) -> str:
@@ -314,13 +292,11 @@ def _tree(data: ReportData) -> str:
     svg = base64.b64encode(data.tree_svg.encode()).decode()
     size = re.match(r"<svg[^>]*?\bwidth=\"(\d+)[^>]*?\bheight=\"(\d+)", data.tree_svg)
     measures = f' width="{size[1]}" height="{size[2]}"' if size else ""
-    return (
-        "<p>Every bar is a stretch of training that begins where its trials did something that the others did not; "
-        "what trials have in common was trained once and is drawn once.</p>"
-        '<div class="scroll paper" tabindex="0" role="group" aria-label="stage tree">'
+    image = (
         f'<img alt="Stage tree of the search: training shared between trials"{measures} '
-        f'src="data:image/svg+xml;base64,{svg}"></div>'
+        f'src="data:image/svg+xml;base64,{svg}">'
     )
+    return f"<p>{TREE_CAPTION}</p>" + _scrollable("stage tree", image, kind="scroll paper")
 
 
 def _table(data: ReportData) -> str:
@@ -331,9 +307,8 @@ def _table(data: ReportData) -> str:
         '<div class="controls"><label for="filter">Filter</label><input id="filter" type="search" autocomplete="off" '
         'spellcheck="false" aria-describedby="filter-help"><span id="filter-help" class="faint">words that a row must '
         'have, such as <kbd>completed</kbd> or <kbd>saved&gt;30</kbd></span></div>'
-        '<div class="scroll" tabindex="0" role="group" aria-label="all trials">'
-        f'<table id="trials-table"{chosen}><caption>'
-        "All trials; a heading sorts by its column.</caption><thead></thead><tbody></tbody></table></div>"
+        + _scrollable("all trials", f'<table id="trials-table"{chosen}><caption>All trials; a heading sorts by its '
+                      "column.</caption><thead></thead><tbody></tbody></table>") +
         '<div class="pages"><button type="button" id="previous">Previous</button>'
         '<span id="page-status" role="status"></span><button type="button" id="next">Next</button></div>'
         "<noscript><p>The table and the plots need JavaScript; ranking.csv, which the search wrote, has the same.</p>"
@@ -359,5 +334,5 @@ def _environment(data: ReportData) -> str:
     if data.info.hold:
         held = without_files(data.info.hold)
         entries["fixed in every trial but the baseline"] = " ".join(f"{k}={v}" for k, v in held.items())
-    cells = "".join(f"<div><dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd></div>" for k, v in entries.items())
-    return f'<dl class="facts">{cells}</dl>' if cells else _none("Nothing is known of where this ran.")
+    facts = _facts("facts", [(str(name), escape(str(value))) for name, value in entries.items()])
+    return facts or _none("Nothing is known of where this ran.")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.io.checked import array_of
 from analysis.metrics.accounting import search_fraction
 from analysis.metrics.controls import CONTROL_NAMES, beats_shorter, control_line
-from analysis.metrics.saving import TRAINING
 from analysis.presentation.compression_text import WHOLE_FILES, field_text
 from analysis.presentation.figures.outcomes import short_name
-from analysis.presentation.figures.plain_columns import numbers, percent_values, plain, saved, texts
+from analysis.presentation.figures.plain_columns import plain, saved, texts
 from analysis.presentation.figures.report_data import ReportData
 from trainables.config import field_kinds
+from trainables.savings import TRAINING
 
-#: Result columns: name in the frame, heading, description, decimals. Fractions are shown as percentages.
+#: Result columns: name, heading, description, decimals. Fractions are shown as percentages.
 _ACCURACY = (
     ("accuracy", "accuracy %", "validation accuracy, percent", 2),
     ("accuracy_drop", "accuracy loss", "baseline's validation accuracy minus the trial's, in points", 2),
@@ -25,6 +25,7 @@ _ACCURACY = (
 _COMPUTE = ("compute_saved", "saved %", "compute saved, percent of the full budget's FLOPs", 1)
 #: Columns of compute saved and sparsity for a study that does not rank by training compute.
 _INFERENCE = (
+    ("saved", "saved %", "{}, percent", 1),
     ("inference_saved", "inference %", "multiply-adds saved at inference, percent of the model's as it was built", 1),
     ("sparsity", "sparsity %", "zeros among the weights of convolutions and linear layers, percent", 1),
     ("structured_sparsity", "structured %", "of these weights in whole filters, rows or channels of zeros, percent", 1),
@@ -37,6 +38,13 @@ _OTHERS = (
     ("peak_memory_saved", "memory %", "peak memory saved, percent", 1),
     ("test_accuracy", "test %", "test accuracy, percent; no choice was made by it", 2),
 )
+_LATENCY = (
+    "latency_s", "latency ms",
+    "median time of a batch through the model from which structures were removed, milliseconds", 2,
+)  # fmt: skip
+_COST = ("search_cost", "search cost", "compute that the search executed for it, in full trainings of the baseline", 2)
+#: Factors of the values that are not fractions.
+_FACTORS = {"latency_s": 1000.0, "search_cost": 1.0}
 #: Hyperparameters that are shown elsewhere or are not part of a setting.
 _ELSEWHERE = ("workload", *WHOLE_FILES)
 #: Maximum characters of an error in the table; the section of failed trials shows it in full.
@@ -66,27 +74,14 @@ def trial_table(data: ReportData) -> dict[str, Any]:
     add("role", "role", "baseline, published defaults, search or control", _roles(trials), "text")
     add("status", "status", "how it ended", texts(trials, "status"), "text")
 
-    def add_results(results: Iterable[tuple[str, str, str, int]]) -> None:
-        for name, label, title, digits in results:
-            found = numbers(trials, name)
-            if np.isfinite(found).any():
-                add(name, label, title, percent_values(found), digits=digits)
-
-    add_results(_ACCURACY)
-    if data.saving == TRAINING:
-        add_results((_COMPUTE,))
-    else:
-        add("saved", "saved %", f"{data.saved_words}, percent", percent_values(saved(trials)), digits=1)
-        add_results(_INFERENCE)
-    add_results(_OTHERS)
-    latency = numbers(trials, "latency_s")
-    if np.isfinite(latency).any() and data.saving != TRAINING:
-        title = "median time of a batch through the model from which structures were removed, milliseconds"
-        add("latency_s", "latency ms", title, [round(1000 * float(v), 6) for v in latency], digits=2)
-    cost = np.asarray(search_fraction(trials), dtype=np.float64)
-    if np.isfinite(cost).any():
-        title = "compute that the search executed for it, in full trainings of the baseline"
-        add("search_cost", "search cost", title, [round(float(v), 6) for v in cost], digits=2)
+    of_training = data.saving == TRAINING
+    compute = (_COMPUTE,) if of_training else _INFERENCE
+    results = trials.assign(saved=saved(trials), search_cost=search_fraction(trials))
+    for name, label, title, digits in (*_ACCURACY, *compute, *_OTHERS, *(() if of_training else (_LATENCY,)), _COST):
+        found = array_of(results, name) * _FACTORS.get(name, 100.0)
+        if np.isfinite(found).any():
+            shown = [round(float(value), 6) + 0.0 for value in found]  # adding 0.0 turns -0.0 into 0.0
+            add(name, label, title.format(data.saved_words), shown, digits=digits)
     beats = [None if pd.isna(b) else str(b) for b in beats_shorter(trials, control_line(trials))]
     if any(beats):
         title = "whether it is more accurate than a dense run cut to the same compute"
@@ -111,6 +106,6 @@ def _roles(trials: pd.DataFrame) -> list[str]:
 def _setting(trials: pd.DataFrame, name: str, kind: type) -> tuple[list[Any], str]:
     """Return a hyperparameter's values and their kind."""
     if kind in (int, float):
-        found = numbers(trials, name)
+        found = array_of(trials, name)
         return [None if np.isnan(v) else int(v) if kind is int else float(f"{v:.6g}") for v in found], "number"
     return [field_text(name, text) for text in texts(trials, name)], "text"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from analysis.metrics.saving import SAVED, saved_words
 from analysis.presentation.study_comparison import Comparison
+from trainables.savings import SAVED, saved_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,8 +51,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
     axes.set_title(f"{comparison.workload}, {comparison.length}: Pareto fronts", fontsize="medium")
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     legend = figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
     for text, name in zip(legend.get_texts(), comparison.studies["study"], strict=False):
         # Set here because matplotlib omits labels that begin with an underscore.

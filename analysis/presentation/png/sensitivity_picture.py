@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from analysis.presentation.figures.palette import LIGHT, depth_colour
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: Neighbouring layers have similar colours; line styles and markers distinguish them.
@@ -42,7 +41,11 @@ def sensitivity_figure(
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for place, (name, points) in enumerate(curves.items()):
-        _draw(axes, name, points, place, len(curves))
+        axes.plot(
+            [100 * level for level, _ in points], [100 * accuracy for _, accuracy in points],
+            color=depth_colour(place / max(1, len(curves) - 1)), linestyle=_LINES[place % len(_LINES)],
+            marker=_MARKERS[place % len(_MARKERS)], markersize=3.5, linewidth=1.3, label=f"layer {place}", gid=name,
+        )  # fmt: skip
     first = next(iter(curves.values()), ())
     if first:
         axes.axhline(
@@ -55,21 +58,12 @@ def sensitivity_figure(
     axes.set_xlim(0, None)
     axes.grid(color=LIGHT["rest"])
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     legend = figure.legend(loc="outside right upper", ncols=columns, frameon=False, fontsize="small", handlelength=3)
     for text, name in zip(legend.get_texts(), curves, strict=False):
         # Set here because matplotlib omits labels that begin with an underscore.
         text.set(text=_shown(name), parse_math=False)
     return figure
-
-
-def _draw(axes: Axes, name: str, points: Sequence[tuple[float, float]], place: int, layers: int) -> None:
-    axes.plot(
-        [100 * level for level, _ in points], [100 * accuracy for _, accuracy in points],
-        color=depth_colour(place / max(1, layers - 1)), linestyle=_LINES[place % len(_LINES)],
-        marker=_MARKERS[place % len(_MARKERS)], markersize=3.5, linewidth=1.3, label=f"layer {place}", gid=name,
-    )  # fmt: skip
 
 
 def _shown(name: str) -> str:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from analysis.io.journal import JournalStudy, choose_study, read_studies, torn_end
+from analysis.io.journal import JournalStudy, read_studies, read_study, torn_end
 from analysis.io.layout import STUDY_NAME
 from trainables.errors import UserError
 
@@ -208,14 +208,15 @@ def test_after_a_cut_at_the_torn_end_optuna_goes_on(tmp_path: Path, lines: list[
 def test_which_study_of_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "optuna.journal"
     optuna.create_study(study_name="mine", storage=storage(path))
-    assert choose_study(read_studies(path), path).name == "mine"
+    assert read_study(path).name == "mine"
     optuna.create_study(study_name="yours", storage=storage(path))
     with pytest.raises(UserError, match=rf"one study or one named {STUDY_NAME}, .*journal holds mine, yours: copy"):
-        choose_study(read_studies(path), path)
+        read_study(path)
     optuna.create_study(study_name=STUDY_NAME, storage=storage(path))
-    assert choose_study(read_studies(path), path).name == STUDY_NAME
+    assert read_study(path).name == STUDY_NAME
+    path.write_bytes(b"")
     with pytest.raises(UserError, match="holds no study: its search never began"):
-        choose_study([], path)
+        read_study(path)
 
 
 def test_a_journal_that_cannot_be_opened(tmp_path: Path) -> None:

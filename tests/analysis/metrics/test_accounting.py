@@ -95,6 +95,7 @@ def test_a_study_of_an_earlier_version_trained_every_trial_alone() -> None:
     assert search_cost_line(search_cost(frame)) == "Search cost: 1.5 full trainings for 2 trials."
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(flops, flops, flops, st.sampled_from(["completed", "failed", "interrupted", "running"]))))
 def test_the_sums_are_those_of_plain_arithmetic(
     rows: list[tuple[int | None, int | None, int | None, str]],

@@ -54,6 +54,7 @@ def share(spent: Any, whole: float) -> float:
     return 1 - number(spent) / whole if whole > 0 else np.nan
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(trial, min_size=1, max_size=12))
 def test_against_the_baseline_of_its_own_study_workload_and_seed(trials: list[dict[str, Any]]) -> None:

@@ -46,6 +46,7 @@ def test_the_table_is_complete() -> None:
     assert len(list(documented())) == 5 * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "n", "comparisons", "promised", "student"), list(documented()))
 def test_coverage_is_as_documented(kind: str, n: int, comparisons: int, promised: float, student: float) -> None:
     samples, mean = draws(kind, np.random.default_rng([n, comparisons]), n)
@@ -62,6 +63,7 @@ def test_coverage_is_as_documented(kind: str, n: int, comparisons: int, promised
         assert covered >= 100 * level - 0.7  # the promise itself
 
 
+@pytest.mark.slow
 def test_five_intervals_hold_together() -> None:
     rng = np.random.default_rng(0)
     shared = rng.normal(size=(1, SAMPLES, 5))  # the baseline's luck is in every candidate's differences
@@ -268,11 +270,12 @@ def test_what_is_confirmed_and_what_is_refuted() -> None:
     assert verdict(*runs_of(1, [0.0] * 4)) == (True, False)
 
 
+@pytest.mark.slow
 def test_equal_differences_of_counts_are_equal_whatever_rounding_makes_of_them() -> None:
     """One sample less on every seed: without a resolution that says nothing of how seeds vary."""
     rng = np.random.default_rng(0)
     rounded = 0
-    for _ in range(300):
+    for _ in range(60):
         right = rng.integers(500, 599, 4)
         runs = [
             row
@@ -289,7 +292,7 @@ def test_equal_differences_of_counts_are_equal_whatever_rounding_makes_of_them()
         assert confirm_table(confirmation(*runs), allowed_drop=0.005, resolution=1 / 599)["confirmed"].tolist() == [
             True
         ]
-    assert rounded > 50  # else this would show nothing
+    assert rounded > 10  # else this would show nothing
 
 
 def test_candidates_that_have_not_begun_count_in_the_correction() -> None:

@@ -130,6 +130,7 @@ def test_without_a_line_nothing_is_said(missing: str) -> None:
     assert beats_shorter(trials, line).isna().all()
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=6),
     st.lists(st.integers(0, 100), min_size=1, max_size=5),

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import analysis
 from analysis.io.studies import to_frame
 from analysis.metrics.controls import SHORTER, beats_shorter, control_line
-from analysis.metrics.saving import saved_of, saved_of_one, saved_words, saving_of, share_words
-from trainables.config import SAVINGS
+from analysis.metrics.saving import saved_of, saved_of_one, saving_of
+from trainables.savings import SAVINGS, saved_words, share_words
 
 share = st.one_of(st.none(), st.integers(-4, 8).map(lambda eighths: eighths / 8))
 rows = st.lists(st.tuples(st.sampled_from([None, *SAVINGS]), share, share), max_size=12)
@@ -31,6 +31,7 @@ def by_hand(saving: str | None, training: float | None, inference: float | None)
     return float("nan") if known is None else known
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(rows, st.booleans())
 def test_each_row_by_its_own_saving(given_rows: list[tuple[Any, Any, Any]], plain: bool) -> None:

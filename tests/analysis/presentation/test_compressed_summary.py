@@ -313,6 +313,7 @@ def test_the_files_of_a_study(tmp_path: Path) -> None:
     assert ranking["beats_shorter"].isna().all()
 
 
+@pytest.mark.slow
 def test_an_old_schedule_is_removed_where_nothing_compresses_any_more(tmp_path: Path) -> None:
     layout = written(tmp_path / "s", pruned(0.968, 0.5))
     assert layout.best_schedule.exists()

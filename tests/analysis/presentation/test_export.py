@@ -225,6 +225,7 @@ def test_every_character_survives_latex(text: str) -> None:
     assert shown == " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_markdown_has_as_many_cells_in_every_row(study: Layout) -> None:
     ranking = ranking_of(study)
     ranking.loc[0, "CAC_RULE"] = "a|b*c\nd<e"

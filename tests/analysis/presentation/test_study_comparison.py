@@ -95,6 +95,7 @@ def test_equal_outcomes_of_two_seeds_are_equal(tmp_path: Path) -> None:
 outcome_lists = st.lists(st.tuples(st.integers(-4, 40), st.integers(-1, 8).map(lambda v: v / 10)), max_size=7)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(studies=st.lists(outcome_lists, min_size=2, max_size=3), allowed=st.integers(0, 12))
 def test_fronts_and_shares_agree_with_brute_force(
@@ -131,6 +132,7 @@ def test_fronts_and_shares_agree_with_brute_force(
         assert row["hypervolume"] == pytest.approx(area)
 
 
+@pytest.mark.slow
 def test_the_allowed_drop_is_the_least_of_the_studies(tmp_path: Path) -> None:
     paths = [study(tmp_path / "a", [], allowed_drop=0.02), study(tmp_path / "b", [], allowed_drop=0.01)]
     assert compare(paths).allowed_drop == 0.01
@@ -223,6 +225,7 @@ def test_the_picture_has_every_front_as_steps(tmp_path: Path) -> None:
     assert lines["study 0"].get_marker() != lines["study 1"].get_marker()
 
 
+@pytest.mark.slow
 def test_pictures_are_files_of_their_kind_and_repeat(tmp_path: Path) -> None:
     names = [study(tmp_path / "a<b&c$d$", [(0, 0.2)]), study(tmp_path / "_d", [(1, 0.3)])]
     found = compare(names)

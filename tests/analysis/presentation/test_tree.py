@@ -79,6 +79,7 @@ def stage_id(path: tuple[tuple[int, int], ...]) -> str:
     return stage
 
 
+@pytest.mark.slow
 @given(st.lists(paths, min_size=1, max_size=12))
 @settings(max_examples=25)
 def test_every_stage_once_with_those_that_went_through_it(trials: list[tuple[tuple[int, int], ...]]) -> None:
@@ -103,6 +104,7 @@ def test_every_stage_once_with_those_that_went_through_it(trials: list[tuple[tup
             assert row["parent"] == stage_id(prefix[:-1])
 
 
+@pytest.mark.slow
 @given(st.lists(paths, min_size=1, max_size=12))
 @settings(max_examples=25)
 def test_shared_steps_are_those_that_nobody_trained_again(trials: list[tuple[tuple[int, int], ...]]) -> None:
@@ -221,6 +223,7 @@ def test_the_tree_as_text(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @given(st.lists(paths, min_size=1, max_size=12), st.integers(0, 4), st.integers(1, 12))
 @settings(max_examples=30)
 def test_text_shows_or_counts_every_stage_once(trials: list[tuple[tuple[int, int], ...]], depth: int, top: int) -> None:
@@ -246,6 +249,7 @@ def box(rect: ElementTree.Element) -> tuple[float, float, float, float]:
     return x, x + width, y, y + height
 
 
+@pytest.mark.slow
 @given(st.lists(paths, min_size=1, max_size=12))
 @settings(max_examples=25)
 def test_the_picture_has_every_stage_once_and_nothing_overlaps(trials: list[tuple[tuple[int, int], ...]]) -> None:

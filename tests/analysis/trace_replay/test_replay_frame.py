@@ -83,6 +83,7 @@ def through_at_end(events: list[dict[str, Any]], config: TrialConfig, total_step
     return max((e["layer"] for e in events if e["iteration"] + braking <= total_steps), default=-1)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), single_precision=st.booleans())
 def test_many_at_once_are_what_the_machine_does_one_by_one(seed: int, single_precision: bool) -> None:

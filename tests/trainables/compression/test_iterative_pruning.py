@@ -80,6 +80,7 @@ QUANTIZERS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("order", ["pruned first", "quantized first"])
 @pytest.mark.parametrize("name", QUANTIZERS)

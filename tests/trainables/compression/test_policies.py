@@ -141,6 +141,7 @@ class SlowLoop:
         return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["level", "sensitivity"])
 @pytest.mark.parametrize(("forward_only", "gradients"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("double", [False, True])

@@ -198,6 +198,7 @@ def plain_loop(kind: type[Tiny], file: Path) -> dict[str, Tensor]:
         return model.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.filterwarnings("ignore:thinning changed")
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from trainables.compression.sensitivity import (
     Kind,
     Proposal,
     Row,
-    by_block,
     evaluate_workload,
     proposed_sensitivities,
     prunable,
@@ -247,11 +246,6 @@ def test_blocks(name: str, block: str) -> None:
 
 def proposal(name: str, level: float, s: float = 0.0) -> Proposal:
     return Proposal(parameter=name, elements=10, level=level, top1=0.9, sensitivity=s)
-
-
-def test_proposals_by_block() -> None:
-    given = [proposal(n, 0.5) for n in ("conv1.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight", "fc.weight")]
-    assert by_block(given) == {"conv1": given[:1], "layer1.0": given[1:3], "fc": given[3:]}
 
 
 def test_the_csv() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from conv_models import conv_model
-from counted_loops import RECORDS
+from counted_loops import RECORDS, end_counting
 from prefix_caches import SAMPLES, stopped
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -46,7 +46,7 @@ def own_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
     yield
     for record in RECORDS:
-        record.close()
+        end_counting(record)
     RECORDS.clear()
-    process_record._PROCESS.close()
+    end_counting(process_record._PROCESS)
     assert _get_current_dispatch_mode_stack() == []

@@ -205,6 +205,7 @@ def test_counters_in_groups_survive_braking() -> None:
     assert len(optimizer.param_groups) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["AdamW", "RMSprop", "not in torch"])
 def test_resume_at_every_iteration_is_bit_exact(name: str) -> None:
     whole = conv_model()

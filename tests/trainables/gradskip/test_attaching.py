@@ -78,6 +78,7 @@ class TestAroundAnother:
             wrap(Unbuilt(model.parameters()), MANUAL, model=model)
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
+    @pytest.mark.slow
     def test_accelerates_wrapper_is_refused(self) -> None:
         from accelerate import Accelerator
 
@@ -121,6 +122,7 @@ class TestAroundAnother:
 
 
 class TestWhatIsKeptAlive:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "settings",
         [
@@ -143,6 +145,7 @@ class TestWhatIsKeptAlive:
         model(torch.ones(2, 1, 8, 8))
         assert not any(m._forward_pre_hooks for m in model.modules() if settings.mode == "plasticity")
 
+    @pytest.mark.slow
     def test_example_inputs_are_not_kept(self) -> None:
         model = conv_model()
         x = torch.ones(2, 1, 8, 8)

@@ -190,6 +190,7 @@ class TestTrace:
             model, list(model.parameters()), lambda m: m(torch.randn(2, 1, 8, 8))
         )
 
+    @pytest.mark.slow
     def test_an_optimizer_that_is_gone_leaves_no_hook_behind(self) -> None:
         import gc
         import weakref

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from counted_loops import end_counting
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
@@ -34,7 +35,7 @@ def in_a_trial(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TUNE_CAC_TRIAL_DIR", "anywhere")
     monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
     yield
-    process_record._PROCESS.close()
+    end_counting(process_record._PROCESS)
 
 
 class Images(Dataset[dict[str, torch.Tensor]]):

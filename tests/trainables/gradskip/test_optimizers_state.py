@@ -18,6 +18,7 @@ from trainables.errors import UserError
 from trainables.gradskip import SGD, Settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", [False, True])
 @pytest.mark.parametrize("mode", ["manual", "auto"])
 def test_resume_at_every_iteration_is_bit_exact(mode: str, reference: bool) -> None:

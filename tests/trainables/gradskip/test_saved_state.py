@@ -60,6 +60,7 @@ def test_a_rule_goes_on_behind_what_has_stopped(rule: str) -> None:
     assert equal(before[:5], weights(model)[:5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", RULES)
 @pytest.mark.parametrize("source", RULES)
 @pytest.mark.parametrize("cut", [1, 9])

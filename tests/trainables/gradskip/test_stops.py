@@ -33,6 +33,7 @@ def test_a_parameter_that_is_said_to_be_stopped_never_moves() -> None:
         assert all(torch.equal(before[number], after[number]) for number in stopped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torch", "other", "torch, closure", "other, closure"])
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_the_user_toggles_what_is_said_is_what_is_done(seed: int, kind: str) -> None:

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class TestCompiledStep:
+    @pytest.mark.slow
     @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
     def test_braking_is_the_published_schedule(self, backend: str) -> None:
         torch._dynamo.reset()
@@ -38,6 +39,7 @@ class TestCompiledStep:
         assert moved == pytest.approx([0.05625, 0.025, 0.00625, 0, 0, 0], abs=1e-7)
         assert float(other.detach()[0]) == pytest.approx(-0.6)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "settings",
         [

@@ -124,6 +124,7 @@ def test_what_runs_between_two_uses_trains_on(prefix_autograd: bool) -> None:
     assert optimizer.gradskip.stopped == (0, 1)
 
 
+@pytest.mark.slow
 def test_without_a_trace_the_module_that_shares_a_weight_is_not_cut() -> None:
     """Compiled models show no order; a head that shares the embedding must let the gradient through."""
     torch._dynamo.reset()
@@ -184,6 +185,7 @@ class TestStateOfATrace:
             trace = trace_model(model, list(model.parameters()), lambda m, x=x: m(x))  # type: ignore[misc]
             assert ModelTrace.from_state(trace.state_dict()) == trace
 
+    @pytest.mark.slow
     def test_grows_with_the_model_not_with_its_square(self) -> None:
         import pickle
 
@@ -191,6 +193,7 @@ class TestStateOfATrace:
         assert large < 15 * small  # larger numbers take a byte more each; the square would be 100 times
         assert large < 200_000  # of 3,000 tensors
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("towers", [2, 5])
     def test_towers_that_run_in_turn_are_no_square_either(self, towers: int) -> None:
         import pickle

@@ -236,6 +236,7 @@ class TestActivationCheckpointing:
 
 
 class TestCompile:
+    @pytest.mark.slow
     @pytest.mark.parametrize("evaluate", [False, True])
     @pytest.mark.parametrize(
         "more",
@@ -288,6 +289,7 @@ class TestCompile:
         with pytest.warns(UserWarning, match=r"5 layers may stop one by one.*recompile_limit is 8"):
             SGD(model.parameters(), lr=0.1, weight_decay=0.1, settings=Settings(), model=compiled)  # type: ignore[arg-type]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("how", ["inner given", "compiled in place"])
     def test_a_model_whose_forward_is_hidden_is_named_at_the_first_stop(self, how: str) -> None:
         torch._dynamo.reset()

@@ -65,6 +65,7 @@ def test_a_run_starts_from_known_state_whatever_the_process_was_left_in() -> Non
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_dropped_does_not_reach_into_another() -> None:
     """Collected in the midst of another's training, it would have put generators, threads and environment back."""
     dropped = TrainingRun(TrialConfig(method="none", epochs=1, seed=1))

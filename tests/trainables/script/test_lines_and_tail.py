@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainables.script import process
-from trainables.script.process import split_lines, tail
+from trainables.script.process import cut_lines, tail
 
 #: Bytes that make line ends, broken and whole UTF-8.
 MARKS = st.sampled_from([b"\r", b"\n", b"a", b"\xc3", b"\xa4"])
 PIECES = st.lists(st.binary(max_size=5) | st.lists(MARKS).map(b"".join))
+
+
+class Pieces(io.RawIOBase):
+    """A pipe from which each read gives one piece."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self.pieces = (piece for piece in pieces if piece)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        piece = next(self.pieces, b"")
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The lines of a text file like the one that `subprocess` opens on the guard's output."""
+    text = io.TextIOWrapper(io.BufferedReader(Pieces(pieces)), encoding="utf-8", errors="replace")
+    return cut_lines(text.readline)
 
 
 def lines_of(data: bytes) -> list[str]:

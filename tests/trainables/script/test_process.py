@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from trainables.script.guard import descendants
 from trainables.script.process import LINE_CHARACTERS, ScriptProcess
 
 START = "with ScriptProcess({command!r}, environment=dict(os.environ), cwd=Path('.'), log=Path('log')) as script:\n"
@@ -48,14 +48,18 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
+def descendants() -> list[int]:
+    return [process.pid for process in psutil.Process().children(recursive=True)]
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left_open() -> Iterator[None]:
     """Neither files nor threads nor children of this process, whatever a test does."""
-    files, threads, children = os.listdir("/proc/self/fd"), threading.active_count(), descendants(os.getpid())
+    files, threads, children = os.listdir("/proc/self/fd"), threading.active_count(), descendants()
     yield
     assert len(os.listdir("/proc/self/fd")) == len(files)
     assert threading.active_count() == threads
-    assert descendants(os.getpid()) == children
+    assert descendants() == children
 
 
 @pytest.mark.parametrize(
@@ -249,10 +253,10 @@ def parent_of(process: int) -> int:
 
 def test_killing_our_direct_children_spares_the_script(tmp_path: Path) -> None:
     """Ray does so when a worker exits, before or while the trial is closed; the guard must outlive that."""
-    before = descendants(os.getpid())
+    before = descendants()
     with start("echo $$; while [ ! -e go ]; do sleep 0.01; done; echo two", tmp_path) as script:
         process = int(next(script.lines()))
-        assert descendants(os.getpid()) == before
+        assert descendants() == before
         guard = parent_of(process)
         ours = os.getsid(0)
         assert len({ours, os.getsid(guard), os.getsid(process)}) == 3  # a terminal's Ctrl-C reaches neither

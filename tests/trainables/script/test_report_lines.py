@@ -102,6 +102,7 @@ def test_a_message_stays_one_short_line() -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.text() | st.dictionaries(KEYS, JSON, max_size=4).map(json.dumps) | st.binary().map(lambda b: b.decode("latin"))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.stage_tree.atomic_files import read_checked, remove_what_was_read, write_atomically, write_checked
+from trainables.stage_tree.atomic_files import read_checked, remove_what_was_read, write_checked
 
 #: A payload that says itself whether it is whole: one byte, repeated as often as its value says.
 WRITER = """
@@ -100,12 +100,6 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         write_checked(tmp_path / "file" / "below", b"")
-
-
-def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(TypeError):
-        write_atomically(tmp_path / "file", b"first", None)  # type: ignore[arg-type]
-    assert os.listdir(tmp_path) == []
 
 
 def test_readers_see_whole_files_while_two_processes_write(tmp_path: Path) -> None:

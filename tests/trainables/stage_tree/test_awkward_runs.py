@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lease_holders import holder_of
 from runs import facts, finish
 from tiny_workload import STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
 from torch import Tensor, nn
@@ -145,6 +146,7 @@ def test_odd_settings_in_random_order(workload: str, seed: int, tmp_path: Path) 
 # --- one by one -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sums_of_gradients_are_of_the_layers_that_a_rule_watches(tmp_path: Path) -> None:
     """Another trial's checkpoint holds no sums for layers that it does not watch: it is none to continue from."""
     base = TrialConfig(
@@ -234,6 +236,7 @@ def test_a_missing_row_is_evaluated_before_the_next_is_reported(tmp_path: Path) 
         assert facts(finish(trial)) == _ALONE[dense()][0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_step")
 def test_a_checkpoint_that_does_not_load_leads_to_no_other_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -276,9 +279,11 @@ def test_method_and_record_that_disagree_are_told_before_anything_is_published(t
 
 def test_a_finished_trial_holds_nothing(tmp_path: Path) -> None:
     claims = Leases()
-    trial = SharedRun(dense(), Sharing(tree=tmp_path / "tree"), claims=claims, holder="a")
+    trial = SharedRun(dense(), Sharing(tree=tmp_path / "tree"), claims=claims, holder="first")
+    trial.train_epoch()
+    assert holder_of(claims, trial.store.root) == "first"
     finish(trial)
-    assert claims.holder_of(trial.store.root) is None
+    assert holder_of(claims, trial.store.root) is None
     trial.close()
 
 
@@ -301,6 +306,7 @@ def process_state() -> list[Any]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["between epochs", "in a step", "in loading", "in an evaluation"])
 def test_the_process_is_as_it_was(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a trial that is given up or raises, for the next one in this process."""

@@ -161,8 +161,8 @@ def test_a_budget_of_nothing_is_a_wish(tmp_path: Path) -> None:
 
 def test_thinning_frees_a_tenth_and_keeps_what_is_worth_most(tmp_path: Path) -> None:
     weights = {
-        "often": StageWeight(start=0, end=200, visits=20, step_cost=1.0),
-        "rare": StageWeight(start=0, end=200, visits=1, step_cost=1.0),
+        "often": StageWeight(start=0, end=200, visits=20),
+        "rare": StageWeight(start=0, end=200, visits=1),
     }
     store = Checkpoints(tmp_path, 2000, weights.__getitem__)
     for step in range(10, 110, 10):
@@ -201,8 +201,8 @@ def test_without_weights_no_stage_is_starved(tmp_path: Path) -> None:
 
 
 def test_the_last_name_of_a_shared_content_frees_it(tmp_path: Path) -> None:
-    weights = {stage: StageWeight(start=0, end=100, visits=1, step_cost=1.0) for stage in "abcd"}
-    weights["d"] = StageWeight(start=0, end=100, visits=100, step_cost=1.0)
+    weights = {stage: StageWeight(start=0, end=100, visits=1) for stage in "abcd"}
+    weights["d"] = StageWeight(start=0, end=100, visits=100)
     store = Checkpoints(tmp_path, 300, weights.__getitem__)
     shared = b"s" * 100
     for stage in "abd":
@@ -214,6 +214,7 @@ def test_the_last_name_of_a_shared_content_frees_it(tmp_path: Path) -> None:
     assert all(store.read(stage, store.entries(stage)[0]) == shared for stage in "abd")
 
 
+@pytest.mark.slow
 def test_what_others_write_counts(tmp_path: Path) -> None:
     """Four writers that know of each other only by the folder."""
     stores = [Checkpoints(tmp_path, 10_000) for _ in range(4)]

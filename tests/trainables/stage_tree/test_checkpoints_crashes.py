@@ -118,6 +118,7 @@ def start_writer(root: Path, *, size: int, budget: int, seed: int) -> subprocess
     return writer
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
     size = 2_000_000
     for attempt in range(6):
@@ -139,6 +140,7 @@ def test_a_writer_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path: P
     assert len(object_files(tmp_path)) == len(store.entries("stage")) <= 2
 
 
+@pytest.mark.slow
 def test_several_processes_put_thin_and_read_at_once(tmp_path: Path) -> None:
     size, budget = 10_000, 200_000
     writers = [start_writer(tmp_path, size=size, budget=budget, seed=seed) for seed in range(2)]

@@ -88,31 +88,33 @@ def test_one_of_two_processes_gets_a_stage(name: str) -> None:
             [holder.call.remote("claim", f"s{stage}", f"h{i}", LONG_S) for i, holder in enumerate(holders)]
         )
         assert sorted(answers) == [False, True]
-        assert RayLeases(name).holder_of(f"s{stage}") == f"h{answers.index(True)}"
+        assert RayLeases(name).claim(f"s{stage}", f"h{answers.index(True)}", LONG_S)
+        assert not RayLeases(name).claim(f"s{stage}", "h2", LONG_S)
     ray.get(holders[0].call.remote("release_all", "h0"))
     assert all(ray.get(holders[1].call.remote("claim", f"s{stage}", "h1", LONG_S)) for stage in range(20))
 
 
 def test_the_calls_are_those_of_claims(name: str) -> None:
     claims = RayLeases(name)
-    assert claims.holder_of("stage") is None
     assert claims.claim("stage", "first", LONG_S)
     assert claims.claim("stage", "first", LONG_S)
     assert not claims.claim("stage", "second", LONG_S)
     claims.release("stage", "second")
-    assert claims.holder_of("stage") == "first"
+    assert not claims.claim("stage", "second", LONG_S)
     claims.renew("first", 0.0)  # until now
-    assert claims.holder_of("stage") is None
-    claims.renew("first", LONG_S)
-    assert claims.holder_of("stage") == "first"
-    claims.release("stage", "first")
+    claims.renew("first", LONG_S)  # nobody has taken it meanwhile
+    assert not claims.claim("stage", "second", LONG_S)
+    claims.renew("first", 0.0)
     assert claims.claim("stage", "second", LONG_S)
+    claims.release("stage", "second")
+    assert claims.claim("stage", "first", LONG_S)
 
 
 def test_starting_it_twice_is_one_coordinator(name: str) -> None:
     RayLeases(name).claim("stage", "first", LONG_S)
     again = start_coordinator(name)
-    assert ray.get(again.holder_of.remote("stage")) == "first"
+    assert not ray.get(again.claim.remote("stage", "second", LONG_S))
+    assert ray.get(again.claim.remote("stage", "first", LONG_S))
     assert pid_of(again) == pid_of(find_coordinator(name))
     assert find_coordinator(name + "-another") is None
 
@@ -125,9 +127,10 @@ def test_a_killed_holders_stage_is_free_after_its_lease(name: str) -> None:
     ray.get(holder.call.remote("renew", "first", 1.0))  # its last sign of life
     os.kill(ray.get(holder.pid.remote()), signal.SIGKILL)
     until(lambda: claims.claim("stage", "second", LONG_S))
-    assert claims.holder_of("stage") == "second"
+    assert not claims.claim("stage", "first", LONG_S)
     claims.renew("first", LONG_S)
-    assert claims.holder_of("stage") == "second"
+    assert not claims.claim("stage", "first", LONG_S)
+    assert claims.claim("stage", "second", LONG_S)
 
 
 def test_a_killed_coordinator_is_restarted_without_claims(name: str) -> None:
@@ -137,7 +140,7 @@ def test_a_killed_coordinator_is_restarted_without_claims(name: str) -> None:
     os.kill(pid, signal.SIGKILL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a call in flight may not be answered, and is granted
-        until(lambda: claims.claim("stage", "second", LONG_S) and claims.holder_of("stage") == "second")
+        until(lambda: claims.claim("stage", "second", LONG_S) and not claims.claim("stage", "third", LONG_S))
     assert not claims.claim("stage", "first", LONG_S)
     assert pid_of(find_coordinator(name)) != pid
 
@@ -153,13 +156,11 @@ def test_a_coordinator_that_is_gone_grants_everything_and_says_so_once(
     claims.renew("first", LONG_S)
     claims.release("stage", "first")
     claims.release_all("first")
-    assert claims.holder_of("stage") is None
     assert RayLeases("never started").claim("stage", "third", LONG_S)
     (warning,) = recwarn.list
     assert "training goes on, and some stretches may be trained twice" in str(warning.message)
     kept = start_coordinator(name)  # another under this name is found
-    assert ray.get(kept.holder_of.remote("stage")) is None
-    assert claims.claim("stage", "first", LONG_S)
+    assert ray.get(kept.claim.remote("stage", "first", LONG_S))
     assert not claims.claim("stage", "second", LONG_S)
 
 

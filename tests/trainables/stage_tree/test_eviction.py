@@ -21,7 +21,7 @@ def retraining(steps: list[int], weight: StageWeight) -> Fraction:
     total = 0
     for fork in range(weight.start, weight.end):
         total += fork - max([step for step in steps if step <= fork], default=weight.start)
-    return Fraction(total * weight.visits, weight.end - weight.start) * Fraction(weight.step_cost)
+    return Fraction(total * weight.visits, weight.end - weight.start)
 
 
 def greedy(stages: Stages, weights: dict[str, StageWeight], bytes_to_free: int) -> list[tuple[str, Entry]]:
@@ -51,7 +51,7 @@ def greedy(stages: Stages, weights: dict[str, StageWeight], bytes_to_free: int) 
 
 @st.composite
 def forests(draw: st.DrawFn) -> tuple[Stages, dict[str, StageWeight], int]:
-    """Spans, costs and sizes are such that no value needs rounding, so both sides see the same ties."""
+    """Spans and sizes are such that no value needs rounding, so both sides see the same ties."""
     stages: Stages = {}
     weights: dict[str, StageWeight] = {}
     sizes = {content: draw(st.sampled_from([1, 2, 8])) for content in "abcdefgh"}
@@ -61,7 +61,6 @@ def forests(draw: st.DrawFn) -> tuple[Stages, dict[str, StageWeight], int]:
             start=start,
             end=start + span,
             visits=draw(st.integers(0, 5)),
-            step_cost=draw(st.sampled_from([0.5, 1.0, 3.0])),
         )
         places = st.tuples(
             st.integers(start, start + span - 1), st.sampled_from(["any", "ema"]), st.sampled_from("abcdefgh")
@@ -88,7 +87,7 @@ def test_the_choice_is_the_greedy_one(forest: tuple[Stages, dict[str, StageWeigh
 def test_the_value_is_what_forks_would_retrain_more(
     steps: set[int], visits: int, end: int, data: st.DataObject
 ) -> None:
-    weight = StageWeight(start=3, end=end, visits=visits, step_cost=2.0)
+    weight = StageWeight(start=3, end=end, visits=visits)
     step = data.draw(st.sampled_from(sorted(steps)))
     more = retraining(sorted(steps - {step}), weight) - retraining(sorted(steps), weight)
     previous = max([other for other in steps if other < step], default=weight.start)
@@ -98,7 +97,7 @@ def test_the_value_is_what_forks_would_retrain_more(
 
 
 def test_nothing_to_free_drops_nothing_and_too_much_drops_all() -> None:
-    weight = StageWeight(start=0, end=100, visits=1, step_cost=1.0)
+    weight = StageWeight(start=0, end=100, visits=1)
     stages = {"s": [entry(10), entry(20)]}
     assert to_drop(stages, lambda stage: weight, 0) == []
     assert to_drop({}, lambda stage: weight, 5) == []
@@ -107,30 +106,28 @@ def test_nothing_to_free_drops_nothing_and_too_much_drops_all() -> None:
 
 def test_what_is_left_is_spread_evenly() -> None:
     """Of 64 checkpoints at even steps, each is equally dear: half of them go, and no two neighbours."""
-    weight = StageWeight(start=0, end=650, visits=3, step_cost=1.0)
+    weight = StageWeight(start=0, end=650, visits=3)
     stages = {"s": [entry(step) for step in range(10, 650, 10)]}
     left = sorted({one.step for one in stages["s"]} - {one.step for _, one in to_drop(stages, lambda _: weight, 32)})
     assert len(left) == 32
     assert max(after - before for before, after in zip([0, *left], [*left, 650], strict=True)) <= 30
 
 
-def test_stages_that_are_visited_more_and_cost_more_keep_more() -> None:
+def test_stages_that_are_visited_more_keep_more() -> None:
     weights = {
-        "often": StageWeight(start=0, end=100, visits=50, step_cost=1.0),
-        "dear": StageWeight(start=0, end=100, visits=1, step_cost=50.0),
-        "rare": StageWeight(start=0, end=100, visits=1, step_cost=1.0),
-        "never": StageWeight(start=0, end=100, visits=0, step_cost=1.0),
+        "often": StageWeight(start=0, end=100, visits=50),
+        "rare": StageWeight(start=0, end=100, visits=1),
+        "never": StageWeight(start=0, end=100, visits=0),
     }
     stages = {stage: [entry(step, content=f"{stage}{step}") for step in range(10, 100, 10)] for stage in weights}
-    dropped = to_drop(stages, weights.__getitem__, 22)
+    dropped = to_drop(stages, weights.__getitem__, 17)
     gone = {name: sum(stage == name for stage, _ in dropped) for name in weights}
     assert gone["never"] == 9
     assert gone["rare"] > gone["often"]
-    assert gone["rare"] > gone["dear"]
 
 
 def test_large_checkpoints_go_before_small_ones_of_the_same_use() -> None:
-    weight = StageWeight(start=0, end=100, visits=1, step_cost=1.0)
+    weight = StageWeight(start=0, end=100, visits=1)
     stages = {"a": [entry(50, size=100, content="large")], "b": [entry(50, size=1, content="small")]}
     assert [stage for stage, _ in to_drop(stages, lambda _: weight, 1)] == ["a"]
 
@@ -140,7 +137,7 @@ def test_thousands_of_checkpoints() -> None:
         f"stage{s}": [entry(step, content=f"{s}-{step}", size=step % 7 + 1) for step in range(s, 5000, 50)]
         for s in range(1, 51)
     }
-    weights = {f"stage{s}": StageWeight(start=s - 1, end=5000, visits=s, step_cost=1.0) for s in range(1, 51)}
+    weights = {f"stage{s}": StageWeight(start=s - 1, end=5000, visits=s) for s in range(1, 51)}
     total = sum(one.bytes for entries in stages.values() for one in entries)
     dropped = to_drop(stages, weights.__getitem__, total // 2)
     freed = sum(one.bytes for _, one in dropped)

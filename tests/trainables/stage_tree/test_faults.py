@@ -22,6 +22,8 @@ from trainables.stage_tree.shared_run import SharedRun, Sharing
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny")]
 
+#: Before the installed package: both processes train with the code of this checkout.
+ROOT = Path(__file__).parents[3]
 EPOCHS = 4
 TOTAL = EPOCHS * STEPS_PER_EPOCH
 Spec = dict[str, Any]
@@ -58,7 +60,7 @@ def start(tree: Path, accident: str, *configs: Spec) -> subprocess.Popen[str]:
     texts = [json.dumps(config) for config in configs]
     return subprocess.Popen(
         [sys.executable, tree_worker.__file__, str(tree), accident, *texts],
-        env={**os.environ, "PYTHONPATH": str(Path(tree_worker.__file__).parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(tree_worker.__file__).parent)))},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

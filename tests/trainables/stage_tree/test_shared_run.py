@@ -14,6 +14,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
+from lease_holders import holder_of
 from runs import facts, finish
 from tiny_workload import STEPS_PER_EPOCH, tiny  # noqa: F401 - a fixture
 
@@ -123,6 +124,7 @@ def test_settings_that_never_act_are_the_baseline(tmp_path: Path) -> None:
     assert trial.trained_steps == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_a_fork_trains_no_more_than_from_the_checkpoint_before_it(tmp_path: Path) -> None:
     """Of all steps, those from the last checkpoint at or before the first new intervention on are trained."""
@@ -143,6 +145,7 @@ def test_a_fork_trains_no_more_than_from_the_checkpoint_before_it(tmp_path: Path
     assert assert_equals_alone(later, sharing).trained_steps <= TOTAL - 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("rule", ["gradient_norm", "plasticity"])
 def test_rules_that_measure_something_else_share_what_was_measured(rule: str, tmp_path: Path) -> None:
@@ -161,6 +164,7 @@ def test_rules_that_measure_something_else_share_what_was_measured(rule: str, tm
     assert assert_equals_alone(replace(config, CAC_RULE_INTERVAL=4), sharing).trained_steps == TOTAL
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(
     "how", [{"CAC_NORM_STATISTICS": "hold"}, {"CAC_PREFIX_AUTOGRAD": False}, {"CAC_WATCH": ("linear",)}]
@@ -174,6 +178,7 @@ def test_how_layers_stop_is_part_of_what_they_did(how: dict[str, Any], tmp_path:
     assert assert_equals_alone(replace(plain, CAC_BRAKING_DISTANCE=2, **how), sharing).trained_steps < TOTAL
 
 
+@pytest.mark.slow
 def test_a_forward_cache_is_continued_only_from_before_it_began(tmp_path: Path) -> None:
     sharing = Sharing(tree=tmp_path / "tree", trials=50)
     config = TrialConfig(
@@ -186,6 +191,7 @@ def test_a_forward_cache_is_continued_only_from_before_it_began(tmp_path: Path) 
     assert 30 - 8 <= trial.trained_steps < 30
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_roots_apart_share_nothing(tmp_path: Path) -> None:
     sharing = Sharing(tree=tmp_path / "tree")
@@ -234,7 +240,7 @@ def test_one_trains_and_the_other_waits(tmp_path: Path) -> None:
     claims = Leases()
     with SharedRun(config, sharing, claims=claims, holder="first") as first:
         rows = [first.train_epoch()]
-        assert claims.holder_of(first.store.root) == "first"
+        assert holder_of(claims, first.store.root) == "first"
         second = SharedRun(config, sharing, claims=claims, holder="second")
         assert facts([second.train_epoch()]) == facts(rows)
         found: list[dict[str, Any]] = []
@@ -246,7 +252,7 @@ def test_one_trains_and_the_other_waits(tmp_path: Path) -> None:
         rows.append(first.train_epoch())
         waiting.join(timeout=60)
         assert facts(found) == facts(rows[1:])
-    assert claims.holder_of(first.store.root) is None
+    assert holder_of(claims, first.store.root) is None
     rows_of_second = finish(second)  # the first has given up, so the second goes on itself
     assert facts(rows_of_second) == alone(config)[0][2:]
     second.close()
@@ -277,6 +283,7 @@ def test_a_holder_that_died_is_waited_for_no_longer_than_its_lease(tmp_path: Pat
     dead.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_the_path_enters_a_stage_that_others_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial that trains live and comes to a known stage replays it, and goes on from its own state where it ends."""

@@ -60,6 +60,7 @@ def test_a_stopped_prefix_costs_no_backward_from_the_step_after_its_stop() -> No
     assert second["backward_saved"] == pytest.approx(saved / dense_backward, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_counts_on_the_meta_device_are_those_of_the_real_one() -> None:
     config = TrialConfig(epochs=2, CAC_STOP_LAYER_NUM=(5, 11), CAC_STOP_LAYER_ITR=(4, 13))
     with TrainingRun(config) as run:  # counts every set of stopped layers, and caches it

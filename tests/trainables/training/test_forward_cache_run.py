@@ -55,6 +55,7 @@ def test_with_nothing_stopped_it_is_the_run_without(method: str) -> None:
     assert same(trained, plain)
 
 
+@pytest.mark.slow
 def test_it_trains_what_a_prefix_in_eval_mode_trains() -> None:
     """Against a run without the cache whose prefix is put in eval mode by hand."""
     _, cached = train(config_of(**STOP))
@@ -70,6 +71,7 @@ def test_it_trains_what_a_prefix_in_eval_mode_trains() -> None:
     assert same(cached, by_hand)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [STOP, {"CAC_STOP_LAYER_NUM": (5, 11), "CAC_STOP_LAYER_ITR": (9, 23)}])
 def test_a_resumed_run_trains_the_same_weights_bit_for_bit(stops: dict[str, Any], tmp_path: Path) -> None:
     """Its cache starts empty, so it computes more; everything else is equal."""
@@ -93,6 +95,7 @@ def test_a_resumed_run_trains_the_same_weights_bit_for_bit(stops: dict[str, Any]
         assert row["forward_flops"] >= rows[-1]["forward_flops"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_loaded_into_a_run_that_has_a_cache_empties_it(tmp_path: Path) -> None:
     config = config_of(**STOP)
     _, trained = train(config)
@@ -107,6 +110,7 @@ def test_a_checkpoint_loaded_into_a_run_that_has_a_cache_empties_it(tmp_path: Pa
         assert same(weights(run), trained)
 
 
+@pytest.mark.slow
 def test_flops_are_those_that_run() -> None:
     """Counted on the real steps: the epoch of the stop, the one that computes and checks, those that read."""
     # 2 MB hold all rows (4,096 bytes each) but 111, so later batches hit in part.
@@ -128,6 +132,7 @@ def test_flops_are_those_that_run() -> None:
         assert run.forward_cache.bytes == held * 4096
 
 
+@pytest.mark.slow
 def test_savings_pass_two_thirds() -> None:
     """Everything but the classifier stopped: without a cache the forward pass remains, a third of the FLOPs."""
     config = {"epochs": 10, "CAC_STOP_LAYER_NUM": (17,), "CAC_STOP_LAYER_ITR": (9,)}

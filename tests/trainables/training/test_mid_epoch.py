@@ -28,6 +28,7 @@ def finish(run: TrainingRun) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
     return kept, [*run.model.state_dict().values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 5, 7, 9, 10, 14, 16, 19])  # braking is 4..8 and 13..17; an epoch has 10 steps
 def test_a_run_saved_at_any_step_goes_on_bit_for_bit(step: int, tmp_path: Path) -> None:
     config = TrialConfig(epochs=3, **STOPS)

@@ -22,6 +22,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 STOPS = {"method": "gradskip", "CAC_STOP_LAYER_NUM": [1, 3], "CAC_STOP_LAYER_ITR": [5, 14]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [{"method": "none"}, STOPS], ids=["dense", "stops"])
 def test_two_processes_train_what_one_does(
     method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

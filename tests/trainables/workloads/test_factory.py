@@ -12,7 +12,7 @@ from user_factories import Write, check, train
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.training.doctor.determinism import repetition
+from trainables.training.doctor.determinism import why_not_repeatable
 from trainables.training.run import TrainingRun
 from trainables.workloads import build, default_epochs, factory
 from trainables.workloads.user_code import code_digest
@@ -110,7 +110,7 @@ def make():
     return {**parts(), "train": DataLoader(Noisy(), batch_size=8, shuffle=True)}
 """
     )
-    assert repetition(TrialConfig(workload=name, method="none", epochs=2), steps=6).reason == ""
+    assert why_not_repeatable(TrialConfig(workload=name, method="none", epochs=2), steps=6) == ""
 
 
 def test_a_validation_split_without_a_length_has_a_mean_loss(write: Write) -> None:

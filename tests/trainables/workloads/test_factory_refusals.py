@@ -10,7 +10,7 @@ from user_factories import Write, check, train
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.registry import is_factory
-from trainables.training.doctor.determinism import repetition
+from trainables.training.doctor.determinism import why_not_repeatable
 from trainables.workloads import build
 
 
@@ -121,7 +121,7 @@ def make():
     ],
 )
 def test_hidden_state_is_found(body: str, reason: str, write: Write) -> None:
-    found = repetition(TrialConfig(workload=write(body), method="none", epochs=2)).reason
+    found = why_not_repeatable(TrialConfig(workload=write(body), method="none", epochs=2))
     assert re.fullmatch(reason, found), found
 
 

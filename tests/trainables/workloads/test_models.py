@@ -66,6 +66,7 @@ def test_alexnet_weights_without_biases_are_the_published_count() -> None:
     assert sum(p.numel() for p in on_meta("alexnet", 1000).parameters() if p.dim() > 1) == 61_090_496
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "channels"),
     [

@@ -68,6 +68,7 @@ def test_the_front_can_be_cut_and_the_drop_changed(results: Path, capsys: pytest
     )
 
 
+@pytest.mark.slow
 def test_it_writes_pictures(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     svg, png = results / "c.svg", results / "c.png"
     assert run(results, "a", "b", svg=str(svg), png=str(png)) == 0

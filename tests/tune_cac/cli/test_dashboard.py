@@ -44,6 +44,7 @@ def port(study: Path) -> Iterator[int]:
         process.wait()
 
 
+@pytest.mark.slow
 def test_it_serves_the_journal_to_this_machine_alone(port: int) -> None:
     address = f"http://127.0.0.1:{port}/api/studies"
     deadline = time.monotonic() + 60

@@ -76,6 +76,7 @@ def test_a_trial_into_a_file(study: Layout, tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_tables(study: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     csv, parquet = tmp_path / "t.csv", tmp_path / "t.parquet"
     assert run(study, format="csv", output=str(csv)) == 0
@@ -118,6 +119,7 @@ def test_what_is_wrong_is_said(given: dict[str, Any], message: str, study: Layou
         run(study, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trials", "message"),
     [
@@ -144,6 +146,7 @@ def test_a_study_that_has_not_begun(tmp_path: Path) -> None:
         run(layout, format="csv")
 
 
+@pytest.mark.slow
 def test_the_best_schedule_is_best_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_compressed(tmp_path / "c", [pruned(0.968, 0.5), pruned(0.95, 0.9), pruned(0.97, 0.2)])
     write_answer(study, answer(study, allowed_drop=0.005))

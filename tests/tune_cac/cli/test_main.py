@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from commands_run import Run
 
+import tune_cac
 from analysis.io.layout import Layout, StudyInfo
 from search_spaces import SPACES
 from trainables.gradskip.variables import BY_NAME
@@ -293,9 +295,12 @@ def test_no_command_prints_help_and_is_an_error(capsys: pytest.CaptureFixture[st
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == "tune_cac 0.1.0\n"
+    assert capsys.readouterr().out == f"tune_cac {tune_cac.__version__}\n"
+    # The one place for the number is the package: setuptools reads it from there.
+    assert importlib.metadata.version("tune-cac") == tune_cac.__version__
 
 
+@pytest.mark.slow
 def test_the_console_script_is_the_module() -> None:
     for arguments, code in ((["--version"], 0), (["search", "--space", "no"], 2)):
         script, module = (

@@ -8,6 +8,7 @@ import pytest
 from commands_run import Run
 
 from search_spaces import SPACES
+from trainables.gradskip.variables import BY_NAME
 from tune_cac.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -31,7 +32,7 @@ def test_spaces_shows_conditions_and_meanings_of_branches(capsys: pytest.Capture
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert "CAC_RULE=linear" in lines["linear.CAC_RULE_DEPTH"]
     assert "0.1 .. 1.0" in lines["linear.CAC_RULE_DEPTH"]
-    assert "the share of the layers that is stopped at the schedule's end" in lines["linear.CAC_RULE_DEPTH"]
+    assert BY_NAME["CAC_RULE_DEPTH"].meaning in lines["linear.CAC_RULE_DEPTH"]
     assert " 0.5 " in lines["linear.CAC_RULE_DEPTH"]  # the default
     assert "always" in lines["CAC_RULE"]
     assert list(lines).index("freezeout.CAC_RULE_CUBIC") < list(lines).index("plasticity.CAC_RULE_WINDOW")
@@ -61,6 +62,7 @@ def test_workloads(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n{name} " in out
 
 
+@pytest.mark.slow
 def test_trial_trains_here_without_ray(tune_cac_command: Run) -> None:
     done = tune_cac_command(
         "trial", "--epochs", "2", "--set", "CAC_STOP_LAYER_NUM=5", CAC_STOP_LAYER_ITR="9", CAC_BRAKING_DISTANCE="3",

@@ -50,6 +50,7 @@ def sets(**values: Any) -> list[str]:
     return [part for text in texts for part in ("--set", text)]
 
 
+@pytest.mark.slow
 def test_a_trained_setting_is_told_as_it_was(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
     folder, _, row = study
     assert main(["replay", str(folder), *sets(**STOPPING)]) == 0

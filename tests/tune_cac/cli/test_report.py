@@ -23,6 +23,7 @@ def study(tmp_path: Path) -> Path:
     return write_study(tmp_path / "s", [{"row": result_row()}, *(trial(n, n / 10) for n in range(1, 4))]).root
 
 
+@pytest.mark.slow
 def test_words_page_and_pictures(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(path.name for path in study.iterdir())
     assert main(["report", str(study), "--png", str(tmp_path / "pictures")]) == 0
@@ -72,6 +73,7 @@ def test_a_study_without_a_result_says_so(
     assert "No trial has completed" in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_written(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(study), "--output", str(study / "no" / "page.html")]) == 2
     assert "cannot write the page to " in capsys.readouterr().err

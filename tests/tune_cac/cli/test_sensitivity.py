@@ -48,6 +48,7 @@ def read_rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_it_trains_analyses_and_proposes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "new" / "out"
     given = ["--epochs", "2", "--seed", "5", "--levels", "0.5,0.25", "--allowed-drop", "1"]

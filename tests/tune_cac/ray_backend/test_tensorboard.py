@@ -47,6 +47,7 @@ class FakeTrial(SimpleNamespace):
         Path(self.local_path).mkdir(exist_ok=True)
 
 
+@pytest.mark.slow
 def test_a_row_is_one_event_and_hyperparameters_come_last(tmp_path: Path) -> None:
     assert crc32c(b"123456789") == 0xE3069283  # the published check value
     trial = FakeTrial(local_path=str(tmp_path / "trial"), evaluated_params={"config/epochs": 2, "config/x": None})

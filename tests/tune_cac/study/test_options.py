@@ -1,9 +1,15 @@
-"""Bytes as people write them."""
+"""Options of a search: bytes as people write them, and one declaration for every place that knows an option."""
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
+
 import pytest
 
+import tune_cac
+from analysis.io.layout import StudyInfo
+from analysis.io.study_options import StudyOptions, options_of
 from trainables.errors import UserError
 from tune_cac.cli.main import main
 from tune_cac.study.options import SearchOptions, read_bytes
@@ -47,3 +53,51 @@ def test_a_forward_cache_is_for_trials_of_one_process() -> None:
     SearchOptions(hold={"forward_cache_mb": 64})
     with pytest.raises(UserError, match=r"forward_cache_mb must be 0 with several workers a trial, .*, got 64"):
         SearchOptions(hold={"forward_cache_mb": 64}, workers_per_trial=2)
+
+
+def test_every_option_is_on_the_command_line_in_python_and_in_the_documentation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    flags = set(capsys.readouterr().out.replace(",", " ").split())
+    keywords = inspect.signature(tune_cac.search).parameters
+    text = inspect.getdoc(tune_cac.search) or ""
+    declared = list(options_of(SearchOptions))
+    assert [option.name for option in declared] == [found.name for found in fields(SearchOptions)] == list(keywords)
+    for option in declared:
+        assert option.flag in flags
+        assert keywords[option.name].default == option.default
+        assert f"    {option.name}: {option.meaning.split()[0]}" in text
+
+
+def test_a_resumed_study_takes_no_option_that_it_has_settled(capsys: pytest.CaptureFixture[str]) -> None:
+    from tune_cac.tuning.study_search import resume
+
+    anew = {option.name for option in options_of(SearchOptions) if option.on_resume}
+    assert set(inspect.signature(resume).parameters) == {"name", *anew}
+    for option in options_of(SearchOptions):
+        values = [] if option.type is bool else ["2"]
+        code = main(["search", "--resume", "nothing", option.flag, *values])
+        message = capsys.readouterr().err
+        assert code == 2
+        assert ("no study 'nothing'" in message) == (option.name in anew), message
+        assert (f"it takes no {option.flag}: leave that out" in message) == (option.name not in anew), message
+
+
+def test_the_study_keeps_the_options_and_what_it_found() -> None:
+    kept = {found.name for found in fields(StudyOptions)}
+    assert {found.name for found in fields(StudyInfo)} - kept == {
+        "versions", "candidates", "method", "why_little", "script_epochs", "format",
+    }  # fmt: skip
+    info = StudyInfo(epochs=3, versions={}, trials=7, seed=5, hold={"forward_cache_mb": 1}, gpus_per_trial=0.5)
+    again = SearchOptions.of_study(info, concurrency=2)
+    assert {name: getattr(again, name) for name in ("epochs", "trials", "seed", "hold", "gpus_per_trial")} == {
+        "epochs": 3, "trials": 7, "seed": 5, "hold": {"forward_cache_mb": 1}, "gpus_per_trial": 0.5,
+    }  # fmt: skip
+    assert again.concurrency == 2
+
+
+def test_an_unknown_keyword_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"^unknown option 'trails': did you mean 'trials'"):
+        tune_cac.search(trails=3)

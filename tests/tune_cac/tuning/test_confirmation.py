@@ -168,6 +168,7 @@ SAME = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same", SAME.values(), ids=SAME.keys())
 @pytest.mark.parametrize("retrained", [1, 3])  # 3, where 1 ended only after the confirmation had begun
 def test_what_fresh_seeds_say_is_said_of_every_trial_of_the_outcome(
@@ -304,6 +305,7 @@ SHORTER_REACHED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shorter", SHORTER_REACHED)
 def test_what_training_shorter_reaches_is_said_in_headline_and_settings(shorter: float, tmp_path: Path) -> None:
     word, unconfirmed, confirmed = SHORTER_REACHED[shorter]
@@ -323,6 +325,7 @@ def test_what_training_shorter_reaches_is_said_in_headline_and_settings(shorter:
     assert found.table()[1][-2] == word
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [97, 599, 1000, 1797])
 def test_accuracies_of_float32_never_tell_a_greater_split(size: int) -> None:
     """577/599 in float32 is 63131/65536, exactly: it read as a split of 65,536."""

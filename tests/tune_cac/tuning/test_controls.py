@@ -37,6 +37,7 @@ def complete(search: Any, name: str, **columns: Any) -> None:
     search.on_trial_complete(name, {**row(0.9, 0.0), "dense_flops": 1000, "executed_flops": 1000, **columns})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_random_stops_save_what_the_best_setting_saves(tmp_path: Path) -> None:
     search = learning(tmp_path)
@@ -140,6 +141,7 @@ def test_shorter_runs_fill_the_time_in_which_others_wait_for_the_baseline(tmp_pa
     assert [search.suggest(name)["config"]["epochs"] for name in "efg"] == [21, 18, 15]  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_a_sampler_learns_from_settings_as_if_there_were_no_controls(tmp_path: Path) -> None:
     """Settings with START_THR near 1 are the better ones; good controls must not stand in their place."""
     found = {}

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.metrics.saving import saved_of
-from tune_cac.tuning.optuna_objectives import ranked_saving, saved_of_baseline, tell_complete
+from tune_cac.tuning.optuna_objectives import saved_of_baseline, saved_of_row, tell_complete
 
 BASELINE = {"accuracy": 0.9, "compute_saved": 0.0, "executed_flops": 1000, "dense_flops": 1000, "inference_saved": 0.0}
 
@@ -41,10 +41,10 @@ def test_a_study_is_told_what_it_ranks_by(saving: str | None, expected: float) -
 
 @pytest.mark.parametrize("missing", [None, 0.0])
 def test_what_is_not_compressed_saves_no_inference(missing: float | None) -> None:
-    assert ranked_saving(row(0.9, inference=missing), "inference") == 0.0
-    assert ranked_saving(row(0.9, inference=missing), "both") == pytest.approx(0.1)
+    assert saved_of_row(row(0.9, inference=missing), "inference") == 0.0
+    assert saved_of_row(row(0.9, inference=missing), "both") == pytest.approx(0.1)
     without = {name: value for name, value in row(0.9).items() if name != "inference_saved"}
-    assert ranked_saving(without, "inference") == 0.0
+    assert saved_of_row(without, "inference") == 0.0
 
 
 def constraints(frozen: optuna.trial.FrozenTrial) -> dict[str, float]:

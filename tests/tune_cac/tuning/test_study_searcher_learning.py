@@ -22,6 +22,7 @@ from tune_cac.tuning.candidates import make_sampler
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_a_search_starts_with_settings_whose_outcomes_differ(tmp_path: Path) -> None:
     search = learning(tmp_path)
@@ -42,6 +43,7 @@ def test_a_search_starts_with_settings_whose_outcomes_differ(tmp_path: Path) -> 
     assert [other.suggest(str(n))["config"] for n in range(10)] == starts
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_the_start_is_queued_once(tmp_path: Path) -> None:
     first = learning(tmp_path)
@@ -94,6 +96,7 @@ def test_a_space_that_does_nothing_is_said_to(
     assert learning(tmp_path, begin=False, space="braking_distance", hold=hold).why_little == search.why_little
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(("space", "there"), [("auto_thresholds", True), ("stop_rules", False)])
 def test_a_run_without_weight_decay_is_said_to_be_none_for_the_variance_rule(
@@ -110,6 +113,7 @@ def test_a_run_without_weight_decay_is_said_to_be_none_for_the_variance_rule(
     assert ("--space stop_rules" in search.why_little) == there
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_what_stops_nothing_is_passed_over_and_leaves_no_trace_in_the_study(tmp_path: Path) -> None:
     # With a first decision that comes after the run's end nothing the sampler proposes does anything.
@@ -128,6 +132,7 @@ def test_what_stops_nothing_is_passed_over_and_leaves_no_trace_in_the_study(tmp_
     assert [trial.number for trial in search.study.best_trials] == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_a_sampler_learns_from_what_is_passed_over_as_if_it_were_trained(tmp_path: Path) -> None:
     """It proposes what it would in a study that held them."""
@@ -185,6 +190,7 @@ policies:
 """
 
 
+@pytest.mark.slow
 def test_combinations_that_only_the_model_refuses_are_pruned_too(tmp_path: Path) -> None:
     """Rows want a matrix, filters a convolution: such a trial failed, and with it the search's exit code."""
     search = compressing(tmp_path, ROWS)
@@ -215,6 +221,7 @@ def test_combinations_of_marks_that_cannot_be_are_pruned_and_others_asked_for(tm
     assert set(frame["status"]) == {"completed", "pruned"}
 
 
+@pytest.mark.slow
 def test_marks_of_which_no_combination_can_be_end_the_search(tmp_path: Path) -> None:
     search = compressing(tmp_path, MARKED.replace("high: 8", "high: 9").replace("low: 0", "low: 8") % 2)
     search.plan(3)

@@ -8,7 +8,6 @@ linear layer (C_out, C_in); n its number of elements, z the number of nonzero el
 MACs: multiplications, each with an addition, of one sample: n for each place at which the weight is applied.
     dense       all of them
     effective   dense * z / n
-    structured  without filters (slices along dimension 0) and channels (dimension 1) that are entirely zero
 Weights that are multiplied without a call of their module (the projections inside `nn.MultiheadAttention`) count as
 0 MACs.
 """
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from trainables.compression.model_copies import evaluating, float_tensor, hookless_copy
 from trainables.compression.schedule.names import plain_name
+from trainables.savings import share_saved
 from trainables.workloads.base import Batch
 from trainables.workloads.batch_shapes import to_meta
 
@@ -47,7 +47,8 @@ class LayerSize:
     nonzero: int
     """Number of nonzero elements."""
     outside_zero_structures: int
-    """Number of elements outside of filters and channels that are entirely zero."""
+    """Number of elements outside of filters (slices along dimension 0) and channels (dimension 1) that are entirely
+    zero."""
     dense_macs: int
     """MACs of one sample."""
 
@@ -57,19 +58,9 @@ class LayerSize:
         return 1 - self.nonzero / self.elements
 
     @property
-    def structured_sparsity(self) -> float:
-        """Return the share of the elements in filters or channels that are entirely zero, in [0, 1]."""
-        return 1 - self.outside_zero_structures / self.elements
-
-    @property
     def effective_macs(self) -> float:
         """Return the MACs with nonzero elements."""
         return self.dense_macs * self.nonzero / self.elements
-
-    @property
-    def structured_macs(self) -> float:
-        """Return the MACs without zero filters and channels."""
-        return self.dense_macs * self.outside_zero_structures / self.elements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +71,6 @@ class Sizes:
     """Weight layers, in the model's order."""
     parameters: int
     """Number of elements of all parameters, including biases and norms."""
-    nonzero_parameters: int
-    """Number of nonzero elements."""
     reference_macs: int
     """MACs of one sample of the model before thinning."""
 
@@ -111,14 +100,9 @@ class Sizes:
         return float(self._sum("effective_macs"))
 
     @property
-    def structured_macs(self) -> float:
-        """Return the MACs of one sample without zero filters and channels."""
-        return float(self._sum("structured_macs"))
-
-    @property
     def inference_saved(self) -> float:
         """Return the share of the reference MACs with weights that are zero or were removed."""
-        return 1 - self.effective_macs / self.reference_macs if self.reference_macs else 0.0
+        return share_saved(self.effective_macs, self.reference_macs)
 
     def to_columns(self) -> dict[str, Any]:
         """Return columns of a result row, in plain types; ``layer_sparsity`` is JSON: shares by weight name."""
@@ -194,21 +178,18 @@ def _places(module: nn.Module, x: Tensor, y: Tensor) -> int:
     return y.numel() // module.out_channels
 
 
-def sparsity_now(model: nn.Module, macs: Mapping[str, int], reference_macs: int | None = None) -> Sizes:
+def sparsity_now(model: nn.Module, macs: Mapping[str, int], reference_macs: int) -> Sizes:
     """Count zeros in the current weights, with one synchronization with the device for the whole model.
 
     Args:
         model: with the same structure as when ``macs`` were counted; its weights may have changed.
         macs: of `layer_macs`.
-        reference_macs: MACs of one sample of the model before thinning; None if it was not thinned.
+        reference_macs: MACs of one sample of the model before thinning.
     """
     layers = weight_layers(model)
     weights = [weight for weight in (float_tensor(m, "weight") for m in layers.values()) if weight is not None]
-    counted_apart = {id(weight) for weight in weights}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in counted_apart]
     with torch.no_grad():
         counted = [torch.stack(_counts_of(weight)) for weight in weights]
-        counted += [torch.stack([torch.count_nonzero(tensor)] * 3) for tensor in others]
         numbers = torch.stack([row.to(counted[0].device) for row in counted]).tolist() if counted else []
     found = [
         LayerSize(
@@ -218,15 +199,12 @@ def sparsity_now(model: nn.Module, macs: Mapping[str, int], reference_macs: int 
             outside_zero_structures=filters * channels * (weight.numel() // (weight.shape[0] * weight.shape[1])),
             dense_macs=macs[name],
         )
-        for (name, weight), (nonzero, filters, channels) in zip(
-            zip(layers, weights, strict=True), numbers[: len(weights)], strict=True
-        )
+        for (name, weight), (nonzero, filters, channels) in zip(zip(layers, weights, strict=True), numbers, strict=True)
     ]
     return Sizes(
         layers=tuple(found),
         parameters=sum(p.numel() for p in model.parameters()),
-        nonzero_parameters=sum(row[0] for row in numbers),
-        reference_macs=sum(macs.values()) if reference_macs is None else reference_macs,
+        reference_macs=reference_macs,
     )
 
 
@@ -236,8 +214,3 @@ def _counts_of(weight: Tensor) -> list[Tensor]:
     filters = nonzero.flatten(1).any(1)
     channels = nonzero.transpose(0, 1).flatten(1).any(1)
     return [nonzero.sum(), filters.sum(), channels.sum()]
-
-
-def model_sizes(model: nn.Module, forward: Forward, batch: Batch) -> Sizes:
-    """Return the sizes of a model that was not thinned: see `layer_macs` and `sparsity_now`."""
-    return sparsity_now(model, layer_macs(model, forward, batch))

@@ -5,32 +5,14 @@ Symbols: G filters; s share or probability of removal; a map is G numbers, 0 rem
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from trainables.compression.pruners.levels import Share
-from trainables.compression.pruners.ranked import StructuredWeights, StructuresPruner
+from trainables.compression.pruners.ranked import DrawingPruner
 from trainables.compression.pruners.topk import structure_count
 
 
-class _ChancePruner(StructuresPruner):
-    """Base of the random pruners. Args: see `StructuresPruner`; ``generator`` is on the CPU."""
-
-    def __init__(self, weights: StructuredWeights, share: Share, *, generator: torch.Generator) -> None:
-        super().__init__(weights, share)
-        self._generator = generator
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._generator.set_state(state["generator"])
-
-
-class RandomPruner(_ChancePruner):
+class RandomPruner(DrawingPruner):
     """Remove exactly floor(s G) filters, drawn again at each use."""
 
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:
@@ -40,7 +22,7 @@ class RandomPruner(_ChancePruner):
         return kept
 
 
-class BernoulliPruner(_ChancePruner):
+class BernoulliPruner(DrawingPruner):
     """Remove each filter with probability s; the kept filters are multiplied by G over their number.
 
     If all would be removed, the one with the largest L2 norm is kept.

@@ -94,17 +94,35 @@ class StructuresPruner(Pruner):
         """Return the map of one weight, shape (G,); None if it cannot be computed yet."""
 
 
-class NormRankedPruner(StructuresPruner):
+class DrawingPruner(StructuresPruner):
+    """Base of pruners with random numbers; the generator's state is the pruner's state.
+
+    Args:
+        weights, share: see `StructuresPruner`.
+        generator: on the CPU; also draws any random share.
+    """
+
+    def __init__(self, weights: StructuredWeights, share: Share, *, generator: torch.Generator) -> None:
+        super().__init__(weights, share)
+        self._generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._generator.set_state(state["generator"])
+
+
+class NormRankedPruner(DrawingPruner):
     """Remove exactly k structures with the smallest norm: sum |w| (Li et al. 2017, section 3.1), or sqrt(sum w^2).
 
     All structures of a weight have n elements, so ranking by means would give the same order.
 
     Args:
-        weights, share: see `StructuresPruner`.
+        weights, share, generator: see `DrawingPruner`.
         order: of the norm.
         group_size: k is a multiple of it.
         noise: standard deviation of the normal factor (mean 1) on each norm, >= 0.
-        generator: draws that factor and any random share; its state is the pruner's state.
     """
 
     def __init__(
@@ -117,11 +135,10 @@ class NormRankedPruner(StructuresPruner):
         noise: float = 0.0,
         generator: torch.Generator,
     ) -> None:
-        super().__init__(weights, share)
+        super().__init__(weights, share, generator=generator)
         self._order = order
         self._group_size = group_size
         self._noise = noise
-        self._generator = generator
 
     def map(self, name: str, weight: Tensor, share: float) -> Tensor:
         norms = torch.linalg.vector_norm(self.structures.split(weight), self._order, dim=1)
@@ -130,12 +147,6 @@ class NormRankedPruner(StructuresPruner):
             factors = torch.randn(len(norms), generator=self._generator, dtype=torch.float64)
             norms = norms * (1 + self._noise * factors).to(norms)
         return kept_after(norms, structure_count(share, len(norms), self._group_size))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._generator.set_state(state["generator"])
 
 
 def random_share(least: float, greatest: float, generator: torch.Generator) -> Share:

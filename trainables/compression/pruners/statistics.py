@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainables.compression.masks import parameters_as_built
+from trainables.compression.masks import hook_gradient, parameters_as_built
 from trainables.compression.pruners.activation_watch import ActivationWatch
 from trainables.compression.pruners.levels import Share
 from trainables.compression.pruners.ranked import StructuredWeights, StructuresPruner
@@ -96,11 +96,7 @@ class GradientPruner(_SeenPruner):
         self.stop()
         parameters = parameters_as_built(model)
         for name in self.weights.ranked:
-            weight = parameters[name]
-            # Torch does not accept hooks on a frozen parameter, but it may be unfrozen later.
-            needs_gradient = weight.requires_grad
-            self._handles.append(weight.requires_grad_(True).register_hook(self._adding(name, weight)))
-            weight.requires_grad_(needs_gradient)
+            self._handles.append(hook_gradient(parameters[name], self._adding(name, parameters[name])))
 
     def stop(self) -> None:
         for handle in self._handles:

@@ -1,4 +1,4 @@
-"""Pruning of elements that are not above a threshold.
+"""Pruning of elements or structures that are not above a threshold.
 
 Symbols: w a weight, s sensitivity, t threshold; a mask keeps |w| > t.
 """
@@ -6,12 +6,13 @@ Symbols: w a weight, s sensitivity, t threshold; a mask keeps |w| > t.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from trainables.compression.component import Pruner
 from trainables.compression.schedule.timing import Moment
+from trainables.compression.structures import Structures
 
 
 def threshold_mask(weight: Tensor, threshold: float) -> Tensor:
@@ -66,3 +67,30 @@ class SensitivityPruner(Pruner):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._deviations = {name: float(value) for name, value in state["deviations"].items()}
+
+
+class StructureThresholdPruner(Pruner):
+    """Zero structures whose greatest or mean absolute value is at most a threshold.
+
+    Rows and columns refer to torch's weight, as in the group regularizers.
+
+    Args:
+        regimes: (threshold, structure) by parameter name.
+        criterion: ``Max`` or ``Mean_Abs``.
+    """
+
+    def __init__(self, regimes: Mapping[str, tuple[float, Structures]], criterion: Literal["Max", "Mean_Abs"]) -> None:
+        self.targets = tuple(regimes)
+        self._regimes = dict(regimes)
+        self._criterion = criterion
+
+    def masks(self, weights: Mapping[str, Tensor], current: Mapping[str, Tensor], moment: Moment) -> dict[str, Tensor]:
+        masks = {}
+        for name, (threshold, structures) in self._regimes.items():
+            weight = weights[name]
+            structures.check(name, weight.shape)
+            sizes = structures.split(weight).abs()
+            sizes = sizes.amax(dim=1) if self._criterion == "Max" else sizes.mean(dim=1)
+            # Negated "<=" instead of ">", so that a NaN counts as large.
+            masks[name] = structures.spread(~(sizes <= threshold), weight)
+        return masks

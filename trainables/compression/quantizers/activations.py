@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.quantizers.frozen import Frozen
 from trainables.compression.quantizers.functions import (
     Grid,
     Mode,
@@ -22,7 +21,7 @@ from trainables.compression.quantizers.functions import (
     unit_activation,
     wide,
 )
-from trainables.compression.quantizers.quantized_module import Quantization
+from trainables.compression.quantizers.quantized_module import Frozen, Quantization
 
 Clip = Literal["NONE", "AVG", "N_STD"]
 

@@ -1,4 +1,4 @@
-"""Base class of the modules that quantizers add to a model, and functions that add them.
+"""Base classes of the modules that quantizers add to a model, and functions that add them.
 
 Only instances are changed, by parametrizations, child modules and hooks. A copy of the model has them too, because the
 hooks look up the child module on the module that they are called with.
@@ -29,6 +29,37 @@ class Quantization(nn.Module):
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"
+
+
+class Frozen(Quantization):
+    """Return its input unchanged until it is frozen, in post-training quantization.
+
+    The frozen state is stored twice: as a Python flag, so that the forward pass does not synchronize with the device,
+    and as a buffer in the model's state dict. Loading a state sets the flag from the buffer.
+
+    Args:
+        bits: k.
+        device: of the buffer.
+    """
+
+    is_frozen: Tensor
+
+    def __init__(self, bits: int, device: torch.device) -> None:
+        super().__init__(bits)
+        self.frozen = False
+        self.register_buffer("is_frozen", torch.zeros((), dtype=torch.bool, device=device))
+        self.register_load_state_dict_post_hook(_follow_buffer)
+
+    def freeze(self) -> None:
+        """Quantize from now on."""
+        self.frozen = True
+        self.is_frozen.fill_(True)
+
+
+def _follow_buffer(module: nn.Module, incompatible_keys: Any) -> None:
+    assert isinstance(module, Frozen)
+    if not module.is_frozen.is_meta:
+        module.frozen = bool(module.is_frozen)
 
 
 def is_quantized(model: nn.Module) -> bool:

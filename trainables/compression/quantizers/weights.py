@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trainables.compression.quantizers.frozen import Frozen
 from trainables.compression.quantizers.functions import (
     Grid,
     Mode,
@@ -19,7 +18,7 @@ from trainables.compression.quantizers.functions import (
     wide,
     wrpn_weight,
 )
-from trainables.compression.quantizers.quantized_module import Quantization
+from trainables.compression.quantizers.quantized_module import Frozen, Quantization
 
 
 class DorefaWeight(Quantization):

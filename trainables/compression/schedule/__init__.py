@@ -10,23 +10,7 @@ from trainables.compression.schedule.search_marks import Mark, MarkedSchedule, r
 from trainables.compression.schedule.writing import dump, to_mapping
 
 __all__ = [
-    "Component",
-    "Mark",
-    "MarkedSchedule",
-    "ModelFacts",
-    "PlannedPolicy",
-    "PrunerPolicyConfig",
-    "RegularizerPolicyConfig",
-    "Resolved",
-    "EpochRow",
-    "Schedule",
-    "ScheduleError",
-    "dump",
-    "epoch_table",
-    "planned_share",
-    "read_marks",
-    "read_schedule",
-    "resolve",
-    "table_cells",
-    "to_mapping",
-]
+    "Component", "Mark", "MarkedSchedule", "ModelFacts", "PlannedPolicy", "PrunerPolicyConfig",
+    "RegularizerPolicyConfig", "Resolved", "EpochRow", "Schedule", "ScheduleError", "dump", "epoch_table",
+    "planned_share", "read_marks", "read_schedule", "resolve", "table_cells", "to_mapping",
+]  # fmt: skip

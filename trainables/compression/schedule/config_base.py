@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-#: A finite number; text and booleans are not accepted.
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-#: A share of elements or structures.
+#: A share of elements or structures; text and booleans are not accepted.
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 #: A number >= 0.
 NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
@@ -38,4 +36,9 @@ class ComponentConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     class_: ClassVar[str]
-    """The class's name in a schedule."""
+    """The class's name in a schedule: that of the model without ``Config``, unless the model sets another."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "class_" not in vars(cls):
+            cls.class_ = cls.__name__.removesuffix("Config")

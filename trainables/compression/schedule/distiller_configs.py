@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Self
 
 from pydantic import model_validator
-from typing_extensions import Self
 
 from trainables.compression.schedule.config_base import ComponentConfig, Flag, NotNegative, Positive, Text
 
@@ -13,7 +12,6 @@ from trainables.compression.schedule.config_base import ComponentConfig, Flag, N
 class KnowledgeDistillationConfig(ComponentConfig):
     """w_s CE(student, labels) + w_d T^2 KL(teacher || student) + w_t CE(teacher, labels) (Hinton et al. 2015)."""
 
-    class_: ClassVar[str] = "KnowledgeDistillation"
     teacher: Text | None = None
     """Model of the registry (``resnet20``), or ``package.module:function`` that returns a model; None: the student's
     architecture."""

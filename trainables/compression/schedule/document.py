@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
-from trainables.compression.schedule.positions import NotYaml, compose
-from trainables.compression.schedule.problems import Path, Problem, ScheduleError
+from trainables.compression.schedule.positions import TEXT, Document, NotYaml, compose
+from trainables.compression.schedule.problems import ScheduleError
 
 #: Largest accepted file, in bytes.
 MOST_BYTES = 10_000_000
-TEXT = "<schedule>"
-
-
-@dataclass(frozen=True)
-class Document:
-    """The parsed values of a schedule, before they are interpreted."""
-
-    source: str
-    """Name used in messages."""
-    value: Any
-    """Plain values."""
-    lines: Mapping[Path, int] = field(default_factory=dict)
-    """Line numbers by path, from 1; empty for a mapping."""
-    problems: tuple[Problem, ...] = ()
-    """Parts that could not be read."""
-    duplicates: tuple[Problem, ...] = ()
-    """Keys that are given more than once."""
 
 
 def open_document(given: str | os.PathLike[str] | Mapping[str, Any], source: str | None = None) -> Document:
@@ -48,15 +30,14 @@ def open_document(given: str | os.PathLike[str] | Mapping[str, Any], source: str
         source, text = source or TEXT, given
     else:
         source = source or str(given)
-        text = _text_of(FilePath(given), source)
+        text = _text_of(Path(given), source)
     try:
-        composed = compose(text)
+        return compose(text, source)
     except NotYaml as error:
         raise ScheduleError([f"{source}{'' if error.line is None else f':{error.line}'}: {error.text}"]) from None
-    return Document(source, composed.value, composed.lines, tuple(composed.problems), tuple(composed.duplicates))
 
 
-def _text_of(path: FilePath, source: str) -> str:
+def _text_of(path: Path, source: str) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainables.compression.schedule.compatibility import is_gradual
-from trainables.compression.schedule.configs import ComponentConfig
 from trainables.compression.schedule.matching import Resolved
 from trainables.compression.schedule.names import assigned
 from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
@@ -135,24 +134,17 @@ class _Tally:
 
     def prune(self, component: Component, policy: PlannedPolicy, epoch: int) -> None:
         """Record a pruner's decision; it replaces earlier decisions on the same weights."""
-        targets = self._resolved.of(component)
-        shares = self._shares(component.settings, targets, component, policy, epoch)
-        for name in targets if shares is None else shares:
-            if shares is None:
-                self._unknown.add(name)
-            elif name in self._sizes:
-                self._unknown.discard(name)
-                self._pruned[name] = int(shares[name] * self._sizes[name])
+        shares = self._shares(component, policy, epoch)
+        if shares is None:
+            self._unknown.update(self._resolved.of(component))
+            return
+        for name in self._sizes.keys() & shares.keys():
+            self._unknown.discard(name)
+            self._pruned[name] = int(shares[name] * self._sizes[name])
 
-    def _shares(
-        self,
-        settings: ComponentConfig | None,
-        targets: Sequence[str],
-        component: Component,
-        policy: PlannedPolicy,
-        epoch: int,
-    ) -> dict[str, float] | None:
+    def _shares(self, component: Component, policy: PlannedPolicy, epoch: int) -> dict[str, float] | None:
         """Return the share of elements by name; None if it depends on structures or data, or masks are temporary."""
+        settings, targets = component.settings, self._resolved.of(component)
         args = policy.args if isinstance(policy.args, PrunerPolicyConfig) else PrunerPolicyConfig()
         if args.discard_masks_at_minibatch_end:
             return None

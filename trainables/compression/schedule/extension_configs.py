@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from trainables.compression.schedule.config_base import ComponentConfig, Count, Text
 
@@ -21,19 +21,13 @@ class _RemoverConfig(ComponentConfig):
 class FilterRemoverConfig(_RemoverConfig):
     """Remove zero filters and the weights that read them."""
 
-    class_: ClassVar[str] = "FilterRemover"
-
 
 class ChannelRemoverConfig(_RemoverConfig):
     """Remove zero input channels and the filters that produced them."""
 
-    class_: ClassVar[str] = "ChannelRemover"
-
 
 class StructureRemoverConfig(_RemoverConfig):
     """Remove zero filters and zero input channels."""
-
-    class_: ClassVar[str] = "StructureRemover"
 
 
 EXTENSIONS: dict[str, type[ComponentConfig]] = {

@@ -3,75 +3,38 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+from pydantic import Field, TypeAdapter, ValidationError
+
+from trainables.compression.schedule.config_base import Count, Flag, Fraction, NotNegative, Positive, Whole
 from trainables.errors import UserError, unknown_name
+
+T = TypeVar("T")
+_List = Annotated[list[T], Field(min_length=1)]
+_Index = Annotated[Whole, Field(ge=0)]
+_Momentum = Annotated[Fraction, Field(lt=1)]
 
 #: Arguments that the schedule language fills in.
 _FILLED_IN = ("self", "optimizer", "last_epoch")
-
-
-@dataclass(frozen=True)
-class _Rule:
-    says: str
-    holds: Callable[[Any], bool]
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _whole(least: int) -> _Rule:
-    return _Rule(f"a whole number >= {least}", lambda value: _is_whole(value) and value >= least)
-
-
-def _each(rule: _Rule) -> _Rule:
-    return _Rule(
-        f"a list of numbers, each {rule.says}",
-        lambda value: isinstance(value, (list, tuple)) and len(value) > 0 and all(map(rule.holds, value)),
-    )
-
-
-def _one_or_each(rule: _Rule) -> _Rule:
-    several = _each(rule)
-    return _Rule(f"{rule.says}, or a list of them", lambda value: rule.holds(value) or several.holds(value))
-
-
-_NOT_NEGATIVE = _Rule("a number >= 0", lambda value: _is_number(value) and value >= 0)
-_POSITIVE = _Rule("a number > 0", lambda value: _is_number(value) and value > 0)
-_SHARE = _Rule("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1)
-_MOMENTUM = _one_or_each(_Rule("a number in [0, 1)", lambda value: _is_number(value) and 0 <= value < 1))
-_RATE = _one_or_each(_NOT_NEGATIVE)
-_FLAG = _Rule("true or false", lambda value: isinstance(value, bool))
-_TEXT = _Rule("text", lambda value: isinstance(value, str))
-_NO_FUNCTION = _Rule("left out, for it is a function", lambda value: False)
-
-#: Rules by argument name, the same for all classes. Arguments that torch adds later are checked by torch only.
-_RULES: dict[str, _Rule] = {
-    **dict.fromkeys(
-        ("step_size", "total_iters", "T_max", "T_0", "T_mult", "step_size_up", "step_size_down"), _whole(1)
-    ),
-    **dict.fromkeys(("total_steps", "epochs", "steps_per_epoch"), _whole(1)),
-    **dict.fromkeys(("patience", "cooldown"), _whole(0)),
-    **dict.fromkeys(("gamma", "factor", "start_factor", "end_factor", "power", "eta_min"), _NOT_NEGATIVE),
-    **dict.fromkeys(("threshold", "eps"), _NOT_NEGATIVE),
-    **dict.fromkeys(("div_factor", "final_div_factor"), _POSITIVE),
-    **dict.fromkeys(("min_lr", "max_lr", "base_lr"), _RATE),
-    **dict.fromkeys(("base_momentum", "max_momentum"), _MOMENTUM),
-    **dict.fromkeys(("cycle_momentum", "three_phase"), _FLAG),
-    **dict.fromkeys(("mode", "threshold_mode", "scale_mode", "anneal_strategy"), _TEXT),
-    "milestones": _each(_whole(0)),
-    "gammas": _each(_NOT_NEGATIVE),
-    "pct_start": _SHARE,
-    "scale_fn": _NO_FUNCTION,
-}
+#: Names, rule and type, the same for all classes. Arguments that torch adds later are checked by torch only.
+_KINDS: tuple[tuple[str, str, Any], ...] = (
+    ("step_size total_iters T_max T_0 T_mult step_size_up step_size_down", "a whole number >= 1", Count),
+    ("total_steps epochs steps_per_epoch", "a whole number >= 1", Count),
+    ("patience cooldown", "a whole number >= 0", _Index),
+    ("gamma factor start_factor end_factor power eta_min threshold eps", "a number >= 0", NotNegative),
+    ("div_factor final_div_factor", "a number > 0", Positive),
+    ("min_lr max_lr base_lr", "a number >= 0, or a list of them", NotNegative | _List[NotNegative]),
+    ("base_momentum max_momentum", "a number in [0, 1), or a list of them", _Momentum | _List[_Momentum]),
+    ("cycle_momentum three_phase", "true or false", Flag),
+    ("mode threshold_mode scale_mode anneal_strategy", "text", Annotated[str, Field(strict=True)]),
+    ("milestones", "a list of numbers, each a whole number >= 0", _List[_Index]),
+    ("gammas", "a list of numbers, each a number >= 0", _List[NotNegative]),
+    ("pct_start", "a number in [0, 1]", Fraction),
+    ("scale_fn", "left out, for it is a function", None),
+)
+_RULES = {name: (rule, TypeAdapter[Any](kind)) for names, rule, kind in _KINDS for name in names.split()}
 
 
 def check_arguments(class_name: str, arguments: Mapping[str, Any], makes: Sequence[Callable[..., Any]]) -> None:
@@ -95,10 +58,13 @@ def check_arguments(class_name: str, arguments: Mapping[str, Any], makes: Sequen
         if name not in arguments and parameter.default is parameter.empty:
             raise UserError(f"{class_name} needs {name}: {how}")
     for name, value in arguments.items():
-        rule = _RULES.get(name)
-        optional = value is None and taken[name].default is None
-        if rule is not None and not optional and not rule.holds(value):
-            raise UserError(f"{name} of {class_name} must be {rule.says}, got {value!r}{_hint(value)}: {how}")
+        if name not in _RULES or (value is None and taken[name].default is None):
+            continue
+        rule, accepted = _RULES[name]
+        try:
+            accepted.validate_python(value)
+        except ValidationError:
+            raise UserError(f"{name} of {class_name} must be {rule}, got {value!r}{_hint(value)}: {how}") from None
 
 
 def signatures(class_name: str, makes: Sequence[Callable[..., Any]]) -> str:
@@ -108,20 +74,21 @@ def signatures(class_name: str, makes: Sequence[Callable[..., Any]]) -> str:
     >>> signatures("StepLR", [StepLR])
     'StepLR(step_size, gamma=0.1)'
     """
-    return " or ".join(_signature(class_name, make) for make in makes)
+    return " or ".join(
+        f"{class_name}({', '.join(_with_default(name, p.default) for name, p in _parameters(make).items())})"
+        for make in makes
+    )
 
 
 def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in inspect.signature(make).parameters.items() if name not in _FILLED_IN}
 
 
-def _signature(class_name: str, make: Callable[..., Any]) -> str:
-    parts = [name if p.default is p.empty else f"{name}={_short(p.default)}" for name, p in _parameters(make).items()]
-    return f"{class_name}({', '.join(parts)})"
-
-
-def _short(default: Any) -> str:
-    return f"{default:.4g}" if isinstance(default, float) and default != round(default, 3) else repr(default)
+def _with_default(name: str, default: Any) -> str:
+    if default is inspect.Parameter.empty:
+        return name
+    long = isinstance(default, float) and default != round(default, 3)
+    return f"{name}={default:.4g}" if long else f"{name}={default!r}"
 
 
 def _hint(value: Any) -> str:

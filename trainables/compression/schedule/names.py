@@ -70,7 +70,6 @@ def match_names(pattern: str, known: Sequence[str], what: str = "parameter") -> 
 def assigned(
     values: Mapping[str, T],
     known: Sequence[str],
-    what: str = "parameter",
     on_error: Callable[[str, UserError], None] | None = None,
 ) -> dict[str, T]:
     """Return each known name's value: that of its exact name, else of the first pattern that matches.
@@ -78,7 +77,6 @@ def assigned(
     Args:
         values: by pattern.
         known: names of the model.
-        what: kind of the names, for messages.
         on_error: called with the pattern and its error instead of raising it.
 
     Returns:
@@ -90,7 +88,7 @@ def assigned(
     found: dict[str, tuple[bool, T]] = {}
     for pattern, value in values.items():
         try:
-            matches = match_names(pattern, known, what)
+            matches = match_names(pattern, known)
         except UserError as error:
             if on_error is None:
                 raise
@@ -103,13 +101,13 @@ def assigned(
     return {name: found[name][1] for name in known if name in found}
 
 
-def listed(patterns: Iterable[str], known: Sequence[str], what: str = "parameter") -> tuple[str, ...]:
+def listed(patterns: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
     """Return the names that match any of the patterns, in the patterns' order, each once.
 
     Raises:
         UserError: a pattern matches nothing.
     """
-    return tuple(dict.fromkeys(name for pattern in patterns for name in match_names(pattern, known, what)))
+    return tuple(dict.fromkeys(name for pattern in patterns for name in match_names(pattern, known)))
 
 
 def block_of(name: str) -> str:

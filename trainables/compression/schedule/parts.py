@@ -26,8 +26,6 @@ class Component:
     """Checked arguments; None for learning-rate schedulers."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Plain arguments of a learning-rate scheduler; empty for the others."""
-    line: int | None = field(default=None, compare=False)
-    """Its first line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +42,6 @@ class PlannedPolicy:
     """Arguments of pruner and regularizer policies, with defaults for those not given."""
     position: int = field(default=0, compare=False)
     """Position in the file's list of policies."""
-    line: int | None = field(default=None, compare=False)
-    """Its first line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +75,3 @@ class Schedule:
         """Yield all components, section by section."""
         for section in KINDS.values():
             yield from self.section(section).values()
-
-    def policies_of(self, component: Component) -> Iterator[PlannedPolicy]:
-        """Yield the policies that apply a component."""
-        for policy in self.policies:
-            if KINDS[policy.kind] == component.section and policy.instance_name == component.name:
-                yield policy

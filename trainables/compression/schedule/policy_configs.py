@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import PlainValidator, model_validator
-from typing_extensions import Self
 
 from trainables.compression.schedule.config_base import ComponentConfig, Flag, Whole
 from trainables.compression.schedule.problems import Findings, Path, shown

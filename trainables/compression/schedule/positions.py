@@ -7,7 +7,7 @@ the only custom tag is ``!search``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ MOST_VALUES = 200_000
 #: Largest nesting depth of maps and lists.
 MOST_NESTED = 50
 SEARCH = "!search"
+#: Name in messages of a schedule without a file.
+TEXT = "<schedule>"
 _TOO_MANY = f"hold more than {MOST_VALUES} values (behind an alias they count each time)"
 _YAML = "tag:yaml.org,2002:"
 #: Floats of YAML 1.2 that PyYAML (YAML 1.1) reads as text: an exponent without a point or a sign.
@@ -51,22 +53,33 @@ class SearchTag:
     definition: Any
 
 
-@dataclass(frozen=True)
-class Composed:
-    """A YAML document."""
+def search_tags(value: Any, path: Path = ()) -> Iterator[tuple[Path, SearchTag]]:
+    """Yield the ``!search`` tags in a value with their paths, in their order."""
+    if isinstance(value, SearchTag):
+        yield path, value
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from search_tags(item, (*path, key))
 
+
+@dataclass(frozen=True)
+class Document:
+    """The parsed values of a schedule, before they are interpreted."""
+
+    source: str
+    """Name used in messages."""
     value: Any
     """Plain values, and a `SearchTag` for each ``!search``."""
-    lines: dict[Path, int]
-    """By path: the line, from 1, of an entry's key, or of a scalar value that is on a separate line."""
-    problems: list[Problem] = field(default_factory=list)
+    lines: Mapping[Path, int] = field(default_factory=dict)
+    """By path: the line, from 1, of an entry's key, or of a scalar value that is on a separate line; empty for a
+    mapping."""
+    problems: Sequence[Problem] = ()
     """Tags, keys and values that cannot be read."""
-    duplicates: list[Problem] = field(default_factory=list)
+    duplicates: Sequence[Problem] = ()
     """Keys that are given more than once; the last one is used, as usual in YAML."""
 
 
-def compose(text: str) -> Composed:
-    """Parse the single document of a text.
+def compose(text: str, source: str = TEXT) -> Document:
+    """Parse the single YAML document of a text.
 
     Raises:
         NotYaml: the text is not YAML, is empty, has several documents or too many values, or a value contains itself.
@@ -91,7 +104,7 @@ def compose(text: str) -> Composed:
         raise NotYaml(None, "is empty: a schedule needs version and policies")
     builder = _Builder()
     value = builder.build(node, ())
-    return Composed(value, builder.lines, builder.problems, builder.duplicates)
+    return Document(source, value, builder.lines, builder.problems, builder.duplicates)
 
 
 def _check_size(text: str) -> None:

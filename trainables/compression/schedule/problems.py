@@ -87,13 +87,13 @@ class Findings:
         self.errors: list[Problem] = []
         self.warnings: list[Problem] = []
 
-    def error(self, path: Path, text: str, line: int | None = None) -> None:
+    def error(self, path: Path, text: str) -> None:
         """Record an error, with or without the compatibility switch."""
-        self.errors.append(Problem(path, text, line))
+        self.errors.append(Problem(path, text))
 
-    def warning(self, path: Path, text: str, line: int | None = None) -> None:
+    def warning(self, path: Path, text: str) -> None:
         """Record a warning, with or without the compatibility switch."""
-        self.warnings.append(Problem(path, text, line))
+        self.warnings.append(Problem(path, text))
 
     def lenient(self, path: Path, text: str, line: int | None = None) -> None:
         """Record what the original silently accepted as an error, or as a warning with the compatibility switch."""

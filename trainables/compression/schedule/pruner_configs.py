@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
-from typing_extensions import Self
+from pydantic import Field, create_model, model_validator
 
 from trainables.compression.schedule.config_base import (
     ComponentConfig,
@@ -27,7 +25,6 @@ Thresholded = Literal["2D", "3D", "4D", "Filters", "Channels", "Rows", "Cols"]
 class SensitivityPrunerConfig(ComponentConfig):
     """Zero elements below t = s std(w), with std computed at the first use (Han et al. 2015)."""
 
-    class_: ClassVar[str] = "SensitivityPruner"
     sensitivities: dict[Text, NotNegative] = Field(min_length=1)
     """s by parameter name or pattern."""
 
@@ -35,7 +32,6 @@ class SensitivityPrunerConfig(ComponentConfig):
 class MagnitudeParameterPrunerConfig(ComponentConfig):
     """Zero elements below a given threshold."""
 
-    class_: ClassVar[str] = "MagnitudeParameterPruner"
     thresholds: dict[Text, NotNegative] = Field(min_length=1)
     """t by parameter name or pattern; ``*`` matches all other parameters."""
 
@@ -43,7 +39,6 @@ class MagnitudeParameterPrunerConfig(ComponentConfig):
 class SparsityLevelParameterPrunerConfig(ComponentConfig):
     """Zero a share of the elements, those with the smallest absolute values."""
 
-    class_: ClassVar[str] = "SparsityLevelParameterPruner"
     levels: dict[Text, Fraction] = Field(min_length=1)
     """Share of the elements by parameter name or pattern."""
 
@@ -66,7 +61,6 @@ class _GradualConfig(ComponentConfig):
 class AutomatedGradualPrunerConfig(_GradualConfig):
     """Zero a share of the elements, the smallest, that grows by a cubic (Zhu & Gupta 2017, eq. 1)."""
 
-    class_: ClassVar[str] = "AutomatedGradualPruner"
     weights: Names
     """Parameter names or patterns."""
 
@@ -123,7 +117,6 @@ class _DesiredConfig(ComponentConfig):
 class RandomLevelStructureParameterPrunerConfig(_WithBlocksConfig):
     """Zero a random share, drawn at each use, of the structures, those with the smallest mean absolute values."""
 
-    class_: ClassVar[str] = "RandomLevelStructureParameterPruner"
     sparsity_range: tuple[Fraction, Fraction]
     """The share's least and greatest value."""
 
@@ -142,7 +135,6 @@ class _FiltersConfig(_StructuresConfig):
 class StructureParameterPrunerConfig(ComponentConfig):
     """Zero the structures whose greatest or mean absolute value is at most a threshold."""
 
-    class_: ClassVar[str] = "StructureParameterPruner"
     reg_regims: dict[Text, tuple[NotNegative, Thresholded]] = Field(min_length=1)
     """[threshold, structure] by parameter name or pattern."""
     threshold_criteria: Literal["Max", "Mean_Abs"]
@@ -152,7 +144,6 @@ class StructureParameterPrunerConfig(ComponentConfig):
 class SplicingPrunerConfig(ComponentConfig):
     """Prune below a, restore above b, no change between (dynamic network surgery, Guo et al. 2016, eq. 3)."""
 
-    class_: ClassVar[str] = "SplicingPruner"
     sensitivities: dict[Text, NotNegative] = Field(min_length=1)
     """s by parameter name or pattern; ``*`` matches all other parameters."""
     low_thresh_mult: Positive
@@ -174,7 +165,6 @@ class SplicingPrunerConfig(ComponentConfig):
 class BaiduRNNPrunerConfig(ComponentConfig):
     """Zero elements below a threshold that rises along two straight lines (Narang et al. 2017)."""
 
-    class_: ClassVar[str] = "BaiduRNNPruner"
     q: Positive
     """The 90th percentile of |w| of a trained dense run."""
     ramp_slope_mult: Positive
@@ -205,56 +195,40 @@ class BaiduRNNPrunerConfig(ComponentConfig):
         return starting_epoch + (self.ramp_epoch_offset or 0) if self.ramp_epoch is None else self.ramp_epoch
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrunerRow:
-    """One pruner class that a schedule may name."""
-
-    config: type[ComponentConfig]
-    """Its arguments; ``config.class_`` is its name in YAML."""
-    build: str
-    """The function of `trainables.compression.pruners.builders` that builds the pruner."""
-
-
-def _ranked(name: str, structures: type[_StructuresConfig], build: str, summary: str) -> tuple[PrunerRow, PrunerRow]:
-    """Return two rows: pruning a given share of the structures, and ``_AGP``, a share that grows by a cubic."""
+def _ranked(name: str, structures: type[_StructuresConfig], summary: str) -> tuple[type[ComponentConfig], ...]:
+    """Return two models: pruning a given share of the structures, and ``_AGP``, a share that grows by a cubic."""
     gradual = f"{summary.rstrip('.')}; the share grows by a cubic."
     return (
-        PrunerRow(config=_model(name, (structures, _DesiredConfig), summary), build=build),
-        PrunerRow(config=_model(f"{name}_AGP", (structures, _GradualConfig), gradual), build=build),
+        create_model(f"{name}Config", __base__=(structures, _DesiredConfig), __doc__=summary),
+        create_model(f"{name}_AGPConfig", __base__=(structures, _GradualConfig), __doc__=gradual),
     )
 
 
-def _model(name: str, bases: tuple[type[ComponentConfig], ...], summary: str) -> type[ComponentConfig]:
-    members = {"__module__": __name__, "__doc__": summary, "__annotations__": {"class_": ClassVar[str]}, "class_": name}
-    model: type[ComponentConfig] = type(f"{name.replace('_', '')}Config", bases, members)
-    return model
-
-
-PRUNER_ROWS: tuple[PrunerRow, ...] = (
-    PrunerRow(config=SensitivityPrunerConfig, build="by_sensitivity"),
-    PrunerRow(config=MagnitudeParameterPrunerConfig, build="by_magnitude"),
-    PrunerRow(config=SparsityLevelParameterPrunerConfig, build="by_level"),
-    PrunerRow(config=AutomatedGradualPrunerConfig, build="by_gradual_level"),
-    *_ranked("L1RankedStructureParameterPruner", _LpRankedConfig, "by_l1_norm",
+_MODELS: tuple[type[ComponentConfig], ...] = (
+    SensitivityPrunerConfig,
+    MagnitudeParameterPrunerConfig,
+    SparsityLevelParameterPrunerConfig,
+    AutomatedGradualPrunerConfig,
+    *_ranked("L1RankedStructureParameterPruner", _LpRankedConfig,
              "Zero the share of the structures with the smallest mean absolute value (Li et al. 2017)."),
-    *_ranked("L2RankedStructureParameterPruner", _LpRankedConfig, "by_l2_norm",
+    *_ranked("L2RankedStructureParameterPruner", _LpRankedConfig,
              "Zero the share of the structures with the smallest mean L2 norm."),
-    PrunerRow(config=RandomLevelStructureParameterPrunerConfig, build="by_random_share"),
-    *_ranked("ActivationAPoZRankedFilterPruner", _FiltersConfig, "by_zero_activations",
+    RandomLevelStructureParameterPrunerConfig,
+    *_ranked("ActivationAPoZRankedFilterPruner", _FiltersConfig,
              "Zero the filters whose activations are zero most often (Hu et al. 2016)."),
-    *_ranked("ActivationMeanRankedFilterPruner", _FiltersConfig, "by_mean_activation",
+    *_ranked("ActivationMeanRankedFilterPruner", _FiltersConfig,
              "Zero the filters whose activations have the smallest mean (Molchanov et al. 2017)."),
-    *_ranked("GradientRankedFilterPruner", _FiltersConfig, "by_gradient",
-             "Zero the filters whose removal changes the loss least, by a first-order Taylor term (Molchanov et al. "
-             "2017)."),
-    *_ranked("RandomRankedFilterPruner", _FiltersConfig, "at_random",
+    *_ranked("GradientRankedFilterPruner", _FiltersConfig,
+             "Zero the filters whose removal changes the loss least, by a first-order Taylor term (Molchanov et "
+             "al. 2017)."),
+    *_ranked("RandomRankedFilterPruner", _FiltersConfig,
              "Zero filters at random, the exact share of them: what a ranking has to beat."),
-    *_ranked("BernoulliFilterPruner", _FiltersConfig, "by_chance",
+    *_ranked("BernoulliFilterPruner", _FiltersConfig,
              "Zero each filter with this probability and scale the others up by what is kept (drop-filter)."),
-    PrunerRow(config=StructureParameterPrunerConfig, build="by_structure_threshold"),
-    PrunerRow(config=SplicingPrunerConfig, build="by_surgery"),
-    PrunerRow(config=BaiduRNNPrunerConfig, build="by_recurrent_threshold"),
+    StructureParameterPrunerConfig,
+    SplicingPrunerConfig,
+    BaiduRNNPrunerConfig,
 )  # fmt: skip
 
 #: The pydantic model of each class's arguments, by the class's name in YAML.
-PRUNERS: dict[str, type[ComponentConfig]] = {row.config.class_: row.config for row in PRUNER_ROWS}
+PRUNERS = {model.class_: model for model in _MODELS}

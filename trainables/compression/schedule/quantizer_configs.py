@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
-from typing_extensions import Self
 
 from trainables.compression.schedule.config_base import ComponentConfig, Flag, Fraction, Positive, Text
 
@@ -45,35 +44,23 @@ class _QuantizerConfig(ComponentConfig):
 class DorefaQuantizerConfig(_QuantizerConfig):
     """DoReFa-Net (Zhou et al. 2016, eqs. 7 to 9)."""
 
-    class_: ClassVar[str] = "DorefaQuantizer"
-
 
 class WRPNQuantizerConfig(_QuantizerConfig):
     """Wide reduced-precision networks (Mishra et al. 2017): weights clamped to [-1, 1]."""
-
-    class_: ClassVar[str] = "WRPNQuantizer"
 
 
 class PACTQuantizerConfig(_QuantizerConfig):
     """DoReFa weights, activations clipped at a learned value (Choi et al. 2018, eqs. 1 to 3)."""
 
-    class_: ClassVar[str] = "PACTQuantizer"
     act_clip_init_val: Positive = 8.0
     """Initial value of the learned clip."""
 
 
-class QuantAwareTrainRangeLinearQuantizerConfig(ComponentConfig):
+class QuantAwareTrainRangeLinearQuantizerConfig(_QuantizerConfig):
     """Linear quantization-aware training with moving-average ranges (Jacob et al. 2018, section 3)."""
 
-    class_: ClassVar[str] = "QuantAwareTrainRangeLinearQuantizer"
-    bits_activations: Bits | None = 32
-    """Bits of activations."""
-    bits_weights: Bits | None = 32
-    """Bits of weights of convolutions, linear layers and embeddings."""
     bits_bias: Bits | None = 32
-    """Bits of their biases."""
-    overrides: dict[Text, OverridesConfig] = Field(default_factory=dict)
-    """By module name or pattern; the first pattern that matches a module counts. A key that is absent inherits."""
+    """Bits of biases."""
     mode: Annotated[Mode, BeforeValidator(_plain)] = "SYMMETRIC"
     """The mapping of a range to numbers."""
     ema_decay: Fraction = 0.999
@@ -85,7 +72,6 @@ class QuantAwareTrainRangeLinearQuantizerConfig(ComponentConfig):
 class PostTrainLinearQuantizerConfig(ComponentConfig):
     """Linear quantization of a trained model, with activation ranges from the batches of one epoch."""
 
-    class_: ClassVar[str] = "PostTrainLinearQuantizer"
     bits_activations: Bits | None = 8
     """Bits of activations."""
     bits_parameters: Bits | None = 8

@@ -21,7 +21,7 @@ from trainables.compression.schedule.configs import (
     REGULARIZERS,
     ComponentConfig,
 )
-from trainables.compression.schedule.document import Document, open_document
+from trainables.compression.schedule.document import open_document
 from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
 from trainables.compression.schedule.policy_configs import (
     KINDS,
@@ -30,7 +30,7 @@ from trainables.compression.schedule.policy_configs import (
     RegularizerPolicyConfig,
     read_timing,
 )
-from trainables.compression.schedule.positions import SearchTag
+from trainables.compression.schedule.positions import Document, search_tags
 from trainables.compression.schedule.problems import Findings, Path, nearest, shown
 from trainables.compression.schedule.validation import validated
 from trainables.errors import UserError
@@ -92,7 +92,10 @@ def examine(
     if not isinstance(document.value, dict):
         findings.error((), f"a schedule must be a map with version and policies, got {shown(document.value)}")
         return schedule, findings
-    if _refuse_search(document.value, (), findings):
+    tags = list(search_tags(document.value))
+    for path, _ in tags:
+        findings.error(path, "is a range to search (!search), which a search fills: give a value to train with it")
+    if tags:
         return schedule, findings
     _check_sections(document.value, findings)
     sections: dict[str, Any] = {}
@@ -103,16 +106,6 @@ def examine(
     schedule = replace(schedule, policies=policies, **sections)
     check_uses(schedule, findings, used=_named(document.value.get("policies")))
     return schedule, findings
-
-
-def _refuse_search(value: Any, path: Path, findings: Findings) -> bool:
-    """Report every range to search as an error; return whether there is any."""
-    if isinstance(value, SearchTag):
-        findings.error(path, "is a range to search (!search), which a search fills: give a value to train with it")
-        return True
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    found = [_refuse_search(item, (*path, key), findings) for key, item in items]  # a list, so that all are reported
-    return any(found)
 
 
 def _check_sections(value: Mapping[str, Any], findings: Findings) -> None:
@@ -161,7 +154,6 @@ def _read_component(
         findings.error(path, f"needs a class{one_of}" + (f", got {shown(class_name)}" if "class" in given else ""))
         return None
     arguments = {key: value for key, value in given.items() if key != "class"}
-    line = findings.lines.get(path)
     if section not in CLASSES:
         try:
             if check_lr is not None:
@@ -169,7 +161,7 @@ def _read_component(
         except UserError as error:
             findings.error(path, str(error))
             return None
-        return Component(section=section, name=name, class_name=class_name, arguments=arguments, line=line)
+        return Component(section=section, name=name, class_name=class_name, arguments=arguments)
     model = CLASSES[section].get(class_name)
     if model is None:
         home = next((other for other, classes in CLASSES.items() if class_name in classes), None)
@@ -179,7 +171,7 @@ def _read_component(
     settings = validated(model, arguments, path, findings)
     if settings is None:
         return None
-    return Component(section=section, name=name, class_name=class_name, settings=settings, line=line)
+    return Component(section=section, name=name, class_name=class_name, settings=settings)
 
 
 # --- policies -------------------------------------------------------------------------------------------------------
@@ -239,14 +231,7 @@ def _read_policy(
         return None
     if timing is None or len(findings.errors) > before:
         return None
-    return PlannedPolicy(
-        kind=kind,
-        instance_name=name,
-        timing=timing,
-        args=args,
-        position=position,
-        line=findings.lines.get(("policies", position)),
-    )
+    return PlannedPolicy(kind=kind, instance_name=name, timing=timing, args=args, position=position)
 
 
 def _read_args(

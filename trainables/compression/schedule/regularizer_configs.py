@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,7 +15,6 @@ LassoGroup = Literal["2D", "3D", "Filters", "4D", "Channels", "Rows", "Cols", "R
 class L1RegularizerConfig(ComponentConfig):
     """lambda sum|w|."""
 
-    class_: ClassVar[str] = "L1Regularizer"
     reg_regims: dict[Text, NotNegative] = Field(min_length=1)
     """lambda by parameter name or pattern."""
     threshold_criteria: Literal["Max", "Mean_Abs"] | None = None
@@ -25,7 +24,6 @@ class L1RegularizerConfig(ComponentConfig):
 class GroupLassoRegularizerConfig(ComponentConfig):
     """lambda times the sum of the groups' L2 norms (Yuan & Lin 2006)."""
 
-    class_: ClassVar[str] = "GroupLassoRegularizer"
     reg_regims: dict[Text, tuple[NotNegative, LassoGroup]] = Field(min_length=1)
     """[lambda, group] by parameter name or pattern."""
     threshold_criteria: Literal["Max", "Mean_Abs"] | None = None
@@ -35,7 +33,6 @@ class GroupLassoRegularizerConfig(ComponentConfig):
 class GroupVarianceRegularizerConfig(ComponentConfig):
     """lambda over the variance of the groups' norms, which increases the variance."""
 
-    class_: ClassVar[str] = "GroupVarianceRegularizer"
     reg_regims: dict[Text, tuple[NotNegative, Literal["3D", "Filters", "Channels", "Rows", "Cols"]]] = Field(
         min_length=1
     )

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainables.compression.schedule.document import Document, open_document
+from trainables.compression.schedule.document import open_document
 from trainables.compression.schedule.parts import Schedule
-from trainables.compression.schedule.positions import SearchTag
+from trainables.compression.schedule.positions import Document, SearchTag, search_tags
 from trainables.compression.schedule.problems import Findings, Path, dotted, nearest, shown
 from trainables.compression.schedule.reading import CheckLR, examine
 from trainables.errors import UserError, unknown_name
+from trainables.gradskip.variable_types import is_number
 
 Value = float | int | str
 KEYS = ("low", "high", "step", "log", "choices", "name")
@@ -113,14 +114,7 @@ class MarkedSchedule:
 
     def filled(self, values: Mapping[str, Value]) -> Document:
         """Return the document with values in place of the ranges."""
-        document = self.document
-        return Document(
-            document.source, self.fill(values), document.lines, document.problems, document.duplicates
-        )  # fmt: skip
-
-    def middle(self) -> dict[str, Any]:
-        """Return the mapping filled with the middle of each range and the first of the choices."""
-        return self.fill(self.middles())
+        return replace(self.document, value=self.fill(values))
 
     def middles(self) -> dict[str, Value]:
         """Return the middle of each range, or the first choice, by name."""
@@ -144,7 +138,7 @@ def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> M
     names: dict[Path, str] = {}
     if not isinstance(document.value, dict):
         findings.error((), f"a schedule must be a map with version and policies, got {shown(document.value)}")
-    for path, tag in _tags(document.value, ()):
+    for path, tag in search_tags(document.value):
         read = _read_mark(tag.definition, path, findings)
         if read is None:
             continue
@@ -157,13 +151,6 @@ def read_marks(given: str | os.PathLike[str], *, source: str | None = None) -> M
         first.setdefault(name, path)
     findings.settle()
     return MarkedSchedule(document, marks, names)
-
-
-def _tags(value: Any, path: Path) -> list[tuple[Path, SearchTag]]:
-    if isinstance(value, SearchTag):
-        return [(path, value)]
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [found for key, item in items for found in _tags(item, (*path, key))]
 
 
 def _filled(value: Any, path: Path, value_at: Callable[[Path], Value]) -> Any:
@@ -212,7 +199,7 @@ def _broken_rule(given: Mapping[str, Any]) -> str | None:
         if key not in given:
             return "needs low and high, or choices"
     for key in ("low", "high", "step"):
-        if given.get(key) is not None and not _is_number(given[key]):
+        if given.get(key) is not None and not is_number(given[key]):
             return f"needs a number for {key}, got {shown(given[key])}"
     low, high, step, log = given["low"], given["high"], given.get("step"), given.get("log", False)
     if low is None or high is None or low >= high:
@@ -226,7 +213,3 @@ def _broken_rule(given: Mapping[str, Any]) -> str | None:
     if step is not None and not 0 < step <= high - low:
         return f"needs a step in (0, high - low], got {step}"
     return None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -10,7 +10,7 @@ from yaml.nodes import SequenceNode
 
 from trainables.compression.schedule.document import plain
 from trainables.compression.schedule.parts import Component, PlannedPolicy, Schedule
-from trainables.compression.schedule.policy_configs import KINDS
+from trainables.compression.schedule.policy_configs import KINDS, RANGE
 from trainables.compression.schedule.positions import FLOAT, FLOAT_BEGINS
 from trainables.compression.schedule.reading import SECTIONS, VERSION
 
@@ -82,9 +82,4 @@ def _policy(policy: PlannedPolicy) -> dict[str, Any]:
     timing = policy.timing
     if timing.epochs is not None:
         return {policy.kind: inner, "epochs": list(timing.epochs)}
-    return {
-        policy.kind: inner,
-        "starting_epoch": timing.starting_epoch,
-        "ending_epoch": timing.ending_epoch,
-        "frequency": timing.frequency,
-    }
+    return {policy.kind: inner, **{key: getattr(timing, key) for key in RANGE}}

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from trainables.compression.thinning.cutting import in_whole_groups, is_depthwise, weight_dimension, width
-from trainables.compression.thinning.extra import check_installed
 from trainables.compression.thinning.flattening import map_flattenings
 from trainables.errors import UserError
 
@@ -34,6 +34,9 @@ Cuts = dict[tuple[str, int], set[int]]
 #: value is detected when the outputs are compared.
 _PASSES = ("BN", "IN", "PRELU", "ELEMENTWISE", "RESHAPE", "CONCAT", "SPLIT", "SLICE", "EXPAND", "DEPTHWISE_CONV")
 _WEIGHTED = ("CONV", "LINEAR")
+_LAYERS = (*_WEIGHTED, "BN", "IN", "DEPTHWISE_CONV")
+#: Node types with tensors that are cut.
+_CUT = (*_LAYERS, "PRELU")
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Group:
         self.channels = sorted(parts[0].indices)
         self.by_node = {id(part.node): part for part in parts if part.side == 0}
         self.readers = [part for part in parts if part.side == 1]
-        self.layers = [part for part in parts if part.type in (*_WEIGHTED, "BN", "IN", "DEPTHWISE_CONV")]
+        self.layers = [part for part in parts if part.type in _LAYERS]
         self._dead: dict[tuple[int, int], bool] = {}
         self._zeros = {
             (id(part.node), part.side): zero_slices(part.module, part.side)
@@ -129,7 +132,7 @@ class Group:
                 return "it is an output of the model"
             if part.type not in (*_PASSES, *_WEIGHTED):
                 return f"it goes through {self._name(part)}, which does not treat channels one by one"
-            if part.type in (*_WEIGHTED, "BN", "IN", "DEPTHWISE_CONV", "PRELU"):
+            if part.type in _CUT:
                 reason = self.excluded.get(self.names[part.module])
                 if reason is not None:
                     return f"{self._name(part)} {reason}"
@@ -204,7 +207,7 @@ class Group:
         for part in self.parts:
             own = _of(part, going)
             uncut = part.type == "PRELU" and width(part.module, 0) == 1
-            if own and part.type in (*_WEIGHTED, "BN", "IN", "DEPTHWISE_CONV", "PRELU") and not uncut:
+            if own and part.type in _CUT and not uncut:
                 cuts.setdefault((self.names[part.module], part.side), set()).update(own)
         return cuts
 
@@ -230,6 +233,16 @@ def zero_slices(module: nn.Module, side: int) -> list[bool]:
     groups = module.groups if isinstance(module, _ConvNd) else 1
     by_group = (weight == 0).unflatten(0, (groups, -1)).transpose(1, 2).flatten(2).all(2)
     return by_group.flatten().tolist()
+
+
+def check_installed() -> None:
+    """Raise UserError where torch_pruning is not installed; does not import it, which would be slow."""
+    try:
+        missing = find_spec("torch_pruning") is None
+    except ValueError:  # sys.modules has an entry without a spec
+        missing = True
+    if missing:
+        raise UserError("thinning needs torch_pruning, which is not installed: pip install 'tune-cac[thin]'")
 
 
 def coupled_groups(

@@ -37,16 +37,23 @@ def is_depthwise(module: nn.Module) -> bool:
     return isinstance(module, _ConvNd) and 1 < module.groups == module.in_channels == module.out_channels
 
 
+def _counts(module: nn.Module, side: int) -> tuple[str, ...]:
+    """Return the attributes that hold the number of channels on one side of a module of a type that can be cut."""
+    if is_depthwise(module):
+        return ("out_channels", "in_channels", "groups")
+    if isinstance(module, _ConvNd):
+        return ("in_channels",) if side else ("out_channels",)
+    if isinstance(module, nn.Linear):
+        return ("in_features",) if side else ("out_features",)
+    if isinstance(module, NORMS):
+        return ("num_features",)
+    assert isinstance(module, nn.PReLU)
+    return ("num_parameters",)
+
+
 def width(module: nn.Module, side: int) -> int:
     """Return the number of channels on one side of a module of a type that can be cut."""
-    if isinstance(module, _ConvNd):
-        return module.in_channels if side else module.out_channels
-    if isinstance(module, nn.Linear):
-        return module.in_features if side else module.out_features
-    if isinstance(module, NORMS):
-        return module.num_features
-    assert isinstance(module, nn.PReLU)
-    return module.num_parameters
+    return int(getattr(module, _counts(module, side)[0]))
 
 
 def weight_dimension(module: nn.Module, side: int) -> int:
@@ -171,7 +178,8 @@ def _cut_module(module: nn.Module, side: int, indices: list[int]) -> list[Cut]:
                 where = _channels_of(tensor, shape, dimension)
                 if where is not None:
                     cuts.append(_replace(part, part_name, where, own))
-    _narrow(module, side, len(indices))
+    for attribute in _counts(module, side):
+        setattr(module, attribute, getattr(module, attribute) - len(indices))
     return cuts
 
 
@@ -191,29 +199,6 @@ def _replace(owner: nn.Module, name: str, dimension: int, indices: list[int]) ->
             new.grad = crop(old.grad, {dimension: indices})
     setattr(owner, name, new)
     return old, new, dimension, indices
-
-
-def _narrow(module: nn.Module, side: int, count: int) -> None:
-    """Reduce a module's own channel counts by the number of removed channels."""
-    if isinstance(module, _ConvNd):
-        if side == 0 or is_depthwise(module):
-            depthwise = is_depthwise(module)
-            module.out_channels -= count
-            if depthwise:
-                module.in_channels -= count
-                module.groups -= count
-        else:
-            module.in_channels -= count
-    elif isinstance(module, nn.Linear):
-        if side:
-            module.in_features -= count
-        else:
-            module.out_features -= count
-    elif isinstance(module, NORMS):
-        module.num_features -= count
-    else:
-        assert isinstance(module, nn.PReLU)
-        module.num_parameters -= count
 
 
 def _move(

@@ -24,6 +24,7 @@ from trainables.compression.model_copies import as_built, bare_copy, evaluating
 from trainables.compression.thinning.coupled import Cuts, Found, Kind, Left, coupled_groups
 from trainables.compression.thinning.cutting import NORMS, Record, Removed, thin_again, width
 from trainables.errors import UserError
+from trainables.workloads.batch_structure import tensors_in
 
 __all__ = ["Kind", "Left", "Thinned", "thin"]
 
@@ -116,7 +117,7 @@ class _Trial:
         """Largest output difference that is attributed to rounding."""
 
     def _outputs(self, model: nn.Module) -> list[Tensor]:
-        return [t for t in _tensors(model(*self.arguments)) if t.is_floating_point()]
+        return [t for t in tensors_in(model(*self.arguments)) if t.is_floating_point()]
 
     def _excluded(self, shared: set[str]) -> dict[str, str]:
         """Return the modules that cannot be cut: reason by name."""
@@ -231,15 +232,6 @@ def _shared(model: nn.Module) -> set[str]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(as_built(name))
     return {name for several in names.values() if len(several) > 1 for name in several}
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in a model's output: a tensor, or nested lists, tuples and dictionaries of tensors."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for part in value.values() for tensor in _tensors(part)]
-    return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, (list, tuple)) else []
 
 
 def _largest_difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:

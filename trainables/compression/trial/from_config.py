@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from trainables.compression.schedule.policy_configs import KINDS
 from trainables.compression.schedule.search_marks import Mark, read_marks
 from trainables.compression.schedule.writing import to_mapping
 from trainables.config import TrialConfig
@@ -54,8 +55,8 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
     if config.pruning_sensitivities is not None:
         values = {name: value for name, value in _numbers(config.pruning_sensitivities).items() if value > 0}
         if values:
-            _add(schedule, "pruners", PRUNER, {"class": "SensitivityPruner", "sensitivities": values})
-            policies.append({"pruner": {"instance_name": PRUNER}, **timing})
+            arguments: dict[str, Any] = {"class": "SensitivityPruner", "sensitivities": values}
+            policies.append(_added(schedule, "pruner", PRUNER, arguments, timing))
     if config.agp_final_sparsity is not None:
         initial = min(config.agp_initial_sparsity or 0.0, config.agp_final_sparsity)
         if not config.agp_weights:
@@ -79,8 +80,7 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
                 "second would undo the first: leave it out of one"
             )
         if config.agp_final_sparsity > initial:
-            _add(schedule, "pruners", GRADUAL, arguments)
-            policies.append({"pruner": {"instance_name": GRADUAL}, **timing})
+            policies.append(_added(schedule, "pruner", GRADUAL, arguments, timing))
     if (config.distill_weight, config.distill_teacher, config.distill_checkpoint) != (None, None, None):
         weight = 0.5 if config.distill_weight is None else config.distill_weight
         arguments = {
@@ -94,15 +94,8 @@ def schedule_of(config: TrialConfig) -> dict[str, Any]:
                 arguments[name] = value
         begin = config.distill_start_epoch or 0
         if weight > 0 and begin < config.epochs:
-            _add(schedule, "distillers", DISTILLER, arguments)
-            policies.append(
-                {
-                    "distiller": {"instance_name": DISTILLER},
-                    "starting_epoch": begin,
-                    "ending_epoch": config.epochs,
-                    "frequency": 1,
-                }
-            )
+            timing = {"starting_epoch": begin, "ending_epoch": config.epochs, "frequency": 1}
+            policies.append(_added(schedule, "distiller", DISTILLER, arguments, timing))
     return {**schedule, "policies": policies}
 
 
@@ -183,9 +176,12 @@ def _numbers(texts: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
-def _add(schedule: dict[str, Any], section: str, name: str, component: Mapping[str, Any]) -> None:
-    section_of = dict(schedule.get(section, {}))
-    if name in section_of:
+def _added(
+    schedule: dict[str, Any], kind: str, name: str, component: Mapping[str, Any], timing: Mapping[str, int]
+) -> dict[str, Any]:
+    """Add a component to a schedule, and return its policy."""
+    section = KINDS[kind]
+    if name in schedule.get(section, {}):
         raise UserError(f"the schedule has {section}.{name} already: rename it, for the search adds one of that name")
-    section_of[name] = dict(component)
-    schedule[section] = section_of
+    schedule[section] = {**schedule.get(section, {}), name: dict(component)}
+    return {kind: {"instance_name": name}, **timing}

@@ -30,8 +30,6 @@ class AttachedCompression(Attached):
         self._built_macs: int | None = None
         self._structure = 0
         schedule = schedule_of(config)
-        self.scheduler: CompressionScheduler | None = None
-        """None if the schedule has no policies."""
         if schedule["policies"]:
             self.scheduler = CompressionScheduler.from_schedule(
                 run.model,
@@ -45,7 +43,9 @@ class AttachedCompression(Attached):
                 before_change=run.before_change,
                 model_changed=self._changed,
             )
-            self.replaces_schedule = any(isinstance(s.policy, LRPolicy) for s in self.scheduler.policies)
+        else:
+            self.scheduler = CompressionScheduler(run.model, optimizer)  # does nothing
+        self.replaces_schedule = any(isinstance(s.policy, LRPolicy) for s in self.scheduler.policies)
         if self.replaces_schedule:
             for group, lr in zip(optimizer.param_groups, run.base_lrs, strict=True):
                 group["lr"] = lr
@@ -59,55 +59,47 @@ class AttachedCompression(Attached):
         return self._structure
 
     def begin_step(self, epoch: int, minibatch: int) -> None:
-        if self.scheduler is None:
-            return
         if minibatch == 0:
             self.scheduler.on_epoch_begin(epoch)
         self.scheduler.on_minibatch_begin(epoch, minibatch, self._run.steps_per_epoch)
         self._place = (epoch, minibatch, self._run.steps_per_epoch)
 
     def loss(self, loss: Tensor) -> Tensor:
-        return loss if self.scheduler is None else self.scheduler.before_backward_pass(*self._place, loss)
+        return self.scheduler.before_backward_pass(*self._place, loss)
 
     def before_optimizer(self) -> None:
-        if self.scheduler is not None:
-            self.scheduler.before_parameter_optimization(*self._place)
+        self.scheduler.before_parameter_optimization(*self._place)
 
     def end_step(self) -> None:
         self._iteration += 1
-        if self.scheduler is not None:
-            self.scheduler.on_minibatch_end(*self._place)
+        self.scheduler.on_minibatch_end(*self._place)
 
     def end_epoch(self, metrics: Mapping[str, Any]) -> None:
-        if self.scheduler is not None:
-            epoch = int(metrics["epoch"]) - 1
-            known = {"max": metrics.get("accuracy")}
-            if self._follows_loss(epoch):
-                assert self._run.validation_loss is not None
-                known["min"] = self._run.validation_loss()
-                if known["min"] is None:
-                    raise UserError(
-                        "ReduceLROnPlateau with mode: min follows the loss of the validation split, and the workload "
-                        "has no evaluation_batches: define them, or use mode: max, the accuracy"
-                    )
-            self.scheduler.on_epoch_end(epoch, metrics=known)
+        epoch = int(metrics["epoch"]) - 1
+        known = {"max": metrics.get("accuracy")}
+        if self._follows_loss(epoch):
+            assert self._run.validation_loss is not None
+            known["min"] = self._run.validation_loss()
+            if known["min"] is None:
+                raise UserError(
+                    "ReduceLROnPlateau with mode: min follows the loss of the validation split, and the workload "
+                    "has no evaluation_batches: define them, or use mode: max, the accuracy"
+                )
+        self.scheduler.on_epoch_end(epoch, metrics=known)
 
     def _follows_loss(self, epoch: int) -> bool:
-        assert self.scheduler is not None
         return any(
             isinstance(s.policy, LRPolicy) and s.policy.scheduler.metric == "min" and s.timing.is_active(epoch)
             for s in self.scheduler.policies
         )
 
     def runs_beside(self) -> Sequence[nn.Module]:
-        if self.scheduler is None:
-            return ()
         policies = [s.policy for s in self.scheduler.policies if isinstance(s.policy, DistillationPolicy)]
-        found = [p.distillation for p in policies if p.is_active and p.distillation is not None]
+        found = [p.distillation for p in policies if p.distillation is not None and p.distillation.is_attached]
         return [distillation.teacher for distillation in found if distillation.calls_teacher_each_step]
 
     def measured(self) -> dict[str, Any]:
-        if self.scheduler is None or not self.scheduler.has_acted:
+        if not self.scheduler.has_acted:
             return {}  # the same as in uncompressed runs, which share these rows
         model = self._run.model
         with self.scheduler.unhooked():
@@ -131,7 +123,7 @@ class AttachedCompression(Attached):
             inputs = model_inputs(model, self._run.loss, batch)
         except ValueError:
             return None
-        return latency(model, inputs).single.median_s
+        return latency(model, inputs)
 
     def _count(self, model: nn.Module) -> dict[str, int]:
         assert self._run.loss is not None
@@ -150,18 +142,18 @@ class AttachedCompression(Attached):
         return {"decision_state": self.decision_state(), "training_state": self.training_state()}
 
     def training_state(self) -> dict[str, Any]:
-        return {} if self.scheduler is None else {"compression": self.scheduler.state_dict()}
+        return {"compression": self.scheduler.state_dict()} if self.scheduler.policies else {}
 
     def decision_state(self) -> dict[str, Any]:
         return {"iteration": self._iteration}
 
     def prepare_structure(self, training_state: Mapping[str, Any]) -> None:
-        if self.scheduler is not None and "compression" in training_state:
+        if self.scheduler.policies and "compression" in training_state:
             self.scheduler.prepare_structure(training_state["compression"])
 
     def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
         self._iteration = int(decision_state["iteration"])
-        if self.scheduler is not None and "compression" in training_state:
+        if self.scheduler.policies and "compression" in training_state:
             self.scheduler.load_state_dict(training_state["compression"])
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainables.compression.schedule.policy_configs import KINDS
+from trainables.compression.schedule.policy_configs import KINDS, RANGE
 from trainables.compression.schedule.timing import Timing
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
@@ -35,20 +35,11 @@ def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> CompressionRe
     return CompressionReplay(config, facts)
 
 
-def policy_kind(policy: Mapping[str, Any]) -> str:
-    """Return the key of a policy that names its kind of component."""
-    return next(kind for kind in KINDS if kind in policy)
-
-
 def timing_of(policy: Mapping[str, Any]) -> Timing:
     """Return the timing of a policy of a plain schedule."""
     if "epochs" in policy:
         return Timing(epochs=tuple(policy["epochs"]))
-    return Timing(
-        starting_epoch=policy["starting_epoch"],
-        ending_epoch=policy["ending_epoch"],
-        frequency=policy.get("frequency", 1),
-    )
+    return Timing(**{key: policy[key] for key in RANGE if key in policy})
 
 
 def late_policies(schedule: Mapping[str, Any], epochs: int) -> list[int]:
@@ -76,7 +67,7 @@ def interventions_of(schedule: Mapping[str, Any], *, steps_per_epoch: int, epoch
     if any("lr_scheduler" in policy for policy in policies):
         acts.setdefault(0, []).append("the schedule's learning rates")  # the workload's schedule is off from the start
     for place, policy in enumerate(policies):
-        kind = policy_kind(policy)
+        kind = next(kind for kind in KINDS if kind in policy)
         name = policy[kind]["instance_name"]
         component = schedule[KINDS[kind]][name]
         begin = looks_from(kind, str(component["class"]), timing_of(policy))

@@ -6,20 +6,18 @@ through the whole stopped prefix.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from trainables.gradskip.execution_order import tensors_of
-from trainables.gradskip.inert_copies import InertInCopies
+from trainables.gradskip.inert_copies import OwnedHooks
 from trainables.gradskip.model_trace import ModelTrace, mask_of
 
 
-class InputGradientCheck(InertInCopies):
+class InputGradientCheck(OwnedHooks):
     """Forward hooks on modules with nothing that trains in or before them; inert on copies of the model.
 
     Args:
@@ -28,8 +26,7 @@ class InputGradientCheck(InertInCopies):
     """
 
     def __init__(self, found: Callable[[str], None] | None = None) -> None:
-        self._found = None if found is None else weakref.WeakMethod(found)
-        self._handles: list[RemovableHandle] = []
+        super().__init__(found)
         self._names: dict[int, str] = {}
         self._still: list[Tensor] = []
 
@@ -64,9 +61,7 @@ class InputGradientCheck(InertInCopies):
 
     def remove(self) -> None:
         """Remove all hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        super().remove()
         self._names.clear()
         self._still = []
 
@@ -74,12 +69,9 @@ class InputGradientCheck(InertInCopies):
         name = self._names.get(id(module))
         if torch.compiler.is_compiling() or name is None or not torch.is_grad_enabled():
             return
-        found = None if self._found is None else self._found()
-        if found is None:  # its optimizer was collected
-            self.remove()
-            return
-        if any(parameter.requires_grad for parameter in self._still):
-            return  # the user has switched its gradient on since
+        found = self._listener()
+        if found is None or any(parameter.requires_grad for parameter in self._still):
+            return  # its optimizer was collected, or the user has switched its gradient on since
         for what, value in (("input", (args, kwargs)), ("output", output)):
             needing = [tensor for tensor in tensors_of(value) if tensor.requires_grad]
             if needing and not (what == "output" and name == "the model"):

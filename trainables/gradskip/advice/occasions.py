@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from trainables.gradskip.advice.advice import Advice
 from trainables.gradskip.advice.never_fires import never_fires
 from trainables.gradskip.decisions import Decisions
-from trainables.gradskip.numbering import Numbering, is_compiled, recompile_limit
+from trainables.gradskip.numbering import Numbering, is_compiled
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.stops import Stops
 
@@ -47,8 +47,9 @@ def advise_at_begin(
         advice.never_fires(reason)
     if given_model is not None and is_compiled(given_model) and settings.mode != "off":
         stops = stoppable if settings.mode != "manual" else len(settings.stop_layer_num or ())
-        if 2 * stops + 2 > recompile_limit():
-            advice.recompilations(stops, recompile_limit())
+        limit = int(torch._dynamo.config.recompile_limit)
+        if 2 * stops + 2 > limit:
+            advice.recompilations(stops, limit)
 
 
 def advise_after_stop(advice: Advice, numbering: Numbering, stops: Stops, *, example_given: bool, joined: bool) -> None:

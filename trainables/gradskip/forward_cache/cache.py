@@ -19,22 +19,20 @@ modules except the last receive the model's input instead of activations when al
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainables.errors import UserError
 from trainables.gradskip.forward_cache.chain import may_end_prefix, resolve_chain, unwrapped
-from trainables.gradskip.forward_cache.prefix_pass import PassReport, PrefixPass
+from trainables.gradskip.forward_cache.prefix_pass import PassReport, PrefixCache, PrefixPass
 from trainables.gradskip.forward_cache.row_file import RowFile
 
 
-class ForwardCache:
+class ForwardCache(PrefixCache):
     """Cache of a model's stopped-prefix outputs by sample, limited to a number of bytes.
 
         with ForwardCache(model, samples=len(dataset), budget_bytes=10**9) as cache:
@@ -84,26 +82,9 @@ class ForwardCache:
         self.samples = samples
         self.verify_every = verify_every
         self.rows = RowFile(samples=samples, budget_bytes=budget_bytes, folder=folder)
-        self.enabled = True
-        """Permanently False after `switch_off` or `close`."""
-        self.hits = 0
-        """Rows read so far."""
-        self.misses = 0
-        """Rows computed so far because they were not in the cache."""
         self.last: PassReport | None = None
         """Report of the last `batch`; None: the model ran without the cache."""
-        self.cached_through = -1
-        """k, the index in the chain of the module whose outputs are kept; -1 for none."""
-        self.hit_batches = 0
-        """Batches with hits since the cache last started anew."""
-        self.input_kind: Any = None
-        """Shape, dtype, device and autocast state of an input row, set by the first `PrefixPass`."""
-        self.stands_alone = False
-        """True if the prefix was found to compute each row independently."""
-        self.channels_last = False
-        """True if the outputs have the channels-last memory layout."""
         self.compiled = any(hasattr(part, "_orig_mod") for part in model.modules())
-        """True if the model or a part of it is compiled by torch.compile."""
         self._parts = [list(module.modules()) for module in self.chain]
         self._state: tuple[tuple[int, int], ...] = ()
         self._inside = False
@@ -195,18 +176,3 @@ class ForwardCache:
                 f"forward cache: indices must be in 0..{self.samples - 1} (samples={self.samples}), "
                 f"got {int(indices.min())}..{int(indices.max())}"
             )
-
-    def switch_off(self, reason: str) -> None:
-        """Close the cache permanently and warn with the reason."""
-        self.close()
-        self.say(f"off: {reason}")
-
-    def say(self, what: str) -> None:
-        """Warn with this message."""
-        warnings.warn(f"forward cache {what}", stacklevel=2)
-
-    def close(self) -> None:
-        """Drop all rows and free the disk space; from here on the model runs without the cache."""
-        self.enabled = False
-        self.cached_through = -1
-        self.rows.close()

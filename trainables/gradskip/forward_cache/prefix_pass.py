@@ -8,11 +8,12 @@ input and m_k returns the cached rows; otherwise they run on the missing rows al
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,36 +37,52 @@ class PassReport:
     """Rows that the prefix was actually computed on: misses, the copy of a single row, and checks."""
 
 
-class Cache(Protocol):
-    """The attributes and methods of `cache.ForwardCache` that a pass uses."""
+class PrefixCache:
+    """State of the cache of a model's prefix that a pass reads and changes; base of `cache.ForwardCache`."""
 
     chain: list[nn.Module]
     names: list[str]
     rows: RowFile
-    compiled: bool
-    input_kind: Any
-    stands_alone: bool
-    channels_last: bool
     verify_every: int
-    hits: int
-    misses: int
-    hit_batches: int
-
-    @property
-    def cached_through(self) -> int:
-        """Return the position of the last cached module."""
+    compiled: bool
+    """True if the model or a part of it is compiled by torch.compile."""
+    enabled = True
+    """Permanently False after `switch_off` or `close`."""
+    cached_through = -1
+    """k, the index in the chain of the module whose outputs are kept; -1 for none."""
+    hits = 0
+    """Rows read so far."""
+    misses = 0
+    """Rows computed so far because they were not in the cache."""
+    hit_batches = 0
+    """Batches with hits since the cache last started anew."""
+    input_kind: Any = None
+    """Shape, dtype, device and autocast state of an input row, set by the first `PrefixPass`."""
+    stands_alone = False
+    """True if the prefix was found to compute each row independently."""
+    channels_last = False
+    """True if the outputs have the channels-last memory layout."""
 
     def switch_off(self, reason: str) -> None:
-        """Switch the cache off permanently."""
+        """Close the cache permanently and warn with the reason."""
+        self.close()
+        self.say(f"off: {reason}")
 
     def say(self, what: str) -> None:
         """Warn with this message."""
+        warnings.warn(f"forward cache {what}", stacklevel=2)
+
+    def close(self) -> None:
+        """Drop all rows and free the disk space; from here on the model runs without the cache."""
+        self.enabled = False
+        self.cached_through = -1
+        self.rows.close()
 
 
 class PrefixPass:
     """State of one forward pass; used once, by `ForwardCache.batch`."""
 
-    def __init__(self, cache: Cache, indices: Tensor) -> None:
+    def __init__(self, cache: PrefixCache, indices: Tensor) -> None:
         self._cache = cache
         self._indices = indices
         self._modules = cache.chain[: cache.cached_through + 1]
@@ -201,7 +218,8 @@ class PrefixPass:
 
     def _keep(self, y: Tensor) -> None:
         cache, indices = self._cache, self._indices[self._missing]
-        cache.channels_last = y.dim() == 4 and not y.is_contiguous() and _is_channels_last(y)
+        channels_last = not y.is_contiguous() and y.dim() == 4 and y.is_contiguous(memory_format=torch.channels_last)
+        cache.channels_last = channels_last
         if self._checksums is None:
             return
         first = cache.rows.capacity is None
@@ -257,10 +275,6 @@ def _same(x: Tensor, previous: Tensor | None) -> bool:
         x is previous
         or (x.shape == previous.shape and x.stride() == previous.stride() and x.data_ptr() == previous.data_ptr())
     )
-
-
-def _is_channels_last(y: Tensor) -> bool:
-    return y.is_contiguous(memory_format=torch.channels_last)
 
 
 def _words(kind: tuple[Any, ...]) -> str:

@@ -7,8 +7,7 @@ second; nothing of the model is sent again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -63,7 +62,7 @@ class DistributedDataParallel(TorchDataParallel):
         self._outdated = False
         self._join_checked = False
         self._gradskip = gradskip
-        gradskip.process_group = self.process_group
+        gradskip.decisions.process_group = self.process_group
         gradskip.on_stop.append(self._outdate)
 
     def _outdate(self) -> None:
@@ -109,8 +108,11 @@ class DistributedDataParallel(TorchDataParallel):
         Raises:
             UserError: processes may end one by one while decisions, which all of them take part in, are due.
         """
-        with self._join_allowed(not enable or throw_on_early_termination):
+        self._join_checked = not enable or throw_on_early_termination
+        try:
             return super().join(divide_by_initial_world_size, enable, throw_on_early_termination)
+        finally:
+            self._join_checked = False
 
     def join_hook(self, **kwargs: Any) -> Any:
         """Return torch's hook for its ``Join`` context; see `join`.
@@ -125,14 +127,6 @@ class DistributedDataParallel(TorchDataParallel):
                 "(CAC_VAR_START_THR=-1)"
             )
         return super().join_hook(**kwargs)
-
-    @contextmanager
-    def _join_allowed(self, allowed: bool) -> Iterator[None]:
-        self._join_checked = allowed
-        try:
-            yield
-        finally:
-            self._join_checked = False
 
 
 def _begin_again(state: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainables.atomic_write import atomic_write
 from trainables.errors import UserError
 from trainables.gradskip.controller import GradientSkip
 from trainables.gradskip.signals import variance
@@ -87,14 +87,8 @@ class Recorder:
         new = pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
         table = self._written = new if self._written is None else pa.concat_tables([self._written, new])
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
-        os.close(handle)
-        try:
-            pq.write_table(table, temporary, compression="zstd")
-            os.replace(temporary, self.path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with atomic_write(self.path) as file:
+            pq.write_table(table, file, compression="zstd")
 
     def close(self) -> None:
         """Stop recording and write the remaining rows."""

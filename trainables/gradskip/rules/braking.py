@@ -6,6 +6,19 @@ With braking distance D the step of the stop decision and the D - 1 after it mul
 
 from __future__ import annotations
 
+from trainables.gradskip.rules.stop_rule import Iterations
+
+
+def first_step_after(decided: Iterations, distance: Iterations) -> Iterations:
+    """Return the first step without the stopped layers' gradients, from the step of the decision.
+
+    Until then no other stop is decided, or in that same step at the earliest.
+
+    >>> first_step_after(10, 0), first_step_after(10, 4)
+    (11, 14)
+    """
+    return decided + distance + (distance == 0)
+
 
 def braking_factor(count: int, distance: int) -> float:
     """Return the factor on the learning rate with ``count`` braking steps left after this one, in [0, 1).

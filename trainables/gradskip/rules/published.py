@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from trainables.gradskip.rules.stop_rule import NEVER, Decision, InOrder, SignalOf
+from trainables.gradskip.rules.stop_rule import NEVER, Decision, InOrder, Iterations, SignalOf
 from trainables.gradskip.settings import Settings
 
 
@@ -65,6 +65,11 @@ class ManualRule:
         self.done = sum(1 for _ in takewhile(lambda layer: layer <= through, self.layers))
 
 
+def next_examination(iteration: Iterations, interval: Iterations) -> Iterations:
+    """Return the first multiple of the interval from an iteration on."""
+    return -(-iteration // interval) * interval
+
+
 def _to_single(value: float) -> float:
     """Round to float32, as the published code's tensor arithmetic does."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
@@ -107,8 +112,7 @@ class AutoRule(InOrder):
     def next_due(self, iteration: int) -> int:
         if self.position == len(self.targets):
             return NEVER
-        first = max(iteration, self.settings.start_itr)
-        return -(-first // self._interval) * self._interval
+        return next_examination(max(iteration, self.settings.start_itr), self._interval)
 
     def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
         if not self.due(iteration):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainables.gradskip.rules.braking import braking_factor
-from trainables.gradskip.rules.choice import make_rule
 from trainables.gradskip.rules.stop_rule import Decision, SignalOf, StopRule
 from trainables.gradskip.settings import Settings
 
@@ -101,28 +99,3 @@ class SkipMachine:
     def decided_through(self) -> int:
         """Return the position of the last parameter with a decided stop, braking parameters included; -1 for none."""
         return max(self.stopped_through, self.braking_through)
-
-
-def replay(
-    settings: Settings, targets: Sequence[int], variance_at: Callable[[int, int], float], steps: int
-) -> list[tuple[int, Decision]]:
-    """Return the stops that these settings decide on recorded variances.
-
-    Exact up to and including the first stop; after it, the recorded layers still trained.
-
-    Args:
-        settings: any mode.
-        targets: parameter indices that the auto rule watches, ascending.
-        variance_at: (iteration, parameter index) to the recorded variance.
-        steps: length of the run in optimizer steps.
-
-    Returns:
-        (iteration, decision) of each stop, in order.
-    """
-    machine = SkipMachine(settings, make_rule(settings, targets))
-    found = []
-    for iteration in range(steps):
-        plan = machine.step(lambda layer, iteration=iteration: variance_at(iteration, layer))  # type: ignore[misc]
-        if plan.decision is not None:
-            found.append((iteration, plan.decision))
-    return found

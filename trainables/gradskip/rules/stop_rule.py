@@ -11,10 +11,17 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 #: Returns a layer's signal (for the published rule its unbiased weight variance) at the current step, by position.
 SignalOf = Callable[[int], float]
+
+#: An iteration, or an array of iterations.
+Iterations = TypeVar("Iterations", int, "NDArray[np.int64]")
 
 #: An iteration that no run reaches.
 NEVER = sys.maxsize

@@ -1,16 +1,135 @@
-"""Steps of all optimizers with Gradient-Skip in a process, and their total cost."""
+"""Cost of the steps of a user's own training loop, counted from inside its optimizers with Gradient-Skip.
+
+In a script only the optimizers observe the training, so a step lasts from the end of one `step()` in the process to
+the end of the next, whichever optimizers take them: sums over several optimizers count nothing twice. A few steps are
+measured after each change of the stopped layers, and their median is used for all steps until the next change. No
+other step is slowed down.
+"""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from trainables.gradskip.advice.never_fires import weight_decays
+from trainables.gradskip.layer_plan import Blueprint, StopEvent
+from trainables.gradskip.layers import watch_needed
+from trainables.gradskip.rules.state_machine import SkipMachine
 from trainables.gradskip.script_counting.step_flops import StepFlops
-from trainables.gradskip.script_counting.step_record import StepRecord, StepTotals
+from trainables.gradskip.script_counting.stretches import LOOKS, StepTotals, Stretch, totals_of
 from trainables.gradskip.status import Status
+from trainables.gradskip.step import has_closure
 from trainables.runtime.memory import peak_bytes
+
+#: An optimizer without a step in this many latest steps of the process is no longer waited for.
+_PATIENCE = 32
+
+
+class StepRecord:
+    """Record of the steps of an optimizer with Gradient-Skip, from construction on.
+
+    Args:
+        gradskip: Gradient-Skip of the optimizer, which has not stepped yet.
+        process: record of the process that these steps belong to.
+    """
+
+    def __init__(self, gradskip: Status, process: ProcessRecord) -> None:
+        self._process = process
+        self._ref = weakref.ref(gradskip)
+        self._stretches = [Stretch()]
+        self.last_step = process.steps
+        """Number of this optimizer's last step, counted over all steps of the process."""
+        self.parameters = len(gradskip.parameters)
+        self.watch = list(watch_needed(gradskip.parameters, None))
+        self.weight_decays = weight_decays(gradskip.optimizer)
+        self._keep_facts(gradskip)
+        gradskip.step.before.append(self._before)
+        gradskip.step.after.append(self._after)
+        gradskip.step.refresh()
+        gradskip.on_stop.append(process.change)
+        # Steps of a collected optimizer stay counted, but no further one is waited for.
+        finalizer = weakref.finalize(gradskip, process.wait_for_fewer)
+        finalizer.atexit = False
+
+    @property
+    def gradskip(self) -> Status | None:
+        """Return the optimizer's Gradient-Skip; None once it is collected."""
+        return self._ref()
+
+    def _keep_facts(self, gradskip: Status) -> None:
+        # Plain values without tensors, which outlive the optimizer.
+        self.machine: SkipMachine = gradskip.machine
+        self.events: list[StopEvent] = gradskip.events
+        self.blueprint: Blueprint = gradskip.blueprint
+
+    @property
+    def iteration(self) -> int:
+        """Return the iterations of the optimizer."""
+        gradskip = self.gradskip
+        return self.machine.iteration if gradskip is None else gradskip.iteration
+
+    @property
+    def wants_look(self) -> bool:
+        """Return whether too few steps since the last change were measured and another one is expected."""
+        waited = self._process.steps - self.last_step
+        return len(self._stretches[-1].forward_flops) < LOOKS and self.gradskip is not None and waited <= _PATIENCE
+
+    def _before(self, args: Any, kwargs: Any) -> None:
+        self._process.begin_step()
+        if not has_closure(args, kwargs):
+            self._take()  # what follows is the optimizer's own arithmetic
+
+    def _after(self, args: Any, kwargs: Any) -> None:
+        self._take()  # a closure ran the training inside the step
+        gradskip = self.gradskip
+        assert gradskip is not None  # its optimizer keeps it alive
+        self._keep_facts(gradskip)
+        self._stretches[-1].steps += 1
+        self._process.end_step(self)
+
+    def _take(self) -> None:
+        seen = self._process.take()
+        stretch = self._stretches[-1]
+        if seen is not None and len(stretch.forward_flops) < LOOKS:
+            stretch.forward_flops.append(seen[0])
+            stretch.backward_flops.append(seen[1])
+            self._take_bytes(stretch)
+
+    def _take_bytes(self, stretch: Stretch) -> None:
+        gradskip = self.gradskip
+        assert gradskip is not None
+        stretch.gradient_bytes = stretch.optimizer_bytes = 0  # the first step creates state that the next one updates
+        state = gradskip.optimizer.state
+        for parameter in gradskip.parameters:
+            if parameter.grad is not None:
+                size = parameter.nbytes
+                kept = sum(t.nbytes for t in state.get(parameter, {}).values() if isinstance(t, Tensor))
+                stretch.gradient_bytes += size
+                stretch.optimizer_bytes += 2 * size + kept
+
+    def begin_stretch(self, *, dense: bool) -> None:
+        """Begin to count steps with another set of stopped layers."""
+        if self._stretches[-1].steps == 0:
+            self._stretches.pop()
+        self._stretches.append(Stretch(dense=dense))
+
+    def totals(self) -> StepTotals:
+        """Return the total cost of the steps so far."""
+        return totals_of(self._stretches)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the steps so far, in plain types."""
+        return [asdict(stretch) for stretch in self._stretches]
+
+    def load_state_dict(self, state: list[Mapping[str, Any]]) -> None:
+        """Continue from the steps of another process, if this one has taken none."""
+        if self._process.steps == 0:
+            self._stretches = [Stretch(**stretch) for stretch in state]
 
 
 class ProcessRecord:
@@ -32,13 +151,6 @@ class ProcessRecord:
         record.begin_stretch(dense=self._nothing_is_stopped())
         self.settle()
         return record
-
-    def close(self) -> None:
-        """Stop counting."""
-        for record in self.records:
-            record.close()
-        self.records.clear()
-        self.settle()
 
     def begin_step(self) -> None:
         """Note that an optimizer's step begins."""

@@ -7,7 +7,6 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,40 +30,15 @@ _NESTED = (tuple, list, dict)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Repetition:
-    """Differences between a run and the same run continued from a checkpoint."""
-
-    tensors: tuple[str, ...] = ()
-    """Names of weights and buffers that differ."""
-    attributes: tuple[str, ...] = ()
-    """Names of attributes of the model, its classes and their modules, such as a counter, that training changes and no
-    checkpoint holds."""
-    evaluations: tuple[float, float] | None = None
-    """Two evaluations of one model, where they differ."""
-    steps: int = 0
-    """Steps that were trained twice."""
-
-    @property
-    def reason(self) -> str:
-        """Return the first difference in words; empty where there is none."""
-        if self.attributes:
-            return f"the model keeps {', '.join(self.attributes)} outside of its state_dict()"
-        if self.tensors:
-            more = f" and {len(self.tensors) - 1} more" if len(self.tensors) > 1 else ""
-            return f"{self.tensors[0]}{more} came out differently when {self.steps} steps were trained again"
-        if self.evaluations:
-            first, second = self.evaluations
-            return f"two evaluations of one model gave {first:.10g} and {second:.10g}"
-        return ""
-
-
-def repetition(config: TrialConfig, steps: int | None = None) -> Repetition:
+def why_not_repeatable(config: TrialConfig, steps: int | None = None) -> str:
     """Train a few steps without a break and again with a checkpoint in the middle; evaluate one model twice.
 
     Args:
         config: what to train, and on which device.
         steps: optimizer steps, >= 2, at most the run's; None for eight, fewer where that takes long.
+
+    Returns:
+        The first difference in words; empty where there is none.
     """
     with TrainingRun(config) as run:
         before = _outside_the_state(run.model)
@@ -74,7 +48,7 @@ def repetition(config: TrialConfig, steps: int | None = None) -> Repetition:
         steps = min(steps, run.total_steps)
         _train(run, steps - 1)
         straight, kept = _state(run), _outside_the_state(run.model)
-        evaluations = _two_evaluations(run)
+        first, second = _two_evaluations(run)
     with TrainingRun(config) as run:
         _train(run, steps // 2)
         file = io.BytesIO()
@@ -84,14 +58,17 @@ def repetition(config: TrialConfig, steps: int | None = None) -> Repetition:
         run.load_state_dict(torch.load(file, weights_only=True, map_location=run.device))
         _train(run, steps - steps // 2)
         forked, attributes = _state(run), _outside_the_state(run.model)
-    return Repetition(
-        tensors=tuple(name for name, value in straight.items() if not _equal(value, forked[name])),
-        attributes=tuple(
-            name for name, value in kept.items() if before.get(name) != value and attributes.get(name) != value
-        ),
-        evaluations=None if evaluations[0] == evaluations[1] else evaluations,
-        steps=steps,
-    )
+    # Attributes of the model, its classes and their modules, such as a counter, that training changes.
+    lost = [name for name, text in kept.items() if text not in (before.get(name), attributes.get(name))]
+    if lost:
+        return f"the model keeps {', '.join(lost)} outside of its state_dict()"
+    changed = [name for name, value in straight.items() if not _equal(value, forked[name])]
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        return f"{changed[0]}{more} came out differently when {steps} steps were trained again"
+    if first != second:
+        return f"two evaluations of one model gave {first:.10g} and {second:.10g}"
+    return ""
 
 
 def _train(run: TrainingRun, steps: int) -> float:
@@ -117,8 +94,8 @@ def _state(run: TrainingRun) -> Mapping[str, Any]:
 
 def _equal(first: Any, second: Any) -> bool:
     """Return whether two values of `_state` are equal; NaN equals NaN."""
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
-        return bool(first is second or (type(first) is type(second) and first == second))
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return bool(first == second)
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     return bool(((first == second) | ((first != first) & (second != second))).all())

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import median
 
 import torch
@@ -60,43 +62,6 @@ class ParameterFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryFacts:
-    """Memory after a few steps."""
-
-    parameter_bytes: int
-    """All parameters."""
-    gradient_bytes: int
-    """All gradients."""
-    optimizer_bytes: int
-    """All tensors of the optimizer's state."""
-    peak_bytes: int
-    """Peak of the process on the CPU, of allocated memory on a GPU (`trainables.runtime.memory`)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimeFacts:
-    """Times after a warm-up."""
-
-    step_times_s: tuple[float, ...]
-    """Each timed step, including the loading of its batch; at least one."""
-    loader_times_s: tuple[float, ...]
-    """Part of each step spent waiting for the batch."""
-    evaluation_time_s: float
-    """One evaluation of the validation split."""
-
-    @property
-    def step_time_s(self) -> float:
-        """Return the median step time."""
-        return median(self.step_times_s)
-
-    @property
-    def loader_share(self) -> float:
-        """Return the share of the steps' time spent waiting for batches, in [0, 1]."""
-        total = sum(self.step_times_s)
-        return sum(self.loader_times_s) / total if total > 0 else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
 class DryRun:
     """Costs, memory and times of a training run."""
 
@@ -110,16 +75,24 @@ class DryRun:
     """(shape, dtype) of each tensor of the first batch."""
     parameters: tuple[ParameterFacts, ...]
     """All parameters, by number."""
-    outside_forward_flops: int
-    """FLOPs of the forward pass outside modules with parameters."""
-    outside_backward_flops: int
-    """FLOPs of the backward pass outside modules with parameters."""
+    outside: LayerCost
+    """FLOPs outside modules with parameters."""
     step_cost: StepCost
     """Cost of a step on the first batch with nothing stopped."""
-    memory: MemoryFacts
-    """Memory."""
-    times: TimeFacts
-    """Times."""
+    parameter_bytes: int
+    """Memory of all parameters."""
+    gradient_bytes: int
+    """Memory of all gradients after a few steps."""
+    optimizer_bytes: int
+    """Memory of all tensors of the optimizer's state after a few steps."""
+    peak_bytes: int
+    """Peak of the process on the CPU, of allocated memory on a GPU (`trainables.runtime.memory`)."""
+    step_times_s: tuple[float, ...]
+    """Each timed step after a warm-up, including the loading of its batch; at least one."""
+    loader_times_s: tuple[float, ...]
+    """Part of each step spent waiting for the batch."""
+    evaluation_time_s: float
+    """One evaluation of the validation split."""
 
     @property
     def total_steps(self) -> int:
@@ -139,10 +112,20 @@ class DryRun:
         return self.step_cost.flops * of_epoch * self.epochs // max(rows, 1)
 
     @property
+    def step_time_s(self) -> float:
+        """Return the median step time."""
+        return median(self.step_times_s)
+
+    @property
+    def loader_share(self) -> float:
+        """Return the share of the steps' time spent waiting for batches, in [0, 1]."""
+        total = sum(self.step_times_s)
+        return sum(self.loader_times_s) / total if total > 0 else 0.0
+
+    @property
     def run_time_s(self) -> float:
         """Return the seconds of one run: all steps, and an evaluation after each epoch."""
-        times = self.times
-        return self.epochs * (self.steps_per_epoch * times.step_time_s + times.evaluation_time_s)
+        return self.epochs * (self.steps_per_epoch * self.step_time_s + self.evaluation_time_s)
 
     def search_time_s(self, trials: int, trials_at_a_time: int) -> float:
         """Return the seconds of ``trials`` whole runs, ``trials_at_a_time`` in parallel, if none slows another down."""
@@ -162,34 +145,40 @@ def dry_run(config: TrialConfig, steps: int = 5, most_units: int | None = MOST_U
     """
     if steps < 1:
         raise UserError(f"steps must be an integer >= 1, got {steps}")
-    run = _TimedRun(replace(config, method="none", forward_cache_mb=0))
-    with run:
-        step_times_s, loader_times_s = _time_steps(run, steps)
-        memory = _memory(run)
-        times = TimeFacts(
-            step_times_s=step_times_s, loader_times_s=loader_times_s, evaluation_time_s=run.evaluation_time_s()
-        )
-        assert run.first_batch is not None
-        step_cost = CostTable(run.workload, run.model).dense_step(run.first_batch)
-        costs = _layer_costs(run, step_cost)
-        saved = saved_shares(run.workload, run.model, run.first_batch, most_units)
+    with _TimedRun(replace(config, method="none", forward_cache_mb=0)) as run:
+        step_times_s = run.train_timed(steps)
+        batch = run.first_batch
+        parameters, optimizer_states = list(run.model.parameters()), run.optimizer.state.values()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        moments = [value for state in optimizer_states for value in state.values() if isinstance(value, Tensor)]
+        peak = peak_bytes(run.device)
+        evaluation_time_s = run.evaluation_time_s()
+        step_cost = CostTable(run.workload, run.model).dense_step(batch)
+        *layers, outside = _layer_costs(run, step_cost)
         return DryRun(
             epochs=config.epochs,
             steps_per_epoch=run.workload.steps_per_epoch,
             train_samples=run.workload.train_samples,
-            batch_shapes=tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in run.first_batch),
-            parameters=_parameters(run.model, costs, saved),
-            outside_forward_flops=costs[-1].forward_flops,
-            outside_backward_flops=costs[-1].backward_flops,
+            batch_shapes=tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in batch),
+            parameters=_parameters(run.model, layers, saved_shares(run.workload, run.model, batch, most_units)),
+            outside=outside,
             step_cost=step_cost,
-            memory=memory,
-            times=times,
+            parameter_bytes=_bytes(parameters),
+            gradient_bytes=_bytes(gradients),
+            optimizer_bytes=_bytes(moments),
+            peak_bytes=peak,
+            step_times_s=step_times_s,
+            loader_times_s=tuple(run.loader_times_s[-len(step_times_s) :]),
+            evaluation_time_s=evaluation_time_s,
         )
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _layer_costs(run: _TimedRun, step_cost: StepCost) -> list[LayerCost]:
     """Return costs by layer; only their sum, as "outside layers", if the model cannot run on the meta device."""
-    assert run.first_batch is not None
     try:
         return layer_costs(run.workload, run.model, run.first_batch)
     except Exception:  # noqa: BLE001  # a model may raise anything
@@ -210,9 +199,10 @@ def timed_steps(first_s: float, wanted: int) -> int:
 class _TimedRun(TrainingRun):
     """A run that records the shapes of its first batch and the loading time of each batch."""
 
+    first_batch: Batch
+    """The first batch, on the meta device."""
+
     def __init__(self, config: TrialConfig) -> None:
-        self.first_batch: Batch | None = None
-        """The first batch, on the meta device."""
         self.loader_times_s: list[float] = []
         super().__init__(config)
 
@@ -224,84 +214,63 @@ class _TimedRun(TrainingRun):
             if found is None:
                 return
             self.loader_times_s.append(time.perf_counter() - begun)
-            if self.first_batch is None:
+            if len(self.loader_times_s) == 1:
                 self.first_batch = to_meta(found[0])
             yield found
 
-    def timed_step(self) -> float | None:
-        """Train one step, across epoch ends; return its seconds without FLOP counting, or None after the last step."""
-        if self.epoch_is_trained:
-            self.skip_evaluation({"epoch": self.epoch + 1})
-            if self.finished:
-                return None
+    def train_timed(self, wanted: int) -> tuple[float, ...]:
+        """Train a warm-up step and the wanted ones; return their times, or the first's if the run has no other."""
+        times = self._step_times_s()
+        first = next(times)
+        found = tuple(islice(times, timed_steps(first, wanted)))
+        self.pause()
+        return found or (first,)
+
+    def _step_times_s(self) -> Iterator[float]:
+        """Train step by step to the run's end; yield the seconds of each step without FLOP counting."""
+        while not self.finished:
             self.begin_epoch()
-        counted = self.cost.counting_time_s
-        begun = self.now()
-        self.train_step()
-        return self.now() - begun - (self.cost.counting_time_s - counted)
+            while not self.epoch_is_trained:
+                counted, begun = self.cost.counting_time_s, self._now()
+                self.train_step()
+                yield self._now() - begun - (self.cost.counting_time_s - counted)
+            self.skip_evaluation({"epoch": self.epoch + 1})
 
     def evaluation_time_s(self) -> float:
         """Return the seconds of one evaluation of the validation split; of a second one where the first was short."""
         for _ in range(2):
-            begun = self.now()
+            begun = self._now()
             self._accuracy("validation")
-            found = self.now() - begun
+            found = self._now() - begun
             if found >= SHORT_EVALUATION_S:
                 break
         return found
 
-    def now(self) -> float:
+    def _now(self) -> float:
         """Return the clock's time after the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
 
-def _time_steps(run: _TimedRun, steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return times of the steps after the first, and of loading their batches; of the first if there is no other."""
-    run.begin_epoch()
-    first = run.timed_step()
-    assert first is not None
-    found: list[float] = []
-    while len(found) < timed_steps(first, steps):
-        step = run.timed_step()
-        if step is None:
-            break
-        found.append(step)
-    run.pause()
-    loader = run.loader_times_s[1:] if found else run.loader_times_s
-    return tuple(found or [first]), tuple(loader)
-
-
-def _memory(run: TrainingRun) -> MemoryFacts:
-    parameters = list(run.model.parameters())
-    return MemoryFacts(
-        parameter_bytes=sum(p.nbytes for p in parameters),
-        gradient_bytes=sum(p.grad.nbytes for p in parameters if p.grad is not None),
-        optimizer_bytes=sum(
-            v.nbytes for state in run.optimizer.state.values() for v in state.values() if isinstance(v, Tensor)
-        ),
-        peak_bytes=peak_bytes(run.device),
-    )
-
-
-def _parameters(model: nn.Module, costs: list[LayerCost], saved: dict[int, float | None]) -> tuple[ParameterFacts, ...]:
+def _parameters(
+    model: nn.Module, layers: Iterable[LayerCost], saved: Mapping[int, float | None]
+) -> tuple[ParameterFacts, ...]:
     named = list(model.named_parameters())
     plan = make_plan([p for _, p in named], ("conv",), model=model)
     watched = {number for unit in plan.units for number in unit.watched}
-    flops: dict[int, tuple[int, int]] = {}
-    for cost in costs:
-        if cost.numbers:  # two modules that share a weight have one row
-            forward, backward = flops.get(cost.numbers[0], (0, 0))
-            flops[cost.numbers[0]] = (forward + cost.forward_flops, backward + cost.backward_flops)
+    forward, backward = Counter[int](), Counter[int]()
+    for layer in layers:  # two modules that share a weight have one row
+        forward[layer.numbers[0]] += layer.forward_flops
+        backward[layer.numbers[0]] += layer.backward_flops
     return tuple(
         ParameterFacts(
             number=number,
             name=name,
             shape=tuple(parameter.shape),
             watched=number in watched,
-            forward_flops=flops[number][0] if number in flops else None,
-            backward_flops=flops[number][1] if number in flops else None,
+            forward_flops=forward.get(number),
+            backward_flops=backward.get(number),
             unit_end=number in saved,
             saved=saved.get(number),
         )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from trainables.atomic_write import atomic_write
 
 
 def cached_json(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -24,7 +24,6 @@ def cached_json(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, 
         return found
     facts = compute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
-    beside.write_text(json.dumps(facts), encoding="utf-8")
-    os.replace(beside, path)
+    with atomic_write(path) as file:
+        file.write(json.dumps(facts).encode())
     return facts

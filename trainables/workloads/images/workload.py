@@ -29,7 +29,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from trainables.errors import UserError, unknown_name
 from trainables.workloads import models
-from trainables.workloads.base import Batch, Workload
+from trainables.workloads.base import Batch, Workload, count_hits
 from trainables.workloads.images import augmentation
 from trainables.workloads.images.classes import count_classes, hold_out
 from trainables.workloads.images.dataset import default_cache, open_images
@@ -226,11 +226,8 @@ class Images(Workload):
         return 0.0
 
     def _hits(self, model: nn.Module, batches: Iterator[Batch], device: Any) -> int:
-        correct = torch.zeros((), dtype=torch.int64, device=device)
         with closing(prefetched(batches)) as found:
-            for images, labels in found:
-                correct += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
-        return int(correct)
+            return count_hits(model, found, device)
 
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
         count = len(self._parts[split])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +21,12 @@ from trainables.stage_tree.run_metadata import ensure_costs, method_facts
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.warm_start.sensitivities import baseline_sensitivities
 from tune_cac.tuning.warm_start.threshold_ranges import (
+    DRAWS,
+    DrawnTrial,
     never_acts,
-    spread_starts,
+    outcome,
+    predictions,
+    spread,
     why_inert,
     with_learned_ranges,
     without_decay,
@@ -43,10 +48,41 @@ class WarmStart:
     """Weight decays of the run's weights; None if unknown."""
 
     def spread(self, count: int, seed: int) -> list[dict[str, Any]]:
-        """Return parameters of at most ``count`` settings with different predicted outcomes; none if unknown."""
-        if self.trace is None or "compression" in self.space.method:
-            return []  # replay predicts only Gradient-Skip
-        return spread_starts(self.space, self.context, self.trace, self.base, self.hold, count, seed)
+        """Return parameters of settings with different predicted outcomes, spread evenly over the compute they save.
+
+        Random settings of the space are replayed on the baseline's run. Settings that do nothing are left out; settings
+        that would stop the same layers at the same steps count as one.
+
+        Args:
+            count: settings wanted.
+            seed: of the draws.
+
+        Returns:
+            At most ``count``, by ascending savings; none for a space whose outcomes cannot be predicted. If only a part
+            of the space can be predicted (some rules of ``stop_rules``), the same part of ``count``, so that the rest
+            of the space is not tried less.
+        """
+        if not self.knows_what_acts or count < 1:
+            return []
+        drawn = self._drawn(seed)
+        predicted = predictions(self.trace, [values for _, values in drawn])
+        outcomes: dict[str, tuple[float, int]] = {}
+        for row, found in enumerate(predicted):
+            if found is not None and found["stops"] > 0 and not found["exact"]:
+                outcomes.setdefault(outcome(found, drawn[row][1]), (found["compute_saved"], row))
+        known = sum(found is not None for found in predicted)
+        wanted = round(count * known / len(drawn))
+        return [drawn[row][0] for row in spread(sorted(outcomes.values()), wanted)]
+
+    def _drawn(self, seed: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Return parameters and whole configurations of random settings of the space."""
+        rng, fixed = random.Random(seed), {**self.base.to_dict(), "method": self.space.method}
+        drawn = []
+        for _ in range(DRAWS):
+            recorder = DrawnTrial(rng)
+            values = self.space.suggest(recorder, self.context)
+            drawn.append((recorder.params, {**fixed, **values, **self.hold}))
+        return drawn
 
     def why_little(self, seed: int, *, acts: bool) -> str:
         """Return why no or hardly any setting of the space does anything on this run; empty if that is unknown.
@@ -57,13 +93,14 @@ class WarmStart:
         """
         inert = ""
         if self.knows_what_acts and not acts:
-            inert = why_inert(self.space, self.context, self.trace, self.base, self.hold, seed)
+            predicted = predictions(self.trace, [values for _, values in self._drawn(seed)])
+            inert = why_inert(self.space, self.context, predicted)
         configs = typical_configs(self.space, self.context, self.base, self.hold)
         return inert or without_decay(configs, self.weight_decays)
 
     @property
     def knows_what_acts(self) -> bool:
-        """Return whether the baseline's run can prove that a setting of the space never acts."""
+        """Return whether replay predicts settings of the space, so that the baseline's run can prove one never acts."""
         return self.trace is not None and "compression" not in self.space.method
 
     def does_nothing(self, config: TrialConfig) -> bool:

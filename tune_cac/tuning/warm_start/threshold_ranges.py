@@ -28,7 +28,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.trace_replay.batch import curve
 from analysis.trace_replay.replay_frame import replay
 from analysis.trace_replay.traces import RunTrace, facts_key
 from search_spaces import Space, SpaceContext
@@ -36,6 +35,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradskip.layer_plan import Blueprint, Unit
 from trainables.gradskip.replay import signal_name
+from trainables.gradskip.rules.published_batch import Curve
 
 #: How far a range extends below the lowest ratio reached, as a share of that ratio's distance from 1: 0 if the ratio is
 #: exact; more for later layers, whose variances may fall further in other runs than in the baseline.
@@ -90,7 +90,7 @@ def with_learned_ranges(context: SpaceContext, trace: RunTrace, configs: Iterabl
 def ratios_of(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, unit: Unit) -> NDArray[np.float64]:
     """Return (T,) ratios of a layer's variance in the run's useful part, infinite at peaks; empty if unknown."""
     values = _variances(trace, config, unit)
-    return curve(np.arange(len(values)), values, single_precision=blueprint.single_precision).ratios
+    return Curve.of(np.arange(len(values)), values, single_precision=blueprint.single_precision).ratios
 
 
 def _variances(trace: RunTrace, config: TrialConfig, unit: Unit) -> NDArray[np.float64]:
@@ -107,7 +107,7 @@ def _latest_start(trace: RunTrace, blueprint: Blueprint, config: TrialConfig, un
     values = _variances(trace, config, unit)
 
     def falls_after(start: int) -> bool:
-        seen = curve(np.arange(len(values) - start), values[start:], single_precision=blueprint.single_precision)
+        seen = Curve.of(np.arange(len(values) - start), values[start:], single_precision=blueprint.single_precision)
         return bool((seen.ratios < 1).any())
 
     return bisect.bisect_left(range(len(values)), True, key=lambda start: not falls_after(start)) - 1
@@ -134,45 +134,6 @@ def never_acts(config: TrialConfig, trace: RunTrace) -> bool:
 # --- first settings of a search -------------------------------------------------------------------------------------
 
 
-def spread_starts(
-    space: Space,
-    context: SpaceContext,
-    trace: RunTrace,
-    base: TrialConfig,
-    hold: Mapping[str, Any],
-    count: int,
-    seed: int,
-) -> list[dict[str, Any]]:
-    """Return parameters of settings with different predicted outcomes, spread evenly over the compute that they save.
-
-    Random settings of the space are replayed on the baseline's run. Settings that do nothing are left out; settings
-    that would stop the same layers at the same steps count as one.
-
-    Args:
-        space: what is searched.
-        context: of the run, with or without the ranges of `with_learned_ranges`.
-        trace: its recorded training.
-        base: configuration of the baseline.
-        hold: fields with one value in every trial.
-        count: settings wanted.
-        seed: of the draws.
-
-    Returns:
-        At most ``count``, by ascending savings; none for a space whose outcomes cannot be predicted. If only a part of
-        the space can be predicted (some rules of ``stop_rules``), the same part of ``count``, so that the rest of the
-        space is not tried less.
-    """
-    drawn = _draw(space, context, base, hold, DRAWS if count > 0 else 0, seed)
-    predicted = _predicted(trace.dense_only(), [values for _, values in drawn])
-    outcomes: dict[str, tuple[float, int]] = {}
-    for row, found in predicted.items():
-        if found is not None and found["stops"] > 0 and not found["exact"]:
-            outcomes.setdefault(outcome(found, drawn[row][1]), (found["compute_saved"], row))
-    known = sum(found is not None for found in predicted.values())
-    wanted = round(count * known / len(drawn)) if drawn else 0
-    return [drawn[row][0] for row in spread(sorted(outcomes.values()), wanted)]
-
-
 #: Spaces that stop layers on a run whose variances do not fall.
 _WORKS = "--space stop_rules has rules that need no falling variance, --space manual_layers none at all"
 
@@ -190,15 +151,15 @@ def without_decay(configs: Iterable[TrialConfig], weight_decays: Sequence[float]
     return f"weight decay is 0, so hardly anything drives weight variance below its peak on this run: {_WORKS}"
 
 
-def why_inert(
-    space: Space, context: SpaceContext, trace: RunTrace, base: TrialConfig, hold: Mapping[str, Any], seed: int
-) -> str:
+def why_inert(space: Space, context: SpaceContext, predicted: Iterable[Mapping[str, Any] | None]) -> str:
     """Return a message that no setting of a space does anything on this run, why, and what does; empty if some may.
 
-    Args: as of `spread_starts`.
+    Args:
+        space: what is searched.
+        context: of the run, with the ranges of `with_learned_ranges`.
+        predicted: `predictions` of random settings.
     """
-    predicted = _predicted(trace.dense_only(), [values for _, values in _draw(space, context, base, hold, DRAWS, seed)])
-    if not all(found is not None and found["exact"] and found["stops"] == 0 for found in predicted.values()):
+    if not all(found is not None and found["exact"] and found["stops"] == 0 for found in predicted):
         return ""
     nothing = f"space {space.name} does nothing on this run"
     if context.start_thr_range is None:
@@ -213,34 +174,23 @@ def why_inert(
     )
 
 
-def _draw(
-    space: Space, context: SpaceContext, base: TrialConfig, hold: Mapping[str, Any], count: int, seed: int
-) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return parameters and whole configurations of random settings of a space."""
-    rng = random.Random(seed)
-    drawn = []
-    for _ in range(count):
-        recorder = DrawnTrial(rng)
-        values = space.suggest(recorder, context)
-        drawn.append((recorder.params, {**base.to_dict(), "method": space.method, **values, **hold}))
-    return drawn
-
-
-def _predicted(trace: RunTrace, settings: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any] | None]:
-    """Return the predictions by position; None for settings without one."""
+def predictions(trace: RunTrace, settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
+    """Return a row of `replay` on the run without a method for each setting; None for settings without one."""
+    trace = trace.dense_only()
     # Settings of one layer plan are replayed together: if the study lacks it, only they have no prediction.
     plans: dict[str, list[int]] = {}
     for row, values in enumerate(settings):
         plans.setdefault(facts_key(TrialConfig.from_mapping(values)), []).append(row)
-    found: dict[int, dict[str, Any] | None] = dict.fromkeys(range(len(settings)))
+    found: dict[int, dict[str, Any]] = {}
     for rows in plans.values():
         try:
             frame = replay(trace, pd.DataFrame([settings[row] for row in rows], index=rows))
         except UserError:
             continue
         frame = frame[frame["compute_saved"].notna()]
-        found.update(zip(frame.index.tolist(), frame.to_dict("records"), strict=True))
-    return found
+        for row, record in zip(frame.index.tolist(), frame.to_dict("records"), strict=True):
+            found[row] = {str(column): value for column, value in record.items()}
+    return [found.get(row) for row in range(len(settings))]
 
 
 def outcome(found: Mapping[str, Any], values: Mapping[str, Any]) -> str:

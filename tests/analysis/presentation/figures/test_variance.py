@@ -43,6 +43,7 @@ def examined(found: VarianceFrames, layer: str) -> pd.DataFrame:
     return lines[(lines["layer"] == layer) & lines["examined"]]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 @settings(max_examples=60)
 def test_the_picture_shows_what_the_rule_compared(seed: int) -> None:

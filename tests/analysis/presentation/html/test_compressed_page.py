@@ -82,6 +82,7 @@ def test_sums_and_layers_of_the_best(data: ReportData) -> None:
     assert "Sparsity by layer" not in report_html(replace(data, best=unmeasured))
 
 
+@pytest.mark.slow
 def test_the_settings_name_the_schedule_and_do_not_print_it(tmp_path: Path) -> None:
     plain = page_data(tmp_path / "plain")
     html = report_html(plain)
@@ -106,16 +107,17 @@ def test_the_settings_name_the_schedule_and_do_not_print_it(tmp_path: Path) -> N
 def test_pictures_are_drawn_over_what_the_study_ranks_by(data: ReportData) -> None:
     found = pareto(data)
     assert found is not None
-    assert found.saved == "inference compute saved"
-    assert sorted(zip(found.trials.x, found.trials.y, strict=True)) == sorted(
+    traces = {trace["name"]: trace for trace in found.traces}
+    assert found.alt.startswith("Inference compute saved against validation accuracy of 5 searched trials.")
+    assert sorted(zip(traces["trials"]["x"], traces["trials"]["y"], strict=True)) == sorted(
         (100 * inference, pytest.approx(100 * accuracy)) for accuracy, inference, _ in TRIALS
     )
-    assert (found.chosen.x, found.front.x) == ([70], [0, 20, 50, 60, 70, 90])
-    assert (len(found.shorter), len(found.random_stops)) == (0, 0)  # rivals of training compute alone
-    assert "inference compute saved 70.0 %" in found.chosen.labels[0]
+    assert (traces["chosen"]["x"], traces["Pareto front"]["x"]) == ([70], [0, 20, 50, 60, 70, 90])
+    assert not {"cut dense runs", "random stops"} & set(traces)  # rivals of training compute alone
+    assert "inference compute saved 70.0 %" in traces["chosen"]["hovertext"][0]
     course = convergence(data)
     assert course is not None
-    assert course.best == [0, 50, 70, 70, 70, 70]
+    assert course.traces[-1]["y"] == [0, 50, 70, 70, 70, 70]
     frame = pd.DataFrame(
         {"candidate": [2], "seeds": [5], "compute_saved": [0.1], "saved": [0.66], "accuracy_drop": [0.001],
          "drop_low": [-0.002], "drop_high": [0.004], "confidence": [0.95], "confirmed": [True]}
@@ -123,7 +125,7 @@ def test_pictures_are_drawn_over_what_the_study_ranks_by(data: ReportData) -> No
     retrained = replace(data, confirmation=frame)
     drawn = confirmation(retrained)
     assert drawn is not None
-    assert "inference compute saved 66.0 %" in drawn.labels[0]
+    assert "inference compute saved 66.0 %" in drawn.traces[0]["hovertext"][0]
     html = report_html(retrained)
     assert cells(html, "Candidates retrained on fresh seeds")[0][2] == "66.0 %"
     assert "<dt>inference compute saved</dt><dd><strong>66.0 %</strong>" in html
@@ -168,6 +170,7 @@ def test_a_page_of_training_compute_has_nothing_of_it() -> None:
     assert not {"saved", "sparsity", "inference_saved"} & set(keys)
 
 
+@pytest.mark.slow
 def test_pictures_for_a_paper(data: ReportData, tmp_path: Path) -> None:
     assert {"pareto.png", "convergence.png"} <= {path.name for path in write_pngs(data, tmp_path)}
 

@@ -229,6 +229,7 @@ def test_no_plotly_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         report_html(report_data(3))
 
 
+@pytest.mark.slow
 def test_importing_loads_no_plotter_and_nothing_that_trains() -> None:
     code = "import sys, analysis.presentation.html; print(' '.join(sorted(m.split('.')[0] for m in sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

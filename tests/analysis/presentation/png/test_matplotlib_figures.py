@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from report_data import report_data
 
+from analysis.presentation.figures.report_figures import report_figures
 from analysis.presentation.html import write_pngs
 from analysis.presentation.png import matplotlib_figures
 from trainables.errors import UserError
@@ -21,14 +22,13 @@ def _coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matplotlib_figures, "DPI", 60)
 
 
+@pytest.mark.slow
 def test_every_plot_of_the_page_is_a_picture(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    from analysis.presentation.html.plotly_figures import plotly_figures
-
     data = report_data(30)
     files = write_pngs(data, tmp_path / "new" / "folder")
-    assert [file.stem for file in files] == list(plotly_figures(data))
+    assert [file.stem for file in files] == list(report_figures(data))
     for file in files:
         pixels = np.asarray(imread(file))[:, :, :3]
         height, width = pixels.shape[:2]
@@ -42,6 +42,31 @@ def test_every_plot_of_the_page_is_a_picture(tmp_path: Path) -> None:
         assert not inked[-1].any()
 
 
+def test_a_picture_has_the_values_and_the_legend_of_its_figure() -> None:
+    from matplotlib.figure import Figure
+
+    for name, figure in report_figures(report_data(30)).items():
+        axes = Figure().add_subplot()
+        matplotlib_figures._draw(axes, figure)
+        lines = {(*line.get_xdata(), *line.get_ydata()) for line in axes.get_lines()}
+        marks = {tuple(place) for group in axes.collections if hasattr(group, "get_sizes")
+                 for place in group.get_offsets().tolist()}  # fmt: skip
+        bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
+        for trace in figure.traces:
+            if trace["type"] == "bar":
+                assert set(zip(trace.get("base", [0] * len(trace["x"])), trace["x"], strict=True)) <= set(bars), name
+            elif trace["x"] != [None]:
+                assert (*trace["x"], *trace["y"]) in lines or set(zip(trace["x"], trace["y"], strict=True)) <= marks
+        assert len(bars) == sum(len(trace["x"]) for trace in figure.traces if trace["type"] == "bar")
+        shown = [trace["name"] for trace in figure.traces if trace.get("showlegend", True)]
+        legend = axes.get_legend()
+        assert sorted(shown) == sorted([] if legend is None else [text.get_text() for text in legend.get_texts()])
+        assert axes.get_xlabel() == figure.layout["xaxis"]["title"]["text"]
+        if "range" in figure.layout["yaxis"]:
+            assert list(axes.get_ylim()) == pytest.approx(figure.layout["yaxis"]["range"])
+
+
+@pytest.mark.slow
 def test_only_what_there_is(tmp_path: Path) -> None:
     data = report_data(8)
     bare = replace(data, history=None, importance=None, interactions=None, confirmation=None, variance=None)
@@ -49,6 +74,7 @@ def test_only_what_there_is(tmp_path: Path) -> None:
     assert names == ["pareto", "timeline", "convergence", "hypervolume", "cost"]
 
 
+@pytest.mark.slow
 def test_a_name_with_dollar_signs_is_no_mathematics(tmp_path: Path) -> None:
     data = report_data(8)
     assert data.variance is not None
@@ -69,6 +95,7 @@ def test_no_matplotlib_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         write_pngs(report_data(3), tmp_path)
 
 
+@pytest.mark.slow
 def test_no_global_state_is_touched(tmp_path: Path) -> None:
     """Neither pyplot nor a backend: whoever draws in the same process draws on as before."""
     code = f"""

@@ -105,6 +105,7 @@ def test_help_shows_the_group_with_every_flag() -> None:
         assert placeholder in group
 
 
+@pytest.mark.slow
 def test_a_script_prints_its_help() -> None:
     script = (
         "import argparse\n"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from trainables.compression.measures.sizes import Sizes, layer_macs, model_sizes, sparsity_now, weight_layers
+from trainables.compression.measures.sizes import Sizes, layer_macs, sparsity_now, weight_layers
 from trainables.runtime.flops import flop_counter
 from trainables.workloads.base import Batch
 from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE, Digits
@@ -30,6 +30,12 @@ def by_loop(weight: Tensor) -> tuple[int, int]:
         channel_lives = any(v != 0 for v in weight[:, index[1]].flatten().tolist())
         outside += filter_lives and channel_lives
     return nonzero, outside
+
+
+def sizes_of(model: nn.Module, x: Tensor) -> Sizes:
+    """Sizes of a model that was not thinned."""
+    macs = layer_macs(model, call, (x,))
+    return sparsity_now(model, macs, sum(macs.values()))
 
 
 def some_zero(weight: Tensor) -> None:
@@ -55,7 +61,7 @@ def test_a_layer(layer: nn.Module, x: Tensor) -> None:
     assert isinstance(layer.weight, Tensor)
     some_zero(layer.weight)
     model = nn.Sequential(layer)
-    sizes = model_sizes(model, call, (x,))
+    sizes = sizes_of(model, x)
     (found,) = sizes.layers
     nonzero, outside = by_loop(layer.weight)
     with flop_counter() as counter:
@@ -66,7 +72,6 @@ def test_a_layer(layer: nn.Module, x: Tensor) -> None:
     assert (found.elements, found.nonzero, found.outside_zero_structures) == (elements, nonzero, outside)
     assert found.dense_macs == sizes.dense_macs == macs
     assert found.effective_macs == sizes.effective_macs == pytest.approx(macs * nonzero / elements)
-    assert found.structured_macs == sizes.structured_macs == pytest.approx(macs * outside / elements)
     assert sizes.sparsity == pytest.approx(1 - nonzero / elements)
     assert sizes.structured_sparsity == pytest.approx(1 - outside / elements)
 
@@ -103,9 +108,8 @@ def test_totals_and_columns() -> None:
         model[2].weight.fill_(1)
     macs = layer_macs(model, call, (torch.zeros(2, 4),))
     sizes = sparsity_now(model, macs, reference_macs=28)
-    # 8 and 6 elements, 6 of them zero; 2 biases (zero), gamma of ones, beta of zeros.
+    # 8 and 6 elements, 6 of them zero; 2 biases, gammas and betas.
     assert sizes.parameters == 8 + 2 + 2 + 2 + 6
-    assert sizes.nonzero_parameters == 2 + 0 + 2 + 0 + 6
     assert sizes.to_columns() == {
         "sparsity": pytest.approx(6 / 14),
         "structured_sparsity": pytest.approx(6 / 14),  # one row of four, and two of the other row's columns
@@ -119,17 +123,16 @@ def test_totals_and_columns() -> None:
 
 
 def test_a_model_without_weight_layers() -> None:
-    sizes = model_sizes(nn.Sequential(nn.BatchNorm1d(3)), call, (torch.zeros(2, 3),))
+    sizes = sizes_of(nn.Sequential(nn.BatchNorm1d(3)), torch.zeros(2, 3))
     assert (sizes.sparsity, sizes.structured_sparsity, sizes.inference_saved, sizes.dense_macs) == (0, 0, 0, 0)
-    assert (sizes.parameters, sizes.nonzero_parameters) == (6, 3)
-    empty = sparsity_now(nn.ReLU(), {})
-    assert empty == Sizes(layers=(), parameters=0, nonzero_parameters=0, reference_macs=0)
+    assert sizes.parameters == 6
+    assert sparsity_now(nn.ReLU(), {}, 0) == Sizes(layers=(), parameters=0, reference_macs=0)
 
 
 def test_shared_weights_count_once_with_the_macs_of_all_uses() -> None:
     model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5))
     model[2].weight = model[0].weight
-    sizes = model_sizes(nn.Sequential(model, model[0]), call, (torch.zeros(2, 5),))
+    sizes = sizes_of(nn.Sequential(model, model[0]), torch.zeros(2, 5))
     assert [(layer.name, layer.elements, layer.dense_macs) for layer in sizes.layers] == [("0.0.weight", 25, 75)]
 
 
@@ -144,9 +147,9 @@ def test_quantized_weights_count_as_the_float_weights_behind_them() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False))
     with torch.no_grad():
         model[0].weight.fill_(1)[0] = 0
-    before = model_sizes(model, call, (torch.zeros(2, 4),))
+    before = sizes_of(model, torch.zeros(2, 4))
     parametrize.register_parametrization(model[0], "weight", Tenfold())
-    assert model_sizes(model, call, (torch.zeros(2, 4),)) == before
+    assert sizes_of(model, torch.zeros(2, 4)) == before
     assert before.sparsity == 0.25
 
 
@@ -183,7 +186,7 @@ def test_counting_leaves_the_model_and_the_generators_alone(model: nn.Module) ->
         module.register_forward_hook(lambda *_: seen.append(1))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     drawn = torch.get_rng_state()
-    model_sizes(model, call, (torch.zeros(4, 3),))
+    sizes_of(model, torch.zeros(4, 3))
     assert torch.equal(torch.get_rng_state(), drawn)
     assert seen == []
     assert all(module.training for module in model.modules())

@@ -84,6 +84,7 @@ def test_the_cubic_in_epochs(start: int, end: int, frequency: int) -> None:
         assert gradual_share(0.1, 0.9, timing.progress(epoch)) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_public_alexnet_schedule_leaves_what_was_published() -> None:
     # Final shares of IntelLabs/distiller, examples/agp-pruning/alexnet.schedule_agp.yaml; its table has the counts.
     layers = {

@@ -189,6 +189,7 @@ def test_all_zero_weights_stay_zero_with_finite_gradients() -> None:
         assert torch.autograd.grad(q.sum(), w)[0].tolist() == [[1.0] * 3] * 3
 
 
+@pytest.mark.slow
 @given(
     bits=st.integers(2, 6),
     values=st.lists(st.floats(-4, 4, width=32), min_size=1, max_size=80),

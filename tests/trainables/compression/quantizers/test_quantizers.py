@@ -149,6 +149,7 @@ def test_a_run_goes_on_from_its_state_bit_for_bit(name: str, finished: bool) -> 
     assert torch.equal(resumed.eval()(batches()[0][0]), model.eval()(batches()[0][0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("finished", [False, True])
 def test_copies_compute_alike_and_on_the_meta_device_without_waiting_for_numbers(name: str, finished: bool) -> None:

@@ -42,9 +42,8 @@ def test_what_a_file_means() -> None:
     assert [policy.args for policy in schedule.policies] == [
         PrunerPolicyConfig(keep_mask=True, levels=0.25), RegularizerPolicyConfig(keep_mask=True), None,
     ]  # fmt: skip
-    assert [policy.line for policy in schedule.policies] == [17, 21, 28]
+    assert [schedule.lines["policies", place] for place in range(3)] == [17, 21, 28]
     assert schedule.component(schedule.policies[1]).name == "r"
-    assert list(schedule.policies_of(schedule.pruners["p"])) == [schedule.policies[0]]
 
 
 def test_a_file_a_text_and_a_mapping_are_the_same(tmp_path: Path) -> None:

@@ -73,7 +73,6 @@ def test_the_middle() -> None:
     middles = read_marks(TEXT).middles()
     assert middles.pop("s") == pytest.approx(0.01)  # geometric
     assert middles == {S1: 0.5, GROUP: "Filters", RANGE: pytest.approx(0.4), START: 3}
-    assert read_marks(TEXT).middle() == read_marks(TEXT).fill(read_marks(TEXT).middles())
     assert Mark(low=2, high=9, step=3).middle() == 5
     assert Mark(low=1, high=100, log=True).middle() == 10
     assert Mark(low=1, high=2.5).middle() == 1.75
@@ -84,7 +83,7 @@ def test_no_marks_and_a_file(tmp_path: Path) -> None:
     path.write_text("version: 1\npolicies: []\n")
     marked = read_marks(path)
     assert dict(marked.marks) == {}
-    assert marked.middle() == {"version": 1, "policies": []}
+    assert marked.fill(marked.middles()) == {"version": 1, "policies": []}
 
 
 @pytest.mark.parametrize(

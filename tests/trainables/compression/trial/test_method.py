@@ -78,6 +78,7 @@ def alone(config: TrialConfig) -> tuple[list[Row], Weights, dict[int, bytes]]:
         return rows, weights(run), states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_goes_on_bit_for_bit_from_any_step(name: str, teacher: Path) -> None:
     config = config_of(name, teacher)
@@ -91,6 +92,7 @@ def test_a_run_goes_on_bit_for_bit_from_any_step(name: str, teacher: Path) -> No
         assert without(rest, CLOCKS) == without(rows[-len(rest) :], CLOCKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_over_a_stage_tree_it_is_the_run_alone(name: str, teacher: Path, tmp_path: Path) -> None:
     config = config_of(name, teacher)

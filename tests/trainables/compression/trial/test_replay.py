@@ -151,6 +151,7 @@ def test_a_follower_stands_where_it_was_told_to() -> None:
 # --- what is shared -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("epoch", [1, 2, 3])
 def test_trials_that_prune_from_an_epoch_on_share_the_epochs_before(epoch: int, tmp_path: Path) -> None:
@@ -173,6 +174,7 @@ def test_trials_that_prune_from_an_epoch_on_share_the_epochs_before(epoch: int, 
     assert (again.trained_steps, again.search_flops, again.run) == (0, 0, None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_schedules_that_differ_later_share_until_there_whatever_comes_then(tmp_path: Path) -> None:
     """The one that trained first has other classes later than those that go on from its checkpoints."""
@@ -194,6 +196,7 @@ def test_schedules_that_differ_later_share_until_there_whatever_comes_then(tmp_p
     assert assert_equals_alone(config_of(sections([early], pruners=pruners)), sharing).trained_steps == TOTAL - 24
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.filterwarnings("ignore:thinning changed")
 def test_a_model_that_was_changed_is_gone_on_with(tmp_path: Path) -> None:
@@ -234,6 +237,7 @@ def test_what_never_acts_is_the_baselines_run(never: dict[str, Any], tmp_path: P
     assert (trial.trained_steps, trial.row["stage"]) == (0, baseline.row["stage"])  # type: ignore[index]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_two_that_act_at_once_are_no_two_that_act_one_after_the_other(tmp_path: Path) -> None:
     sharing = Sharing(tree=tmp_path / "tree", trials=OFTEN)
@@ -249,6 +253,7 @@ def test_two_that_act_at_once_are_no_two_that_act_one_after_the_other(tmp_path: 
     assert len(stages) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_a_teacher_with_other_weights_in_the_same_file_is_another_teacher(tmp_path: Path) -> None:
     file = tmp_path / "teacher.pt"

@@ -71,6 +71,7 @@ def assert_shared_equals(config: TrialConfig, sharing: Sharing, rows: list[Row],
     return trial
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["tiny", "tiny_adam"])
 def test_layers_stop_before_at_and_after_pruning(workload: str, tmp_path: Path) -> None:
     """Over one tree, equal to each alone: rows, weights, and stops; pruning is in steps 8 and 24."""
@@ -113,6 +114,7 @@ def test_acting_in_one_step_is_one_intervention_and_both_methods_see_the_weights
     assert events[0] == events[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["splicing", "forward only", "leader", "regularizers", "learning rates", "gradients"])
 def test_it_goes_on_bit_for_bit_from_any_step_and_shares(name: str, tmp_path: Path) -> None:
     config = manual(SCHEDULES[name], (2, 5), (10, 21), CAC_BRAKING_DISTANCE=3)
@@ -133,6 +135,7 @@ def test_it_goes_on_bit_for_bit_from_any_step_and_shares(name: str, tmp_path: Pa
     assert assert_shared_equals(config, sharing, rows, trained).trained_steps < TOTAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["activations", "gradients"])
 def test_rankings_by_what_is_seen_go_on_where_a_layer_has_just_stopped(name: str) -> None:
     """A stop in the middle of an epoch that is looked at: what was found of the graph before it stays true."""
@@ -174,6 +177,7 @@ def test_a_teacher_beside_stopped_layers(tmp_path: Path) -> None:
     assert rows[-1]["forward_flops"] - plain[-1]["forward_flops"] == 2 * rows[0]["forward_flops"]
 
 
+@pytest.mark.slow
 def test_a_forward_cache_is_continued_only_from_before_it_began(tmp_path: Path) -> None:
     """The cache's content is in no checkpoint; what it saves is counted alike with and without a tree."""
     schedule = sections(
@@ -192,6 +196,7 @@ def test_a_forward_cache_is_continued_only_from_before_it_began(tmp_path: Path) 
         assert_shared_equals(given, sharing, rows, trained)
 
 
+@pytest.mark.slow
 def test_a_cache_of_stopped_layers_notices_that_they_are_pruned() -> None:
     pruner = {"class": "SparsityLevelParameterPruner", "levels": {"conv1.weight": 0.5}}
     schedule = sections([span("pruner", "p", 1, 2)], pruners={"p": pruner})

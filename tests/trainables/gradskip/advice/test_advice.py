@@ -168,6 +168,7 @@ class TestInputsThatNeedAGradient:
                 optimizer.step()
         assert generator.weight.grad is not None
 
+    @pytest.mark.slow
     def test_the_check_of_an_optimizer_that_is_gone_removes_itself(self) -> None:
         model = conv_model()
         for _ in range(3):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from machine_runs import stops_of
 
 from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
-from trainables.gradskip.rules.state_machine import replay
 from trainables.gradskip.settings import Settings
 
 
 @given(st.integers(0, 60), st.integers(1, 30), st.integers(0, 9), st.integers(1, 80))
 def test_it_is_too_late_exactly_where_the_rule_cannot_stop(start: int, samples: int, braking: int, steps: int) -> None:
     settings = Settings(start_itr=start, samples=samples, braking_distance=braking, start_thr=0.9)
-    falls = bool(replay(settings, (0,), lambda iteration, _: 0.5**iteration, steps))
+    falls = bool(stops_of(settings, (0,), lambda iteration, _: 0.5**iteration, steps))
     assert (too_late(settings, steps) == "") == falls
     if not falls:
         found = why_nothing_stopped(settings, steps)
@@ -26,7 +26,7 @@ def test_what_it_names_acts() -> None:
         names = too_late(Settings(), steps).partition("such as ")[2].split(" and ")
         begin, often = (int(name.partition("=")[2]) for name in names)
         settings = Settings(start_itr=begin, samples=often)
-        assert replay(settings, (0,), lambda iteration, _: 0.5 ** (iteration / 9), steps)
+        assert stops_of(settings, (0,), lambda iteration, _: 0.5 ** (iteration / 9), steps)
 
 
 def test_other_reasons() -> None:

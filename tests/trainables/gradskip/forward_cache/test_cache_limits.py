@@ -40,6 +40,7 @@ def open_files(folder: Path) -> int:
     return sum(str(folder) in os.readlink(link) for link in links if link.is_symlink())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
 @pytest.mark.parametrize("way", ["close", "collected", "context"])
 def test_the_file_goes_with_the_cache(model: nn.Module, images: Tensor, way: str, tmp_path: Path) -> None:

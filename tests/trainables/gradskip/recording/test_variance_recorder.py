@@ -10,11 +10,11 @@ import pytest
 import torch
 from conv_models import conv_model
 from loops import OpCounter, equal, train, weights
+from machine_runs import stops_of
 
 from trainables.errors import UserError
 from trainables.gradskip import SGD, Settings, record, wrap
 from trainables.gradskip.recording import variance_recorder
-from trainables.gradskip.rules.state_machine import replay
 
 SETTINGS = Settings(start_itr=4, samples=2, start_thr=1.0, slope_thr=1.0, mt_thr=1.0)
 
@@ -62,7 +62,7 @@ def test_a_trace_replays_to_the_stop_that_happened(tmp_path: Path) -> None:
     with record(optimizer, tmp_path / "v.parquet", every=1) as recorder:
         train(model, optimizer, 10)
     table = pd.read_parquet(recorder.path).pivot(index="iteration", columns="layer", values="variance")
-    found = replay(SETTINGS, [0, 4, 7], lambda iteration, layer: float(table.loc[iteration, layer]), 10)
+    found = stops_of(SETTINGS, [0, 4, 7], lambda iteration, layer: float(table.loc[iteration, layer]), 10)
     first = optimizer.gradskip.events[0]
     assert (found[0][0], found[0][1].layer, found[0][1].rule) == (first.iteration, first.layer, first.rule)
 

@@ -303,6 +303,7 @@ RUNS: dict[str, Settings] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_units", [False, True])
 @pytest.mark.parametrize("name", RUNS)
 def test_stops_and_resumes_bit_exactly_at_every_iteration(name: str, whole_units: bool) -> None:

@@ -75,7 +75,12 @@ def random_case(seed: int) -> tuple[dict[str, str], dict[str, Any], bool]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "dtype"), [(s, torch.float32) for s in range(60)] + [(s, torch.float64) for s in range(30)]
+    ("seed", "dtype"),
+    [
+        pytest.param(seed, dtype, marks=[pytest.mark.slow] if seed >= 8 else [])
+        for dtype, count in ((torch.float32, 60), (torch.float64, 30))
+        for seed in range(count)
+    ],
 )
 def test_reference_takes_the_published_steps(
     published: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int, dtype: torch.dtype
@@ -93,6 +98,7 @@ def test_reference_takes_the_published_steps(
         assert all(torch.equal(a, b) for (a, _), (b, _) in zip(want, got, strict=True)), (seed, step)
 
 
+@pytest.mark.slow
 def test_the_random_cases_cover_stops_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     rules: set[tuple[str, bool]] = set()
     for seed in range(60):
@@ -105,6 +111,7 @@ def test_the_random_cases_cover_stops_of_every_kind(monkeypatch: pytest.MonkeyPa
     assert rules == {(rule, braked) for rule in ("manual", "start", "slope", "mountain") for braked in (True, False)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize("reference", [True, False])
 def test_layer_numbers_alone_are_what_the_auto_rule_looks_at(
@@ -131,6 +138,7 @@ def test_layer_numbers_alone_are_what_the_auto_rule_looks_at(
         assert all(torch.equal(a, b) for (a, _), (b, _) in zip(want, got, strict=True)), (seed, step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_the_default_takes_the_same_steps_where_no_fault_is_met(
     published: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int

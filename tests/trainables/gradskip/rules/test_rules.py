@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from machine_runs import stops_of
 
 from trainables.gradskip.rules.choice import make_rule
 from trainables.gradskip.rules.published import AutoRule, ManualRule
-from trainables.gradskip.rules.state_machine import SkipMachine, StepPlan, replay
+from trainables.gradskip.rules.state_machine import SkipMachine, StepPlan
 from trainables.gradskip.settings import Settings
 
 
@@ -122,7 +123,7 @@ def test_auto_decides_nothing_while_braking() -> None:
     settings = Settings(start_itr=0, samples=1, start_thr=0.99, slope_thr=0.99, braking_distance=3)
     # Layer 0 falls at iteration 1 and brakes in 1, 2, 3; layer 1 falls all the time and may stop from 4 on.
     trace = {0: [1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], 1: [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]}
-    stops = replay(settings, [0, 1], lambda iteration, layer: trace[layer][iteration], 8)
+    stops = stops_of(settings, [0, 1], lambda iteration, layer: trace[layer][iteration], 8)
     assert [(iteration, d.layer, d.rule) for iteration, d in stops] == [(1, 0, "start"), (4, 1, "slope")]
     assert stops[1][1].ratio == pytest.approx(4 / 7)
 

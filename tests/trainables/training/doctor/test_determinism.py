@@ -11,12 +11,12 @@ from tiny_workload import tiny  # noqa: F401 - a fixture
 from torch import Tensor, nn
 
 from trainables.config import TrialConfig
-from trainables.training.doctor.determinism import repetition
+from trainables.training.doctor.determinism import why_not_repeatable
 
 
 @pytest.mark.usefixtures("tiny")
 def test_a_cpu_repeats_bit_for_bit() -> None:
-    assert repetition(TrialConfig(workload="tiny", epochs=1)).reason == ""
+    assert why_not_repeatable(TrialConfig(workload="tiny", epochs=1)) == ""
 
 
 @pytest.mark.usefixtures("tiny")
@@ -29,4 +29,4 @@ def test_a_loss_that_rounds_otherwise_each_time_is_seen(monkeypatch: pytest.Monk
         return real(self, model, batch) * (1 + next(calls) % 3 * torch.finfo(torch.float32).eps)
 
     monkeypatch.setattr(tiny_workload.Tiny, "loss", loss)
-    assert "0.weight" in repetition(TrialConfig(workload="tiny", epochs=1)).tensors
+    assert why_not_repeatable(TrialConfig(workload="tiny", epochs=1)).startswith("0.weight and ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -21,7 +22,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training import cost
 from trainables.training.doctor import dry_run as module
-from trainables.training.doctor.dry_run import DryRun, TimeFacts, dry_run, timed_steps
+from trainables.training.doctor.dry_run import DryRun, dry_run, timed_steps
 from trainables.training.run import TrainingRun
 from trainables.workloads.base import Batch
 from trainables.workloads.digits import CONVOLUTIONS, IMAGE_SIZE
@@ -56,7 +57,7 @@ def test_rows_are_the_models_parameters_and_their_modules_flops(digits: DryRun) 
     assert (rows[1].forward_flops, rows[2].forward_flops) == (0, None)  # a norm: its first parameter has the row
     assert sum(row.forward_flops or 0 for row in rows) == digits.step_cost.forward_flops
     assert sum(row.backward_flops or 0 for row in rows) == digits.step_cost.backward_flops
-    assert digits.outside_forward_flops == digits.outside_backward_flops == 0
+    assert digits.outside.forward_flops == digits.outside.backward_flops == 0
 
 
 def test_what_stopping_through_a_unit_saves_is_the_closed_form(digits: DryRun) -> None:
@@ -85,15 +86,14 @@ def test_savings_are_counted_for_as_many_units_as_asked() -> None:
 
 def test_memory_is_that_of_float32_with_momentum(digits: DryRun) -> None:
     elements = sum(row.elements for row in digits.parameters)
-    memory = digits.memory
-    assert memory.parameter_bytes == memory.gradient_bytes == memory.optimizer_bytes == 4 * elements
-    assert memory.peak_bytes > 50_000_000  # a process with torch in it
+    assert digits.parameter_bytes == digits.gradient_bytes == digits.optimizer_bytes == 4 * elements
+    assert digits.peak_bytes > 50_000_000  # a process with torch in it
 
 
 @pytest.mark.usefixtures("tiny")
 def test_adam_keeps_two_moments_and_a_count() -> None:
     found = dry_run(TrialConfig(workload="tiny_adam", epochs=1), steps=1)
-    assert found.memory.optimizer_bytes == 2 * found.memory.parameter_bytes + 4 * len(found.parameters)
+    assert found.optimizer_bytes == 2 * found.parameter_bytes + 4 * len(found.parameters)
 
 
 class Clock:
@@ -134,7 +134,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tiny: str) -> Clock:  # noqa: F811 - 
 
 
 def test_times_after_a_warm_up(clock: Clock) -> None:
-    times = dry_run(TrialConfig(workload="tiny", epochs=1), steps=2).times
+    times = dry_run(TrialConfig(workload="tiny", epochs=1), steps=2)
     assert times.step_times_s == (5.0, 5.0)
     assert times.loader_times_s == (1.0, 1.0)
     assert times.loader_share == 0.2
@@ -143,7 +143,7 @@ def test_times_after_a_warm_up(clock: Clock) -> None:
 
 def test_slow_steps_are_fewer(clock: Clock) -> None:
     """The first took 7 s, and 20 s are there."""
-    times = dry_run(TrialConfig(workload="tiny", epochs=1), steps=7).times
+    times = dry_run(TrialConfig(workload="tiny", epochs=1), steps=7)
     assert times.step_times_s == (5.0, 5.0)
 
 
@@ -158,14 +158,14 @@ def test_steps_go_on_in_the_next_epoch_and_end_with_the_run(monkeypatch: pytest.
 
     monkeypatch.setattr(tiny_workload.Tiny, "make_scheduler", schedule)
     monkeypatch.setattr(module, "STEPS_BUDGET_S", 1000.0)
-    times = dry_run(TrialConfig(workload="tiny", epochs=2), steps=5).times
+    times = dry_run(TrialConfig(workload="tiny", epochs=2), steps=5)
     assert times.step_times_s == (5.0, 7.0, 5.0)
     assert times.loader_times_s == (1.0, 3.0, 1.0)
 
 
 def test_a_run_of_one_step_has_that_one(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(tiny_workload.Tiny, "steps_per_epoch", 1)
-    times = dry_run(TrialConfig(workload="tiny", epochs=1)).times
+    times = dry_run(TrialConfig(workload="tiny", epochs=1))
     assert times.step_times_s == (7.0,)
     assert times.loader_times_s == (3.0,)
 
@@ -179,10 +179,9 @@ def test_how_many_steps(first_s: float, wanted: int, steps: int) -> None:
 
 
 def test_a_search_is_so_many_runs_in_rounds(digits: DryRun) -> None:
-    times = TimeFacts(step_times_s=(1.0, 3.0, 2.0), loader_times_s=(0.0, 1.5, 1.5), evaluation_time_s=5.0)
-    found = DryRun(**{**vars(digits), "times": times})
-    assert times.step_time_s == 2.0
-    assert times.loader_share == 0.5
+    found = replace(digits, step_times_s=(1.0, 3.0, 2.0), loader_times_s=(0.0, 1.5, 1.5), evaluation_time_s=5.0)
+    assert found.step_time_s == 2.0
+    assert found.loader_share == 0.5
     assert found.run_time_s == 2 * (10 * 2.0 + 5.0)
     assert found.search_time_s(trials=24, trials_at_a_time=1) == 24 * 50
     assert found.search_time_s(trials=24, trials_at_a_time=5) == 5 * 50  # the last round has four
@@ -206,7 +205,7 @@ def test_leaves_the_process_as_it_was_and_no_method_acts(monkeypatch: pytest.Mon
     stopping = TrialConfig(workload="tiny", epochs=1, CAC_STOP_LAYER_NUM=(8,), CAC_STOP_LAYER_ITR=(0,))
     found = dry_run(stopping, steps=2)
     assert process_state() == before
-    assert found.memory.gradient_bytes == found.memory.parameter_bytes
+    assert found.gradient_bytes == found.parameter_bytes
 
 
 @pytest.mark.usefixtures("tiny")

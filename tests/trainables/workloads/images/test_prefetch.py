@@ -78,6 +78,7 @@ def test_closed_or_dropped_in_the_middle(taken: int) -> None:
         assert alive() == []
 
 
+@pytest.mark.slow
 def test_dropped_in_a_cycle() -> None:
     cycle: list[object] = [prefetched(iter(Counted(50)))]
     next(cycle[0])  # type: ignore[call-overload]

@@ -226,6 +226,7 @@ def test_what_is_half_written_is_written_anew(small: Path, tmp_path: Path) -> No
         assert not partial.exists()
 
 
+@pytest.mark.slow
 def test_several_processes_that_begin_at_once_share_one_store(small: Path, tmp_path: Path) -> None:
     processes = [process(small, tmp_path / "cache") for _ in range(2)]
     said = []

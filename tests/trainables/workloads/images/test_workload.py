@@ -298,6 +298,7 @@ def test_a_model_learns_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert images.evaluate(model, "validation", "cpu") > 0.9
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_the_same_run(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

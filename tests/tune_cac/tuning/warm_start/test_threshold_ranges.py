@@ -17,15 +17,15 @@ from recorded_runs import invented_blueprint, invented_trace
 import search_spaces
 from analysis import replay
 from analysis.trace_replay.traces import RunTrace, facts_key
-from search_spaces import SpaceContext
+from search_spaces import Space, SpaceContext
 from search_spaces.space import describe
 from trainables.config import TrialConfig
 from trainables.gradskip.replay import GradskipReplay
+from tune_cac.tuning.warm_start.baseline import WarmStart
 from tune_cac.tuning.warm_start.threshold_ranges import (
     DrawnTrial,
     never_acts,
     spread,
-    spread_starts,
     with_learned_ranges,
 )
 
@@ -39,6 +39,12 @@ def a_trace(seed: int, **more: Any) -> RunTrace:
 
 def context_of(trace: RunTrace) -> SpaceContext:
     return SpaceContext(total_steps=trace.total_steps, layer_names=trace.layer_names, unit_ends=(0, 3, 6))
+
+
+def spread_starts(
+    space: Space, context: SpaceContext, trace: RunTrace, base: TrialConfig, hold: dict[str, Any], count: int, seed: int
+) -> list[dict[str, Any]]:
+    return WarmStart(space=space, context=context, base=base, hold=hold, trace=trace).spread(count, seed)
 
 
 def acts(trace: RunTrace, until: int = 3 * STEPS // 4, **values: Any) -> bool:
@@ -76,7 +82,7 @@ def test_ranges_end_where_thresholds_stop_mattering(seed: int) -> None:
 
 def test_a_run_in_which_nothing_falls_keeps_the_old_ranges() -> None:
     trace = a_trace(0)
-    for name in trace.dense.recorded.signal_names:
+    for name in tuple(trace.dense.recorded._dense):
         trace.dense.recorded._dense[name] = [(0, STEPS, np.arange(float(STEPS)))]
     before = context_of(trace)
     assert with_learned_ranges(before, trace, [TrialConfig()]) == before
@@ -139,6 +145,7 @@ def predicted(trace: RunTrace, space: Any, params: list[dict[str, Any]]) -> Any:
     return replay(trace, settings_of)
 
 
+@pytest.mark.slow
 def test_a_start_is_spread_over_outcomes() -> None:
     space, trace = search_spaces.load("auto_thresholds"), a_trace(11)
     context = with_learned_ranges(context_of(trace), trace, [TrialConfig()])
@@ -158,6 +165,7 @@ def test_a_start_is_spread_over_outcomes() -> None:
     assert spread_starts(space, context, trace, BASE, {}, 0, 3) == []
 
 
+@pytest.mark.slow
 def test_what_was_trained_since_changes_nothing() -> None:
     """A resumed search learns what it would have learned before."""
     space, config = search_spaces.load("auto_thresholds"), TrialConfig(CAC_VAR_START_ITR=0, CAC_VAR_SAMPLES=1)
@@ -172,6 +180,7 @@ def test_what_was_trained_since_changes_nothing() -> None:
         assert ask(trace) == ask(trace.dense_only())
 
 
+@pytest.mark.slow
 def test_a_space_of_which_a_part_can_be_predicted_gets_as_large_a_part() -> None:
     trace = a_trace(2)
     whole = {

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from counted_loops import BATCH, batch, counted_step, model, record_of, settings, summary_of, train
+from counted_loops import BATCH, batch, counted_step, end_counting, model, record_of, settings, summary_of, train
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainables import gradskip
-from trainables.gradskip.script_counting import step_flops, step_record
+from trainables.gradskip.script_counting import process_record, step_flops
 from trainables.gradskip.script_counting.process_record import process_summary
 from trainables.script.report_lines import read_report
 from trainables.script.reporting import report
@@ -52,7 +52,7 @@ def test_counting_changes_no_training() -> None:
         torch.manual_seed(1)
         train(optimizer, net, 10)
         if record is not None:
-            record.close()
+            end_counting(record)
         return [p.detach().clone() for p in net.parameters()]
 
     assert all(torch.equal(a, b) for a, b in zip(weights(True), weights(False), strict=True))
@@ -132,7 +132,7 @@ def test_a_counter_of_the_users_counts_what_it_would_without_ours() -> None:
         record = record_of(*([optimizer] if recorded else []))
         with FlopCounterMode(display=False) as counter:
             train(optimizer, net, 5)
-        record.close()
+        end_counting(record)
         return int(counter.get_total_flops())
 
     assert counted(True) == counted(False)
@@ -155,11 +155,11 @@ def test_an_optimizer_that_steps_no_more_is_not_waited_for() -> None:
     record = record_of(idle, optimizer)
     train(optimizer, net, 3)
     assert record.flops.at_work
-    train(optimizer, net, step_record._PATIENCE)
+    train(optimizer, net, process_record._PATIENCE)
     assert not record.flops.at_work
     dense = counted_step(net)
     train(idle, idle_net, 3)
-    assert summary_of(record)["dense_flops"] == (6 + step_record._PATIENCE) * sum(dense)
+    assert summary_of(record)["dense_flops"] == (6 + process_record._PATIENCE) * sum(dense)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The README's commands in an empty folder: each works, and those that predict or train something save something."""
+"""The commands of docs/commands.md in an empty folder: each works, and what predicts or trains saves something."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from tune_cac.cli.main import main
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-BLOCK = next(b for b in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "tune_cac rank mine" in b)
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "commands.md").read_text()
+BLOCK = next(b for b in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) if "tune_cac rank mine" in b)
 COMMANDS = [
     line.partition("#")[0].strip() for line in BLOCK.splitlines() if "python -m tune_cac" in line.partition("#")[0]
 ]
@@ -35,9 +36,9 @@ SAVES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, one_ray: None) -> Path:
-    """Where the README's two first searches have run, with fewer trials."""
+    """Where the page's two first searches have run, with fewer trials."""
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "prune.yaml").write_text(re.findall(r"```yaml\n(# prune.yaml\n.*?)```", README, re.DOTALL)[0])
+    (folder / "prune.yaml").write_text(re.findall(r"```yaml\n(# prune.yaml\n.*?)```", PAGE, re.DOTALL)[0])
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         for command in COMMANDS:
@@ -56,7 +57,7 @@ def read(command: str) -> list[str]:
 @pytest.mark.parametrize(
     "command", [c for c in COMMANDS if read(c)[0] != "search" and not any(part in c for part in ELSEWHERE)]
 )
-def test_a_command_of_the_readme(
+def test_a_command_of_the_page(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)

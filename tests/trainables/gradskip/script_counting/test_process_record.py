@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from counted_loops import BATCH, batch, counted_step, model, record_of, settings, summary_of, train
+from counted_loops import BATCH, batch, counted_step, end_counting, model, record_of, settings, summary_of, train
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -59,7 +59,7 @@ def test_bytes_are_those_of_gradients_and_state() -> None:
     assert found["gradient_bytes"] == 6 * sum(sizes) + 6 * sum(sizes[2:])
     # Parameter, gradient and momentum.
     assert found["optimizer_bytes"] == 6 * 3 * sum(sizes) + 6 * 3 * sum(sizes[2:])
-    record.close()
+    end_counting(record)
 
 
 def test_a_smaller_last_batch_and_an_evaluation_with_gradients_are_outvoted() -> None:
@@ -96,7 +96,7 @@ def test_closures_accumulation_and_steps_that_are_not_looked_at() -> None:
     train(optimizer, net, 5)
     assert not record.flops.at_work  # three looks were enough
     assert summary_of(record)["dense_flops"] == 7 * sum(dense)
-    record.close()
+    end_counting(record)
 
     again = gradskip.SGD(net.parameters(), lr=0.01, settings=settings(), model=net)
     record = record_of(again)
@@ -228,12 +228,12 @@ def test_a_process_that_resumes_counts_what_was_executed_before(monkeypatch: pyt
     net, optimizer = build()
     train(optimizer, net, 12)
     whole = process_summary()
-    process_record._PROCESS.close()
+    end_counting(process_record._PROCESS)
     monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
     net, optimizer = build()
     train(optimizer, net, 7)
     state = copy.deepcopy(optimizer.state_dict())
-    process_record._PROCESS.close()
+    end_counting(process_record._PROCESS)
     monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
     net, optimizer = build()
     optimizer.load_state_dict(state)

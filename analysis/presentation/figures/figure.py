@@ -1,0 +1,123 @@
+"""One plot of the report as a Plotly figure, from which the page and the PNG files are drawn.
+
+A colour is ``@`` and a name of the palette (``@depth:0.3`` a place on the colour scale of layers, ``@depth`` the
+scale). Text is literal; lines are separated by newlines. `Figure.to_dict` escapes it, because Plotly interprets tags.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from analysis.presentation.figures.plain_columns import plain
+
+#: Maximum number of layers in a legend; with more, colour and hover text identify the layers.
+MOST_NAMED = 8
+#: Maximum characters in one line of a name on an axis or in a legend; the hover text has the full name.
+_MOST_LETTERS = 40
+#: Keys of Plotly's format whose values are shown as text.
+_TEXTS = ("text", "hovertext", "name", "ticktext")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One plot of the report."""
+
+    name: str
+    """Its name on the page and of its PNG file."""
+    alt: str
+    """Text alternative for readers who cannot see the plot."""
+    traces: list[dict[str, Any]]
+    """Plotly's traces."""
+    layout: dict[str, Any]
+    """Plotly's layout, without the settings common to all plots."""
+    height: int = 420
+    """Height in pixels."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences of the caption."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return traces, layout and height as plain values for JSON, with escaped text."""
+        return {"data": plain(_escaped(self.traces)), "layout": plain(_escaped(self.layout)), "height": self.height}
+
+
+def _escaped(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _escaped(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item, key) for item in value]
+    return html.escape(value, quote=False).replace("\n", "<br>") if isinstance(value, str) and key in _TEXTS else value
+
+
+def short(name: str) -> str:
+    """Shorten each line of a name for an axis or a legend."""
+    return "\n".join(
+        part if len(part) <= _MOST_LETTERS else f"{part[: _MOST_LETTERS - 1]}…" for part in name.split("\n")
+    )
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """Return the settings of an axis with a title."""
+    return {"title": {"text": title}, **more}
+
+
+def names_axis(names: list[str], *, title: str = "", **more: Any) -> dict[str, Any]:
+    """Return the settings of a vertical axis with a name at each integer, the first at the top."""
+    return axis(title, tickvals=list(range(len(names))), ticktext=names, showgrid=False, **more)
+
+
+def marks(name: str, points: pd.DataFrame, symbol: str, colour: str, *, size: Any = 10, **more: Any) -> dict[str, Any]:
+    """Return a trace of points, from their columns x, y and label."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": points["x"].tolist(),
+        "y": points["y"].tolist(),
+        "hoverinfo": "text",
+        "hovertext": points["label"].tolist(),
+        "marker": {"symbol": symbol, "color": colour, "size": size, "line": {"width": 1, "color": "@ground"}},
+        **more,
+    }
+
+
+def line(
+    name: str, x: Iterable[float], y: Iterable[float], labels: Iterable[str], *, more: dict[str, Any] | None = None,
+    **style: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Return a trace of a line with hover texts.
+
+    Args:
+        name: its entry in the legend.
+        x: horizontal coordinates.
+        y: vertical coordinates.
+        labels: hover texts; empty for none.
+        more: further settings of the trace.
+        style: settings of the line: color, width, dash, shape.
+    """
+    hover = list(labels)
+    return {
+        "type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": style,
+        **({"hoverinfo": "text", "hovertext": hover} if hover else {"hoverinfo": "skip"}), **(more or {}),
+    }  # fmt: skip
+
+
+def limit(value: float) -> dict[str, Any]:
+    """Return a horizontal line across the plot."""
+    return {
+        "type": "line", "y0": value, "y1": value, "xref": "paper", "x0": 0, "x1": 1,
+        "line": {"color": "@limit", "width": 1.2, "dash": "dash"}, "layer": "below",
+    }  # fmt: skip
+
+
+def note(text: str, *, x: float, y: float) -> dict[str, Any]:
+    """Return a short text at the left (x 0) or the right (x 1) edge of the plot, just above a horizontal line."""
+    return {
+        "text": text, "x": x, "xref": "paper", "y": y, "yref": "y", "xanchor": "right" if x else "left",
+        "yanchor": "bottom", "showarrow": False, "bgcolor": "@ground", "opacity": 0.85,
+        "font": {"color": "@faint", "size": 11},
+    }  # fmt: skip

@@ -1,0 +1,144 @@
+"""Files that are whole or absent, and no second way of writing them."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainables.atomic_write import atomic_write
+
+ROOT = Path(__file__).parents[2]
+#: Where a file is renamed over another: the one writer of files, and the image store, which renames a whole folder.
+RENAMING = {"trainables/atomic_write.py", "trainables/workloads/images/store.py"}
+
+
+def test_nobody_sees_a_part(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with atomic_write(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+        assert {name[:6] for name in os.listdir(tmp_path)} == {"file", ".file."}  # beside it: one file system
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_a_block_that_fails_changes_nothing(tmp_path: Path, before: bytes | None, error: type[BaseException]) -> None:
+    path = tmp_path / "file"
+    if before is not None:
+        path.write_bytes(before)
+    with pytest.raises(error), atomic_write(path) as file:  # noqa: PT012
+        file.write(b"new")
+        raise error
+    assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == (
+        {} if before is None else {"file": before}
+    )
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o007, 0o660), (0o077, 0o600)])
+def test_permissions_are_those_of_any_new_file(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        with atomic_write(tmp_path / "file") as file:
+            file.write(b"new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+
+
+def test_a_name_of_any_length_that_the_file_system_takes(tmp_path: Path) -> None:
+    for name in ("n" * 255, "ü" * 127):
+        with atomic_write(tmp_path / name) as file:
+            file.write(b"new")
+        assert (tmp_path / name).read_bytes() == b"new"
+
+
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "no folder" / "file"):
+        pass
+
+
+WRITERS = {
+    "bytes": "file.write(bytes(1_000_000))",
+    "torch": "import torch; torch.save(torch.ones(1_000_000), file)",
+    "parquet": "pq.write_table(pa.table({'x': np.random.default_rng(0).random(1_000_000)}), file)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_full_disk_is_an_os_error_and_leaves_the_old_file(tmp_path: Path, writer: str) -> None:
+    """The size limit stands for a full disk: the file system refuses in the middle of the file."""
+    (tmp_path / "file").write_bytes(b"old")
+    code = f"""
+        import errno, resource, sys
+        import numpy as np, pyarrow as pa, pyarrow.parquet as pq
+        from pathlib import Path
+        from trainables.atomic_write import atomic_write
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            with atomic_write(Path(sys.argv[1])) as file:
+                {WRITERS[writer]}
+        except (OSError, RuntimeError) as error:
+            disks = error if isinstance(error, OSError) else error.__context__  # torch's writer raises its own
+            print(disks.errno)
+    """
+    arguments = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "file")]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{errno.EFBIG}\n"
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def renames(source: str) -> Iterator[str]:
+    """What a source calls to put a file in another's place or to make a temporary one for that."""
+    tree = ast.parse(source)
+    has_frames = "pandas" in source  # a column is renamed there
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in ("os", "shutil", "tempfile"):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name, owner = node.func.attr, node.func.value
+            module = owner.id if isinstance(owner, ast.Name) else ""
+            if module in ("os", "shutil", "tempfile"):
+                if name in ("replace", "rename", "renames", "link", "move", "mkstemp", "NamedTemporaryFile"):
+                    yield f"{module}.{name}"
+            elif name == "replace" and len(node.args) == 1 and not node.keywords:
+                yield ".replace"  # of a path: a text's has two arguments, a date's and a dataclass's have names
+            elif name == "rename" and len(node.args) == 1 and not has_frames:
+                yield ".rename"
+
+
+@pytest.mark.slow
+def test_no_file_is_written_beside_another_and_renamed_elsewhere() -> None:
+    sources = [path for name in ("analysis", "benchmarks", "search_spaces", "trainables", "tune_cac")
+               for path in (ROOT / name).rglob("*.py")]  # fmt: skip
+    found = {str(path.relative_to(ROOT)): list(renames(path.read_text(encoding="utf-8"))) for path in sources}
+    assert {path for path, names in found.items() if names} == RENAMING
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("os.replace(part, path)", ["os.replace"]),
+        ("part.replace(path)", [".replace"]),
+        ("part.rename(path)", [".rename"]),
+        ("from os import replace", ["replace"]),
+        ("handle, name = tempfile.mkstemp(dir=folder)", ["tempfile.mkstemp"]),
+        ("text.replace('a', 'b'); replace(run, seed=1); time.replace(hour=0)", []),
+    ],
+)
+def test_a_second_way_of_writing_is_seen(source: str, seen: list[str]) -> None:
+    assert list(renames(source)) == seen
