@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from browser import LACKING
+from browser import chromium as chromium  # once: a second import would be a second browser, which playwright refuses
 from commands_run import Run
 
 # Timing never decides a test.
