@@ -15,6 +15,8 @@ from trainables.errors import UserError, unknown_name
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variable_types import is_number
 from trainables.gradskip.variables import BY_NAME, VARIABLES
+from trainables.metrics import check_metric
+from trainables.quality import ACCURACY, Quality, quality_named
 from trainables.registry import METHODS, check_workload
 from trainables.savings import SAVINGS
 from trainables.workload_options import canonical, read_options
@@ -75,6 +77,12 @@ class TrialConfig(_VariableFields, _RunFields):  # in the order of the fields, f
 
     saving: str | None = None
     """Compute saving by which the trial is ranked: ``training`` (None), ``inference``, or the mean of ``both``."""
+    metric: str | None = None
+    """Metric by which the trial is compared with the baseline; None: the accuracy."""
+    direction: str | None = None
+    """``min`` where a smaller metric is better, ``max`` where a larger one is; None for the accuracy."""
+    metric_unit: str | None = None
+    """Unit of the metric in words; ``fraction`` is shown in percent and points. None for the accuracy."""
     schedule: str | None = None
     """A compression schedule, YAML text; values marked ``!search`` are filled in from `schedule_values`."""
     schedule_compatible: bool | None = None
@@ -125,6 +133,7 @@ class TrialConfig(_VariableFields, _RunFields):  # in the order of the fields, f
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         self.gradskip_settings()
+        check_metric(self.quality, field_names())
         self._check_compression()
 
     def _check_compression(self) -> None:
@@ -151,6 +160,11 @@ class TrialConfig(_VariableFields, _RunFields):  # in the order of the fields, f
     def options(self) -> tuple[str, ...]:
         """Return the workload's options; empty for none."""
         return self.workload_options or ()
+
+    @property
+    def quality(self) -> Quality:
+        """Return the metric by which the trial is compared."""
+        return ACCURACY if self.metric is None else quality_named(self.metric, self.direction, self.metric_unit)
 
     @property
     def compresses(self) -> bool:

@@ -6,7 +6,13 @@ baseline of the same seed. Accuracies, accuracy losses and savings are fractions
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from trainables.errors import UserError
+from trainables.quality import ACCURACY, Quality
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +42,7 @@ ROW: tuple[Metric, ...] = (
     _m("epoch", "int64", "", "", "epochs trained"),
     _m("step", "int64", "", "", "optimizer steps executed"),
     _m("train_loss", "float64", "", "min", "mean loss over the epoch's samples"),
-    _m("accuracy", "float64", "fraction", "max", "on the validation split, which the search sees"),
+    _m("accuracy", "float64", "fraction", "max", "on the validation split, which the search sees", may_lack=True),
     _m("test_accuracy", "float64", "fraction", "max", "on the test split, after the last epoch; only reports show it",
        may_lack=True),
     _m("compute_saved", "float64", "fraction", "max",
@@ -74,6 +80,13 @@ ROW: tuple[Metric, ...] = (
     _m("stop_events", "string", "", "", "JSON list of the stops: iteration, layer, name, ratio, rule"),
 )  # fmt: skip
 
+#: Keys of a row in a study of another metric than the accuracy; frames have columns of the metrics' own names instead.
+OTHER_QUALITY: tuple[Metric, ...] = (
+    _m("quality", "float64", "", "", "the study's metric on the validation split"),
+    _m("test_quality", "float64", "", "", "the same on the test split", may_lack=True),
+    _m("further_metrics", "string", "", "", "JSON object: further metrics of the evaluation", may_lack=True),
+)  # fmt: skip
+
 #: Columns that analysis adds to a finished trial.
 RELATIVE: tuple[Metric, ...] = (
     _m("saved", "float64", "fraction", "max",
@@ -90,8 +103,79 @@ RELATIVE: tuple[Metric, ...] = (
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROW, *RELATIVE)}
 
-#: The search's objectives, in the order of their values in Optuna.
-OBJECTIVES: tuple[str, ...] = ("accuracy", "compute_saved")
+
+def metrics_of(quality: Quality = ACCURACY) -> dict[str, Metric]:
+    """Return the columns of results of trials that are compared by this metric, in order.
+
+    >>> list(metrics_of(Quality(name="val_loss", direction="min", unit="")))[3:5]
+    ['val_loss', 'test_val_loss']
+    """
+    if quality == ACCURACY:
+        return METRICS
+    what = {
+        "accuracy": (quality.name, quality.direction, "on the validation split, which the search sees"),
+        "test_accuracy": (quality.test, quality.direction, METRICS["test_accuracy"].meaning),
+        "accuracy_drop": (quality.drop, "min", "how much worse than the baseline's, same seed"),
+        "test_accuracy_drop": (quality.test_drop, "min", "the same on the test split"),
+    }
+    found = {}
+    for name, metric in METRICS.items():
+        if name in what:
+            name, direction, meaning = what[name]
+            metric = _m(name, "float64", quality.unit, direction, meaning, may_lack=metric.may_lack)
+        found[name] = metric
+    return found
+
+
+def named_row(row: Mapping[str, Any], quality: Quality = ACCURACY) -> dict[str, Any]:
+    """Return a trial's row with the metrics under their own names; further metrics never replace another column.
+
+    >>> named_row({"epoch": 1, "quality": 2.5, "further_metrics": '{"f1": 0.5}'}, Quality(name="nll"))
+    {'epoch': 1, 'nll': 2.5, 'f1': 0.5}
+    """
+    names = {quality.key: quality.name, quality.test_key: quality.test}
+    named = {names.get(key, key): value for key, value in row.items() if key != "further_metrics"}
+    try:
+        further = json.loads(row.get("further_metrics") or "{}")
+    except ValueError:  # of a damaged file
+        further = {}
+    known = {*METRICS, *ROW_KEYS, *named}
+    return named | {str(name): value for name, value in further.items() if name not in known}
+
+
+#: Keys that a row may have.
+ROW_KEYS: tuple[str, ...] = tuple(metric.name for metric in (*ROW, *OTHER_QUALITY))
+
+
+def objective_keys(quality: Quality = ACCURACY) -> tuple[str, str]:
+    """Return the keys of the search's objectives in a row, in the order of their values in Optuna."""
+    return (quality.key, "compute_saved")
+
+
+def further_columns(values: Mapping[str, float]) -> dict[str, str]:
+    """Return the keys of a row for further metrics: none where there are none.
+
+    >>> further_columns({"f1": 0.5}), further_columns({})
+    ({'further_metrics': '{"f1": 0.5}'}, {})
+    """
+    return {"further_metrics": json.dumps(values)} if values else {}
+
+
+def check_metric(quality: Quality, others: Iterable[str] = ()) -> None:
+    """Raise UserError for a metric with the name of another column.
+
+    Args:
+        quality: the metric.
+        others: columns beside those of results.
+    """
+    taken = {*METRICS, *ROW_KEYS, *others} - {ACCURACY.name}
+    for name in () if quality.is_accuracy else (quality.name, quality.test, quality.drop, quality.test_drop):
+        if name in taken:
+            raise UserError(
+                f"the metric must have a name of its own, and {name} is a column of results already, got "
+                f"{quality.name}: rename it, such as validation_loss"
+            )
+
 
 #: Values of the columns measured on the model where nothing is measured, since the model is as it was built.
 MODEL_DEFAULTS: dict[str, object] = {

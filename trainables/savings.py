@@ -89,13 +89,13 @@ def ranked_saving(saving: str | None, training: Any, inference: Any) -> Any:
     return _SAVINGS[saving or TRAINING].rank(training, inference)
 
 
-def objectives_of(saving: str) -> tuple[str, str]:
-    """Return the columns that a study with this saving maximises.
+def objectives_of(saving: str, quality: str = "accuracy") -> tuple[str, str]:
+    """Return the columns of a study's objectives: its metric and its saving.
 
     >>> objectives_of("training"), objectives_of("both")
     (('accuracy', 'compute_saved'), ('accuracy', 'saved'))
     """
-    return ("accuracy", "compute_saved" if saving == TRAINING else SAVED)
+    return (quality, "compute_saved" if saving == TRAINING else SAVED)
 
 
 def share_words(saving: str) -> str:

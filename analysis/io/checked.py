@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trainables.errors import UserError
 from trainables.metrics import METRICS
+from trainables.quality import Quality
 
 #: Only trials with equal values in these columns are compared with each other.
 KEYS = ("study", "workload", "seed")
@@ -52,10 +53,11 @@ def plain(trials: pd.DataFrame, *, needed: Sequence[str] = ()) -> pd.DataFrame:
             )
     trials = trials.copy(deep=False)
     trials.attrs = {}
+    numbers = _NUMBERS if "metric" not in trials.columns else _NUMBERS | _numbers_of_metrics(trials["metric"])
     for name in trials.columns:
         if isinstance(trials[name].dtype, pd.CategoricalDtype):
             trials[name] = trials[name].astype(_of_categories(trials[name]))
-        if name in _NUMBERS and not pd.api.types.is_numeric_dtype(trials[name].dtype):
+        if name in numbers and not pd.api.types.is_numeric_dtype(trials[name].dtype):
             trials[name] = _numbers(trials[name])
     if "status" in trials.columns:
         _check_statuses(trials["status"])
@@ -64,6 +66,12 @@ def plain(trials: pd.DataFrame, *, needed: Sequence[str] = ()) -> pd.DataFrame:
         if (seeds.notna() == trials["seed"].notna()).all():  # 7 and "7" are one seed; "a" and "b" stay text
             trials["seed"] = seeds
     return trials
+
+
+def _numbers_of_metrics(metrics: pd.Series) -> set[str]:
+    """Return the columns of numbers that trials of these metrics have."""
+    named = [Quality(name=str(name)) for name in metrics.dropna().unique()]
+    return {column for metric in named for column in (metric.name, metric.test, metric.drop, metric.test_drop)}
 
 
 def _check_statuses(column: pd.Series) -> None:

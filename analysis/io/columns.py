@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
+from analysis.metrics.quality import quality_of
 from trainables.config import field_kinds
-from trainables.metrics import METRICS, ROW
+from trainables.metrics import METRICS, ROW, metrics_of
+from trainables.quality import ACCURACY, Quality
 
 #: Columns that identify the trial of a row.
 IDENTITY: dict[str, str] = {
@@ -18,17 +20,44 @@ IDENTITY: dict[str, str] = {
     "control": "string",
     "candidate": "Int64",
 }
-#: Columns that a trial reports.
-ROW_DTYPES: dict[str, str] = {metric.name: metric.dtype for metric in ROW}
 #: Nullable pandas dtypes of hyperparameters by their plain type. Lists are JSON.
 _BY_KIND = {str: "string", tuple: "string", bool: "boolean", int: "float64", float: "float64"}
 #: Hyperparameters that every trial has: integers, unless a value is unknown.
 _ALWAYS = ("epochs", "seed", "threads")
 
 
-def trial_dtypes() -> dict[str, str]:
-    """Return the columns of a frame of trials, in order, with their dtypes; without those relative to the baseline."""
-    return {**IDENTITY, **ROW_DTYPES, **{name: _BY_KIND[kind] for name, kind in field_kinds().items()}}
+def row_dtypes(quality: Quality = ACCURACY, further: Iterable[str] = ()) -> dict[str, str]:
+    """Return the columns that trials report, in order, with their dtypes.
+
+    Args:
+        quality: the metric by which they are compared.
+        further: further metrics of the trials, which stand after it.
+    """
+    found = {}
+    for (name, metric), old in zip(metrics_of(quality).items(), METRICS, strict=True):
+        if any(old == reported.name for reported in ROW):
+            found[name] = metric.dtype
+        if name == quality.test:
+            found |= dict.fromkeys(further, "float64")
+    return found
+
+
+def further_names(rows: Iterable[Mapping[str, object]], quality: Quality) -> list[str]:
+    """Return the further metrics of named rows (`trainables.metrics.named_row`), in the order of their appearance."""
+    known = {*metrics_of(quality), *METRICS, *IDENTITY, *field_kinds(), "run_facts"}
+    return [name for name in dict.fromkeys(name for row in rows for name in row) if name not in known]
+
+
+def trial_dtypes(quality: Quality = ACCURACY, further: Iterable[str] = ()) -> dict[str, str]:
+    """Return the columns of a frame of trials, in order, with their dtypes; without those relative to the baseline.
+
+    Args are those of `row_dtypes`.
+    """
+    return {
+        **IDENTITY,
+        **row_dtypes(quality, further),
+        **{name: _BY_KIND[kind] for name, kind in field_kinds().items()},
+    }
 
 
 def typed(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> pd.DataFrame:
@@ -50,10 +79,14 @@ def typed(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> pd.DataFrame:
 
 def described(frame: pd.DataFrame) -> pd.DataFrame:
     """Store unit, direction and meaning of each result column in ``frame.attrs["columns"]``; return the frame."""
+    known = dict(METRICS)
+    if "metric" in frame.columns:
+        for _, row in frame[["metric", "direction", "metric_unit"]].drop_duplicates().iterrows():
+            known |= metrics_of(quality_of(row))
     frame.attrs["columns"] = {
-        name: {"unit": METRICS[name].unit, "direction": METRICS[name].direction, "meaning": METRICS[name].meaning}
+        name: {"unit": known[name].unit, "direction": known[name].direction, "meaning": known[name].meaning}
         for name in frame.columns
-        if name in METRICS
+        if name in known
     }
     return frame
 

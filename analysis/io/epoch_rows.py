@@ -9,14 +9,14 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.io.columns import ROW_DTYPES, described, side_by_side, typed
+from analysis.io.columns import described, further_names, row_dtypes, side_by_side, typed
 from analysis.io.layout import Layout
 from analysis.io.ray_results import RayTrial, read_experiment
 from analysis.io.sources import Source, distinct_names, sources
-from analysis.io.studies import read_journal, roles_by_method
+from analysis.io.studies import quality_of_configs, read_journal, roles_by_method
 from trainables.errors import UserError
+from trainables.metrics import named_row
 
-_DTYPES = {"trial": "int64", "role": "string", **ROW_DTYPES}
 _Rows = dict[int, dict[str, Any]]
 
 
@@ -63,12 +63,14 @@ def _history(source: Source) -> pd.DataFrame:
         layout = Layout(source.path)
         trials = [trial for run in sorted(layout.ray.glob("run-*")) for trial in read_experiment(run)]
         roles = _roles(layout, trials)
+    quality = quality_of_configs(trial.config for trial in trials)
     rows = [
-        {"trial": number, "role": roles.get(number), **row}
+        {"trial": number, "role": roles.get(number), **named_row(row, quality)}
         for number, epochs in sorted(_continued(trials).items())
         for row in epochs.values()
     ]
-    return described(typed(pd.DataFrame(rows, dtype="object"), _DTYPES))
+    dtypes = {"trial": "int64", "role": "string", **row_dtypes(quality, further_names(rows, quality))}
+    return described(typed(pd.DataFrame(rows, dtype="object"), dtypes))
 
 
 def _roles(layout: Layout, trials: list[RayTrial]) -> dict[int, str]:

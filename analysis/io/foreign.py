@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.io.columns import IDENTITY, ROW_DTYPES, trial_dtypes, typed
+from analysis.io.columns import IDENTITY, row_dtypes, trial_dtypes, typed
 from trainables.config import field_names
 from trainables.metrics import RELATIVE
 
@@ -66,7 +66,7 @@ def foreign_frame(trials: Sequence[ForeignTrial]) -> pd.DataFrame:
         another column has that name; then the other columns of `trial_dtypes`, all missing. Lists are JSON.
     """
     metric_names = _names(trials, "metrics", _OURS)
-    taken = _OURS | set(ROW_DTYPES) | set(metric_names.values())
+    taken = _OURS | set(row_dtypes()) | set(metric_names.values())
     parameter_names = _names(trials, "parameters", taken)
     attribute_names = _names(trials, "attributes", taken | set(trial_dtypes()) | set(parameter_names.values()))
     rows = [

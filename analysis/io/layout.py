@@ -11,6 +11,7 @@ from typing import Any
 from analysis.io.study_options import StudyOptions
 from trainables.atomic_write import atomic_write
 from trainables.errors import UserError
+from trainables.quality import DEFAULT_DROP
 from trainables.registry import SCRIPT
 from trainables.savings import TRAINING
 
@@ -32,6 +33,8 @@ class StudyInfo(StudyOptions):
     """True if its trials share training; a resumed search keeps this."""
     hold: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the config that are fixed in every trial but the baseline, in plain types."""
+    allowed_drop: float | str = DEFAULT_DROP
+    """Drop of the metric that its search allowed (`trainables.quality`)."""
     saving: str = TRAINING
     """Compute by which its trials are ranked: training, inference or both."""
     versions: dict[str, str]

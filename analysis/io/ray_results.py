@@ -16,13 +16,13 @@ from typing import Any
 from analysis.io.foreign import flattened, is_our_config
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
-from trainables.metrics import ROW
+from trainables.metrics import OTHER_QUALITY, ROW
 
 #: Name of the folder of a trial that a search of `tune_cac` wrote.
 _OUR_NAME = re.compile(r"trial-(\d+)")
-_DTYPES = {metric.name: metric.dtype for metric in ROW}
+_DTYPES = {metric.name: metric.dtype for metric in (*ROW, *OTHER_QUALITY)}
 #: Columns that every row of `trainables.trial.Trial` has had in all versions.
-_SIGNATURE = frozenset({"epoch", "accuracy", "compute_saved", "executed_flops", "dense_flops"})
+_SIGNATURE = frozenset({"epoch", "compute_saved", "executed_flops", "dense_flops"})
 #: Keys that Ray adds to every row for its own use (``ray.tune.result.AUTO_RESULT_KEYS`` and those of its loggers).
 BOOKKEEPING = frozenset({
     "timestamp", "checkpoint_dir_name", "done", "date", "pid", "hostname", "node_ip", "config", "experiment_tag",
@@ -153,11 +153,12 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def rows_by_epoch(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return the columns of `trainables.metrics.ROW` by epoch, ascending; the last row of an epoch counts."""
+    """Return the keys of a row (`trainables.metrics`) by epoch, ascending; the last row of an epoch counts."""
     rows = {}
     for line in lines:
         if isinstance(epoch := line.get("epoch"), int):
-            rows[epoch] = {metric.name: _value(metric.name, line.get(metric.name)) for metric in ROW}
+            names = [*(metric.name for metric in ROW), *(m.name for m in OTHER_QUALITY if m.name in line)]
+            rows[epoch] = {name: _value(name, line.get(name)) for name in names}
     return dict(sorted(rows.items()))
 
 

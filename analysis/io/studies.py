@@ -10,16 +10,18 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.io.columns import IDENTITY, described, side_by_side, trial_dtypes, typed
+from analysis.io.columns import IDENTITY, described, further_names, side_by_side, trial_dtypes, typed
 from analysis.io.foreign import ForeignTrial, foreign_frame, is_our_config
 from analysis.io.journal import JournalStudy, JournalTrial, read_study
 from analysis.io.layout import STUDY_NAME, Layout
 from analysis.io.ray_results import RayTrial, read_experiment
 from analysis.io.sources import Source, distinct_names, sources
-from analysis.metrics.baseline import relative_to_baseline
+from analysis.metrics.baseline import relative_names, relative_to_baseline
 from analysis.metrics.controls import SHORTER
+from analysis.metrics.quality import quality_of
 from trainables.errors import UserError
-from trainables.metrics import RELATIVE
+from trainables.metrics import RELATIVE, named_row
+from trainables.quality import Quality, quality_named
 
 #: Columns of a trial without a result: the FLOPs until it failed or was interrupted.
 _SO_FAR = ("search_flops", "dense_flops")
@@ -165,13 +167,15 @@ def _read_parquet_or_journal(path: Path, journal: Path) -> pd.DataFrame:
 
 def _completed(frame: pd.DataFrame) -> pd.DataFrame:
     """Add the columns that a frame of an earlier version lacks; return a frame of this version as it is."""
-    expected = [*trial_dtypes(), *(metric.name for metric in RELATIVE)]
+    quality = quality_of(frame)
+    dtypes = trial_dtypes(quality)
+    expected = [*dtypes, *relative_names(quality)]
     if set(expected) <= set(frame.columns):
         return described(frame)
-    missing = {name: dtype for name, dtype in trial_dtypes().items() if name not in frame.columns}
+    missing = {name: dtype for name, dtype in dtypes.items() if name not in frame.columns}
     more = [name for name in frame.columns if name not in expected]
     full = pd.concat([frame, typed(frame, missing)], axis="columns")
-    return described(_with_relative(full[[*more, *trial_dtypes()]]))
+    return described(_with_relative(full[[*more, *dtypes]]))
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
@@ -264,16 +268,25 @@ def roles_by_method(trials: list[RayTrial]) -> list[tuple[str, str | None]]:
 def to_frame(records: list[dict[str, Any]]) -> pd.DataFrame:
     """Convert records of `read_journal` to the DataFrame that `load` returns."""
     rows = []
-    for record in records:
+    quality = quality_of_configs(record["config"] for record in records)
+    results = [named_row(record["row"], quality) for record in records]
+    for record, result in zip(records, results, strict=True):
         config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in record["config"].items()}
-        rows.append({**{k: record.get(k) for k in IDENTITY}, **record["row"], **config})
-    return described(_with_relative(typed(pd.DataFrame(rows, dtype="object"), trial_dtypes())))
+        rows.append({**{k: record.get(k) for k in IDENTITY}, **result, **config})
+    dtypes = trial_dtypes(quality, further_names(results, quality))
+    return described(_with_relative(typed(pd.DataFrame(rows, dtype="object"), dtypes)))
+
+
+def quality_of_configs(configs: Iterable[Mapping[str, Any]]) -> Quality:
+    """Return the metric of the trials of one study from their configs, which may be damaged or empty."""
+    named = next((config for config in configs if config.get("metric")), {})
+    return quality_named(named.get("metric"), named.get("direction"), named.get("metric_unit"))
 
 
 def _with_relative(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with the columns relative to the baseline, placed after `compute_saved`."""
     frame = relative_to_baseline(frame)
-    relative = [metric.name for metric in RELATIVE]
+    relative = relative_names(quality_of(frame))
     ordered = [name for name in frame.columns if name not in relative]
     after = ordered.index("compute_saved") + 1
     return frame[[*ordered[:after], *relative, *ordered[after:]]]

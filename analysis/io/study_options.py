@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from trainables.config import MOST_SEED
-from trainables.errors import UserError
+from trainables.quality import DEFAULT_DROP, DEFAULT_RELATIVE_DROP, Quality, quality_named
 
 #: Default of the folder that holds the studies.
 RESULTS = "results"
@@ -126,8 +126,28 @@ class StudyOptions:
     trials: int = option(24, "trials, the baseline and the space's starting point among them", at_least=1)
     epochs: int | None = option(None, "epochs a trial", at_least=1, default_words="the workload's")
     seed: int = option(0, "seed of the trials and of the sampler", at_least=0, at_most=MOST_SEED)
-    allowed_drop: float = option(
-        0.005, "accuracy that may be lost against the baseline, a fraction in [0, 1): 0.005 is half a point"
+    metric: str | None = option(
+        None,
+        "metric by which trials are compared: what the workload's evaluation returns, val_loss for the mean loss on "
+        "the validation split, or what a script reports",
+        default_words="the workload's, as a rule accuracy",
+        metavar="NAME",
+    )
+    direction: str | None = option(
+        None,
+        "min where a smaller metric is better, max where a larger one is",
+        default_words="what the workload or the metric's name says",
+        metavar="min|max",
+    )
+    metric_unit: str | None = option(
+        None, "unit of the metric in words; fraction: shown in percent and points", metavar="UNIT"
+    )
+    allowed_drop: float | str | None = option(
+        None,
+        "how much worse than the baseline's the metric may be, in its own unit or relative, such as 2%; an accuracy is "
+        "a fraction in [0, 1): 0.005 is half a point",
+        default_words=f"{DEFAULT_DROP}; of a metric that is no fraction {DEFAULT_RELATIVE_DROP}",
+        metavar="DROP",
     )
     workers_per_trial: int = option(
         1,
@@ -165,11 +185,7 @@ class StudyOptions:
         "trained before",
     )
 
-
-def check_allowed_drop(allowed_drop: float) -> None:
-    """Raise UserError unless the allowed accuracy loss is a fraction in [0, 1)."""
-    if not 0 <= allowed_drop < 1:
-        raise UserError(
-            "the allowed accuracy loss must be a fraction in [0, 1), such as 0.005 for half a point, got "
-            f"{allowed_drop}"
-        )
+    @property
+    def quality(self) -> Quality:
+        """Return the metric by which trials are compared."""
+        return quality_named(self.metric, self.direction, self.metric_unit)

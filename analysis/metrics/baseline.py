@@ -7,7 +7,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.io.checked import group_codes, is_value, keys_of, numbers_of, plain
+from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saved_of
+from trainables.metrics import RELATIVE
+from trainables.quality import Quality
 from trainables.savings import SAVED, share_saved
 
 #: Column added, and the column of which it is the saved share.
@@ -17,14 +20,18 @@ _SAVED = {
     "optimizer_bytes_saved": "optimizer_bytes",
     "peak_memory_saved": "peak_memory_bytes",
 }
-#: Column added, and the accuracy of which it is the loss.
-_DROPS = {"accuracy_drop": "accuracy", "test_accuracy_drop": "test_accuracy"}
-#: Columns of the baseline with which trials are compared.
-_REFERENCE = ("epochs", "dense_flops", "backward_flops", *_DROPS.values(), *_SAVED.values())
+#: Columns of the baseline with which trials are compared, beside those of the metric.
+_REFERENCE = ("epochs", "dense_flops", "backward_flops", *_SAVED.values())
+
+
+def relative_names(quality: Quality) -> list[str]:
+    """Return the columns that `relative_to_baseline` adds to trials of this metric, in order."""
+    own = {"accuracy_drop": quality.drop, "test_accuracy_drop": quality.test_drop}
+    return [own.get(metric.name, metric.name) for metric in RELATIVE]
 
 
 def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns of `trainables.metrics.RELATIVE`: accuracy losses, shares of time, bytes and memory saved.
+    """Add the columns of `trainables.metrics.RELATIVE`: drops of the metric, shares of time, bytes and memory saved.
 
     `saved` is the compute that the study ranks by (`analysis.metrics.saving`); it needs no baseline.
 
@@ -62,8 +69,12 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
 
 def add_relative(trials: pd.DataFrame) -> None:
     """Add the columns of `relative_to_baseline` to a frame; columns are replaced, so a shallow copy is sufficient."""
-    baseline, compared = _baseline_of_each(trials)
-    relative = {name: baseline[accuracy] - numbers_of(trials, accuracy) for name, accuracy in _DROPS.items()}
+    quality = quality_of(trials)
+    baseline, compared = _baseline_of_each(trials, quality)
+    relative = {
+        name: quality.sign * (baseline[measured] - numbers_of(trials, measured))
+        for name, measured in ((quality.drop, quality.name), (quality.test_drop, quality.test))
+    }
     relative |= {name: _saved(trials, spent, baseline[spent]) for name, spent in _SAVED.items()}
     for name, values in relative.items():
         trials[name] = values if compared.all() else values.where(compared, numbers_of(trials, name))
@@ -86,14 +97,16 @@ def add_relative(trials: pd.DataFrame) -> None:
 
 def has_baseline(trials: pd.DataFrame) -> pd.Series[bool]:
     """Return a mask of the trials with a completed baseline of the same study, workload and seed in the frame."""
-    return _baseline_of_each(trials)[1]
+    return _baseline_of_each(trials, quality_of(trials))[1]
 
 
-def _baseline_of_each(trials: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[bool]]:
+def _baseline_of_each(trials: pd.DataFrame, quality: Quality) -> tuple[pd.DataFrame, pd.Series[bool]]:
     """Return the baseline's values for each trial (float64, NaN where there is none), and whether it has a baseline."""
     group = groups(trials)
     done = (is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")).to_numpy()
-    numbers = pd.DataFrame({name: numbers_of(trials, name).to_numpy() for name in _REFERENCE})
+    numbers = pd.DataFrame(
+        {name: numbers_of(trials, name).to_numpy() for name in (quality.name, quality.test, *_REFERENCE)}
+    )
     candidates, own = numbers[done], group[done]
     most = candidates["epochs"].groupby(own).transform("max")
     longest = ((candidates["epochs"] == most) | most.isna()).to_numpy()

@@ -16,20 +16,26 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.formatting import ROUNDING
 from analysis.io.checked import plain
-from analysis.io.study_options import check_allowed_drop
 from analysis.metrics.noise import is_constant
+from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saved_of, saving_of
 from trainables.errors import UserError
+from trainables.quality import Quality, allowed_amount, read_drop
 from trainables.savings import SAVED, TRAINING
 
 #: Bootstrap resamples of one interval, from a generator with a constant seed.
 RESAMPLES = 9999
-#: Columns of `confirm_table`.
-COLUMNS = (
-    "candidate", "seeds", "failed", "compute_saved", "compute_saved_low", "compute_saved_high",
-    "saved", "saved_low", "saved_high", "accuracy_drop", "drop_low", "drop_high", "confidence", "confirmed", "refuted",
-    "compared",
-)  # fmt: skip
+
+
+def confirm_columns(quality: Quality) -> list[str]:
+    """Return the columns of `confirm_table` of a study of this metric."""
+    return [
+        "candidate", "seeds", "failed", "compute_saved", "compute_saved_low", "compute_saved_high",
+        "saved", "saved_low", "saved_high", quality.drop, "drop_low", "drop_high", "confidence", "confirmed", "refuted",
+        "compared",
+    ]  # fmt: skip
+
+
 _DTYPES = {
     **dict.fromkeys(("candidate", "seeds", "failed"), "int64"),
     **dict.fromkeys(("confirmed", "refuted"), "bool"),
@@ -160,7 +166,7 @@ def mean_limits(
 def confirm_table(
     trials: pd.DataFrame,
     *,
-    allowed_drop: float,
+    allowed_drop: float | str,
     confidence: float = 0.95,
     resolution: float | None = None,
     planned: int = 0,
@@ -180,7 +186,7 @@ def confirm_table(
     Args:
         trials: trials of a confirmation study: roles ``baseline`` and ``candidate``, and a column `candidate` with the
             number of the trial that a row confirms.
-        allowed_drop: largest accuracy loss allowed, a fraction in [0, 1).
+        allowed_drop: largest accuracy loss allowed, as for `rank`; a relative one is of the baselines' mean.
         confidence: in (0, 1).
         resolution: 1 / number of test samples, see `mean_limits`; only for accuracy losses.
         planned: number of selected candidates, where some have not begun yet.
@@ -203,22 +209,24 @@ def confirm_table(
     >>> table[["candidate", "seeds", "accuracy_drop", "drop_low", "drop_high", "confirmed"]].round(4).values.tolist()
     [[17, 3, 0.002, -0.0005, 0.0045, True]]
     """
-    check_allowed_drop(allowed_drop)
+    quality = quality_of(trials)
+    allowed_drop = read_drop(allowed_drop, quality)
     _check_levels(confidence, 1, resolution)
     if "candidate" not in trials.columns:
         raise UserError(
             "the trials have no column 'candidate': give those of a confirmation study (python -m tune_cac confirm)"
         )
-    needed = ("role", "candidate", "seed", "status", "compute_saved", "test_accuracy")
-    trials = plain(trials, needed=[name for name in needed if name != "test_accuracy" or "accuracy" not in trials])
+    needed = ["role", "candidate", "seed", "status", "compute_saved"]
+    trials = plain(trials, needed=needed if quality.name in trials else [*needed, quality.test])
     done = trials[trials["status"] == "completed"]
-    name = compared_accuracy(trials)
+    name = compared_column(trials)
     baseline = done[done["role"] == "baseline"].groupby("seed")[name].mean()
     candidates = trials.loc[trials["role"] == "candidate", "candidate"].dropna().astype("int64").unique()
     done = done[(done["role"] == "candidate") & done["candidate"].notna()]
     done = done.assign(**{SAVED: saved_of(done)})
     runs = done.groupby(["candidate", "seed"])[[name, "compute_saved", SAVED]].mean().reset_index()
-    runs["drop"] = runs["seed"].map(baseline).astype(float) - runs[name]
+    runs["drop"] = quality.sign * (runs["seed"].map(baseline).astype(float) - runs[name])
+    limit = float(allowed_amount(allowed_drop, float(baseline.mean())))
     runs = runs.dropna(subset=["drop", "compute_saved", SAVED])
     by_training = saving_of(trials) == TRAINING
     comparisons = max(len(candidates), planned)
@@ -230,20 +238,30 @@ def confirm_table(
         saved = compute if by_training else _mean_and_limits(own[SAVED], confidence, comparisons, None)
         drop = _mean_and_limits(own["drop"], confidence, comparisons, resolution)
         varies = resolution is not None or not is_constant(own["drop"])
-        holds = bool(drop[2] <= allowed_drop + ROUNDING) and varies  # NaN does not
+        holds = bool(drop[2] <= limit + ROUNDING) and varies  # NaN does not
         confirmed = holds and len(own) >= FEWEST_PAIRS and not failed and saved[0] > 0
-        refuted = bool(drop[1] > allowed_drop + ROUNDING) or (bool(failed) and len(failed) >= len(own))
-        said = name.replace("_", " ") if name != "accuracy" else "validation accuracy"
+        refuted = bool(drop[1] > limit + ROUNDING) or (bool(failed) and len(failed) >= len(own))
+        said = _compared_words(name, quality)
         figures = (*compute, *saved, *drop)
         rows.append((int(number), len(own), len(failed), *figures, confidence, confirmed, refuted, said))
-    table = pd.DataFrame(rows, columns=list(COLUMNS)).astype({name: _DTYPES.get(name, "float64") for name in COLUMNS})
+    columns = confirm_columns(quality)
+    table = pd.DataFrame(rows, columns=columns).astype({column: _DTYPES.get(column, "float64") for column in columns})
     return table.sort_values(["confirmed", SAVED, "candidate"], ascending=[False, False, True], ignore_index=True)
 
 
-def compared_accuracy(trials: pd.DataFrame) -> str:
-    """Return the accuracy column for comparing runs: of the test split, else of the validation split."""
-    known = "test_accuracy" in trials.columns and trials["test_accuracy"].notna().any()
-    return "test_accuracy" if known or "accuracy" not in trials.columns else "accuracy"
+def compared_column(trials: pd.DataFrame) -> str:
+    """Return the metric's column for comparing runs: of the test split, else of the validation split."""
+    quality = quality_of(trials)
+    known = quality.test in trials.columns and trials[quality.test].notna().any()
+    return quality.test if known or quality.name not in trials.columns else quality.name
+
+
+def _compared_words(column: str, quality: Quality) -> str:
+    """Return the words for the compared values, such as "test accuracy" or "val_loss on the test split"."""
+    tested = column == quality.test
+    if quality.is_accuracy:
+        return "test accuracy" if tested else "validation accuracy"
+    return f"{quality.name} on the test split" if tested else quality.name
 
 
 def _failed_seeds(trials: pd.DataFrame, candidate: int, baseline: pd.Series[float]) -> set[int]:

@@ -8,13 +8,14 @@ import pandas as pd
 
 from analysis.io.layout import Layout
 from analysis.io.studies import load
-from analysis.metrics.confidence import compared_accuracy, confirm_table
+from analysis.metrics.confidence import compared_column, confirm_table
 from analysis.metrics.duplicates import outcome_of, outcomes
 from analysis.metrics.noise import resolution_of
+from analysis.metrics.quality import quality_of
 from trainables.errors import UserError
 
 
-def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: float) -> pd.DataFrame | None:
+def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: float | str) -> pd.DataFrame | None:
     """Return the table of a study's confirmation (`analysis.confirm_table`), None where there is none or no candidate.
 
     Warns where the confirmation cannot be read, and returns None.
@@ -23,7 +24,7 @@ def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: fl
         layout: files of the study.
         ranking: ranking of the study; candidates get the number of their outcome (`duplicates`), as a trial that ended
             later may have the same outcome.
-        allowed_drop: largest accuracy loss allowed, a fraction.
+        allowed_drop: largest drop allowed, as for `rank`.
     """
     child = layout.confirmation
     if not child.info.is_file() or not child.journal.is_file():
@@ -36,7 +37,7 @@ def read_confirmation(layout: Layout, ranking: pd.DataFrame, *, allowed_drop: fl
     table = confirm_table(
         trials,
         allowed_drop=allowed_drop,
-        resolution=resolution_of(trials[compared_accuracy(trials)]),
+        resolution=resolution_of(trials[compared_column(trials)]) if quality_of(trials).is_accuracy else None,
         planned=len(planned),
     )
     named = dict(zip(ranking["trial"], outcomes(ranking), strict=True))

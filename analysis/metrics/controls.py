@@ -24,13 +24,16 @@ from analysis.formatting import ROUNDING
 from analysis.io.checked import is_value, plain
 from analysis.metrics.baseline import groups
 from analysis.metrics.noise import resolution_of, seed_noise
+from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import ranks_by_training
 from trainables.errors import UserError
+from trainables.quality import ACCURACY, Quality
 
 #: Values of the column ``control``.
 SHORTER, RANDOM_STOPS = "shorter", "random stops"
 #: The same as readers see them.
 CONTROL_NAMES = {SHORTER: "cut dense run", RANDOM_STOPS: "random stops"}
+_LINE = ("trial", "epochs", "compute_saved")
 #: Results of the comparison of a setting with a cut dense run.
 BEATS, EQUAL, LOSES = "yes", "about equal", "no"
 
@@ -47,9 +50,10 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
         trials: one row per trial of one study, as `analysis.load` gives it.
 
     Returns:
-        Columns ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy``. Empty where the
-        study has no completed baseline or no completed cut dense run. ``line.attrs["resolution"]`` is one sample of
-        the validation split as a fraction, None where it is not known.
+        Columns ``trial``, ``epochs``, ``compute_saved`` (against the baseline's budget), ``accuracy`` or the study's
+        metric. Empty where the study has no completed baseline or no completed cut dense run.
+        ``line.attrs["quality"]`` is the metric, ``line.attrs["resolution"]`` one sample of the validation split as a
+        fraction, None where it is not known and for other metrics than an accuracy.
 
     Raises:
         UserError: a column is missing or holds text instead of numbers; the controls are of several studies or seeds.
@@ -62,8 +66,8 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     >>> control_line(trials).values.tolist()
     [[0.0, 10.0, 0.0, 0.97], [2.0, 8.0, 0.2, 0.968], [3.0, 6.0, 0.4, 0.95]]
     """
-    needed = ("trial", "role", "status", "epochs", "compute_saved", "accuracy")
-    trials = plain(trials, needed=needed)
+    quality = quality_of(trials)
+    trials = plain(trials, needed=("role", "status", *_LINE, quality.name))
     done = trials[is_value(trials, "status", "completed")]
     # A script that reports only `compute_saved` has none for another number of epochs.
     shorter = done[is_value(done, "control", SHORTER) & done["compute_saved"].notna()]
@@ -72,15 +76,28 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     same = np.isin(groups(done), groups(done)[is_value(done, "control", SHORTER).to_numpy()])
     baseline = done[is_value(done, "role", "baseline") & same].head(1)
     if shorter.empty or baseline.empty:
-        return done.loc[[], ["trial", "epochs", "compute_saved", "accuracy"]]
-    line = pd.concat([baseline, shorter])[["trial", "epochs", "compute_saved", "accuracy"]]
-    line = line.sort_values(["compute_saved", "accuracy"], kind="stable").reset_index(drop=True)
-    line.attrs["resolution"] = resolution_of(done["accuracy"])
+        return done.loc[[], [*_LINE, quality.name]]
+    line = pd.concat([baseline, shorter])[[*_LINE, quality.name]]
+    worse_first = line[quality.name] * quality.sign
+    line = line.iloc[np.lexsort((worse_first, line["compute_saved"]))].reset_index(drop=True)
+    line.attrs |= {"resolution": _resolution(done, quality), "quality": quality}
     return line
 
 
+def _resolution(trials: pd.DataFrame, quality: Quality) -> float | None:
+    """Return one sample as a fraction; None where it is not known, and for what is no count of samples."""
+    return resolution_of(trials[quality.name]) if quality.is_accuracy else None
+
+
+def _quality_of(line: pd.DataFrame) -> Quality:
+    found: Quality = line.attrs.get("quality", ACCURACY)
+    return found
+
+
 def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]:
-    """Return (N,) accuracies that cut dense runs reach at these savings; NaN beyond the shortest of them.
+    """Return (N,) accuracies, or values of the study's metric, that cut dense runs reach at these savings.
+
+    They are NaN beyond the shortest of these runs.
 
     Args:
         line: from `control_line`.
@@ -93,29 +110,35 @@ def accuracy_when_shorter(line: pd.DataFrame, saved: Any) -> NDArray[np.float64]
     wanted = np.asarray(saved, dtype=np.float64)
     if len(line) == 0:
         return np.full(wanted.shape, np.nan)
-    at, accuracy = line["compute_saved"].to_numpy(float), line["accuracy"].to_numpy(float)
-    # Best accuracy among the trainings that save at least as much.
-    best_beyond = np.maximum.accumulate(accuracy[::-1])[::-1]
+    quality = _quality_of(line)
+    at, good = line["compute_saved"].to_numpy(float), quality.sign * line[quality.name].to_numpy(float)
+    # Best value among the trainings that save at least as much.
+    best_beyond = np.maximum.accumulate(good[::-1])[::-1]
     place = np.searchsorted(at, wanted - ROUNDING)
     inside = place < len(at)
     found = np.full(wanted.shape, np.nan)
-    found[inside] = np.maximum(np.interp(wanted[inside], at, accuracy), best_beyond[place[inside]])
+    found[inside] = quality.sign * np.maximum(np.interp(wanted[inside], at, good), best_beyond[place[inside]])
     return found
 
 
 def difference_that_says_nothing(line: pd.DataFrame, accuracy: Any) -> NDArray[np.float64]:
     """Return the difference up to which a setting and a cut dense run are about equal: a sample or the seed noise.
 
+    Of other metrics than an accuracy neither is known: 0.
+
     Args:
         line: from `control_line`.
         accuracy: fractions, of any shape.
     """
-    resolution = line.attrs.get("resolution") or resolution_of(line["accuracy"])
+    quality = _quality_of(line)
+    if not quality.is_accuracy:
+        return np.zeros_like(np.asarray(accuracy, dtype=np.float64))
+    resolution = line.attrs.get("resolution") or resolution_of(line[quality.name])
     return np.maximum(seed_noise(accuracy, resolution), resolution or 0.0)
 
 
 def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
-    """Return whether each trial is more accurate than a cut dense run of the same compute, judged by one seed.
+    """Return whether each trial is better in the metric than a cut dense run of the same compute, judged by one seed.
 
     Returns:
         ``yes``, ``no`` or, within `difference_that_says_nothing`, ``about equal``, on the trials' index; NA beyond the
@@ -130,7 +153,8 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
     >>> beats_shorter(trials, line).tolist()
     [<NA>, 'no', 'yes', 'about equal', <NA>]
     """
-    trials = plain(trials, needed=("status", "accuracy", "compute_saved"))
+    quality = _quality_of(line)
+    trials = plain(trials, needed=("status", quality.name, "compute_saved"))
     reached = accuracy_when_shorter(line, trials["compute_saved"].astype(float))
     judged = (
         is_value(trials, "status", "completed").to_numpy()
@@ -139,8 +163,8 @@ def beats_shorter(trials: pd.DataFrame, line: pd.DataFrame) -> pd.Series[Any]:
         & ~is_value(trials, "control", SHORTER).to_numpy()
         & ranks_by_training(trials).to_numpy()
     )
-    accuracy = trials["accuracy"].astype(float).to_numpy()
-    more = accuracy - reached
-    nothing = difference_that_says_nothing(line, (accuracy + reached) / 2) + ROUNDING
+    value = trials[quality.name].astype(float).to_numpy()
+    more = quality.sign * (value - reached)
+    nothing = difference_that_says_nothing(line, (value + reached) / 2) + ROUNDING
     words = pd.Series(np.select([more > nothing, more < -nothing], [BEATS, LOSES], EQUAL), index=trials.index)
     return words.astype("string").mask(~judged)

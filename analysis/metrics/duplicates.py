@@ -22,10 +22,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.io.checked import group_codes
+from analysis.metrics.quality import quality_of
 from trainables.config import field_names
 
-#: Columns that are equal in duplicates, in addition to `_evidence`.
-_RESULT = ("accuracy", "test_accuracy", "executed_flops", "backward_flops", "sparsity")
+#: Columns that are equal in duplicates, in addition to `_evidence` and the metric.
+_RESULT = ("executed_flops", "backward_flops", "sparsity")
 #: Columns that must be equal for results to be comparable.
 _SETTING = ("workload", "seed", "epochs")
 
@@ -79,11 +80,12 @@ def _setting_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
 
 def _result_codes(trials: pd.DataFrame) -> NDArray[np.int64]:
     """Return a number for each result, -1 where it is too incomplete to identify duplicates."""
-    if not {"train_loss", "accuracy", "executed_flops", *_SETTING} <= set(trials.columns):
+    quality = quality_of(trials)
+    if not {"train_loss", quality.name, "executed_flops", *_SETTING} <= set(trials.columns):
         return np.full(len(trials), -1)
     evidence = _evidence(trials)
     known = (evidence.notna() & trials["executed_flops"].notna()).to_numpy(dtype=bool)
-    names = [name for name in (*_RESULT, *_SETTING) if name in trials.columns]
+    names = [name for name in (quality.name, quality.test, *_RESULT, *_SETTING) if name in trials.columns]
     codes = _codes(trials.assign(evidence=evidence), ["evidence", *names]) if known.any() else -1
     return np.where(known, codes, -1)
 

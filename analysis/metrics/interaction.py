@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from analysis.io.studies import load
 from analysis.metrics.noise import is_constant
 from analysis.metrics.parameter_importance import LEAST_TRIALS, SEED, drawn, result_frame, too_few
+from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saving_of
 from trainables.config import field_kinds
 from trainables.savings import objectives_of
@@ -49,7 +50,7 @@ def interactions(path: str | Path) -> pd.DataFrame:
         UserError: nothing can be read.
     """
     trials = load(path)
-    objectives = objectives_of(saving_of(trials))
+    objectives = objectives_of(saving_of(trials), quality_of(trials).name)
     done = trials[(trials["status"] == "completed") & (trials["role"] == "search")].dropna(subset=list(objectives))
     columns = ["first", "second", "strength"]
     attrs: dict[str, Any] = {"trials": len(done), "r2": {}}

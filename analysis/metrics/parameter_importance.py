@@ -17,7 +17,8 @@ from analysis.io.layout import STUDY_NAME, Layout
 from analysis.io.sources import recognise
 from analysis.metrics.noise import is_constant
 from trainables.errors import UserError
-from trainables.metrics import OBJECTIVES
+from trainables.metrics import objective_keys
+from trainables.quality import Quality, quality_named
 from trainables.savings import TRAINING, objectives_of
 
 if TYPE_CHECKING:
@@ -72,12 +73,13 @@ def importance(path: str | Path) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     reasons = []
     # The values in Optuna's study are those of the objectives that the study ranks by.
-    saving = trials[0].user_attrs.get("config", {}).get("saving") or TRAINING
-    for place, objective in enumerate(objectives_of(saving)):
+    config = trials[0].user_attrs.get("config", {})
+    quality = quality_named(config.get("metric"), config.get("direction"), config.get("metric_unit"))
+    for place, objective in enumerate(objectives_of(config.get("saving") or TRAINING, quality.name)):
         if is_constant([trial.values[place] for trial in trials]):
             reasons.append(f"{objective} is the same in all {len(trials)} trials")
             continue
-        found = _evaluated(trials, place, conditional=conditional)
+        found = _evaluated(trials, place, quality, conditional=conditional)
         total = sum(found.values())
         if total <= 0:
             reasons.append(f"no parameter explains {objective}")
@@ -131,12 +133,12 @@ def _counts(trial: JournalTrial) -> bool:
         and trial.user_attrs.get("role", "search") == "search"
         and len(trial.stored_params) > 0
         and trial.values is not None
-        and len(trial.values) == len(OBJECTIVES)
+        and len(trial.values) == len(objective_keys())
         and bool(np.isfinite(trial.values).all())
     )
 
 
-def _evaluated(trials: Sequence[FrozenTrial], place: int, *, conditional: bool) -> dict[str, float]:
+def _evaluated(trials: Sequence[FrozenTrial], place: int, quality: Quality, *, conditional: bool) -> dict[str, float]:
     """Return the importances for one objective by its place, not normalized, so that all zeros stay visible."""
     import optuna
     from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator
@@ -144,7 +146,8 @@ def _evaluated(trials: Sequence[FrozenTrial], place: int, *, conditional: bool) 
     evaluator: Any
     if conditional:
         evaluator = PedAnovaImportanceEvaluator(target_quantile=max(_TOP_SHARE, _LEAST_TOP / len(trials)))
-        sign = -1  # it evaluates low values, whatever the study's directions; both objectives are to be maximised
+        # It evaluates low values, whatever the study's directions; the saving is to be maximised.
+        sign = -1 if place > 0 else -int(quality.sign)
     else:
         evaluator = FanovaImportanceEvaluator(n_trees=_FANOVA_TREES, seed=SEED)
         sign = 1
@@ -152,7 +155,7 @@ def _evaluated(trials: Sequence[FrozenTrial], place: int, *, conditional: bool) 
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        study = optuna.create_study(directions=["maximize"] * len(OBJECTIVES))
+        study = optuna.create_study(directions=[quality.optuna_direction, "maximize"])
         study.add_trials(trials)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that normalize is experimental, and the direction of the target

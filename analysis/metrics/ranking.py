@@ -1,4 +1,4 @@
-"""Ranking of trials by compute saved and accuracy loss.
+"""Ranking of trials by compute saved and accuracy loss, or the drop of another metric (`trainables.quality`).
 
 Compute is that of training, that of inference or their mean, as the study specifies (`analysis.metrics.saving`).
 
@@ -18,6 +18,7 @@ Treatment of the trials:
 
 For duplicates, see `analysis.metrics.duplicates`.
 
+What is said of accuracy holds for a study's own metric, too: a higher accuracy is a better value of it.
 Among trials of one study, workload and seed, accuracy and accuracy loss give the same order, and fronts use accuracy.
 Among several, each trial counts by the accuracy loss against its own baseline, in fronts, too.
 """
@@ -33,24 +34,55 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.formatting import ROUNDING
-from analysis.io.checked import check_distinct_trials, is_value, keys_of, plain
-from analysis.io.study_options import check_allowed_drop
+from analysis.io.checked import check_distinct_trials, is_value, keys_of, numbers_of, plain
 from analysis.metrics.baseline import add_relative, groups, has_baseline
 from analysis.metrics.duplicates import duplicate_of
 from analysis.metrics.pareto import hypervolume, knee, non_dominated
+from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saved_of, saving_of, savings_of
 from trainables.errors import UserError, unknown_name
-from trainables.metrics import METRICS
+from trainables.metrics import metrics_of
+from trainables.quality import Quality, allowed_amount, default_drop, read_drop
 from trainables.savings import SAVED, objectives_of
 
-#: One point of accuracy, the unit of a price.
+#: One point of accuracy, the unit of a price; that of a metric that is no fraction is 1.
 POINT = 0.01
-#: Columns that are not comparable across studies and seeds, and the columns that are compared instead.
-_DROP_OF = {"accuracy": "accuracy_drop", "test_accuracy": "test_accuracy_drop"}
 #: Decimals of an accuracy loss that count: differences of equal counts over equal splits agree to about 1e-16.
 _DECIMALS = 12
-#: Accuracy by which the default reference of the hypervolume is below the baseline.
+#: Accuracy, or share of the value of a metric that is no fraction, by which the default reference of the hypervolume is
+#: worse than the baseline.
 GIVEN_AWAY = 0.05
+
+
+def drop_of(quality: Quality) -> dict[str, str]:
+    """Return the columns that are not comparable across studies and seeds, and what is compared instead of each."""
+    return {quality.name: quality.drop, quality.test: quality.test_drop}
+
+
+def given_away(quality: Quality, baseline: float) -> float:
+    """Return by how much the default reference of the hypervolume is worse than the baseline, in the metric's unit."""
+    return GIVEN_AWAY if quality.is_fraction else GIVEN_AWAY * abs(baseline)
+
+
+def reference_values(rows: pd.DataFrame, quality: Quality) -> pd.Series[float]:
+    """Return the baseline's value for each row, which is the row's own value and its drop."""
+    return rows[quality.name] + quality.sign * rows[quality.drop]
+
+
+def allowed_limit(ranking: pd.DataFrame, allowed_drop: float | str) -> float:
+    """Return an allowed drop in the metric's unit, a relative one of the mean baseline; NaN where there is none."""
+    return float(allowed_amount(allowed_drop, reference_of(ranking)))
+
+
+def reference_of(trials: pd.DataFrame) -> float:
+    """Return the mean value of the baselines; NaN where there is none."""
+    return float(numbers_of(trials[is_value(trials, "role", "baseline")], quality_of(trials).name).mean())
+
+
+def within_drop(rows: pd.DataFrame, allowed_drop: float | str, quality: Quality) -> pd.Series[bool]:
+    """Return a mask of the rows within an allowed drop; False where the drop is not known."""
+    limit = allowed_amount(allowed_drop, reference_values(rows, quality))
+    return (rows[quality.drop] <= limit + ROUNDING).astype(bool)
 
 
 def check_price(price: float) -> None:
@@ -63,7 +95,7 @@ def check_price(price: float) -> None:
 
 
 def rank(
-    trials: pd.DataFrame, *, allowed_drop: float = 0.005, price: float | None = None, controls: bool = False
+    trials: pd.DataFrame, *, allowed_drop: float | str | None = None, price: float | None = None, controls: bool = False
 ) -> pd.DataFrame:
     """Return the completed trials, best first.
 
@@ -73,9 +105,12 @@ def rank(
 
     Args:
         trials: one row per trial.
-        allowed_drop: largest accuracy loss allowed against the baseline, a fraction in [0, 1).
-        price: price of a point (0.01) of accuracy as a fraction of the compute, > 0. With 0.1, a trial that saves 30 %
-            at an accuracy loss of one point has the worth 0.2. An accuracy gain counts in the same way.
+        allowed_drop: largest accuracy loss allowed against the baseline, a fraction in [0, 1); of another metric its
+            largest drop in its unit, >= 0; or text such as ``2%`` of the baseline's value. By default 0.005, and 1 % of
+            a metric that is no fraction.
+        price: price of a point (0.01) of accuracy, or of a unit of another metric, as a fraction of the compute, > 0.
+            With 0.1, a trial that saves 30 % at an accuracy loss of one point has the worth 0.2. An accuracy gain
+            counts in the same way.
         controls: whether trials of role ``control`` are ranked, too.
 
     Returns:
@@ -104,37 +139,38 @@ def rank(
     >>> rank(trials, price=0.1).set_index("trial")["worth"].round(3).to_dict()
     {1: 0.27, 2: 0.25, 3: 0.05, 0: 0.0}
     """
-    check_allowed_drop(allowed_drop)
+    quality = quality_of(trials)
+    allowed_drop = default_drop(quality) if allowed_drop is None else read_drop(allowed_drop, quality)
     if price is not None:
         check_price(price)
-    attrs, trials = trials.attrs, plain(trials, needed=("trial", "status", "accuracy", "compute_saved"))
+    attrs, trials = trials.attrs, plain(trials, needed=("trial", "status", quality.name, "compute_saved"))
     trials = trials.reset_index(drop=True)
     check_distinct_trials(trials)
-    _add_drops(trials)
+    _add_drops(trials, quality)
     done = trials[_has_result(trials, controls=controls)].copy(deep=False)
-    if len(done) and done["accuracy"].isna().all():
+    if len(done) and done[quality.name].isna().all():
         raise UserError(
-            "no completed trial has a value in the column 'accuracy': give it a metric of your own, a fraction of "
-            'which more is better, as in trials["accuracy"] = trials["my_metric"]'
+            f"no completed trial has a value in the column '{quality.name}': name the metric, as in "
+            'trials["metric"] = "my_metric" and trials["direction"] = "min"'
         )
     several = _several_yardsticks(done)
     if several or not is_value(trials, "role", "baseline").any():
         _warn_of_missing_baselines(done, trials)
-    done["within_drop"] = (done["accuracy_drop"] <= allowed_drop + ROUNDING).astype(bool)
-    done["on_front"] = _on_front(done, (_DROP_OF["accuracy"] if several else "accuracy", SAVED))
+    done["within_drop"] = within_drop(done, allowed_drop, quality)
+    done["on_front"] = _on_front(done, (quality.drop if several else quality.name, SAVED), quality)
     if "role" not in done.columns:
         done["role"] = pd.Series(pd.NA, index=done.index, dtype="string")
     done["duplicate_of"] = duplicate_of(done)
-    front = ["rank", "trial", "role", "within_drop", "on_front", "accuracy", "accuracy_drop", "compute_saved"]
-    keys = [done["trial"], -done["accuracy"]]  # the last key is the primary one
+    front = ["rank", "trial", "role", "within_drop", "on_front", quality.name, quality.drop, "compute_saved"]
+    keys = [done["trial"], -quality.sign * done[quality.name]]  # the last key is the primary one
     if price is None:
         keys += [
             -done[SAVED].where(done["within_drop"], 0),
-            done["accuracy_drop"].where(~done["within_drop"], 0),
+            done[quality.drop].where(~done["within_drop"], 0),
             ~done["within_drop"],
         ]
     else:
-        done["worth"] = done[SAVED] - price * done["accuracy_drop"] / POINT
+        done["worth"] = done[SAVED] - price * done[quality.drop] / (POINT if quality.is_fraction else 1)
         keys.append(-done["worth"])
         front.append("worth")
     done = done.iloc[np.lexsort(keys)]
@@ -197,9 +233,9 @@ def pareto_front(
     >>> pareto_front(trials, ["compute_saved"])["trial"].tolist()
     [2]
     """
-    done, objectives = _counting(trials, objectives, controls=controls)
-    front = done[_on_front(done, objectives)]
-    return trials.iloc[front.index[np.lexsort(-_to_maximise(front, objectives).T)]]
+    done, objectives, quality = _counting(trials, objectives, controls=controls)
+    front = done[_on_front(done, objectives, quality)]
+    return trials.iloc[front.index[np.lexsort(-_to_maximise(front, objectives, quality).T)]]
 
 
 def front_hypervolume(
@@ -235,27 +271,29 @@ def front_hypervolume(
     >>> round(front_hypervolume(trials, reference=(0.95, 0.1)), 6)
     0.002
     """
-    done, objectives = _counting(trials, objectives, controls=controls)
+    done, objectives, quality = _counting(trials, objectives, controls=controls)
     if reference is None:
-        reference = _reference(done, objectives)
+        reference = _reference(done, objectives, quality)
     if len(reference) != len(objectives):
         raise UserError(f"the reference must hold one number for each of {', '.join(objectives)}, got {len(reference)}")
-    values = _to_maximise(done, objectives)
+    values = _to_maximise(done, objectives, quality)
     values = values[np.isfinite(values).all(axis=1)]
-    return hypervolume(values, np.asarray(reference, dtype=float) * _signs(objectives))
+    return hypervolume(values, np.asarray(reference, dtype=float) * _signs(objectives, quality))
 
 
-def _reference(done: pd.DataFrame, objectives: Sequence[str]) -> tuple[float, ...]:
+def _reference(done: pd.DataFrame, objectives: Sequence[str], quality: Quality) -> tuple[float, ...]:
     baselines = done[is_value(done, "role", "baseline")]
-    values = _to_maximise(baselines, objectives)
+    values = _to_maximise(baselines, objectives, quality)
     values = values[np.isfinite(values).all(axis=1)]
     if len(values) == 0:
         raise UserError(
             "there is no completed baseline to take the hypervolume's reference from: give reference=, one number for "
             f"each of {', '.join(objectives)}"
         )
-    given_away = [GIVEN_AWAY if "accuracy" in name else 0.0 for name in objectives]
-    return tuple(float(v) for v in (values.mean(axis=0) - given_away) * _signs(objectives))
+    drops = drop_of(quality)
+    measured = float(baselines[quality.name].mean()) if quality.name in baselines else math.nan
+    worse = [given_away(quality, measured) if name in (*drops, *drops.values()) else 0.0 for name in objectives]
+    return tuple(float(v) for v in (values.mean(axis=0) - worse) * _signs(objectives, quality))
 
 
 def knee_trial(
@@ -272,41 +310,43 @@ def knee_trial(
     >>> int(knee_trial(trials)["trial"])
     1
     """
-    done, objectives = _counting(trials, objectives, controls=controls)
-    front = done[_on_front(done, objectives)]
-    place = knee(_to_maximise(front, objectives))
+    done, objectives, quality = _counting(trials, objectives, controls=controls)
+    front = done[_on_front(done, objectives, quality)]
+    place = knee(_to_maximise(front, objectives, quality))
     return None if place is None else trials.iloc[front.index[place]]
 
 
 def _counting(
     trials: pd.DataFrame, objectives: Sequence[str] | None, *, controls: bool
-) -> tuple[pd.DataFrame, Sequence[str]]:
-    """Return the trials that count, converted (`plain`) and indexed by position among all, and the objectives."""
+) -> tuple[pd.DataFrame, Sequence[str], Quality]:
+    """Return the trials that count, converted (`plain`) and indexed by position, the objectives and the metric."""
+    quality = quality_of(trials)
+    drops = drop_of(quality)
     table = plain(trials, needed=("status",)).reset_index(drop=True)
     done = table[_has_result(table, controls=controls)]
     several = _several_yardsticks(done)
     if objectives is None:
-        accuracy, saved = objectives_of(saving_of(done)) if len(savings_of(done)) < 2 else ("accuracy", SAVED)
-        objectives = (_DROP_OF[accuracy] if several else accuracy, saved)
-    elif several and (raw := [name for name in objectives if name in _DROP_OF]):
+        saved = objectives_of(saving_of(done))[1] if len(savings_of(done)) < 2 else SAVED
+        objectives = (quality.drop if several else quality.name, saved)
+    elif several and (raw := [name for name in objectives if name in drops]):
         warnings.warn(
-            f"{raw[0]} of several studies, workloads or seeds is compared as it is: {_DROP_OF[raw[0]]} compares each "
+            f"{raw[0]} of several studies, workloads or seeds is compared as it is: {drops[raw[0]]} compares each "
             "trial with its own baseline",
             stacklevel=3,
         )
-    if several and set(objectives) & set(_DROP_OF.values()):
-        _add_drops(table)
+    if several and set(objectives) & set(drops.values()):
+        _add_drops(table, quality)
         done = table.loc[done.index]
         _warn_of_missing_baselines(done, table)
-    return done, objectives
+    return done, objectives, quality
 
 
-def _add_drops(trials: pd.DataFrame) -> None:
+def _add_drops(trials: pd.DataFrame, quality: Quality) -> None:
     """Add the columns relative to the baseline to a frame in place."""
-    if "role" not in trials.columns and "accuracy_drop" not in trials.columns:
+    if "role" not in trials.columns and quality.drop not in trials.columns:
         raise UserError(
             "the trials have no column 'role', which says which of them is the baseline, and no column "
-            "'accuracy_drop': load them with analysis.load, or add one of the two"
+            f"'{quality.drop}': load them with analysis.load, or add one of the two"
         )
     add_relative(trials)
 
@@ -317,7 +357,7 @@ def _several_yardsticks(done: pd.DataFrame) -> bool:
 
 def _warn_of_missing_baselines(done: pd.DataFrame, trials: pd.DataFrame) -> None:
     """Warn of trials without an accuracy loss; both frames are indexed by position."""
-    without = done[done["accuracy_drop"].isna() & ~has_baseline(trials).loc[done.index]]
+    without = done[done[quality_of(done).drop].isna() & ~has_baseline(trials).loc[done.index]]
     if without.empty:
         return
     keys = [name for name in keys_of(done) if done[name].nunique(dropna=False) > 1]
@@ -341,20 +381,21 @@ def _has_result(trials: pd.DataFrame, *, controls: bool) -> pd.Series[bool]:
     return done if controls else done & ~is_value(trials, "role", "control")
 
 
-def _signs(objectives: Sequence[str]) -> NDArray[np.float64]:
+def _signs(objectives: Sequence[str], quality: Quality) -> NDArray[np.float64]:
     """Return 1 for objectives to be maximised, -1 for the others."""
-    valid = [name for name, metric in METRICS.items() if metric.direction]
+    metrics = metrics_of(quality)
+    valid = [name for name, metric in metrics.items() if metric.direction]
     if len(objectives) == 0:
         raise UserError(f"a front needs at least one objective, got none. Valid: {', '.join(sorted(valid))}")
     for name in objectives:
         if name not in valid:
             raise unknown_name("objective", name, valid)
-    return np.array([1.0 if METRICS[name].direction == "max" else -1.0 for name in objectives])
+    return np.array([1.0 if metrics[name].direction == "max" else -1.0 for name in objectives])
 
 
-def _to_maximise(trials: pd.DataFrame, objectives: Sequence[str]) -> NDArray[np.float64]:
+def _to_maximise(trials: pd.DataFrame, objectives: Sequence[str], quality: Quality) -> NDArray[np.float64]:
     """Return (N, M) values of the objectives, signed so that all are to be maximised; NaN where missing."""
-    signs = _signs(objectives)
+    signs = _signs(objectives, quality)
     needed = ["compute_saved" if name == SAVED else name for name in objectives]  # SAVED is computed from other columns
     for name in needed:
         if name not in trials.columns:
@@ -363,14 +404,14 @@ def _to_maximise(trials: pd.DataFrame, objectives: Sequence[str]) -> NDArray[np.
             )
     columns = [saved_of(trials) if name == SAVED else trials[name] for name in objectives]
     columns = [
-        column.round(_DECIMALS) if name in _DROP_OF.values() else column
+        column.round(_DECIMALS) if name in drop_of(quality).values() else column
         for name, column in zip(objectives, columns, strict=True)
     ]
     return np.column_stack([column.to_numpy(dtype="float64", na_value=np.nan) for column in columns]) * signs
 
 
-def _on_front(trials: pd.DataFrame, objectives: Sequence[str]) -> NDArray[np.bool_]:
-    values = _to_maximise(trials, objectives)
+def _on_front(trials: pd.DataFrame, objectives: Sequence[str], quality: Quality) -> NDArray[np.bool_]:
+    values = _to_maximise(trials, objectives, quality)
     known = np.flatnonzero(~np.isnan(values).any(axis=1))
     mask = np.zeros(len(trials), dtype=bool)
     mask[known[non_dominated(values[known])]] = True

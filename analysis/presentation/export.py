@@ -7,32 +7,32 @@ import math
 
 import pandas as pd
 
-from analysis.formatting import fixed, percent, points
+from analysis.formatting import fixed, percent
 from analysis.io.layout import StudyInfo
+from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import WHOLE_FILES, schedule_summary
 from analysis.presentation.env_file import environment_lines
 from analysis.presentation.schedule_text import compresses, schedule_text
 from analysis.presentation.summary_text import config_of, settings_text
+from analysis.quality_words import drop_text, drop_unit, drop_words, metric_words, value_text
 from trainables.errors import UserError, unknown_name
+from trainables.quality import Quality
 from trainables.savings import BOTH, INFERENCE, SAVED, TRAINING, saved_words
 
 #: Formats of one trial's settings, and of a table of trials.
 TRIAL_FORMATS = ("env", "yaml", "json", "schedule")
 TABLE_FORMATS = ("csv", "parquet", "latex", "markdown")
 FORMATS = (*TRIAL_FORMATS, *TABLE_FORMATS)
-#: Columns that must not influence any choice; only reports show them.
-_HIDDEN = ("test_accuracy", "test_accuracy_drop")
-#: Columns of a table for a paper in percent or points: heading, column, decimals. The settings come last.
-_OUTCOME = (("accuracy (%)", "accuracy", 2), ("accuracy loss (points)", "accuracy_drop", 2))
+#: Columns of a table for a paper, in percent: heading, column, decimals. The metric comes first, the settings last.
 _TRAINING = ("compute saved (%)", "compute_saved", 1)
 _MEAN = (f"{saved_words(BOTH)} (%)", SAVED, 1)
 _INFERENCE = (("inference saved (%)", "inference_saved", 1), ("sparsity (%)", "sparsity", 1))
 #: Columns by what the study ranks by.
 _COLUMNS = {
-    TRAINING: (*_OUTCOME, _TRAINING, ("backward saved (%)", "backward_saved", 1)),
-    INFERENCE: (*_OUTCOME, *_INFERENCE),
-    BOTH: (*_OUTCOME, _MEAN, _TRAINING, *_INFERENCE),
+    TRAINING: (_TRAINING, ("backward saved (%)", "backward_saved", 1)),
+    INFERENCE: _INFERENCE,
+    BOTH: (_MEAN, _TRAINING, *_INFERENCE),
 }
 _LATEX_COMMANDS = {
     "\\": "textbackslash", "~": "textasciitilde", "^": "textasciicircum",
@@ -86,11 +86,13 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
 
 
 def _about(row: pd.Series, info: StudyInfo) -> list[str]:
-    drop = "unknown, there is no baseline" if pd.isna(row["accuracy_drop"]) else points(float(row["accuracy_drop"]))
+    quality = quality_of(row)
+    drop = row[quality.drop]
+    lost = "unknown, there is no baseline" if pd.isna(drop) else drop_text(float(drop), quality)
     return [
         f"tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {int(row['seed'])}",
-        f"trial {row['trial']}: {saved_words(saving_of(row))} {percent(saved_of_one(row))}, validation accuracy "
-        f"{row['accuracy']:.4f}, accuracy loss {drop}",
+        f"trial {row['trial']}: {saved_words(saving_of(row))} {percent(saved_of_one(row))}, {metric_words(quality)} "
+        f"{value_text(row[quality.name], quality)}, {drop_words(quality)} {lost}",
         f"One seed. {'Epochs' if row['method'] == 'compression' else 'Iterations'} are those of a run of this length.",
     ]
 
@@ -129,7 +131,7 @@ def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) 
     shown = ranking
     if top is not None:
         shown = ranking[(ranking["rank"] <= top) | (ranking["role"] == "baseline")]
-    shown = shown.drop(columns=list(_HIDDEN), errors="ignore")
+    shown = shown.drop(columns=hidden_columns(ranking), errors="ignore")
     if format == "csv":
         files = [name for name in WHOLE_FILES if name in shown.columns]
         return shown.assign(**shown[files].map(schedule_summary, na_action="ignore")).to_csv(index=False)
@@ -141,13 +143,28 @@ def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) 
 
 def paper_cells(ranking: pd.DataFrame) -> list[list[str]]:
     """Return rank, figures and settings as text cells, header first; ``-`` for unknown values."""
-    columns = _COLUMNS[saving_of(ranking)]
-    table = [["rank", *(heading for heading, *_ in columns), "settings"]]
+    columns, quality = _COLUMNS[saving_of(ranking)], quality_of(ranking)
+    unit = " (%)" if quality.is_fraction else f" ({quality.unit})" if quality.unit else ""
+    outcome = [f"{quality.name}{unit}", f"{drop_words(quality)}{drop_unit(quality)}"]
+    table = [["rank", *outcome, *(heading for heading, *_ in columns), "settings"]]
     for _, row in ranking.iterrows():
-        figures = [_figure(row.get(column), decimals) for _, column, decimals in columns]
+        figures = [_metric(row.get(column), quality) for column in (quality.name, quality.drop)]
+        figures += [_figure(row.get(column), decimals) for _, column, decimals in columns]
         settings = "baseline" if row["role"] == "baseline" else settings_text(row)
         table.append([str(row["rank"]), *figures, settings])
     return table
+
+
+def hidden_columns(trials: pd.DataFrame) -> list[str]:
+    """Return the columns that must not influence any choice; only reports show them."""
+    quality = quality_of(trials)
+    return [quality.test, quality.test_drop]
+
+
+def _metric(value: object, quality: Quality) -> str:
+    if quality.is_fraction:
+        return _figure(value, 2)
+    return value_text(value, quality) if isinstance(value, (int, float)) and not math.isnan(value) else "-"
 
 
 def _figure(fraction: object, decimals: int) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis.formatting import percent, plural, points_number
+from analysis.formatting import percent, plural
 from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import search_cost
 from analysis.metrics.confirmation import compared, saved_again
 from analysis.metrics.controls import RANDOM_STOPS, beats_shorter, control_line
+from analysis.metrics.quality import quality_of
+from analysis.metrics.ranking import allowed_limit
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import without_files
 from analysis.presentation.ranked_table import ranked_table, stop_table
@@ -26,11 +28,13 @@ from analysis.presentation.summary_text import (
     settings_text,
     short,
 )
+from analysis.quality_words import drop_number, drop_words, value_text
+from trainables.quality import ACCURACY, Quality
 from trainables.savings import TRAINING, saved_words
 
 
 def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame, best: pd.Series | None,
-                    allowed_drop: float, *, top: int = 20, picture: str | None = None,
+                    allowed_drop: float | str, *, top: int = 20, picture: str | None = None,
                     confirmation: pd.DataFrame | None = None) -> str:  # fmt: skip
     """Return the report: headline, best trial on the test split, settings, ranked table, failures, versions.
 
@@ -39,7 +43,7 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         trials: from `analysis.load`.
         ranking: from `analysis.rank`.
         best: from `analysis.best`.
-        allowed_drop: allowed accuracy loss, a fraction.
+        allowed_drop: allowed drop of the metric, as for `analysis.rank`.
         top: rows of the ranked table.
         picture: file name of the stage tree's picture in the report's folder; None without one.
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
@@ -55,18 +59,19 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
     if info.hold:
         held = " ".join(f"{name}={short(value)}" for name, value in without_files(info.hold).items())
         lines.append(f"Fixed in every trial but the baseline: {held}.")
-    saving = saving_of(trials)
+    saving, quality = saving_of(trials), info.quality
     if best is not None and saved_of_one(best) > 0:
         env = best_env(info, best, allowed_drop, confirmation=confirmation, line=line)
         lines += ["", "## Best settings", "", "```sh", env.rstrip(), "```"]
         baseline = ranking[ranking["role"] == "baseline"].iloc[0]
         lines += [
             "",
-            "There is no test split, so all accuracies are those of the validation split."
-            if pd.isna(best["test_accuracy"])
+            f"There is no test split, so all {'accuracies' if quality.is_accuracy else 'values'} are those of the "
+            "validation split."
+            if pd.isna(best[quality.test])
             else f"On the test split{'' if confirmation is not None else ', which no choice was made by'}, "
-            f"seed {int(best['seed'])}: {best['test_accuracy']:.4f}, "
-            f"baseline {baseline['test_accuracy']:.4f}.",
+            f"seed {int(best['seed'])}: {value_text(best[quality.test], quality)}, "
+            f"baseline {value_text(baseline[quality.test], quality)}.",
             ("" if pd.isna(best["backward_saved"]) else f"Backward FLOPs saved: {percent(best['backward_saved'])}. ")
             + f"Training time saved in this run: {percent(best['time_saved'])} (one measurement, beside other trials).",
         ]
@@ -76,7 +81,8 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         if len(stops) > 1:
             lines += ["", *_table(stops, "--:|--:|:--|:--|--:")]
         lines += sparsity_lines(best)
-    lines += confirmation_lines(confirmation, saved_words(saving), allowed_drop) + control_lines(trials, line)
+    limit = allowed_limit(ranking, allowed_drop)
+    lines += confirmation_lines(confirmation, saved_words(saving), limit, quality) + control_lines(trials, line)
     table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line), allowed_drop=allowed_drop)
     lines += ["", "## Ranking", "", *_table(table, "|".join(["--"] * len(table[0])))]
     if picture is not None:
@@ -108,26 +114,31 @@ def _table(cells: Sequence[Sequence[str]], alignment: str) -> list[str]:
     return [rows[0], f"|{alignment}|", *rows[1:]]
 
 
-def confirmation_lines(confirmation: pd.DataFrame | None, saved: str, allowed_drop: float) -> list[str]:
+def confirmation_lines(
+    confirmation: pd.DataFrame | None, saved: str, allowed: float, quality: Quality = ACCURACY
+) -> list[str]:
     """Return the Markdown section on retraining with fresh seeds; empty if no confirmation was started.
 
     Args:
         confirmation: from `analysis.confirm_table`.
         saved: the compute saving that the study ranks by, in words.
-        allowed_drop: allowed accuracy loss, a fraction.
+        allowed: allowed drop in the metric's unit.
+        quality: the metric.
     """
     if confirmation is None:
         return []
     lines = [
         "", "## Confirmation", "",
-        "Retrained with the baseline on seeds that the search never saw; accuracy losses are in "
-        f"{compared(confirmation.iloc[0])}, in points, with intervals that hold together.", "",
+        "Retrained with the baseline on seeds that the search never saw; "
+        f"{'accuracy losses are' if quality.is_accuracy else f'each {drop_words(quality)} is'} in "
+        f"{compared(confirmation.iloc[0])}{', in points' if quality.is_fraction else ''}, with intervals that hold "
+        "together.", "",
     ]  # fmt: skip
-    table = [["trial", "seeds", saved, "accuracy loss", "from", "to", "confirmed"]]
+    table = [["trial", "seeds", saved, drop_words(quality), "from", "to", "confirmed"]]
     for _, row in confirmation.iterrows():
         drops = [
-            points_number(row[name], allowed=allowed_drop, sign="+")
-            for name in ("accuracy_drop", "drop_low", "drop_high")
+            drop_number(row[name], quality, allowed=allowed, sign="+")
+            for name in (quality.drop, "drop_low", "drop_high")
         ]
         found = [str(row["candidate"]), str(row["seeds"]), percent(saved_again(row)), *drops]
         table.append([*found, "yes" if row["confirmed"] else "no"])
@@ -140,8 +151,9 @@ def control_lines(trials: pd.DataFrame, line: pd.DataFrame) -> list[str]:
     stops = stops[stops["control"] == RANDOM_STOPS] if len(stops) else stops
     if len(line) == 0 and len(stops) == 0:
         return []
+    quality = quality_of(trials)
     rows = [(plural(row["epochs"], "epoch"), row) for _, row in line.iterrows()]
     rows += [(settings_text(row), row) for _, row in stops.iterrows()]
-    cells = [[trained, percent(row["compute_saved"]), f"{row['accuracy']:.4f}"] for trained, row in rows]
-    table = [["trained", "compute saved", "accuracy"], *cells]
+    cells = [[trained, percent(row["compute_saved"]), value_text(row[quality.name], quality)] for trained, row in rows]
+    table = [["trained", "compute saved", quality.name], *cells]
     return ["", "## Controls", "", *_table(table, ":--|--:|--:")]

@@ -9,9 +9,13 @@ import pandas as pd
 
 from analysis.formatting import decimals_above, fixed, percent
 from analysis.metrics.accounting import search_fraction
+from analysis.metrics.quality import quality_of
+from analysis.metrics.ranking import allowed_limit
 from analysis.metrics.saving import saving_of
 from analysis.presentation.figures.plain_columns import stop_events
 from analysis.presentation.summary_text import settings_text
+from analysis.quality_words import drop_number, drop_words, value_text
+from trainables.quality import Quality
 from trainables.savings import BOTH, SAVED, TRAINING
 
 _ROLES = {"baseline": " (baseline)", "published": " (published)"}
@@ -23,7 +27,7 @@ def ranked_table(
     top: int | None = None,
     test: bool = False,
     beats: pd.Series[Any] | None = None,
-    allowed_drop: float | None = None,
+    allowed_drop: float | str | None = None,
 ) -> list[list[str]]:
     """Return the ranked table as text cells, header first.
 
@@ -35,19 +39,21 @@ def ranked_table(
     Args:
         ranking: from `analysis.rank`.
         top: rows to show; None for all. The baseline is always included.
-        test: add the test accuracy, which a search must not choose by.
-        allowed_drop: allowed accuracy loss of the ranking; a loss above it gets enough decimals to show that.
+        test: add the metric on the test split, which a search must not choose by.
+        allowed_drop: allowed drop of the ranking; a drop above it gets enough decimals to show that.
         beats: from `analysis.beats_shorter`, on the ranking's index; adds a column with the comparison to a cut
             dense run.
     """
-    saving = saving_of(ranking)
+    saving, quality = saving_of(ranking), quality_of(ranking)
+    limit = None if allowed_drop is None else allowed_limit(ranking, allowed_drop)
+    tested = "test acc." if quality.is_accuracy else quality.test
     compared = beats is not None and bool(beats.notna().any())
     columns: list[tuple[str, Callable[[Any], str]]] = [
         ("rank", lambda row: str(row["rank"])),
         ("trial", lambda row: f"{row['trial']}{_ROLES.get(row['role'], '')}"),
-        ("accuracy", lambda row: f"{row['accuracy']:.4f}"),
-        ("accuracy loss", lambda row: _drop(row["accuracy_drop"], allowed_drop)),
-        ("test acc.", lambda row: _number(row["test_accuracy"], 4)),
+        (quality.name, lambda row: value_text(row[quality.name], quality)),
+        (drop_words(quality), lambda row: _drop(row[quality.drop], limit, quality)),
+        (tested, lambda row: "-" if pd.isna(row[quality.test]) else value_text(row[quality.test], quality)),
         ("saved", lambda row: _share(row.get(SAVED))),
         ("training saved", lambda row: _share(row["compute_saved"])),
         ("sparsity", lambda row: _share(row.get("sparsity"))),
@@ -61,7 +67,7 @@ def ranked_table(
         ("configuration", settings_text),
     ]
     absent = {
-        *(() if test else ("test acc.",)),
+        *(() if test else (tested,)),
         *(() if compared else ("beats cut dense run",)),
         *(() if saving == BOTH else ("training saved",)),
         *(() if saving != TRAINING else ("sparsity", "MACs")),
@@ -84,10 +90,12 @@ def stop_table(row: pd.Series) -> list[list[str]]:
     return table
 
 
-def _drop(drop: Any, allowed_drop: float | None) -> str:
+def _drop(drop: Any, limit: float | None, quality: Quality) -> str:
     if pd.isna(drop):
         return "-"
-    return fixed(drop, 4 if allowed_drop is None else decimals_above(drop, allowed_drop, 4), sign="+")
+    if not quality.is_fraction:
+        return drop_number(drop, quality, allowed=limit, sign="+")
+    return fixed(drop, 4 if limit is None else decimals_above(drop, limit, 4), sign="+")
 
 
 def _number(value: Any, decimals: int) -> str:

@@ -16,17 +16,20 @@ import pandas as pd
 from analysis.formatting import percent, plural
 from analysis.io.layout import Layout
 from analysis.io.studies import load
+from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saved_of, saving_of
 from analysis.presentation.intervention_text import action_words
 from analysis.presentation.summary_text import trial_numbers
+from analysis.quality_words import value_text
 from trainables.interventions import Intervention
+from trainables.quality import ACCURACY, Quality
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.store import Stage, StageStore, roots
 
 #: The columns of `stage_frame` and their pandas dtypes.
 _COLUMNS = {
     "root": "string", "stage": "string", "parent": "string", "depth": "int64", "begin": "Int64", "start": "int64",
-    "known_until": "int64", "action": "string", "trials": "object", "ends": "object", "accuracy": "float64",
+    "known_until": "int64", "action": "string", "trials": "object", "ends": "object", "quality": "float64",
     "compute_saved": "float64", "inference_saved": "float64", "saved": "float64", "steps_shared": "int64",
     "checkpoints": "int64", "checkpoint_bytes": "int64", "checkpoint_steps": "object",
 }  # fmt: skip
@@ -60,7 +63,8 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
 
     Returns:
         One row per stage; none if the study has no tree. ``df.attrs["total_steps"]`` is the number of steps of a whole
-        run, ``df.attrs["saving"]`` the compute that the study ranks by.
+        run, ``df.attrs["saving"]`` the compute that the study ranks by, ``df.attrs["quality"]`` its
+        metric.
 
         - ``root``, ``stage``, ``parent``: ids; ``parent`` is missing for a root stage.
         - ``depth``: number of interventions from the root to the stage.
@@ -69,8 +73,9 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
         - ``action``: the intervention in words.
         - ``trials``: numbers of the trials whose training contains the stage; ``ends``: numbers of the trials whose
           last stage it is.
-        - ``accuracy`` (fraction, validation), ``compute_saved``, ``inference_saved``, ``saved`` (fractions; the study
-          ranks by the last one): results of the run that ends in the stage; NaN if no run was trained to the end.
+        - ``accuracy`` (fraction, validation) or the study's metric, ``compute_saved``, ``inference_saved``, ``saved``
+          (fractions; the study ranks by the last one): results of the run that ends in the stage; NaN if no run was
+          trained to the end.
         - ``steps_shared``: additional steps that the stage's trials would have executed without sharing it.
         - ``checkpoints``: number of checkpoints; ``checkpoint_bytes``: bytes of their contents (contents shared by two
           stages count for both); ``checkpoint_steps``: their iterations, ascending.
@@ -96,7 +101,9 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
         rows += _root_rows(_read(store, int(facts["total_steps"])), facts, last, checkpoints)
     frame = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
     frame["saved"] = saved_of(frame.assign(saving=saving))
-    frame.attrs |= {"total_steps": total_steps, "saving": saving}
+    quality = quality_of(trials)
+    frame = frame.rename(columns={"quality": quality.name})
+    frame.attrs |= {"total_steps": total_steps, "saving": saving, "quality": quality}
     return frame
 
 
@@ -157,7 +164,8 @@ def _root_rows(
                 "action": _words(stages, stage, facts.get("layer_names", ())),
                 "trials": tuple(sorted(through[name])),
                 "ends": tuple(ends[name]),
-                **{column: stage.result.get(column) for column in ("accuracy", "compute_saved", "inference_saved")},
+                "quality": stage.result.get("accuracy", stage.result.get("quality")),
+                **{column: stage.result.get(column) for column in ("compute_saved", "inference_saved")},
                 "steps_shared": sum(spans[name]) - max(spans[name], default=0),
                 "checkpoints": len(kept),
                 "checkpoint_bytes": sum({entry.sha256: entry.bytes for entry in kept}.values()),
@@ -220,10 +228,11 @@ def tree_text(frame: pd.DataFrame, *, depth: int | None = None, top: int | None 
         children.setdefault(row["parent"] if row["depth"] > 0 else None, []).append(row)
     trunks = children.pop(None, [])
     several = len(trunks) > 1
+    quality: Quality = frame.attrs.get("quality", ACCURACY)
 
     def lines(row: dict[Any, Any], front: str, under: str) -> Iterator[str]:
         """Yield the lines of a stage and its descendants, which begin with `front` and `under`."""
-        yield front + _stage_line(row, several=several)
+        yield front + _stage_line(row, quality, several=several)
         below = children.get(row["stage"], [])
         hidden = [child for child in below if child["stage"] not in shown]
         visible = [child for child in below if child["stage"] in shown]
@@ -240,15 +249,15 @@ def tree_text(frame: pd.DataFrame, *, depth: int | None = None, top: int | None 
     return "\n".join(line for row in trunks if row["stage"] in shown for line in lines(row, "", ""))
 
 
-def _stage_line(row: Mapping[str, Any], *, several: bool) -> str:
+def _stage_line(row: Mapping[str, Any], quality: Quality, *, several: bool) -> str:
     if row["depth"] == 0:
         root = f" {row['root'][:8]}" if several else ""
         parts = [f"{row['action']}{root}, 0..{row['known_until']}"]
     else:
         parts = [f"{row['begin']}: {row['action']}, ..{row['known_until']}"]
     parts.append(plural(len(row["trials"]), "trial"))
-    if not pd.isna(row["accuracy"]):
-        parts.append(f"accuracy {row['accuracy']:.4f}")
+    if not pd.isna(row[quality.name]):
+        parts.append(f"{quality.name} {value_text(row[quality.name], quality)}")
     if row["depth"] > 0 and not pd.isna(row["saved"]):
         parts.append(f"saved {percent(row['saved'])}")
     return ", ".join(parts) + (f" ({trial_numbers(row['ends'])})" if row["ends"] else "")

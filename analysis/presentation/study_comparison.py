@@ -1,9 +1,10 @@
 """Comparison of several studies of the same training: Pareto fronts, hypervolume, cost.
 
 All studies rank by the same compute saving: that of training, of inference, or the mean of both; "saved" means this
-saving here. Accuracy is compared as the accuracy loss against the baseline with the study's own seed, so that studies
-with different seeds are comparable. A trial is on a front if it is better than the reference (nothing saved at an
-accuracy loss of five points) and no other trial dominates it. Baselines and controls are excluded from fronts because
+saving here. Accuracy, or the studies' own metric, is compared as the accuracy loss, or the metric's drop, against the
+baseline with the study's own seed, so that studies with different seeds are comparable. A trial is on a front if it is
+better than the reference (nothing saved at an accuracy loss of five points) and no other trial dominates it. Baselines
+and controls are excluded from fronts because
 all studies share them.
 """
 
@@ -19,18 +20,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.formatting import fixed, percent, plural, points
+from analysis.formatting import percent, plural
 from analysis.io.layout import Layout, StudyInfo
 from analysis.io.sources import distinct_names, sources
 from analysis.io.studies import load
-from analysis.io.study_options import check_allowed_drop
 from analysis.metrics.accounting import search_cost
 from analysis.metrics.controls import is_control
 from analysis.metrics.pareto import hypervolume, non_dominated
-from analysis.metrics.ranking import GIVEN_AWAY, rank
+from analysis.metrics.ranking import allowed_limit, given_away, rank, reference_of
 from analysis.presentation.compression_text import without_files
 from analysis.presentation.summary_text import settings_text
+from analysis.quality_words import allowed_text, drop_cell, drop_words, value_text
 from trainables.errors import UserError
+from trainables.quality import Quality, read_drop
 from trainables.savings import SAVED, share_words
 
 #: Outcomes equal to this many decimals count as equal: losses of fractions such as 583/599 differ in the last bits.
@@ -56,23 +58,27 @@ class Comparison:
     the columns of `analysis.rank` except the rank and the front flag."""
     candidates: pd.DataFrame
     """All completed trials except baselines and controls, with the same columns and `on_own_front`."""
-    allowed_drop: float
-    """Allowed accuracy loss, a fraction."""
+    quality: Quality
+    """Metric by which the studies' trials are compared."""
+    allowed_drop: float | str
+    """Allowed drop of the metric (`trainables.quality.read_drop`)."""
+    allowed: float
+    """The same in the metric's unit; a relative one is of the mean baseline."""
     reference_drop: float
-    """Accuracy loss of the hypervolumes' reference point; its compute saved is 0."""
+    """Drop of the metric at the hypervolumes' reference point; its compute saved is 0."""
     saving: str
     """Compute that the studies rank by: training, inference or both."""
     notes: tuple[str, ...]
     """Differences that limit the comparability of the studies, one sentence each."""
 
 
-def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -> Comparison:
+def compare(paths: Iterable[str | Path], *, allowed_drop: float | str | None = None) -> Comparison:
     """Compare studies of the same training with different spaces, methods or fixed settings.
 
     Args:
         paths: folders of two or more studies.
-        allowed_drop: allowed accuracy loss, a fraction in [0, 1); by default that of the studies, the smallest if they
-            differ.
+        allowed_drop: allowed accuracy loss, a fraction in [0, 1), or that of another metric, as for `analysis.rank`; by
+            default that of the studies, the smallest if they differ.
 
     Returns:
         A comparison. Columns of its `studies`:
@@ -82,7 +88,8 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
         - ``front_size``: distinct outcomes on the study's own front of accuracy loss against compute saved;
         - ``hypervolume``: area that this front dominates relative to a reference point that is the same for all
           studies: an accuracy loss of `GIVEN_AWAY` (five points; twice the allowed loss if that is not below five
-          points) with nothing saved. If no trial is more accurate than its baseline, the area divided by the
+          points; of a metric that is no fraction as many percent) with nothing saved. If no trial is more accurate than
+          its baseline, the area divided by the
           reference's loss is the compute saving averaged over all allowed losses from 0 to the reference's;
         - ``best_trial``, ``compute_saved`` (training), ``saved`` (what the studies rank by), ``accuracy_drop``: of the
           trial that saves most within the allowed loss; missing if no trial saves compute within it;
@@ -95,8 +102,6 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
         UserError: if there are fewer than two studies, a study is given twice or does not exist, or the studies differ
             in workload, workload options, number of epochs or the compute that they rank by.
     """
-    if allowed_drop is not None:
-        check_allowed_drop(allowed_drop)
     found = sources(paths)
     if len(found) < 2:
         raise UserError(f"a comparison needs two or more studies, got {len(found)}: name another")
@@ -105,16 +110,26 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
         if source.kind != "study":
             raise UserError(f"a comparison needs folders of studies, {source.path} is none: give what a search wrote")
     infos = {name: Layout(source.path).read_info() for name, source in zip(names, found, strict=True)}
-    for field in ("workload", "workload_options", "epochs", "saving"):
+    for field in ("workload", "workload_options", "epochs", "saving", "metric"):
         if shown := _differing({name: getattr(info, field) for name, info in infos.items()}, "{1} ({0})"):
             raise UserError(
                 f"studies can be compared if their {field} is the same, got {shown}: leave out what differs"
             )
-    drop = min(info.allowed_drop for info in infos.values()) if allowed_drop is None else allowed_drop
     first = infos[names[0]]
+    quality = first.quality
     trials = {name: load(source.path) for name, source in zip(names, found, strict=True)}
-    reference = GIVEN_AWAY if drop < GIVEN_AWAY else 2 * drop
-    candidates = _candidates(trials, drop, reference)
+    everything = pd.concat(trials.values(), ignore_index=True)
+
+    def limit_of(allowed: float | str) -> float:
+        return allowed_limit(everything, allowed)
+
+    if allowed_drop is None:
+        drop = min((info.allowed_drop for info in infos.values()), key=limit_of)
+    else:
+        drop = read_drop(allowed_drop, quality)
+    limit, given = limit_of(drop), given_away(quality, reference_of(everything))
+    reference = given if not limit >= given else 2 * limit
+    candidates = _candidates(trials, drop, reference, quality)
     joint = candidates[_on_front(candidates, reference)].drop_duplicates(["study", *_VALUES])
     joint = joint.sort_values(_VALUES[::-1], ascending=False, kind="stable")
     return Comparison(
@@ -123,23 +138,27 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | None = None) -
         studies=_studies(infos, trials, candidates, joint, reference),
         joint_front=joint.drop(columns=[*_VALUES, "on_own_front"]).reset_index(drop=True),
         candidates=candidates.drop(columns=_VALUES),
+        quality=quality,
         allowed_drop=drop,
+        allowed=limit,
         reference_drop=reference,
         saving=first.saving,
-        notes=tuple(_notes(infos, trials)),
+        notes=tuple(_notes(infos, trials, quality)),
     )
 
 
-def _candidates(trials: dict[str, pd.DataFrame], allowed_drop: float, reference: float) -> pd.DataFrame:
-    """Return each study's completed trials with a known accuracy loss, best first, with the columns `_VALUES`."""
+def _candidates(
+    trials: dict[str, pd.DataFrame], allowed_drop: float | str, reference: float, quality: Quality
+) -> pd.DataFrame:
+    """Return each study's completed trials with a known drop, best first, with the columns `_VALUES`."""
     frames = []
     for name, frame in trials.items():
         ranking = rank(frame, allowed_drop=allowed_drop)
-        ranking = ranking[~ranking["role"].isin(_COMMON)].dropna(subset=["accuracy_drop", SAVED])
+        ranking = ranking[~ranking["role"].isin(_COMMON)].dropna(subset=[quality.drop, SAVED])
         ranking = ranking.drop(columns=["rank", "on_front", "study"], errors="ignore")
         ranking.insert(0, "study", pd.Series(name, ranking.index, dtype="string"))
         ranking["_saved"] = ranking[SAVED].astype("float64").round(_DECIMALS)
-        ranking["_gain"] = -ranking["accuracy_drop"].astype("float64").round(_DECIMALS)
+        ranking["_gain"] = -ranking[quality.drop].astype("float64").round(_DECIMALS)
         ranking["on_own_front"] = _on_front(ranking, reference)
         frames.append(ranking)
     return pd.concat(frames, ignore_index=True)
@@ -160,6 +179,7 @@ def _studies(
     reference: float,
 ) -> pd.DataFrame:
     """Return the table `Comparison.studies`; `joint` has each outcome of the joint front once per study."""
+    drop = infos[next(iter(infos))].quality.drop
     outcomes = len(joint.drop_duplicates(_VALUES))
     within = candidates[candidates["within_drop"] & (candidates["_saved"] > 0)]
     chosen = within.drop_duplicates("study").set_index("study")  # the first of each, in the order of its ranking
@@ -176,23 +196,23 @@ def _studies(
                 "front_size": len(own),
                 "hypervolume": hypervolume(own[_VALUES], (-reference, 0.0)),
                 "best_trial": chosen["trial"].get(name),
-                **{column: chosen[column].get(name) for column in ("compute_saved", SAVED, "accuracy_drop")},
+                **{column: chosen[column].get(name) for column in ("compute_saved", SAVED, drop)},
                 "search_trainings": cost.dense_equivalents,
                 "share_of_joint_front": (joint["study"] == name).sum() / outcomes if outcomes else None,
             }
         )
-    may_be_missing = ("compute_saved", SAVED, "accuracy_drop", "share_of_joint_front")
+    may_be_missing = ("compute_saved", SAVED, drop, "share_of_joint_front")
     dtypes = {"study": "string", "space": "string", "best_trial": "Int64", **dict.fromkeys(may_be_missing, "float64")}
     return pd.DataFrame(rows).astype(dtypes)
 
 
-def _notes(infos: dict[str, StudyInfo], trials: dict[str, pd.DataFrame]) -> Iterable[str]:
+def _notes(infos: dict[str, StudyInfo], trials: dict[str, pd.DataFrame], quality: Quality) -> Iterable[str]:
     for name, frame in trials.items():
         done = frame["status"] == "completed"
         if not (done & (frame["role"] == "baseline")).any():
             yield (
-                f"{name} has no completed baseline, so no accuracy loss can be stated and none of its trials is "
-                "compared."
+                f"{name} has no completed baseline, so no {drop_words(quality)} can be stated and none of its trials "
+                "is compared."
             )
         elif not (done & ~frame["role"].isin(_COMMON)).any():
             yield f"{name} has no completed trial beside the baseline."
@@ -200,9 +220,9 @@ def _notes(infos: dict[str, StudyInfo], trials: dict[str, pd.DataFrame]) -> Iter
         if running:
             yield f"{name} is not finished: {plural(running, 'trial')} running."
     if shown := _differing({name: info.seed for name, info in infos.items()}):
-        yield f"Seeds differ ({shown}): each accuracy loss is from the baseline of its own seed."
-    elif shown := _differing(dict(_baseline_accuracies(trials))):
-        yield f"Baselines of the same seed differ in accuracy ({shown}): they were not trained alike."
+        yield f"Seeds differ ({shown}): each {drop_words(quality)} is from the baseline of its own seed."
+    elif shown := _differing(dict(_baseline_values(trials, quality))):
+        yield f"Baselines of the same seed differ in {quality.name} ({shown}): they were not trained alike."
     if _differing({name: json.dumps(info.hold, sort_keys=True) for name, info in infos.items()}):
         yield f"Fixed values differ ({_listed({name: _fixed_text(info) for name, info in infos.items()})})."
     for package in sorted({package for info in infos.values() for package in info.versions}):
@@ -210,11 +230,11 @@ def _notes(infos: dict[str, StudyInfo], trials: dict[str, pd.DataFrame]) -> Iter
             yield f"Versions of {package} differ ({shown})."
 
 
-def _baseline_accuracies(trials: dict[str, pd.DataFrame]) -> Iterable[tuple[str, str]]:
+def _baseline_values(trials: dict[str, pd.DataFrame], quality: Quality) -> Iterable[tuple[str, str]]:
     for name, frame in trials.items():
-        done = frame.loc[(frame["role"] == "baseline") & (frame["status"] == "completed"), "accuracy"]
+        done = frame.loc[(frame["role"] == "baseline") & (frame["status"] == "completed"), quality.name]
         if len(done):
-            yield name, f"{done.mean():.4f}"
+            yield name, value_text(done.mean(), quality)
 
 
 def _fixed_text(info: StudyInfo) -> str:
@@ -233,44 +253,47 @@ def _listed(values: dict[str, Any], form: str = "{0}: {1}") -> str:
 # --- as text --------------------------------------------------------------------------------------------------------
 
 
-def _drop(drop: float) -> str:
-    return fixed(drop, 4, sign="+")
-
-
+#: Columns of a table as texts: heading, column and format.
 _Columns = dict[str, tuple[str, Callable[..., str]]]
-#: Columns of the two tables as texts: heading, column and format.
-_STUDIES: _Columns = {
-    "study": ("study", str),
-    "space": ("space", str),
-    "trials": ("trials", str),
-    "failed": ("failed", str),
-    "front": ("front_size", str),
-    "hypervolume": ("hypervolume", "{:.5f}".format),
-    "best trial": ("best_trial", str),
-    "saved": (SAVED, percent),
-    "accuracy loss": ("accuracy_drop", _drop),
-    "full trainings": ("search_trainings", "{:.1f}".format),
-    "of joint front": ("share_of_joint_front", lambda share: f"{100 * share:.0f} %"),
-}
-_JOINT_FRONT: _Columns = {
-    "study": ("study", str),
-    "trial": ("trial", str),
-    "saved": (SAVED, percent),
-    "accuracy loss": ("accuracy_drop", _drop),
-    "accuracy": ("accuracy", "{:.4f}".format),
-    "configuration": ("configuration", str),
-}
+
+
+def _study_columns(quality: Quality) -> _Columns:
+    return {
+        "study": ("study", str),
+        "space": ("space", str),
+        "trials": ("trials", str),
+        "failed": ("failed", str),
+        "front": ("front_size", str),
+        "hypervolume": ("hypervolume", "{:.5f}".format),
+        "best trial": ("best_trial", str),
+        "saved": (SAVED, percent),
+        drop_words(quality): (quality.drop, lambda drop: drop_cell(drop, quality, 4)),
+        "full trainings": ("search_trainings", "{:.1f}".format),
+        "of joint front": ("share_of_joint_front", lambda share: f"{100 * share:.0f} %"),
+    }
+
+
+def _front_columns(quality: Quality) -> _Columns:
+    return {
+        "study": ("study", str),
+        "trial": ("trial", str),
+        "saved": (SAVED, percent),
+        drop_words(quality): (quality.drop, lambda drop: drop_cell(drop, quality, 4)),
+        quality.name: (quality.name, lambda value: value_text(value, quality)),
+        "configuration": ("configuration", str),
+    }
 
 
 def comparison_table(comparison: Comparison) -> list[list[str]]:
     """Return the studies as text cells, header first."""
-    return _cells(comparison.studies, _STUDIES)
+    return _cells(comparison.studies, _study_columns(comparison.quality))
 
 
 def joint_front_table(comparison: Comparison, *, top: int | None = None) -> list[list[str]]:
     """Return the joint front as text cells, header first, most saved first; at most `top` rows."""
     front = comparison.joint_front[:top]
-    return _cells(front.assign(configuration=[settings_text(row) for _, row in front.iterrows()]), _JOINT_FRONT)
+    shown = front.assign(configuration=[settings_text(row) for _, row in front.iterrows()])
+    return _cells(shown, _front_columns(comparison.quality))
 
 
 def _cells(frame: pd.DataFrame, columns: _Columns) -> list[list[str]]:
@@ -282,8 +305,9 @@ def _cells(frame: pd.DataFrame, columns: _Columns) -> list[list[str]]:
 
 
 def comparison_line(comparison: Comparison) -> str:
-    """Return one sentence that names the study that saves most within the allowed accuracy loss."""
-    within = f"within the allowed accuracy loss of {points(comparison.allowed_drop)}"
+    """Return one sentence that names the study that saves most within the allowed drop."""
+    quality = comparison.quality
+    within = f"within the allowed {drop_words(quality)} of {allowed_text(comparison.allowed_drop, quality)}"
     found = comparison.studies.dropna(subset=[SAVED])
     found = found[found[SAVED] > 0].sort_values(SAVED, ascending=False, kind="stable")
     if len(found) == 0:

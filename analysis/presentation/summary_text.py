@@ -9,18 +9,22 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import ROUNDING, percent, plural, points
+from analysis.formatting import ROUNDING, percent, plural
 from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import SearchCost
 from analysis.metrics.confirmation import compared, of_trial, saved_again
 from analysis.metrics.controls import BEATS, EQUAL, accuracy_when_shorter, beats_shorter, difference_that_says_nothing
 from analysis.metrics.duplicates import outcomes
+from analysis.metrics.quality import quality_of
+from analysis.metrics.ranking import reference_values
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import compression_text
 from analysis.presentation.env_file import environment_lines
 from analysis.presentation.schedule_text import compresses, schedule_text
+from analysis.quality_words import allowed_text, drop_text, drop_words, metric_words, value_text
 from trainables.config import TrialConfig, field_kinds
 from trainables.gradskip.variables import BY_NAME
+from trainables.quality import Quality, allowed_amount
 from trainables.savings import SAVED, TRAINING, saved_words, share_words
 
 #: Caption of the stage tree's picture.
@@ -79,20 +83,20 @@ def _hyperparameters(row: pd.Series) -> dict[str, Any]:
 def headline(
     ranking: pd.DataFrame,
     best: pd.Series | None,
-    allowed_drop: float,
+    allowed_drop: float | str,
     *,
     confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None,
     why_little: str = "",
 ) -> str:
-    """Return the result in a few sentences: saving, accuracy loss, confirmation, comparison with a cut dense run.
+    """Return the result in a few sentences: saving, drop of the metric, confirmation, comparison with a cut dense run.
 
     If no setting is recommended, the text says so and adds `why_little`.
 
     Args:
         ranking: from `analysis.rank`.
         best: the recommended trial.
-        allowed_drop: allowed accuracy loss, a fraction.
+        allowed_drop: allowed drop of the metric, as for `analysis.rank`.
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
         line: from `analysis.control_line`; None for no comparison with a cut dense run.
         why_little: why the space's settings have little or no effect on this run (`StudyInfo.why_little`).
@@ -100,28 +104,30 @@ def headline(
     if len(ranking) == 0:
         return "No trial has completed, so there is nothing to rank."
     if not (ranking["role"] == "baseline").any():
-        return "The baseline did not complete, so no accuracy loss can be stated and nothing is recommended."
+        unknown = drop_words(quality_of(ranking))
+        return f"The baseline did not complete, so no {unknown} can be stated and nothing is recommended."
     if best is None or saved_of_one(best) <= 0:
         said = _nothing(ranking, allowed_drop, confirmation)
         return f"{said} {why_little[0].upper()}{why_little[1:]}." if why_little else said
     again = of_trial(confirmation, best)
-    share = _share(best)
+    share, words = _share(best), _Words(best, allowed_drop)
+    quality = words.quality
     if again is None:
         text = (
-            f"You can skip {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'], allowed_drop)} in "
-            f"validation accuracy (allowed: {points(allowed_drop)}). One seed, not confirmed."
+            f"You can skip {percent(saved_of_one(best))} of {share} {words.at(best[quality.drop])} in "
+            f"{metric_words(quality)} (allowed: {words.allowed}). One seed, not confirmed."
         )
     elif again["confirmed"]:
         text = (
-            f"You can skip {percent(saved_again(again))} of {share} {_at(again['accuracy_drop'], allowed_drop)} in "
-            f"{compared(again)} (allowed: {points(allowed_drop)}); confirmed over {plural(again['seeds'], 'seed')}: "
-            f"{_at_most(again['drop_high'], allowed_drop)} with {again['confidence']:.0%} confidence."
+            f"You can skip {percent(saved_again(again))} of {share} {words.at(again[quality.drop])} in "
+            f"{compared(again)} (allowed: {words.allowed}); confirmed over {plural(again['seeds'], 'seed')}: "
+            f"{words.at_most(again['drop_high'])} with {again['confidence']:.0%} confidence."
         )
     else:
         text = (
-            f"No setting was confirmed to stay within the allowed accuracy loss of {points(allowed_drop)}. The best "
-            f"on one seed skips {percent(saved_of_one(best))} of {share} {_at(best['accuracy_drop'], allowed_drop)} in "
-            f"validation accuracy; {_again(again, allowed_drop)}."
+            f"No setting was confirmed to stay within the allowed {drop_words(quality)} of {words.allowed}. The best "
+            f"on one seed skips {percent(saved_of_one(best))} of {share} {words.at(best[quality.drop])} in "
+            f"{metric_words(quality)}; {_again(again, words)}."
         )
     confirmed = again is not None and bool(again["confirmed"])
     parts = [text, _not_retrained(ranking, best, confirmation), _shorter_does_it(best, line, confirmed=confirmed)]
@@ -134,34 +140,59 @@ def _share(row: pd.Series) -> str:
     return f"{words}," if "," in words else words
 
 
-def _nothing(ranking: pd.DataFrame, allowed_drop: float, confirmation: pd.DataFrame | None) -> str:
+class _Words:
+    """Words for drops of one study's metric.
+
+    Args:
+        row: a trial of it, with a value and a drop.
+        allowed_drop: allowed drop, as for `analysis.rank`.
+    """
+
+    def __init__(self, row: pd.Series, allowed_drop: float | str) -> None:
+        self.quality: Quality = quality_of(row)
+        baseline = float(reference_values(row.to_frame().T, self.quality).iloc[0])
+        self._limit = float(allowed_amount(allowed_drop, baseline))
+        self.allowed = allowed_text(allowed_drop, self.quality, baseline=baseline)
+        """The allowed drop."""
+
+    def at(self, drop: float) -> str:
+        """Return ``at a loss of ...``, or that nothing is lost."""
+        if drop > ROUNDING:
+            how = "loss" if self.quality.direction == "max" else "rise"
+            return f"at a {how} of {drop_text(drop, self.quality, allowed=self._limit)}"
+        better = "" if drop >= -ROUNDING else f" ({drop_text(-drop, self.quality)} better)"
+        return f"at no {'loss' if self.quality.direction == 'max' else 'rise'}{better}"
+
+    def at_most(self, high: float) -> str:
+        """Return the upper end of an interval as a clause."""
+        if high <= 0:
+            return "nothing is lost"
+        return f"the {drop_words(self.quality)} is at most {drop_text(high, self.quality, allowed=self._limit)}"
+
+
+def _nothing(ranking: pd.DataFrame, allowed_drop: float | str, confirmation: pd.DataFrame | None) -> str:
+    quality = quality_of(ranking)
     if "worth" in ranking.columns and bool((ranking["within_drop"] & (ranking[SAVED] > 0)).any()):
-        return "No setting tried is worth more at this price of a point of accuracy than training in full."
-    text = f"No setting tried saves compute within the allowed accuracy loss of {points(allowed_drop)}."
+        unit = "a point of accuracy" if quality.is_accuracy else f"its {quality.name}"
+        return f"No setting tried is worth more at this price of {unit} than training in full."
+    text = (
+        f"No setting tried saves compute within the allowed {drop_words(quality)} of "
+        f"{allowed_text(allowed_drop, quality)}."
+    )
     refuted = 0 if confirmation is None else int(confirmation["refuted"].sum())
     return f"{text} {plural(refuted, 'setting')} did on one seed and not on fresh ones." if refuted else text
 
 
-def _at(drop: float, allowed_drop: float) -> str:
-    if drop > ROUNDING:
-        return f"at a loss of {points(drop, allowed=allowed_drop)}"
-    return "at no loss" if drop >= -ROUNDING else f"at no loss ({points(-drop)} better)"
-
-
-def _at_most(high: float, allowed_drop: float) -> str:
-    return f"the accuracy loss is at most {points(high, allowed=allowed_drop)}" if high > 0 else "nothing is lost"
-
-
-def _again(again: pd.Series, allowed_drop: float) -> str:
+def _again(again: pd.Series, words: _Words) -> str:
     """Return the results on fresh seeds of a setting that they did not confirm."""
     failed = f"it failed on {plural(again['failed'], 'fresh seed')}" if again["failed"] else ""
     if again["seeds"] == 0:
         return failed or "it was not retrained to the end"
     seeds = plural(again["seeds"], "fresh seed")
-    drop = f"{_at(again['accuracy_drop'], allowed_drop)} in {compared(again)}"
+    drop = f"{words.at(again[words.quality.drop])} in {compared(again)}"
     found = f"over {seeds} it skips {percent(saved_again(again))} {drop}"
     if again["seeds"] >= 2:
-        found += f", and {_at_most(again['drop_high'], allowed_drop)}"
+        found += f", and {words.at_most(again['drop_high'])}"
     return f"{found}; {failed}" if failed else found
 
 
@@ -191,24 +222,27 @@ def _shorter_does_it(best: pd.Series, line: pd.DataFrame | None, *, confirmed: b
     word = beats_shorter(best.to_frame().T, line).iloc[0]
     if pd.isna(word) or (word == BEATS and not confirmed):
         return ""
+    quality = quality_of(best)
     verb = {BEATS: "It beats", EQUAL: "It is about equal to"}.get(word, "It does not beat")
     said = (
-        f"{verb} a dense run cut to the same compute, which reaches {reached:.4f} on that seed, "
-        f"this setting {best['accuracy']:.4f}"
+        f"{verb} a dense run cut to the same compute, which reaches {value_text(reached, quality)} on that seed, "
+        f"this setting {value_text(best[quality.name], quality)}"
     )
-    if word == EQUAL:
-        nothing = float(difference_that_says_nothing(line, (best["accuracy"] + reached) / 2))
+    if word == EQUAL and quality.is_accuracy:
+        nothing = float(difference_that_says_nothing(line, (best[quality.name] + reached) / 2))
         said += f" (another seed alone makes about {nothing:.4f})"
     return f"{said}; no cut dense run was trained on fresh seeds." if confirmed else f"{said}."
 
 
 def _shorter_line(best: pd.Series, line: pd.DataFrame | None) -> list[str]:
-    """Return the comment line on the accuracy of a cut dense run; empty if that is not known."""
+    """Return the comment line on the metric of a cut dense run; empty if that is not known."""
     word = pd.NA if line is None or len(line) == 0 else beats_shorter(best.to_frame().T, line).iloc[0]
     if line is None or pd.isna(word):
         return []
     reached = float(accuracy_when_shorter(line, [best["compute_saved"]])[0])
-    return [f"# Dense run cut to the same compute: validation accuracy {reached:.4f} on that seed; beaten: {word}."]
+    quality = quality_of(best)
+    value = f"{metric_words(quality)} {value_text(reached, quality)}"
+    return [f"# Dense run cut to the same compute: {value} on that seed; beaten: {word}."]
 
 
 def is_answer(best: pd.Series | None) -> bool:
@@ -217,7 +251,7 @@ def is_answer(best: pd.Series | None) -> bool:
 
 
 def best_env(
-    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None,
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None,
 ) -> str:  # fmt: skip
     """Return the best settings as lines that a POSIX shell can source, with comments on their confirmation."""
@@ -233,7 +267,7 @@ def best_env(
 
 
 def best_schedule(
-    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None,
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None,
 ) -> str | None:  # fmt: skip
     """Return the best trial's compression schedule as plain YAML, with the comments of `best_env`; None without one."""
@@ -244,7 +278,7 @@ def best_schedule(
 
 
 def about_answer(
-    info: StudyInfo, best: pd.Series | None, allowed_drop: float, *, confirmation: pd.DataFrame | None = None,
+    info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None,
 ) -> list[str]:  # fmt: skip
     """Return the comments at the top of a file with the best settings: their origin and confirmation.
@@ -252,7 +286,7 @@ def about_answer(
     Args:
         info: description of the study.
         best: the recommended trial.
-        allowed_drop: allowed accuracy loss, a fraction.
+        allowed_drop: allowed drop of the metric, as for `analysis.rank`.
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
         line: from `analysis.control_line`; adds the accuracy of a cut dense run.
     """
@@ -260,31 +294,34 @@ def about_answer(
     if best is None or not is_answer(best):
         return [
             study,
-            f"# Nothing tried saves compute within the allowed accuracy loss of {points(allowed_drop)}: off.",
+            f"# Nothing tried saves compute within the allowed {drop_words(info.quality)} of "
+            f"{allowed_text(allowed_drop, info.quality)}: off.",
         ]
-    words = saved_words(saving_of(best))
+    saved, words = saved_words(saving_of(best)), _Words(best, allowed_drop)
+    quality = words.quality
     lines = [
         study,
-        f"# trial {best['trial']}: {words} {percent(saved_of_one(best))}, validation accuracy "
-        f"{best['accuracy']:.4f}, accuracy loss {points(best['accuracy_drop'])} (allowed {points(allowed_drop)})",
+        f"# trial {best['trial']}: {saved} {percent(saved_of_one(best))}, {metric_words(quality)} "
+        f"{value_text(best[quality.name], quality)}, {drop_words(quality)} {drop_text(best[quality.drop], quality)} "
+        f"(allowed {words.allowed})",
         *_shorter_line(best, line),
     ]
     again = of_trial(confirmation, best)
     if again is None:
         return [*lines, "# One seed, not confirmed."]
     if not again["confirmed"]:
-        return [*lines, f"# Not confirmed: {_again(again, allowed_drop)}."]
+        return [*lines, f"# Not confirmed: {_again(again, words)}."]
     return [
         *lines,
-        f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{_and_split(best)}: {words} "
+        f"# Confirmed on {plural(again['seeds'], 'fresh seed')}{_and_split(best)}: {saved} "
         f"{percent(saved_again(again))},",
-        f"#   accuracy loss {points(again['accuracy_drop'])}; {_at_most(again['drop_high'], allowed_drop)} with "
-        f"{again['confidence']:.0%} confidence.",
+        f"#   {drop_words(quality)} {drop_text(again[quality.drop], quality)}; {words.at_most(again['drop_high'])} "
+        f"with {again['confidence']:.0%} confidence.",
     ]
 
 
 def _and_split(best: pd.Series) -> str:
-    return "" if pd.isna(best.get("test_accuracy")) else " and the test split"
+    return "" if pd.isna(best.get(quality_of(best).test)) else " and the test split"
 
 
 def settings_text(row: pd.Series) -> str:

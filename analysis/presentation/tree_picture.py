@@ -17,6 +17,8 @@ import pandas as pd
 from analysis.formatting import percent, plural
 from analysis.presentation.figures.palette import depth_colour
 from analysis.presentation.stage_frame import most_visited
+from analysis.quality_words import value_text
+from trainables.quality import ACCURACY, Quality
 from trainables.savings import TRAINING, saved_words
 
 #: Maximum number of lanes in a picture; further stages are counted in its last line.
@@ -33,7 +35,7 @@ _MOST_INDENTS = 8
 _LETTER = 6.7  # width at 11 px, enough for the widest of the listed fonts
 _MOST_LETTERS = 60
 _LABELS = "what was done, at which iteration"
-_NUMBERS = {"trials": 58, "saved": 64, "accuracy": 70}  # columns and their widths
+_NUMBERS, _METRIC = {"trials": 58, "saved": 64}, 70  # columns and their widths; that of the metric comes last
 _TICK_STEP = 0.5  # checkpoints closer together share one tick
 
 _TEXT, _FAINT, _LINE, _GRID, _STRIPE, _UNKNOWN = "#1f2933", "#52606d", "#8491a0", "#d9dee3", "#f5f7f9", "#aab4be"
@@ -81,7 +83,9 @@ def tree_svg(frame: pd.DataFrame, total_steps: int, *, title: str | None = None)
     most_saved = max(0.0, float(drawn["saved"].fillna(0.0).max()))
     label_x = _MARGIN + _PLOT_WIDTH + 24
     numbers_x = label_x + max(_LETTER * len(_LABELS), *(_LETTER * len(lane.label) + lane.indent for lane in lanes))
-    width = round(numbers_x + sum(_NUMBERS.values()) + _MARGIN)
+    quality: Quality = frame.attrs.get("quality", ACCURACY)
+    widths = {**_NUMBERS, quality.name: max(_METRIC, round(_LETTER * len(quality.name)) + 14)}
+    width = round(numbers_x + sum(widths.values()) + _MARGIN)
     bottom = _FIRST_LANE + _LANE * len(lanes)
     height = bottom + (_LANE if len(folded) else 0) + _MARGIN // 2
     if title is None:
@@ -94,7 +98,7 @@ def tree_svg(frame: pd.DataFrame, total_steps: int, *, title: str | None = None)
         *_head(width, height, title),
         *_legend(saved_words(frame.attrs.get("saving", TRAINING)), most_saved),
         _text(_MARGIN + _PLOT_WIDTH / 2, _FIRST_LANE - 29, "iteration", fill=_FAINT, anchor="middle"),
-        *_row_of_texts(_FIRST_LANE - 10, label_x, _LABELS, numbers_x, list(_NUMBERS), fill=_FAINT),
+        *_row_of_texts(_FIRST_LANE - 10, label_x, _LABELS, numbers_x, list(widths), widths, fill=_FAINT),
     ]
     for lane in lanes[::2]:  # shaded, so that a bar and its text are seen as one row
         parts.append(_rect(_MARGIN - 8, lane.y - _LANE / 2, width - 2 * _MARGIN + 16, _STRIPE, height=_LANE, rx=0))
@@ -119,9 +123,9 @@ def tree_svg(frame: pd.DataFrame, total_steps: int, *, title: str | None = None)
         numbers = [
             str(len(row["trials"])),
             "" if pd.isna(row["saved"]) else percent(row["saved"]),
-            "" if pd.isna(row["accuracy"]) else f"{row['accuracy']:.4f}",
+            "" if pd.isna(row[quality.name]) else value_text(row[quality.name], quality),
         ]
-        parts += _row_of_texts(lane.y + 4, label_x + lane.indent, lane.label, numbers_x, numbers)
+        parts += _row_of_texts(lane.y + 4, label_x + lane.indent, lane.label, numbers_x, numbers, widths)
     if len(folded):
         most = int(folded["trials"].map(len).max())
         rest = f"… and {plural(len(folded), 'more stage')}, each with {plural(most, 'trial')} at most"
@@ -218,10 +222,11 @@ def _round_numbers(total: int, most: int = 7) -> list[int]:
 
 
 def _row_of_texts(
-    y: float, label_x: float, label: str, numbers_x: float, cells: Sequence[str], fill: str = _TEXT
-) -> list[str]:
+    y: float, label_x: float, label: str, numbers_x: float, cells: Sequence[str], widths: Mapping[str, int],
+    fill: str = _TEXT,
+) -> list[str]:  # fmt: skip
     """Return a label and the cells of the columns of numbers, without empty ones."""
-    right = [numbers_x + end for end in accumulate(_NUMBERS.values())]
+    right = [numbers_x + end for end in accumulate(widths.values())]
     numbers = [_text(x, y, cell, fill=fill, anchor="end") for x, cell in zip(right, cells, strict=True) if cell]
     return [_text(label_x, y, label, fill=fill), *numbers]
 

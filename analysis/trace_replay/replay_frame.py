@@ -27,7 +27,7 @@ COLUMNS = {
     "compute_saved": "1 - executed / dense FLOPs, as in a trial's row; NaN where it cannot be predicted",
     "backward_saved": "the same, of the backward FLOPs alone",
     "exact": "whether the whole run was trained before, so that all of this is what training again would give",
-    "accuracy": "that run's accuracy on the validation split; NaN unless exact",
+    "accuracy": "that run's accuracy, or the study's metric under its own name; NaN unless exact",
     "exact_until": "stops before this iteration are certain, and that there are no others; the run's length for all",
     "stage": "id of the deepest recorded stage that the run goes through; its last one where exact",
 }
@@ -99,7 +99,7 @@ def _columns(trace: RunTrace, found: Predicted, more: NDArray[np.bool_]) -> dict
         "compute_saved": saved("compute_saved", found.spared, dense),
         "backward_saved": saved("backward_saved", found.spared_backward, dense_backward),
         "exact": exact,
-        "accuracy": np.where(exact, recorded("accuracy"), np.nan),
+        trace.quality.name: np.where(exact, recorded(trace.quality.key), np.nan),
         "exact_until": found.certain_until,
         "stage": np.array([stage.id for stage in trace.stages], object)[found.stage],
     }

@@ -24,6 +24,7 @@ from trainables.compression.masks import parameters_as_built
 from trainables.compression.model_copies import evaluating
 from trainables.compression.schedule.names import listed
 from trainables.errors import UserError
+from trainables.quality import ACCURACY, Quality, allowed_amount, read_drop
 from trainables.workloads.base import Workload
 
 Kind = Literal["element", "filter", "channel"]
@@ -38,10 +39,10 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Accuracy and loss of a model."""
+    """Accuracy, or another metric, and loss of a model."""
 
     top1: float
-    """Accuracy, in [0, 1]."""
+    """Accuracy, in [0, 1], or the workload's own metric."""
     top5: float | None = None
     """Share of samples whose class is among the five best; None if it was not counted."""
     loss: float | None = None
@@ -175,19 +176,21 @@ def order(weight: Tensor, kind: Kind) -> Tensor:
     return sizes.argsort(stable=True)
 
 
-def proposed_sensitivities(rows: Sequence[Row], weights: Mapping[str, Tensor], allowed_drop: float) -> list[Proposal]:
-    """Propose for each parameter the largest level within the allowed accuracy loss, and its s.
+def proposed_sensitivities(
+    rows: Sequence[Row], weights: Mapping[str, Tensor], allowed_drop: float | str, quality: Quality = ACCURACY
+) -> list[Proposal]:
+    """Propose for each parameter the largest level within the allowed drop, and its s.
 
     Args:
         rows: of `sensitivity_analysis`, including level 0.
         weights: the parameters by name, with the values that were analysed.
-        allowed_drop: allowed accuracy loss of top1, a fraction in [0, 1].
+        allowed_drop: allowed drop of top1 against level 0 (`trainables.quality`).
+        quality: the metric that top1 holds.
 
     Raises:
         UserError: ``allowed_drop`` is out of range.
     """
-    if not 0 <= allowed_drop <= 1:
-        raise UserError(f"the allowed accuracy loss must be a fraction in [0, 1], such as 0.005, got {allowed_drop}")
+    allowed_drop = read_drop(allowed_drop, quality)
     by_parameter: dict[str, list[Row]] = {}
     for row in rows:
         by_parameter.setdefault(row.parameter, []).append(row)
@@ -195,7 +198,8 @@ def proposed_sensitivities(rows: Sequence[Row], weights: Mapping[str, Tensor], a
     for name, own in by_parameter.items():
         best = own[0]
         for row in own:
-            if not own[0].top1 - row.top1 <= allowed_drop + _ROUNDING:  # also true for NaN
+            lost = quality.lost(row.top1, own[0].top1)
+            if not lost <= allowed_amount(allowed_drop, own[0].top1) + _ROUNDING:  # also true for NaN
                 break
             best = row
         found.append(
@@ -260,7 +264,14 @@ def pruners_section(proposals: Sequence[Proposal], kind: Kind) -> dict[str, Any]
 
 
 def evaluate_workload(
-    workload: Workload, model: nn.Module, split: str, device: Any, *, seed: int = 0, loss_batches: int = 8
+    workload: Workload,
+    model: nn.Module,
+    split: str,
+    device: Any,
+    *,
+    seed: int = 0,
+    loss_batches: int = 8,
+    metric: str | None = None,
 ) -> Evaluation:
     """Evaluate a model: top-1 is its accuracy on a split, loss the mean over the first training batches of epoch 0.
 
@@ -274,9 +285,11 @@ def evaluate_workload(
         device: as in `Workload.evaluate`.
         seed: of the training batches.
         loss_batches: number of training batches, >= 0.
+        metric: what top1 holds; None for the workload's own metric.
     """
     with evaluating(model):
-        top1 = float(workload.evaluate(model, split, device))
+        name = metric or workload.quality.name
+        top1 = workload.metrics_on(model, split, device, name)[name]
         total, samples = torch.zeros((), device=device), 0
         for batch in islice(workload.train_batches(0, seed), loss_batches):
             total += len(batch[0]) * workload.loss(model, tuple(tensor.to(device) for tensor in batch))

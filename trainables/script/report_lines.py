@@ -1,7 +1,7 @@
 """Reports that a script prints: one JSON object per line.
 
-A line is a report if it is a JSON object with the key ``accuracy``, or with the marker ``tune_cac`` (its value is
-ignored) where there is no accuracy yet. Anything else that a script prints is ignored.
+A line is a report if it is a JSON object with the study's metric, such as ``accuracy``, or with the marker ``tune_cac``
+(its value is ignored) where that is not known yet. Anything else that a script prints is ignored.
 """
 
 from __future__ import annotations
@@ -32,14 +32,20 @@ class ReportError(UserError):
     """A report with a value of the wrong kind."""
 
 
-def read_report(line: str) -> dict[str, Any] | None:
+def read_report(line: str, metric: str = "accuracy") -> dict[str, Any] | None:
     """Return what a line reports; None if it is not a report.
+
+    Args:
+        line: as the script printed it.
+        metric: by which the study's trials are compared.
 
     The keys of `NUMBERS` and `OBJECTS` are at the top level, all others under ``extra``, which is omitted if empty. NaN
     and infinite numbers are accepted, except for `COUNTS`.
 
     >>> read_report('{"accuracy": 0.91, "step": 200, "lr": 0.1}')
     {'accuracy': 0.91, 'step': 200, 'extra': {'lr': 0.1}}
+    >>> read_report('{"val_loss": 1.25, "step": 200}', "val_loss")
+    {'step': 200, 'extra': {'val_loss': 1.25}}
     >>> read_report("epoch 3: accuracy 0.91") is None
     True
 
@@ -53,9 +59,9 @@ def read_report(line: str) -> dict[str, Any] | None:
         values = json.loads(text, parse_int=_int_or_infinite)
     except (ValueError, RecursionError):
         return None
-    if "accuracy" not in values and MARKER not in values:
+    if metric not in values and MARKER not in values:
         return None
-    _check(values)
+    _check(values, metric)
     report = {key: values[key] for key in (*NUMBERS, *OBJECTS) if key in values}
     extra = {key: value for key, value in values.items() if key not in report and key != MARKER}
     return {**report, "extra": extra} if extra else report
@@ -87,8 +93,8 @@ def format_report(**values: Any) -> str:
     return json.dumps(ordered, default=_item)
 
 
-def _check(values: dict[str, Any]) -> None:
-    for key in NUMBERS:
+def _check(values: dict[str, Any], metric: str = "accuracy") -> None:
+    for key in (*NUMBERS, metric, f"test_{metric}"):
         if key in values and (isinstance(values[key], bool) or not isinstance(values[key], int | float)):
             raise ReportError(f"{key} must be a number, got {_shown(values[key])}")
     for key in COUNTS:

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainables.config import TrialConfig
+from trainables.config import TrialConfig, field_names
 from trainables.errors import TrainingDiverged, UserError
 from trainables.gradskip.settings import Settings
+from trainables.gradskip.variable_types import is_number
 from trainables.gradskip.variables import BY_NAME
-from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS
+from trainables.metrics import METHOD_DEFAULTS, METRICS, MODEL_DEFAULTS, further_columns
 from trainables.savings import share_saved
 from trainables.script.placeholders import fill
 from trainables.script.process import ScriptProcess
@@ -153,10 +154,10 @@ class ScriptRun:
 
     def _read(self) -> Iterator[dict[str, Any]]:
         held: dict[str, Any] | None = None
-        count = 0
+        count, name = 0, self.config.quality.name
         for line in self._process.lines():
             try:
-                told = read_report(line)
+                told = read_report(line, self.config.quality.name)
             except ReportError as error:
                 raise ScriptFailed(f"the script printed a report that cannot be read: {error}") from None
             if told is None:
@@ -169,8 +170,8 @@ class ScriptRun:
             raise ScriptFailed(self._how_it_failed(self._process.returncode))
         if held is None:
             raise ScriptFailed(
-                "the script printed no metric: call tune_cac.report(accuracy=..., step=...), or print a line such as "
-                '{"accuracy": 0.91, "step": 100}' + self._tail()
+                f"the script printed no metric: call tune_cac.report({name}=..., step=...), or print a line such as "
+                f'{{"{name}": 0.91, "step": 100}}' + self._tail()
             )
         self._process.close()
         self.finished = True
@@ -187,11 +188,19 @@ class ScriptRun:
         return "; its last lines: " + " | ".join(lines) if lines else "; it printed nothing"
 
     def _row(self, told: Mapping[str, Any], count: int) -> dict[str, Any]:
-        if "accuracy" not in told:
-            raise ScriptFailed('a report must have an accuracy, such as {"accuracy": 0.91, "step": 100}')
+        quality = self.config.quality
+        further = dict(told.get("extra", {}))
+        measured = {quality.name: told.get(quality.name, further.pop(quality.name, None))}
+        measured[quality.test] = told.get(quality.test, further.pop(quality.test, None))
+        value = measured[quality.name]
+        if value is None:
+            raise ScriptFailed(
+                f"a report must have {'an accuracy' if quality.is_accuracy else f'a value of {quality.name}'}, such as "
+                f'{{"{quality.name}": 0.91, "step": 100}}'
+            )
         _check_ranges(told, method=self.config.method)
-        if not math.isfinite(told["accuracy"]):
-            raise TrainingDiverged(f"the accuracy is {told['accuracy']} in report {count}")
+        if quality.is_accuracy and not math.isfinite(value):
+            raise TrainingDiverged(f"the accuracy is {value} in report {count}")
         counted = told.get("gradskip") or {}
         costs = costs_of(told, counted)
         wall_time_s = time.perf_counter() - self._begun
@@ -200,8 +209,9 @@ class ScriptRun:
             "epoch": int(told.get("epoch", count)),
             "step": None if step is None else int(step),
             "train_loss": told.get("train_loss", told.get("loss")),
-            "accuracy": float(told["accuracy"]),
-            "test_accuracy": told.get("test_accuracy"),
+            quality.key: float(value),
+            quality.test_key: measured[quality.test],
+            **further_columns(_numbers(further)),
             **costs,
             "search_flops": costs["executed_flops"],
             "train_time_s": float(told.get("train_time_s", wall_time_s)),
@@ -214,6 +224,11 @@ class ScriptRun:
             **_stops(counted),
             RUN_FACTS: json.dumps(_facts(counted, step)),
         }
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the further metrics of a report: its other numbers, without names that columns of results have."""
+    return {k: float(v) for k, v in values.items() if is_number(v) and k not in METRICS and k not in field_names()}
 
 
 def _check_ranges(told: Mapping[str, Any], *, method: str) -> None:

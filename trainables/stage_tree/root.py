@@ -41,6 +41,7 @@ def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
         "device": config.device,
         "device_kind": device_kind(config.device),
         "precision": "float32",
+        **config.quality.fields(),  # rows of another metric have other keys
         "torch": torch.__version__,
     }
 

@@ -133,12 +133,13 @@ class ParallelRun(TrainingRun):
         finally:
             cost.counts, cost.flops_before = own_counts, own_before
 
-    def _accuracy(self, split: str) -> float:
+    def _metrics(self, split: str) -> dict[str, float]:
         # Broadcast, so that all processes end together if it is not finite.
-        value = super()._accuracy(split) if self.rank == 0 else 0.0
-        told = torch.tensor([value], dtype=torch.float64, device=self.device)
+        name = self.quality.name
+        found = super()._metrics(split) if self.rank == 0 else {name: 0.0}
+        told = torch.tensor([found[name]], dtype=torch.float64, device=self.device)
         dist.broadcast(told, 0)
-        return float(told)
+        return {**found, name: float(told)}
 
     def save(self, folder: str | Path) -> None:
         """Write this process's part of a checkpoint; the first process's file is written last and completes it."""

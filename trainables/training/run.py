@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from trainables.attachment import RunFacts, attach
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
-from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS
+from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, further_columns
+from trainables.quality import Quality
 from trainables.runtime.checkpoint_file import CHECKPOINT_FILE, read_state
 from trainables.runtime.generators import generators_state, kept_generators, set_generators
 from trainables.runtime.isolation import ProcessState
@@ -140,6 +141,11 @@ class TrainingRun:
         return self.cost.executed_flops
 
     @property
+    def quality(self) -> Quality:
+        """Return the metric by which the trial is compared: the config's, else the workload's own."""
+        return self.workload.quality if self.config.metric is None else self.config.quality
+
+    @property
     def epoch_shapes(self) -> list[tuple[int, Batch]] | None:
         """Return run lengths of an epoch's batch shapes (meta device); None before one was trained from its start."""
         return self._shapes.complete
@@ -211,8 +217,11 @@ class TrainingRun:
         if not math.isfinite(train_loss):
             raise TrainingDiverged(f"the training loss is {train_loss} in epoch {self.epoch}")
         self.row = self._row(train_loss)
-        if not math.isfinite(self.row["accuracy"]):
-            raise TrainingDiverged(f"the accuracy is {self.row['accuracy']} in epoch {self.epoch}")
+        quality = self.quality
+        value = self.row[quality.key]
+        # Of another metric one epoch's value may be undefined, such as an F1 without a hit; the last one counts.
+        if not math.isfinite(value) and (quality.is_accuracy or self.finished):
+            raise TrainingDiverged(f"the {quality.name} is {value} in epoch {self.epoch}")
         self.method.end_epoch(self.row)
         return self.row
 
@@ -252,14 +261,18 @@ class TrainingRun:
         return loss
 
     def _row(self, train_loss: float) -> dict[str, Any]:
-        accuracy = self._accuracy("validation")
-        test_accuracy = self._accuracy("test") if self.finished and "test" in self.workload.splits else None
+        quality = self.quality
+        found = self._metrics("validation")
+        tested = self._metrics("test") if self.finished and "test" in self.workload.splits else {}
+        further = {name: value for name, value in found.items() if name != quality.name}
+        further |= {f"test_{name}": value for name, value in tested.items() if name != quality.name}
         return {
             "epoch": self.epoch,
             "step": self.step,
             "train_loss": train_loss,
-            "accuracy": accuracy,
-            "test_accuracy": test_accuracy,
+            quality.key: found[quality.name],
+            quality.test_key: tested.get(quality.name),
+            **further_columns(further),
             **self.cost.columns(self.epoch, self.config.epochs),
             **self.resources.state_dict(),
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
@@ -270,12 +283,13 @@ class TrainingRun:
             **self.method.columns(),
         }
 
-    def _accuracy(self, split: str) -> float:
+    def _metrics(self, split: str) -> dict[str, float]:
+        """Return the metrics on a split by name, the one by which the trial is compared among them."""
         self.model.eval()
         # A data loader draws a seed when it is iterated. The next training must not depend on whether a row was
         # evaluated here or was known.
         with torch.no_grad(), kept_generators([self.device]):
-            return float(self.workload.evaluate(self.model, split, self.device))
+            return self.workload.metrics_on(self.model, split, self.device, self.quality.name)
 
     def _validation_loss(self) -> float | None:
         self.model.eval()

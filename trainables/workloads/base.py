@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainables.errors import unknown_name
+from trainables.quality import ACCURACY, Quality
 from trainables.workload_options import what_is_trained
 
 #: A batch is a tuple of tensors; the first dimension of each indexes the samples.
@@ -26,6 +28,10 @@ def count_hits(model: nn.Module, batches: Iterable[Batch], device: Any) -> int:
     for inputs, targets in batches:
         correct += (model(inputs.to(device)).argmax(-1) == targets.to(device)).sum()
     return int(correct)
+
+
+#: Metric that every workload with `evaluation_batches` has.
+VALIDATION_LOSS = "val_loss"
 
 
 class Workload(ABC):
@@ -42,6 +48,8 @@ class Workload(ABC):
     """Available splits; without ``test``, reports show only the validation accuracy."""
     default_epochs: int = 30
     """Epochs of a run unless specified."""
+    quality: Quality = ACCURACY
+    """The metric that `evaluate` returns, unless a search names another."""
 
     @property
     def key(self) -> Hashable:
@@ -129,7 +137,7 @@ class Workload(ABC):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss of a batch, a scalar."""
 
-    def evaluate_a_little(self, model: nn.Module, device: Any) -> float:
+    def evaluate_a_little(self, model: nn.Module, device: Any) -> float | Mapping[str, float]:
         """Return `evaluate` on a part of the validation split, where the whole takes long."""
         return self.evaluate(model, "validation", device)
 
@@ -139,5 +147,37 @@ class Workload(ABC):
         return 1.0
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
-        """Return the accuracy in [0, 1] on ``validation`` or ``test``; the model is in eval mode, gradients are off."""
+    def evaluate(self, model: nn.Module, split: str, device: Any) -> float | Mapping[str, float]:
+        """Return `quality` on ``validation`` or ``test``, or several metrics by name; in eval mode, gradients off."""
+
+    def quality_on(self, model: nn.Module, split: str, device: Any) -> float:
+        """Return `quality` alone on a split."""
+        return self.named_metrics(self.evaluate(model, split, device), self.quality.name)[self.quality.name]
+
+    def metrics_on(self, model: nn.Module, split: str, device: Any, metric: str) -> dict[str, float]:
+        """Return the metrics on a split by name: those of `evaluate`, and the mean loss if ``metric`` asks for it.
+
+        Raises:
+            UserError: ``metric`` is none of them.
+        """
+        found = self.evaluate(model, split, device)
+        if metric == VALIDATION_LOSS and not (isinstance(found, Mapping) and metric in found):
+            loss = self.mean_loss(model, split, device)
+            if loss is not None:
+                return {**self.named_metrics(found, None), metric: loss}
+        return self.named_metrics(found, metric)
+
+    def named_metrics(self, found: float | Mapping[str, float], metric: str | None) -> dict[str, float]:
+        """Return what `evaluate` returned by name.
+
+        Args:
+            found: a number is `quality`.
+            metric: one that is needed.
+
+        Raises:
+            UserError: it is not among them.
+        """
+        named = found if isinstance(found, Mapping) else {self.quality.name: found}
+        if metric is not None and metric not in named:
+            raise unknown_name(f"metric of workload {self.name}", metric, sorted(map(str, named)))
+        return {str(name): float(value) for name, value in named.items()}

@@ -7,7 +7,7 @@ options as keyword arguments and with seeded generators, so that a random split 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -19,11 +19,12 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from trainables.errors import UserError
+from trainables.quality import ACCURACY, Quality, quality_named
 from trainables.runtime.isolation import isolated
 from trainables.workload_options import call_with_options, read_options
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
-from trainables.workloads.factory_parts import Parts, check_fraction, check_labels, hits, read_parts
+from trainables.workloads.factory_parts import Parts, check_evaluation, check_labels, hits, read_parts
 from trainables.workloads.seeded_loader import seeded_epoch
 from trainables.workloads.smoke_test import smoke_test
 from trainables.workloads.user_code import code_digest, import_attribute
@@ -77,6 +78,7 @@ class FactoryWorkload(Workload):
     def __init__(self, name: str, made: Parts) -> None:
         self.name, self._made = name, made
         self.default_epochs = made.epochs
+        self.quality = _quality_of(name, made)
         self.splits = ("train", "validation", *(["test"] if made.test is not None else []))
         self._data: str | None = None
         self._structure: Any = None
@@ -170,12 +172,12 @@ class FactoryWorkload(Workload):
         for batch in () if batches is None else batches:
             yield flatten(batch)
 
-    def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
+    def evaluate(self, model: nn.Module, split: str, device: Any) -> float | Mapping[str, float]:
         batches = self._made.validation if split == "validation" else self._made.test
         assert batches is not None
         return self._evaluate_on(batches, split, model, device)
 
-    def evaluate_a_little(self, model: nn.Module, device: Any) -> float:
+    def evaluate_a_little(self, model: nn.Module, device: Any) -> float | Mapping[str, float]:
         first = list(islice(seeded_epoch(self._made.validation, 0, 0), _FEW_BATCHES))
         return self._evaluate_on(first, "validation", model, device)
 
@@ -188,9 +190,11 @@ class FactoryWorkload(Workload):
             return 0.0
         return min(1.0, _FEW_BATCHES / batches) if batches else 0.0
 
-    def _evaluate_on(self, batches: Iterable[Any], split: str, model: nn.Module, device: Any) -> float:
+    def _evaluate_on(
+        self, batches: Iterable[Any], split: str, model: nn.Module, device: Any
+    ) -> float | Mapping[str, float]:
         if self._made.evaluate is not None:
-            return check_fraction(float(self._made.evaluate(model, batches, device)), self.name)
+            return check_evaluation(self._made.evaluate(model, batches, device), self.name, self.quality)
         correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
         for batch in batches:
             inputs, targets = flatten(batch)
@@ -224,3 +228,11 @@ class FactoryWorkload(Workload):
         """Run every part once: one batch through model, loss and evaluation."""
         with isolated(seed=seed, threads=torch.get_num_threads()):
             self._classes = smoke_test(self, self._made, seed)
+
+
+def _quality_of(name: str, made: Parts) -> Quality:
+    if made.metric is None:
+        if made.direction is not None or made.unit is not None:
+            raise UserError(f"direction and unit of workload {name} must come with the metric they are of: give metric")
+        return ACCURACY
+    return quality_named(made.metric, made.direction, made.unit)

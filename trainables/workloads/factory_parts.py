@@ -10,8 +10,12 @@ The function returns a dict, or any object with attributes, of the parts below; 
     test         batches that are read once, after the last epoch. None: reports show only the validation accuracy
     loss         (model, batch) -> Tensor: mean loss of a batch. By default cross entropy of ``model(inputs)`` and
                  ``targets``, for batches (inputs, targets)
-    evaluate     (model, batches, device) -> float: higher is better, 1 at most. By default the share of targets equal
-                 to the index of the model's largest output
+    evaluate     (model, batches, device) -> float, or a dict of several metrics by name. By default the share of
+                 targets equal to the index of the model's largest output
+    metric       name of what ``evaluate`` returns, or of the one in the dict that trials are compared by; by default
+                 ``accuracy``, which is higher where better and 1 at most
+    direction    ``min`` where a smaller metric is better, ``max`` where a larger one is; by default what its name says
+    unit         of the metric, in words; ``fraction`` is shown in percent and points
     optimizer    (named_parameters) -> Optimizer. By default SGD, lr 0.1, momentum 0.9, weight decay 5e-4
     schedule     (optimizer, total_steps) -> LRScheduler, stepped after each step. By default cosine to 0
     epochs       passes over the data, >= 1; by default 30
@@ -31,6 +35,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainables.errors import UserError, unknown_name
+from trainables.quality import Quality
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +52,14 @@ class Parts:
     """Test batches."""
     loss: Callable[[nn.Module, Any], Tensor] | None = None
     """(model, batch) -> mean loss."""
-    evaluate: Callable[[nn.Module, Iterable[Any], Any], float] | None = None
-    """(model, batches, device) -> accuracy."""
+    evaluate: Callable[[nn.Module, Iterable[Any], Any], float | Mapping[str, float]] | None = None
+    """(model, batches, device) -> the metric, or several by name."""
+    metric: str | None = None
+    """Name of the metric."""
+    direction: str | None = None
+    """``min`` or ``max``."""
+    unit: str | None = None
+    """Unit of the metric."""
     optimizer: Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer] | None = None
     """(named_parameters) -> optimizer."""
     schedule: Callable[[Optimizer, int], LRScheduler] | None = None
@@ -100,7 +111,7 @@ def read_parts(returned: Any, name: str) -> Parts:
             _check_function(value, of, _FUNCTIONS[key], may_be_module=key == "loss")
         elif key in ("train", "validation", "test"):
             _check_batches(value, of, may_be_function=key == "train")
-        elif key == "fingerprint":
+        elif key in ("fingerprint", "metric", "direction", "unit"):
             if not isinstance(value, str):
                 raise UserError(f"{of} must be text, got {value!r}")
         elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -164,11 +175,24 @@ def check_labels(targets: Tensor, classes: int, name: str) -> None:
             )
 
 
-def check_fraction(value: float, name: str) -> float:
-    """Return the result of an evaluation; raise UserError above 1, as a percentage or an error would be."""
-    if value > 1:
+def check_evaluation(found: Any, name: str, quality: Quality) -> dict[str, float]:
+    """Return the metrics that the user's evaluation returned, by name.
+
+    Raises:
+        UserError: no number, not the metric that the factory names, or a fraction above 1, as a percentage would be.
+    """
+    named = found if isinstance(found, Mapping) else {quality.name: found}
+    values = {}
+    for key, value in named.items():
+        try:
+            values[str(key)] = float(value)
+        except (TypeError, ValueError):
+            raise UserError(
+                f"evaluate of workload {name} must return a number, or numbers by name, got {type(value).__name__}"
+            ) from None
+    if quality.is_fraction and values.get(quality.name, 0.0) > 1:
         raise UserError(
-            f"evaluate of workload {name} must return a fraction, 1 at most and higher is better, got {value:g}: "
-            "divide a percentage by 100, or return the negative of an error"
+            f"evaluate of workload {name} must return a fraction, 1 at most and higher is better, got "
+            f"{values[quality.name]:g}: divide a percentage by 100, or name the metric, such as metric='val_loss'"
         )
-    return value
+    return values

@@ -13,7 +13,7 @@ from torch import Tensor
 from trainables.errors import UserError
 from trainables.workloads.base import Workload
 from trainables.workloads.batch_structure import flatten
-from trainables.workloads.factory_parts import Parts, check_fraction, check_labels, hits
+from trainables.workloads.factory_parts import Parts, check_evaluation, check_labels, hits
 from trainables.workloads.seeded_loader import seeded_epoch
 
 
@@ -57,7 +57,7 @@ def smoke_test(workload: Workload, parts: Parts, seed: int) -> int | None:
 
 
 def _check_evaluate(workload: Workload, parts: Parts, model: Any) -> None:
-    """Check that evaluating one batch of each split works and returns at most 1; the value itself is ignored."""
+    """Check that evaluating one batch of each split works and returns numbers; the value itself is ignored."""
     name = workload.name
     model.eval()
     with torch.no_grad():
@@ -70,13 +70,7 @@ def _check_evaluate(workload: Workload, parts: Parts, model: Any) -> None:
                 _tried(name, "evaluate", partial(hits, name, model, inputs, targets))
                 continue
             value = _tried(name, "evaluate", partial(parts.evaluate, model, first, torch.device("cpu")))
-            try:
-                number = float(value)
-            except (TypeError, ValueError):
-                raise UserError(
-                    f"evaluate of workload {name} must return a number, got {type(value).__name__}"
-                ) from None
-            check_fraction(number, name)
+            check_evaluation(value, name, workload.quality)
 
 
 def _flat(batches: Any) -> tuple[Tensor, ...] | None:

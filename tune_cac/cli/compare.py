@@ -15,10 +15,12 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "compare", parents=[debug], help="several studies of the same training side by side",
         description="Compare studies of one workload and length that searched different spaces: what each saves within "
-        "the allowed accuracy loss, Pareto front against Pareto front, hypervolume, and what the searches cost.",
+        "the allowed drop, Pareto front against Pareto front, hypervolume, and what the searches cost.",
     )  # fmt: skip
     parser.add_argument("studies", nargs="+", metavar="STUDY", help="folders of studies, or names under --results")
-    parser.add_argument("--allowed-drop", type=float, help="accuracy that may be lost (default: the studies')")
+    parser.add_argument(
+        "--allowed-drop", help="how much worse the metric may be, such as 0.005 or 2%% (default: the studies')"
+    )
     parser.add_argument("--top", type=int, default=20, help="rows of the joint front to show (default: 20)")
     parser.add_argument("--svg", metavar="FILE", help="write the picture as SVG")
     parser.add_argument("--png", metavar="FILE", help="write the picture as PNG")
@@ -38,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from analysis.presentation.png.comparison_picture import comparison_picture
     from analysis.presentation.study_comparison import compare as compare_studies
     from analysis.presentation.study_comparison import comparison_line, comparison_table, joint_front_table
+    from analysis.quality_words import drop_words, plotted
     from tune_cac.cli.console import print_table, write_asked
     from tune_cac.study.folder import find_study
 
@@ -48,15 +51,18 @@ def run(arguments: argparse.Namespace) -> int:
         write_asked(Path(file), comparison_picture(found, format), f"--{format}")
     print(f"{found.workload}, {found.length}\n")
     print_table(comparison_table(found))
-    front = len(found.joint_front)
+    front, quality = len(found.joint_front), found.quality
+    words = "an accuracy loss" if quality.is_accuracy else f"a {drop_words(quality)}"
+    unit = "points" if quality.is_fraction else quality.unit
+    reference = f"{words} of {float(plotted(found.reference_drop, quality)):g} {unit}".rstrip()
     if front:
         shown = f", {arguments.top} of them" if front > arguments.top else ""
         print(f"\nJoint front, {plural(front, 'trial')}{shown}:\n")
         print_table(joint_front_table(found, top=arguments.top))
     print(f"\n{comparison_line(found)}")
     print(
-        f"Hypervolume: above nothing saved at an accuracy loss of {100 * found.reference_drop:g} points. "
-        "One seed a trial: differences of a few tenths of a point are noise."
+        f"Hypervolume: above nothing saved at {reference}. One seed a trial: "
+        f"{'differences of a few tenths of a point' if found.quality.is_fraction else 'small differences'} are noise."
     )
     for note in found.notes:
         print(f"Note: {note}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.io.study_options import options_of
+from trainables.quality import Quality
 from tune_cac.cli.console import print_table
 from tune_cac.cli.options import add_options, add_study
 from tune_cac.messages import say
@@ -20,7 +21,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
         "confirm", parents=[debug], help="retrain a study's best settings and its baseline on fresh seeds",
-        description="Retrain the settings of a study that save most within the allowed accuracy loss, and its "
+        description="Retrain the settings of a study that save most within the allowed drop, and its "
         "baseline, on seeds that the search has not seen; say which of them are confirmed, on the test split, with "
         "intervals. Run again, it continues where it was interrupted, or adds settings and seeds.",
     )  # fmt: skip
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         checkpoint_budget=arguments.checkpoint_budget,
     )
     if found.table is not None:
-        print_table(_cells(found.table, found.allowed_drop))
+        print_table(_cells(found.table, found.quality, found.allowed))
         print()
     print(found.headline)
     print(search_cost_line(search_cost(found.trials), of="Cost of the confirmation"))
@@ -60,14 +61,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if len(failed) else 0
 
 
-def _cells(table: pd.DataFrame, allowed_drop: float) -> list[list[str]]:
-    from analysis.formatting import percent, points_number
+def _cells(table: pd.DataFrame, quality: Quality, allowed: float) -> list[list[str]]:
+    from analysis.formatting import percent
     from analysis.metrics.confirmation import compared
+    from analysis.quality_words import drop_number
 
     def shown(drop: float) -> str:
-        return points_number(drop, allowed=allowed_drop, sign="+")
+        return drop_number(drop, quality, allowed=allowed, sign="+")
 
-    drop = f"loss of {compared(table.iloc[0])}"
+    words = "loss of" if quality.is_accuracy else "drop in" if quality.direction == "max" else "rise in"
+    drop, unit = f"{words} {compared(table.iloc[0])}", "points" if quality.is_fraction else quality.unit
     cells = [["trial", "seeds", "failed", "saved", drop, "interval", "confirmed"]]
     for _, row in table.iterrows():
         known = row["seeds"] > 0
@@ -77,7 +80,7 @@ def _cells(table: pd.DataFrame, allowed_drop: float) -> list[list[str]]:
                 str(row["seeds"]),
                 str(row["failed"]),
                 percent(row["saved"]) if known else "-",
-                f"{shown(row['accuracy_drop'])} points" if known else "-",
+                f"{shown(row[quality.drop])} {unit}".rstrip() if known else "-",
                 f"{shown(row['drop_low'])} to {shown(row['drop_high'])}" if row["seeds"] > 1 else "-",
                 "yes" if row["confirmed"] else "refuted" if row["refuted"] else "no",
             ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trainables.atomic_write import atomic_write
 from trainables.config import check_integer
 from trainables.errors import UserError, cannot_write
+from trainables.quality import read_drop
 
 if TYPE_CHECKING:
     from analysis.io.layout import Layout, StudyInfo
@@ -19,16 +20,13 @@ if TYPE_CHECKING:
 
 def answer_of(arguments: argparse.Namespace) -> tuple[SearchResult, Layout, StudyInfo]:
     """Return answer, layout and info of a study by ``study``, ``results``, ``allowed_drop``, ``price`` and ``top``."""
-    from analysis.io.study_options import check_allowed_drop
     from tune_cac.study.folder import find_study
     from tune_cac.study.study_result import answer
 
     check_integer("--top", arguments.top, 1)
-    if arguments.allowed_drop is not None:
-        check_allowed_drop(arguments.allowed_drop)
     layout = find_study(Path(arguments.results), arguments.study)
     info = layout.read_info()
-    drop = info.allowed_drop if arguments.allowed_drop is None else arguments.allowed_drop
+    drop = info.allowed_drop if arguments.allowed_drop is None else read_drop(arguments.allowed_drop, info.quality)
     return answer(layout, allowed_drop=drop, price=arguments.price), layout, info
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainables.errors import UserError, unknown_name
+from trainables.quality import read_drop
 from tune_cac.cli.options import add_study
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser.add_argument("--trial", type=int, help="number of the trial (default: the best)")
     parser.add_argument("--output", metavar="FILE", help="write there instead of printing")
     parser.add_argument("--top", type=int, help="rows of the ranking (default: all)")
-    parser.add_argument("--allowed-drop", type=float, help="accuracy that may be lost (default: the study's)")
+    parser.add_argument(
+        "--allowed-drop", help="how much worse the metric may be, such as 0.005 or 2%% (default: the study's)"
+    )
     add_study(parser)
     parser.set_defaults(run=run)
 
@@ -35,7 +38,6 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write one trial's settings, by default the best's, or the ranking, to a file or to standard output."""
     from analysis.io.studies import load
-    from analysis.io.study_options import check_allowed_drop
     from analysis.metrics.ranking import rank
     from analysis.presentation.export import FORMATS, TABLE_FORMATS, export_table, export_trial
     from tune_cac.cli.console import write_asked
@@ -56,11 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
     if format == "parquet" and output is None:
         raise UserError("--format parquet needs --output, a file: it is no text to print")
-    if arguments.allowed_drop is not None:
-        check_allowed_drop(arguments.allowed_drop)
     layout = find_study(Path(arguments.results), arguments.study)
     info = layout.read_info()
-    drop = info.allowed_drop if arguments.allowed_drop is None else arguments.allowed_drop
+    drop = info.allowed_drop if arguments.allowed_drop is None else read_drop(arguments.allowed_drop, info.quality)
     content: str | bytes
     if table:
         content = export_table(rank(load(layout.root), allowed_drop=drop), format, top=arguments.top)
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _best(layout: Layout, info: StudyInfo, drop: float, format: str) -> str:
+def _best(layout: Layout, info: StudyInfo, drop: float | str, format: str) -> str:
     """Return the recommended settings, confirmed ones before others, in the requested format.
 
     `env` is the text of ``best.env``, `schedule` that of ``best.yaml``.

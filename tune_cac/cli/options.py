@@ -22,11 +22,13 @@ def add_results(parser: argparse.ArgumentParser) -> None:
 
 def add_ranking(parser: argparse.ArgumentParser) -> None:
     """Add the options of a ranking."""
-    parser.add_argument("--allowed-drop", type=float, help="accuracy that may be lost (default: the study's)")
+    parser.add_argument(
+        "--allowed-drop", help="how much worse the metric may be, such as 0.005 or 2%% (default: the study's)"
+    )
     parser.add_argument("--top", type=int, default=20, help="rows to show (default: 20)")
     parser.add_argument(
         "--price", type=float, metavar="SHARE", help="rank by worth: the share of the training compute that a point "
-        "of accuracy is worth, such as 0.1",
+        "of accuracy, or a unit of another metric, is worth, such as 0.1",
     )  # fmt: skip
 
 

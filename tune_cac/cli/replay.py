@@ -15,6 +15,7 @@ from trainables.config import check_integer
 from trainables.errors import UserError, cannot_write
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES
+from trainables.quality import ACCURACY, Quality
 from tune_cac.cli.options import add_assignments, add_study
 from tune_cac.study.fixed_params import read_assignments, shown_hold, with_watch
 
@@ -129,6 +130,8 @@ def said_of(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int]
 
 
 def _certainty(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int], mode: str) -> str:
+    from analysis.quality_words import value_text
+
     until = found["exact_until"]
     if found["compute_saved"] != found["compute_saved"]:
         return (
@@ -137,9 +140,12 @@ def _certainty(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[i
         )
     if found["exact"]:
         trials = f" as trial {' and '.join(map(str, trained_as))}" if trained_as else ""
-        return f"exact: trained before{trials}, accuracy {found['accuracy']:.4f}"
+        quality = trace.quality
+        return f"exact: trained before{trials}, {quality.name} {value_text(found[quality.name], quality)}"
     if until >= trace.total_steps:
-        return "exact in stops and savings; this run was not trained to its end, so its accuracy is not known"
+        return (
+            f"exact in stops and savings; this run was not trained to its end, so its {trace.quality.name} is not known"
+        )
     source = "the dense run" if found["stage"] == trace.dense.id else "the nearest recorded run"
     return f"exact up to iteration {until}, estimated from {source} after it"
 
@@ -208,8 +214,10 @@ def outcomes_table(found: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -
         settings: the settings behind its rows, in order.
     """
     from analysis.formatting import percent
+    from analysis.quality_words import value_text
     from tune_cac.tuning.warm_start.threshold_ranges import outcome
 
+    quality: Quality = found.attrs.get("quality", ACCURACY)
     groups: dict[str, list[int]] = {}
     records: list[dict[str, Any]] = [{str(k): v for k, v in row.items()} for row in found.to_dict("records")]
     for place, (row, values) in enumerate(zip(records, settings, strict=True)):
@@ -225,9 +233,9 @@ def outcomes_table(found: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -
                 percent(row["compute_saved"]),
                 "" if not stops else str(values.get("CAC_BRAKING_DISTANCE") or 0),
                 "trained" if row["exact"] else f"to {row['exact_until']}",
-                f"{row['accuracy']:.4f}" if row["exact"] else "",
+                value_text(row[quality.name], quality) if row["exact"] else "",
                 ", ".join(stops) or "nothing",
             ]
         )
-    header = ["settings", "saved", "braking", "exact", "accuracy", "stops at iteration, through"]
+    header = ["settings", "saved", "braking", "exact", quality.name, "stops at iteration, through"]
     return [header, *rows]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.io.study_options import StudyOptions
 from trainables.errors import UserError
+from trainables.quality import DEFAULT_DROP, DEFAULT_RELATIVE_DROP, Quality, default_drop, read_drop
 from tune_cac.cli.options import add_compatible
 from tune_cac.cli.workload_arguments import add_run, config_of
 from tune_cac.messages import say
@@ -28,7 +28,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "sensitivity", parents=[debug], help="prune each layer alone, and propose sensitivities for a schedule",
         description="Prune one layer at a time at rising levels and evaluate on the validation split; say how much "
-        "each layer tolerates within the allowed accuracy loss. Writes sensitivity.csv, sensitivity.png and "
+        "each layer tolerates within the allowed drop of its metric. Writes sensitivity.csv, sensitivity.png and "
         "sensitivities.yaml, a schedule's pruners. Without --checkpoint the workload is trained first.",
     )  # fmt: skip
     add_run(parser, epochs="epochs to train", seed="seed of the training")
@@ -46,8 +46,8 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allowed-drop",
         type=float,
-        default=StudyOptions.allowed_drop,
-        help=f"accuracy that may be lost, as a fraction (default: {StudyOptions.allowed_drop})",
+        help=f"how much worse the metric may be, in its own unit or such as 2%% (default: {DEFAULT_DROP}; of a metric "
+        f"that is no fraction {DEFAULT_RELATIVE_DROP}%)",
     )
     parser.add_argument("--output", default="sensitivity", metavar="DIR", help="folder to write (default: sensitivity)")
     parser.set_defaults(run=run)
@@ -58,8 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
     levels = _levels(arguments.levels)
     if arguments.kind not in _KINDS:
         raise UserError(f"--kind must be one of {', '.join(_KINDS)}, got {arguments.kind!r}")
-    if not 0 <= arguments.allowed_drop <= 1:
-        raise UserError(f"--allowed-drop must be a fraction in [0, 1], such as 0.005, got {arguments.allowed_drop}")
     if arguments.checkpoint is not None and arguments.epochs is not None:
         raise UserError("--checkpoint is analysed as it is, so it takes no --epochs: leave one of them out")
     config = config_of(arguments, method="none")
@@ -70,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     from trainables.training.run import TrainingRun
 
     with TrainingRun(config) as run:
+        quality, given = run.quality, arguments.allowed_drop
+        allowed = default_drop(quality) if given is None else read_drop(given, quality)
         weights = prunable(run.model, arguments.kind)
         layers = arguments.layers
         if layers is not None:  # a name that matches nothing is reported before hours of training
@@ -86,9 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
             kind=arguments.kind,
             on_row=_say_layer,
         )
-        proposals = proposed_sensitivities(rows, weights, arguments.allowed_drop)
-    _show(rows, proposals, weights, arguments)
-    _write(folder, rows, proposals, arguments)
+        proposals = proposed_sensitivities(rows, weights, allowed, quality)
+    _show(rows, proposals, weights, arguments, allowed, quality)
+    _write(folder, rows, proposals, arguments, allowed, quality)
     return 0
 
 
@@ -131,10 +131,13 @@ def _made(folder: Path) -> Path:
 
 
 def _train(run: TrainingRun) -> None:
+    from analysis.quality_words import value_text
+
     while not run.finished:
         row = run.train_epoch()
         say(
-            f"epoch {row['epoch']} of {run.config.epochs}: loss {row['train_loss']:.4f}, accuracy {row['accuracy']:.4f}"
+            f"epoch {row['epoch']} of {run.config.epochs}: loss {row['train_loss']:.4f}, "
+            f"{run.quality.name} {value_text(row[run.quality.key], run.quality)}"
         )
 
 
@@ -178,13 +181,16 @@ def _counted(shape: Sequence[int], level: float, kind: str) -> str:
 
 
 def _show(
-    rows: Sequence[Row], proposals: Sequence[Proposal], weights: Mapping[str, Tensor], arguments: argparse.Namespace
-) -> None:
+    rows: Sequence[Row], proposals: Sequence[Proposal], weights: Mapping[str, Tensor], arguments: argparse.Namespace,
+    allowed: float | str, quality: Quality,
+) -> None:  # fmt: skip
+    from analysis.quality_words import drop_text, value_text
     from tune_cac.cli.console import print_table
 
     element = arguments.kind == "element"
+    amount = f"{allowed.removesuffix('%')} %" if isinstance(allowed, str) else drop_text(allowed, quality)
     # A small level may prune none of a few filters, so their number is shown.
-    table = [["layer", "elements", "level", *([] if element else [f"{arguments.kind}s"]), "accuracy",
+    table = [["layer", "elements", "level", *([] if element else [f"{arguments.kind}s"]), quality.name,
               *(["sensitivity"] if element else [])]]  # fmt: skip
     for found in proposals:
         table.append(
@@ -193,18 +199,22 @@ def _show(
                 f"{found.elements:,}",
                 f"{100 * found.level:g} %",
                 *([] if element else [_counted(weights[found.parameter].shape, found.level, arguments.kind)]),
-                f"{found.top1:.4f}",
+                value_text(found.top1, quality),
                 *([f"{found.sensitivity:.4f}"] if element else []),
             ]
         )
     print(
-        f"Accuracy {rows[0].top1:.4f} unpruned. Largest level of {arguments.kind}s that costs at most "
-        f"{100 * arguments.allowed_drop:g} points, each layer pruned alone:\n"
+        f"{quality.name.capitalize() if quality.is_accuracy else quality.name} {value_text(rows[0].top1, quality)} "
+        f"unpruned. Largest level of {arguments.kind}s that costs at most "
+        f"{amount}, each layer pruned alone:\n"
     )
     print_table(table)
 
 
-def _write(folder: Path, rows: Sequence[Row], proposals: Sequence[Proposal], arguments: argparse.Namespace) -> None:
+def _write(
+    folder: Path, rows: Sequence[Row], proposals: Sequence[Proposal], arguments: argparse.Namespace,
+    allowed: float | str, quality: Quality,
+) -> None:  # fmt: skip
     import yaml
 
     from analysis.presentation.png.sensitivity_picture import sensitivity_picture
@@ -216,25 +226,26 @@ def _write(folder: Path, rows: Sequence[Row], proposals: Sequence[Proposal], arg
         curves.setdefault(row.parameter, []).append((row.sparsity, row.top1))
     picture = sensitivity_picture(
         curves,
-        allowed_drop=arguments.allowed_drop,
+        allowed_drop=allowed,
+        quality=quality,
         title=f"{arguments.workload}: each layer pruned alone, not retrained",
         pruned=f"{arguments.kind}s",
     )
     section = pruners_section(proposals, arguments.kind)
     schedule = (
         f"# Proposed by: tune_cac sensitivity --workload {arguments.workload} --kind {arguments.kind} "
-        f"--allowed-drop {arguments.allowed_drop:g}\n"
+        f"--allowed-drop {allowed}\n"
         "# Each layer was pruned alone and not retrained: together they lose more, and with retraining less.\n"
         "# A section to paste into a schedule, which needs version and policies, too.\n"
         + yaml.safe_dump({"pruners": section}, sort_keys=False)
     )
     print()
     for name, content, what in (
-        (CSV_FILE, to_csv(rows), "Accuracies"),
+        (CSV_FILE, to_csv(rows), "Values"),
         (PICTURE_FILE, picture, "Picture"),
         (SCHEDULE_FILE, schedule, "Pruners for a schedule"),
     ):
         write_asked(folder / name, content, "--output", "choose another folder")
         print(f"{what}: {folder / name}")
     if not section:
-        print("No layer tolerates any of these levels within the allowed accuracy loss, so no pruner is proposed.")
+        print("No layer tolerates any of these levels within the allowed drop, so no pruner is proposed.")

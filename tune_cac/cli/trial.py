@@ -49,22 +49,25 @@ def run(arguments: argparse.Namespace) -> int:
         values |= {v.name: getattr(settings, v.field) for v in VARIABLES}
     config = config_of(arguments, method=method, **values)
     from analysis.formatting import percent
+    from analysis.quality_words import metric_words, value_text
     from trainables.training.run import TrainingRun
 
     if config.compresses:
         _check_compression(config, None if arguments.schedule is None else Path(arguments.schedule))
     with TrainingRun(config) as run:
+        quality = run.quality
+        width = max(9, len(quality.name))
         if config.skips_gradients:
             print("  ".join(f"{k}={v}" for k, v in config.gradskip_settings().to_environment().items()))
             if reason := too_late(config.gradskip_settings(), run.total_steps):
                 say(f"warning: nothing will stop: {reason}")
         pruned = f" {'sparsity':>9}" if config.compresses else ""
-        print(f"{'epoch':>6} {'loss':>9} {'accuracy':>9} {'saved':>8} {'stopped':>8} {'time s':>8}{pruned}")
+        print(f"{'epoch':>6} {'loss':>9} {quality.name:>{width}} {'saved':>8} {'stopped':>8} {'time s':>8}{pruned}")
         try:
             while not run.finished:
                 row = run.train_epoch()
                 print(
-                    f"{row['epoch']:>6} {row['train_loss']:>9.4f} {row['accuracy']:>9.4f} "
+                    f"{row['epoch']:>6} {row['train_loss']:>9.4f} {value_text(row[quality.key], quality):>{width}} "
                     f"{percent(row['compute_saved']):>8} {row['stopped_through']:>8} {row['train_time_s']:>8.2f}"
                     + (f" {percent(row['sparsity']):>9}" if config.compresses else "")
                 )
@@ -73,9 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
             return 1
         if arguments.save is not None:
             _save_weights(run, Path(arguments.save))
+    tested = row[quality.test_key]
     print(
-        f"\nvalidation accuracy {row['accuracy']:.4f}"
-        + ("\n" if row["test_accuracy"] is None else f", test accuracy {row['test_accuracy']:.4f}\n")
+        f"\n{metric_words(quality)} {value_text(row[quality.key], quality)}"
+        + ("\n" if tested is None else f", test {quality.name} {value_text(tested, quality)}\n")
         + f"compute saved {percent(row['compute_saved'])} (backward {percent(row['backward_saved'])}): "
         f"{row['executed_flops'] / 1e9:.2f} of {row['dense_flops'] / 1e9:.2f} GFLOPs executed"
     )

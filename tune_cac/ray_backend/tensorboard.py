@@ -20,10 +20,10 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
-from trainables.metrics import ROW
+from trainables.metrics import metrics_of, named_row
+from trainables.quality import ACCURACY, Quality, quality_named
 
 #: Numeric columns, with Ray's own names for its scalars.
-_TAGS = {metric.name: f"ray/tune/{metric.name}" for metric in ROW if metric.dtype != "string"}
 
 
 class EventFile:
@@ -85,21 +85,28 @@ class RowEvents(TBXLoggerCallback):
         """Write a row."""
         if trial not in self._trial_writer:
             self.log_trial_start(trial)
-        values = scalars(result)
+        values = scalars(result, _quality_of(trial))
         self._trial_result[trial] = values
         self._trial_writer[trial].add_scalars(values, int(result["training_iteration"]))
         self._trial_writer[trial].flush()
 
 
-def scalars(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row by tag, without missing and non-finite ones.
+def _quality_of(trial: Any) -> Quality:
+    """Return the metric of a Ray trial of ours."""
+    config = trial.config.get("config", {}) if isinstance(getattr(trial, "config", None), Mapping) else {}
+    return quality_named(*(config.get(name) for name in ("metric", "direction", "metric_unit")))
+
+
+def scalars(result: Mapping[str, Any], quality: Quality = ACCURACY) -> dict[str, float]:
+    """Return the numbers of a row by tag, without missing and non-finite ones; the metric has its own name.
 
     >>> scalars({"accuracy": 0.5, "test_accuracy": None, "stage": "x", "step": 3})
     {'ray/tune/step': 3.0, 'ray/tune/accuracy': 0.5}
     """
     found = {}
-    for name, tag in _TAGS.items():
-        value = result.get(name)
+    named = named_row(result, quality)
+    for name in (column for column, metric in metrics_of(quality).items() if metric.dtype != "string"):
+        value, tag = named.get(name), f"ray/tune/{name}"
         if isinstance(value, (int, float)) and math.isfinite(value):
             found[tag] = float(value)
     return found

@@ -32,6 +32,12 @@ _LOCK_S = 3.0
 _PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
 
 
+#: Settings that all trials of a study have in common.
+_SETTLED = (
+    "space", "workload", "workload_options", "epochs", "seed", "workers_per_trial", "saving", "metric", "direction",
+)  # fmt: skip
+
+
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages that a study's results depend on."""
     found = {}
@@ -63,7 +69,7 @@ def open_study(options: SearchOptions) -> Layout:
     wanted = StudyInfo(**kept, versions=package_versions(), method=search_spaces.load(options.space).method)
     if layout.info.exists():
         held = layout.read_info()
-        for field in ("space", "workload", "workload_options", "epochs", "seed", "workers_per_trial", "saving"):
+        for field in _SETTLED:
             there, asked = (_what_counts(info, field) for info in (held, wanted))
             if there != asked:
                 raise UserError(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import search_spaces
 from analysis.io.layout import StudyInfo
-from analysis.io.study_options import RESULTS, Option, StudyOptions, check_allowed_drop, option, options_of
+from analysis.io.study_options import RESULTS, Option, StudyOptions, option, options_of
 from trainables.config import check_integer
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variable_types import is_number
+from trainables.metrics import check_metric
+from trainables.quality import Quality, default_drop, quality_named, read_drop
 from trainables.registry import SCRIPT, check_workload
 from trainables.savings import SAVINGS
 from trainables.script.placeholders import names
@@ -104,7 +106,9 @@ class SearchOptions(StudyOptions):
         check_workload(self.workload, self.workload_options)
         for declared in options_of(SearchOptions):
             _check_number(declared, getattr(self, declared.name))
-        check_allowed_drop(self.allowed_drop)
+        if self.allowed_drop is not None:
+            fraction = self.metric is None  # as the workload's own metric is, unless it says otherwise (`with_metric`)
+            object.__setattr__(self, "allowed_drop", read_drop(self.allowed_drop, None if fraction else self.quality))
         object.__setattr__(self, "checkpoint_budget", read_bytes(self.checkpoint_budget))
         if self.is_script and self.epochs is None and "epochs" in names(options["command"]):
             raise UserError("--epochs must be given where the command has {epochs}, got none")
@@ -170,6 +174,26 @@ class SearchOptions(StudyOptions):
             raise UserError(
                 f"space {self.space} trains in one process, got --workers-per-trial {self.workers_per_trial}"
             )
+
+    def with_metric(self, own: Quality) -> SearchOptions:
+        """Return these options with the metric, its direction, its unit and the allowed drop settled.
+
+        Args:
+            own: the workload's own metric.
+
+        Raises:
+            UserError: a direction that is not the metric's, or an allowed drop out of its range.
+        """
+        quality = quality_named(self.metric, self.direction, self.metric_unit, own=own)
+        check_metric(quality)
+        drop = default_drop(quality) if self.allowed_drop is None else read_drop(self.allowed_drop, quality)
+        settled = {"metric": None, "direction": None, "metric_unit": None, **quality.fields()}
+        return replace(self, script=None, allowed_drop=drop, **settled)  # type: ignore[arg-type]
+
+    @property
+    def drop(self) -> float | str:
+        """Return the allowed drop; the metric's default where none was given."""
+        return default_drop(self.quality) if self.allowed_drop is None else self.allowed_drop
 
     @property
     def compresses(self) -> bool:

@@ -10,14 +10,12 @@ from analysis.formatting import plural
 from analysis.io.layout import Layout
 from analysis.metrics.accounting import SearchCost
 from analysis.metrics.controls import beats_shorter
+from analysis.presentation.export import hidden_columns
 from analysis.presentation.markdown_report import report_markdown
 from analysis.presentation.stage_frame import stage_frame
 from analysis.presentation.summary_text import best_env, best_schedule, full_trainings
 from analysis.presentation.tree_picture import tree_svg
 from tune_cac.study.study_result import SearchResult
-
-#: Columns left out of ``ranking.csv``, because settings must not be chosen by the test split.
-_HIDDEN = ("test_accuracy", "test_accuracy_drop")
 
 
 def write_answer(layout: Layout, result: SearchResult) -> None:
@@ -31,7 +29,7 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
     trials.to_parquet(layout.trials)
     # Settings must not be chosen by the test split, so it stays out of the ranked table.
     beats = beats_shorter(ranking, result.control_line)
-    ranking.drop(columns=list(_HIDDEN)).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
+    ranking.drop(columns=hidden_columns(ranking)).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
     about: dict[str, Any] = {"confirmation": result.confirmation, "line": result.control_line}
     if (ranking["role"] == "baseline").any():
         layout.best.write_text(best_env(info, found, allowed_drop, **about))

@@ -29,9 +29,9 @@ class SearchResult:
     ranking: pd.DataFrame
     """The completed trials, best first (`analysis.rank`)."""
     best: pd.Series | None
-    """The best setting (`best_or_confirmed`); None if nothing is within the allowed accuracy loss."""
-    allowed_drop: float
-    """Accuracy that may be lost, a fraction."""
+    """The best setting (`best_or_confirmed`); None if nothing is within the allowed drop."""
+    allowed_drop: float | str
+    """Drop of the metric that is allowed (`trainables.quality`)."""
     confirmation: pd.DataFrame | None
     """Result of retraining on fresh seeds (`analysis.confirm_table`); None if none was begun."""
     interrupted: bool
@@ -75,7 +75,7 @@ class SearchResult:
 
 
 def answer(
-    layout: Layout, *, allowed_drop: float, price: float | None = None, interrupted: bool = False
+    layout: Layout, *, allowed_drop: float | str, price: float | None = None, interrupted: bool = False
 ) -> SearchResult:
     """Load and rank a study, by worth if a price is given (`analysis.rank`); write nothing."""
     trials = load(layout.root)

@@ -35,8 +35,8 @@ class Candidates:
     """Trials of the study."""
     base: TrialConfig
     """Config of the baseline."""
-    allowed_drop: float
-    """Accuracy that may be lost, a fraction."""
+    allowed_drop: float | str
+    """Drop of the metric that is allowed (`trainables.quality`)."""
     sampler: optuna.samplers.BaseSampler
     """Sampler of the settings, without the study's own state."""
     config_of: Callable[[optuna.Trial], Mapping[str, Any]]
@@ -68,7 +68,7 @@ class Candidates:
             drawn = draft.ask()
             if last == 0 or not self.changes_nothing(TrialConfig.from_mapping(self.config_of(drawn))):
                 break
-            tell_complete(draft, drawn, baseline, baseline, self.allowed_drop)
+            tell_complete(draft, drawn, baseline, baseline, self.allowed_drop, self.base.quality)
             self.skipped.append(draft.get_trials(deepcopy=False)[-1])
         return self.trials.start({}, params=drawn.params, distributions=drawn.distributions)
 

@@ -13,10 +13,12 @@ from analysis.io.layout import Layout, StudyInfo
 from analysis.io.studies import load
 from analysis.metrics.confidence import FEWEST_PAIRS
 from analysis.metrics.duplicates import outcomes
-from analysis.metrics.ranking import rank
+from analysis.metrics.ranking import allowed_limit, rank
 from analysis.presentation.summary_text import config_of
+from analysis.quality_words import drop_words
 from trainables.config import MOST_SEED, TrialConfig, check_integer
 from trainables.errors import UserError
+from trainables.quality import Quality
 from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, package_versions, written
@@ -39,8 +41,12 @@ class Confirmation:
     """The runs on fresh seeds (`analysis.load` of the study's confirmation)."""
     headline: str
     """The study's answer in one sentence, with the confirmation."""
-    allowed_drop: float
-    """Accuracy that may be lost, a fraction."""
+    allowed_drop: float | str
+    """Drop of the metric that is allowed (`trainables.quality`)."""
+    quality: Quality
+    """Metric by which the runs are compared."""
+    allowed: float
+    """The allowed drop in the metric's unit; a relative one is of the search's baseline."""
     interrupted: bool
     """True if it was interrupted before all runs ended."""
 
@@ -65,13 +71,13 @@ def confirm(
     Args:
         study: name under ``results``, or path of the study's folder.
         results: folder that holds the studies.
-        top: number of candidates, >= 1: the settings within the allowed accuracy loss that save most.
+        top: number of candidates, >= 1: the settings within the allowed drop that save most.
         seeds: number of fresh seeds, >= 3; they follow the study's own seed.
         concurrency: runs at a time; None for as many as the processors allow.
         checkpoint_budget: as in `search`.
 
     Raises:
-        UserError: no such study, none of its settings saves anything within the allowed accuracy loss, its baseline did
+        UserError: no such study, none of its settings saves anything within the allowed drop, its baseline did
             not complete, or a number is out of range.
     """
     check_integer("--top", top, 1)
@@ -83,8 +89,9 @@ def confirm(
     candidates = candidates_of(trials, info.allowed_drop, top)
     if candidates.empty:
         raise UserError(
-            f"nothing to confirm in {layout.root}: no setting saves compute within the allowed accuracy loss of "
-            f"{info.allowed_drop}: search more trials, or anew with a larger --allowed-drop"
+            f"nothing to confirm in {layout.root}: no setting saves compute within the allowed "
+            f"{drop_words(info.quality)} of {info.allowed_drop}: search more trials, or anew with a larger "
+            "--allowed-drop"
         )
     fresh = [(info.seed + 1 + n) % (MOST_SEED + 1) for n in range(seeds)]
     wanted = runs(candidates, base, fresh)
@@ -114,6 +121,8 @@ def confirm(
         trials=load(child.root),
         headline=found.headline,
         allowed_drop=found.allowed_drop,
+        quality=info.quality,
+        allowed=allowed_limit(found.ranking, found.allowed_drop),
         interrupted=interrupted,
     )
 
@@ -143,8 +152,8 @@ def options_of(
     )
 
 
-def candidates_of(trials: pd.DataFrame, allowed_drop: float, top: int) -> pd.DataFrame:
-    """Return at most ``top`` settings to confirm: within the allowed accuracy loss, saving compute, outcomes once."""
+def candidates_of(trials: pd.DataFrame, allowed_drop: float | str, top: int) -> pd.DataFrame:
+    """Return at most ``top`` settings to confirm: within the allowed drop, saving compute, outcomes once."""
     ranking = rank(trials, allowed_drop=allowed_drop)
     worth = ranking["within_drop"] & (ranking["saved"] > 0) & (ranking["method"] != "none")
     return ranking[worth & (outcomes(ranking) == ranking["trial"])].head(top)
@@ -202,6 +211,6 @@ def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: lis
     searcher.adopt_unfinished()
     missing = len(searcher.missing())
     if missing:
-        progress = FixedListProgress(searcher, finished_before=[], to_run=missing, allowed_drop=options.allowed_drop)
+        progress = FixedListProgress(searcher, finished_before=[], to_run=missing, allowed_drop=options.drop)
         train(child, options, searcher, progress, run_name, missing)
     return bool(searcher.missing()) or searcher.trials.runs_on()

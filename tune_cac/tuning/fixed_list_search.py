@@ -53,7 +53,7 @@ class FixedListSearch(StudySearch):
     def _tell_waiting(self) -> None:
         # There are several baselines, and no sampler uses the constraint.
         for trial, row in self._waiting_for_baseline:
-            tell_complete(self.study, trial, row, None, self._allowed_drop)
+            tell_complete(self.study, trial, row, None, self._allowed_drop, self.quality)
         self._waiting_for_baseline.clear()
 
 

@@ -1,4 +1,4 @@
-"""Report of a finished trial to Optuna: two objectives and the constraint on the accuracy loss."""
+"""Report of a finished trial to Optuna: two objectives and the constraint on the drop of its metric."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import optuna
 
-from trainables.metrics import OBJECTIVES
+from trainables.metrics import objective_keys
+from trainables.quality import Quality, allowed_amount
 from trainables.savings import ranked_saving, share_saved
 
-#: Constraint violation that is larger than any accuracy loss.
+#: Constraint violation of a control, larger than any accuracy loss.
 _NEVER = 10.0
 
 
@@ -20,7 +21,8 @@ def tell_complete(
     trial: optuna.Trial,
     row: dict[str, Any],
     baseline: dict[str, Any] | None,
-    allowed_drop: float,
+    allowed_drop: float | str,
+    quality: Quality,
 ) -> None:
     """Report a finished trial: its objectives, and the loss beyond the allowed one as constraint (<= 0 is feasible).
 
@@ -31,11 +33,12 @@ def tell_complete(
         row = {**row, "compute_saved": saved_of_baseline(row, baseline)}
     row = {**row, "compute_saved": saved_of_row(row, trial.user_attrs.get("config", {}).get("saving"))}
     if baseline is not None:
-        excess = baseline["accuracy"] - row["accuracy"] - allowed_drop
-        trial.set_constraint("accuracy_drop", excess if excess > 1e-9 else min(excess, 0.0))
+        drop = quality.lost(row[quality.key], baseline[quality.key])
+        excess = drop - allowed_amount(allowed_drop, baseline[quality.key])
+        trial.set_constraint(quality.drop, excess if excess > 1e-9 else min(excess, 0.0))
     if trial.user_attrs.get("role") == "control":
         trial.set_constraint("control", _NEVER)
-    study.tell(trial, [row[name] for name in OBJECTIVES])
+    study.tell(trial, [row[name] for name in objective_keys(quality)])
 
 
 def saved_of_baseline(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> float:
@@ -50,9 +53,10 @@ def saved_of_row(row: Mapping[str, Any], saving: str | None) -> float:
     return ranked_saving(saving, row["compute_saved"], float(row.get("inference_saved") or 0.0))
 
 
-def missing_objectives(row: Mapping[str, Any]) -> list[str]:
+def missing_objectives(row: Mapping[str, Any], quality: Quality) -> list[str]:
     """Return the objectives that are missing from a result row or not finite."""
-    return [name for name in OBJECTIVES if not _finite(row.get(name))]
+    missing = [name for name in objective_keys(quality) if not _finite(row.get(name))]
+    return [quality.name if name == quality.key else name for name in missing]
 
 
 def _finite(value: Any) -> bool:

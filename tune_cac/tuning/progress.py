@@ -10,8 +10,10 @@ from ray import tune
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from analysis.formatting import ROUNDING, percent, plural, points
+from analysis.formatting import ROUNDING, percent, plural
 from analysis.presentation.summary_text import full_trainings
+from analysis.quality_words import drop_text, drop_words, value_text
+from trainables.quality import Quality, allowed_amount
 from tune_cac.messages import say
 from tune_cac.ray_backend.worker_failures import failure_message, worker_died
 from tune_cac.tuning.optuna_objectives import saved_of_row
@@ -25,7 +27,7 @@ class SearchProgress(tune.Callback):
         searcher: receives the message of every trial that raised.
         finished_before: rows of trials that earlier searches of this study finished, with their trial number.
         to_run: trials that this search runs.
-        allowed_drop: accuracy that "best so far" may lose, a fraction.
+        allowed_drop: drop of the metric that "best so far" may have (`trainables.quality`).
         saving: compute that trials are ranked by; None for that of training.
     """
 
@@ -35,7 +37,7 @@ class SearchProgress(tune.Callback):
         *,
         finished_before: list[dict[str, Any]],
         to_run: int,
-        allowed_drop: float,
+        allowed_drop: float | str,
         saving: str | None = None,
     ) -> None:
         self._searcher = searcher
@@ -91,10 +93,10 @@ class SearchProgress(tune.Callback):
         self._spend(row)
         number, role = trial.config["trial"], trial.config["role"]
         if role == "control":
-            self._end_control(f"trial {number}: accuracy {row['accuracy']:.4f}")
+            self._end_control(f"trial {number}: {self._measured(row)}")
             return
         self._rows.append((number, role, row))
-        self._end(f"trial {number}: accuracy {row['accuracy']:.4f}, saved {percent(self._saved(row))}")
+        self._end(f"trial {number}: {self._measured(row)}, saved {percent(self._saved(row))}")
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Report a trial that raised to the searcher and show its message."""
@@ -157,6 +159,13 @@ class SearchProgress(tune.Callback):
         flops = self._spent_flops + sum(search_flops(row) for row in self._live.values())
         return float(flops / baseline["dense_flops"])
 
+    @property
+    def _quality(self) -> Quality:
+        return self._searcher.quality
+
+    def _measured(self, row: Mapping[str, Any]) -> str:
+        return f"{self._quality.name} {value_text(row[self._quality.key], self._quality)}"
+
     def _saved(self, row: Mapping[str, Any]) -> float:
         return saved_of_row(row, self._saving)
 
@@ -164,16 +173,19 @@ class SearchProgress(tune.Callback):
         baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
         if baseline is None:
             return "no baseline yet"
+        reference = baseline[self._quality.key]
+        lost = [self._quality.lost(row[self._quality.key], reference) for _, _, row in self._rows]
+        most = allowed_amount(self._allowed_drop, reference) + ROUNDING
         within = [
-            (self._saved(row), row["accuracy"], -number)
-            for number, _, row in self._rows
-            if baseline["accuracy"] - row["accuracy"] <= self._allowed_drop + ROUNDING
+            (self._saved(row), -drop, -number)
+            for drop, (number, _, row) in zip(lost, self._rows, strict=True)
+            if drop <= most
         ]
-        saved, accuracy, number = max(within)
+        saved, gain, number = max(within)
         if saved <= 0:
             return "nothing saved yet"
         return (
-            f"best {percent(saved)} saved at {points(baseline['accuracy'] - accuracy)} of accuracy loss (trial "
+            f"best {percent(saved)} saved at {drop_text(-gain, self._quality)} of {drop_words(self._quality)} (trial "
             f"{-number})"
         )
 

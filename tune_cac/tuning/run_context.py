@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
-from trainables.registry import SCRIPT
+from trainables.quality import ACCURACY, Quality
+from trainables.registry import SCRIPT, is_factory
 from tune_cac.study.options import SearchOptions
 
 
@@ -54,4 +55,29 @@ def baseline_config(options: SearchOptions, *, device: str) -> TrialConfig:
         threads=options.cpus_per_trial,
         workers=options.workers_per_trial,
         saving=None if options.ranked_by == "training" else options.ranked_by,
+        **options.quality.fields(),  # type: ignore[arg-type]
     )
+
+
+def own_metric(options: SearchOptions) -> Quality:
+    """Return the metric that the workload itself names; a factory is called for it."""
+    from trainables.workloads import build
+
+    named = is_factory(options.workload)
+    return build(options.workload, options.workload_options).quality if named else ACCURACY
+
+
+def check_measured(config: TrialConfig) -> None:
+    """Raise UserError unless the workload measures the config's metric, tried on an untrained model."""
+    import torch
+
+    from trainables.runtime.isolation import isolated
+    from trainables.workloads import build
+    from trainables.workloads.base import VALIDATION_LOSS
+
+    workload, name = build(config.workload, config.options), config.quality.name
+    if name == VALIDATION_LOSS and workload.evaluation_batches("validation") is not None:
+        return
+    with isolated(seed=config.seed, threads=config.threads), torch.no_grad():
+        found = workload.evaluate_a_little(workload.make_model().eval(), torch.device("cpu"))
+    workload.named_metrics(found, name)

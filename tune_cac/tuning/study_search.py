@@ -28,7 +28,7 @@ from tune_cac.study.result_files import write_answer
 from tune_cac.study.script_files import check_unchanged, script_identity
 from tune_cac.study.study_result import SearchResult, answer
 from tune_cac.tuning.preflight import check_gpus, check_processors, check_schedule, share_only_if_repeatable
-from tune_cac.tuning.run_context import baseline_config, context_of
+from tune_cac.tuning.run_context import baseline_config, check_measured, context_of, own_metric
 from tune_cac.tuning.tune_run import ray_needs, train
 
 if TYPE_CHECKING:
@@ -63,12 +63,15 @@ def search(**given: Any) -> SearchResult:
             )
         identity = script_identity(options.workload_options)
         options = replace(options, script=None, workload_options=(*options.workload_options, *identity))
+    options = options.with_metric(own_metric(options))
     check_processors(options)
     check_gpus(options)
     context = None
     if options.fixed or options.workload_options or is_factory(options.workload) or options.compresses:
         # The user's code and values are checked before the folder exists.
         context = context_of(baseline_config(options, device="cpu"))
+    if options.metric is not None and not options.is_script:
+        check_measured(baseline_config(options, device="cpu"))
     if context is not None and not options.is_script:
         options = share_only_if_repeatable(options)
         context = replace(context, schedule=options.schedule_text)
@@ -84,7 +87,7 @@ def search(**given: Any) -> SearchResult:
             replace(
                 info,
                 trials=info.trials + options.trials,
-                allowed_drop=options.allowed_drop,
+                allowed_drop=options.drop,
                 sharing=bool(options.sharing),
                 fresh_processes=options.fresh_processes,
                 controls=options.controls,
@@ -154,7 +157,7 @@ def _run_missing(layout: Layout, options: SearchOptions, context: SpaceContext |
         layout.write_info(replace(layout.read_info(), why_little=searcher.why_little))
     if options.is_script:
         _keep_script_epochs(layout)
-    found = answer(layout, allowed_drop=options.allowed_drop, interrupted=interrupted)
+    found = answer(layout, allowed_drop=options.drop, interrupted=interrupted)
     write_answer(layout, found)
     return found
 
@@ -202,7 +205,7 @@ def make_searcher(
             "context": replace(context, schedule=options.schedule_text),
             "base": base,
             "journal": layout.journal,
-            "allowed_drop": options.allowed_drop,
+            "allowed_drop": options.drop,
             "seed": options.seed,
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,
@@ -250,7 +253,7 @@ def _search(layout: Layout, options: SearchOptions, searcher: StudySearch, run_n
 
     done = _completed(layout)
     progress = SearchProgress(
-        searcher, finished_before=done, to_run=to_run, allowed_drop=options.allowed_drop, saving=searcher.saving
+        searcher, finished_before=done, to_run=to_run, allowed_drop=options.drop, saving=searcher.saving
     )  # fmt: skip
     searcher.plan(to_run, controls=options.controls)
     # The searcher ends the run earlier if fewer controls are needed.

@@ -16,7 +16,8 @@ from ray.tune.search import Searcher
 
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
-from trainables.metrics import OBJECTIVES, ROW
+from trainables.metrics import ROW_KEYS, objective_keys
+from trainables.quality import Quality
 from trainables.stage_tree.coordinator import RayLeases, start_coordinator
 from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
@@ -32,7 +33,6 @@ from tune_cac.tuning.warm_start.baseline import WarmStart, asks_for_sensitivitie
 
 #: Ray's value for a search that suggests no more.
 FINISHED: str = Searcher.FINISHED
-_ROW_NAMES = tuple(metric.name for metric in ROW)
 #: Most combinations of values in a row that do not fit the model; then the search ends.
 _MOST_IMPOSSIBLE = 200
 #: Attributes of a study: the starting point waits for the baseline; why its space does nothing or little on its run.
@@ -40,9 +40,9 @@ _WAITS, _WHY_LITTLE = "start_waits", "why_little"
 
 
 class StudySearch(Searcher):
-    """Suggest trials to Ray, and report to Optuna two objectives, accuracy and compute saved, and a constraint.
+    """Suggest trials to Ray, and report to Optuna two objectives, the metric and compute saved, and a constraint.
 
-    A new study begins with the baseline (no parameters) and the space's starting point. An accuracy loss above the
+    A new study begins with the baseline (no parameters) and the space's starting point. A drop of the metric above the
     allowed one makes a trial infeasible. Rows of trials that end before the baseline enter the journal at once and are
     reported after it. A trial that failed, or whose values are not finite, is reported as FAIL with its error.
 
@@ -51,7 +51,7 @@ class StudySearch(Searcher):
         context: the run it is searched on.
         base: config of the baseline; spaces override its fields.
         journal: the Optuna journal file.
-        allowed_drop: accuracy that may be lost, a fraction.
+        allowed_drop: that may be lost of the metric (`trainables.quality`).
         seed: of the sampler.
         run_folder: folder of the Ray experiment, relative to the study, for the record.
         checkpoint_every_s: seconds between checkpoints of a trial.
@@ -72,7 +72,7 @@ class StudySearch(Searcher):
         context: SpaceContext,
         base: TrialConfig,
         journal: Path,
-        allowed_drop: float,
+        allowed_drop: float | str,
         seed: int,
         run_folder: str,
         checkpoint_every_s: float,
@@ -109,10 +109,10 @@ class StudySearch(Searcher):
         self._running: dict[str, optuna.Trial] = {}  # running and ended trials, by Ray's id
         self._ended: set[str] = set()
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
-        super().__init__(metric=list(OBJECTIVES), mode=["max"] * len(OBJECTIVES))
-        self.study = open_study(journal, make_sampler(seed))
+        super().__init__(metric=list(objective_keys(base.quality)), mode=["max", "max"])  # Optuna's are the study's own
+        self.study = open_study(journal, make_sampler(seed), base.quality)
         """The Optuna study."""
-        self.trials = StudyTrials(self.study)
+        self.trials = StudyTrials(self.study, base.quality)
         """Queries on the study's trials."""
         self.restarts = Restarts(self.trials, tree.parent, retries)
         """Trials that are begun again."""
@@ -131,6 +131,11 @@ class StudySearch(Searcher):
     def saving(self) -> str | None:
         """Return the compute that trials are ranked by; None for that of training."""
         return self._base.saving
+
+    @property
+    def quality(self) -> Quality:
+        """Return the metric by which trials are compared with the baseline."""
+        return self._base.quality
 
     def begin(self) -> None:
         """Queue the baseline and the space's starting point; only for a study without trials.
@@ -331,12 +336,12 @@ class StudySearch(Searcher):
             return
         self._ended.add(trial_id)
         trial = self._running[trial_id]
-        row = {name: result[name] for name in _ROW_NAMES if name in result} if result else {}
+        row = {name: result[name] for name in ROW_KEYS if name in result} if result else {}
         if trial.user_attrs.get("role") == "baseline" and row.get("stage"):
             trial.set_user_attr("root", row["stage"])  # a run without interventions ends in its root
         if not self._sharing and row:
             row["stage"] = ""  # only the baseline was recorded, so there is no tree
-        missing = missing_objectives(row)
+        missing = missing_objectives(row, self.quality)
         if missing:
             self._tell_fail(trial, f"the trial reported no finite {' and '.join(missing)}")
             return
@@ -372,12 +377,12 @@ class StudySearch(Searcher):
             self._tell_waiting()
 
     def _tell_waiting(self) -> None:
-        # In order of completion once the baseline's accuracy is known; after a failed baseline, without a constraint.
+        # In order of completion once the baseline's row is known; after a failed baseline, without a constraint.
         baseline = self.trials.baseline_row()
         if baseline is None and not self.trials.baseline_failed():
             return
         for trial, row in self._waiting_for_baseline:
-            tell_complete(self.study, trial, row, baseline, self._allowed_drop)
+            tell_complete(self.study, trial, row, baseline, self._allowed_drop, self.quality)
         self._waiting_for_baseline.clear()
 
     def adopt_unfinished(self) -> None:

@@ -12,18 +12,19 @@ from optuna.trial import FrozenTrial, TrialState
 
 from analysis.formatting import ROUNDING
 from analysis.io.layout import STUDY_NAME
-from trainables.metrics import OBJECTIVES
+from trainables.quality import ACCURACY, Quality, allowed_amount
 from tune_cac.tuning.optuna_objectives import saved_of_baseline
 from tune_cac.tuning.optuna_private import live_trial
 from tune_cac.tuning.predefined_trial import as_key
 
 
-def open_study(journal: Path, sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+def open_study(journal: Path, sampler: optuna.samplers.BaseSampler, quality: Quality = ACCURACY) -> optuna.Study:
     """Open the Optuna study of a journal, or create it.
 
     Args:
         journal: its file.
         sampler: of its trials.
+        quality: the metric, the first objective; the second one is the compute saved.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -32,10 +33,10 @@ def open_study(journal: Path, sampler: optuna.samplers.BaseSampler) -> optuna.St
             sampler=sampler,
             pruner=optuna.pruners.NopPruner(),
             study_name=STUDY_NAME,
-            directions=["maximize"] * len(OBJECTIVES),
+            directions=[quality.optuna_direction, "maximize"],
             load_if_exists=True,
         )
-        study.set_metric_names(list(OBJECTIVES))
+        study.set_metric_names([quality.name, "compute_saved"])
     return study
 
 
@@ -44,10 +45,12 @@ class StudyTrials:
 
     Args:
         study: the Optuna study.
+        quality: the metric of its trials.
     """
 
-    def __init__(self, study: optuna.Study) -> None:
+    def __init__(self, study: optuna.Study, quality: Quality = ACCURACY) -> None:
         self.study = study
+        self._quality = quality
         self.baseline_again: dict[str, Any] | None = None
         """Attributes of a baseline to train once more; None if there is none."""
 
@@ -114,16 +117,18 @@ class StudyTrials:
             if "given" in t.user_attrs and "continued_by" not in t.user_attrs
         }
 
-    def best_saved(self, allowed_drop: float) -> float:
-        """Return the most compute saved so far by a setting within the allowed accuracy loss."""
+    def best_saved(self, allowed_drop: float | str) -> float:
+        """Return the most compute saved so far by a setting within the allowed drop."""
         baseline = self.baseline_row()
         if baseline is None:
             return 0.0
         rows = [
             t.user_attrs["row"] for t in self.all() if "row" in t.user_attrs and t.user_attrs.get("role") != "control"
         ]
-        lowest = baseline["accuracy"] - allowed_drop - ROUNDING
-        return max((saved_of_baseline(row, baseline) for row in rows if row["accuracy"] >= lowest), default=0.0)
+        quality, reference = self._quality, baseline[self._quality.key]
+        most = allowed_amount(allowed_drop, reference) + ROUNDING
+        within = [row for row in rows if quality.lost(row[quality.key], reference) <= most]
+        return max((saved_of_baseline(row, baseline) for row in within), default=0.0)
 
     def finished_count(self) -> int:
         """Return how many trials completed or failed, without interrupted ones and controls."""

@@ -1,7 +1,8 @@
 """The plots that compare outcomes: Pareto picture, confirmation, importance, interactions.
 
 Here and in `figures.course` and `figures.stops` a plot is None if there is nothing to draw. The axes show percentages
-and points (of accuracy, 0.01 each), the frames of `ReportData` contain fractions.
+and points (of accuracy, 0.01 each), the frames of `ReportData` contain fractions; a metric that is no fraction is drawn
+in its own unit. Axes of a metric that is minimised are reversed, so that up is better.
 """
 
 from __future__ import annotations
@@ -12,28 +13,41 @@ from textwrap import wrap
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from analysis.formatting import percent, plural, points
+from analysis.formatting import percent, plural
 from analysis.io.checked import array_of, number_of
-from analysis.metrics.confirmation import saved_again
+from analysis.metrics.confirmation import compared, saved_again
 from analysis.metrics.controls import CONTROL_NAMES
+from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.figures.figure import Figure, axis, limit, line, marks, names_axis, note, short
 from analysis.presentation.figures.plain_columns import bare, is_one_of, percent_values, saved, texts
 from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.summary_text import settings_text, trial_numbers
+from analysis.quality_words import (
+    axis_words,
+    drop_text,
+    drop_unit,
+    drop_words,
+    metric_words,
+    plotted,
+    value_with_unit,
+)
+from trainables.quality import Quality
 from trainables.savings import TRAINING, saved_words
 
 #: Maximum number of bars per objective in the plots of importance and interactions.
 _MOST_BARS = 10
-#: Margin above and below, as a share of the range of accuracies shown.
+#: Margin above and below, as a share of the range of values shown.
 _MARGIN = 0.12
-#: Minimum reach, in points of accuracy, below the lowest reference outcome of the Pareto picture, if it has trials.
+#: Minimum reach below the worst reference outcome of the Pareto picture, if it has trials: points of accuracy, or
+#: percent of another metric's value.
 _LEAST_REACH = 3.0
 
 
 def pareto(data: ReportData) -> Figure | None:
-    """Return the plot of the saving that the study ranks by against accuracy; None if no trial completed.
+    """Return the plot of the saving that the study ranks by against the metric; None if no trial completed.
 
     Trials with the same outcome are one mark. Controls, which any setting has to beat, are shown if the study ranks by
     training compute.
@@ -45,11 +59,12 @@ def pareto(data: ReportData) -> Figure | None:
     trials = _outcomes(ranking[~is_one_of(ranking, "role", "baseline", "published", "control")])
     baseline = _outcomes(ranking[is_one_of(ranking, "role", "baseline")])
     published = _outcomes(ranking[is_one_of(ranking, "role", "published")])
-    front = _by_x(_outcomes(ranking[(array_of(ranking, "on_front") == 1) & ~is_control]))
+    quality = data.quality
+    front = _by_x(_outcomes(ranking[(array_of(ranking, "on_front") == 1) & ~is_control]), quality)
     chosen = _outcomes(ranking.iloc[:0] if data.best is None else data.best.to_frame().T)
-    shorter, random_stops = _controls(data.controls if data.saving == TRAINING else None)
+    shorter, random_stops = _controls(data.controls if data.saving == TRAINING else None, quality)
     if len(shorter):
-        shorter = _by_x(pd.concat([baseline, shorter]))  # the line begins at the full length
+        shorter = _by_x(pd.concat([baseline, shorter]), quality)  # the line begins at the full length
     sizes = [min(16.0, 6 + 2 * n**0.5) for n in trials["count"]]
     traces = [
         marks("trials", trials, "circle", "@trial", size=sizes, opacity=0.9),
@@ -69,48 +84,62 @@ def pareto(data: ReportData) -> Figure | None:
     ):
         if len(group):
             traces.append(marks(name, group, symbol, colour, size=size))
-    limits = [] if len(baseline) == 0 else [float(baseline["y"].mean()) - 100 * data.allowed_drop]
-    references = [*baseline["y"], *shorter["y"], *chosen["y"], *limits] or [max(front["y"])]
-    y_range = _y_range(references, [*trials["y"], *front["y"]])
+    lost = quality.sign * float(plotted(data.allowed, quality))
+    limits = [] if len(baseline) == 0 else [float(baseline["y"].mean()) - lost]
+    references = [*baseline["y"], *shorter["y"], *chosen["y"], *limits] or [front["y"].iloc[0]]
+    y_range = _y_range(references, [*trials["y"], *front["y"]], quality)
     layout = {
         "xaxis": axis(f"{data.saved_words} (%)"),
-        "yaxis": axis("validation accuracy (%)", range=y_range),
+        "yaxis": axis(axis_words(quality), range=y_range),
         "shapes": [limit(value) for value in limits],
-        "annotations": [note("allowed accuracy loss", x=0, y=value) for value in limits],
+        "annotations": [note(f"allowed {drop_words(quality)}", x=0, y=value) for value in limits],
     }
     notes = ["Up and to the right is better. Point at a mark to see its trials; of equal outcomes one mark is drawn."]
-    below = sum(int(group.loc[group["y"] < y_range[0], "count"].sum()) for group in (trials, published, random_stops))
+    below = sum(
+        int(group.loc[quality.sign * (group["y"] - y_range[0]) < 0, "count"].sum())
+        for group in (trials, published, random_stops)
+    )
     if below:
         said = "1 trial lies" if below == 1 else f"{below} trials lie"
         notes.append(f"{said} below the picture; a double click shows all.")
     best = max(zip(front["x"], front["y"], strict=True), default=None)
-    reach = "" if best is None else f", reaching {best[0]:.1f} % {data.saved_words} at {best[1]:.2f} % accuracy"
+    reach = "" if best is None else f", reaching {best[0]:.1f} % {data.saved_words} at {_shown(best[1], quality)}"
     alt = (
-        f"{data.saved_words.capitalize()} against validation accuracy of "
+        f"{data.saved_words.capitalize()} against {metric_words(quality)} of "
         f"{plural(int(trials['count'].sum()), 'searched trial')}. "
         f"The Pareto front has {plural(len(front), 'outcome')}{reach}."
     )
     return Figure(name="pareto", alt=alt, traces=traces, layout=layout, height=480, notes=notes)
 
 
-def _y_range(references: list[float], others: list[float]) -> list[float]:
-    """Return the initial range of accuracies (%).
+def _shown(y: float, quality: Quality) -> str:
+    """Return a value as it is plotted, with its unit and the metric's name."""
+    if quality.is_fraction:
+        return f"{y:.2f} % {quality.name}"
+    return f"{quality.name} {value_with_unit(y, quality)}"
+
+
+def _y_range(references: list[float], others: list[float], quality: Quality) -> list[float]:
+    """Return the initial range of the metric as plotted, the worse end first.
 
     The range contains all references (baseline, shorter training, chosen trial), and of the others those that are not
     too far below them.
     """
+    references, others = ([quality.sign * y for y in values] for values in (references, others))
     low, high = min(references), max(references)
-    reach = max(2 * (high - low), _LEAST_REACH)
-    shown = [*references, *(y for y in others if y >= low - reach)]
+    least = _LEAST_REACH if quality.is_fraction else _LEAST_REACH / 100 * max(abs(low), abs(high))
+    shown = [*references, *(y for y in others if y >= low - max(2 * (high - low), least))]
     low, high = min(shown), max(shown)
-    margin = _MARGIN * (high - low + 0.1)
-    return [low - margin, min(100.5, high + margin)]
+    margin = _MARGIN * (high - low + least / 30)
+    top = min(100.5, high + margin) if quality.is_fraction and quality.direction == "max" else high + margin
+    return [quality.sign * (low - margin), quality.sign * top]
 
 
 def _outcomes(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one point for all trials with the same outcome: x (saving, %), y (accuracy, %), label, count."""
+    """Return one point for all trials with the same outcome: x (saving, %), y (metric), label, count."""
+    quality = quality_of(rows)
     trials = rows["trial"].tolist()
-    found = pd.DataFrame({"x": percent_values(saved(rows)), "y": percent_values(array_of(rows, "accuracy"))})
+    found = pd.DataFrame({"x": percent_values(saved(rows)), "y": _rounded(array_of(rows, quality.name), quality)})
     found = found[np.isfinite(found["x"]) & np.isfinite(found["y"])]
     places = [group.index for _, group in found.groupby(["x", "y"], sort=False)]
     found = found.drop_duplicates()
@@ -119,47 +148,55 @@ def _outcomes(rows: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
+def _rounded(values: NDArray[np.float64], quality: Quality) -> list[float]:
+    """Return values as plotted, without floating-point noise."""
+    return percent_values(values) if quality.is_fraction else [float(f"{value:.12g}") for value in values]
+
+
 def _outcome_label(first: pd.Series, trials: list[int]) -> str:
     role = str(first.get("role") or "")
     beside = f" ({role})" if role not in ("", "search") else ""
     lines = [f"{trial_numbers(trials)}{beside}"]
     lines.append(f"{saved_words(saving_of(first))} {percent(saved_of_one(first))}")
-    drop = number_of(first, "accuracy_drop")
-    beside = "" if np.isnan(drop) else f", accuracy loss {points(drop)}"
-    lines.append(f"accuracy {100 * number_of(first, 'accuracy'):.2f} %{beside}")
+    quality = quality_of(first)
+    drop = number_of(first, quality.drop)
+    beside = "" if np.isnan(drop) else f", {drop_words(quality)} {drop_text(drop, quality)}"
+    lines.append(f"{quality.name} {value_with_unit(number_of(first, quality.name), quality)}{beside}")
     settings = settings_text(first)
     if settings not in ("", "-"):
         lines += wrap(settings, 44, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines)
 
 
-def _controls(controls: pd.DataFrame | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _controls(controls: pd.DataFrame | None, quality: Quality) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the points of the shortened dense trainings and those of the other controls, by compute saved."""
     if controls is None:
         controls = pd.DataFrame()
     names = texts(controls, "control")
-    compute, accuracy = array_of(controls, "compute_saved"), array_of(controls, "accuracy")
+    compute, value = array_of(controls, "compute_saved"), array_of(controls, quality.name)
     epochs = ["" if np.isnan(n) else f" ({n:.0f} epochs)" for n in array_of(controls, "epochs")]
     labels = [
-        f"control: {CONTROL_NAMES.get(name, name)}{length}\ncompute saved {percent(x)}\naccuracy {100 * y:.2f} %"
-        for name, length, x, y in zip(names, epochs, compute, accuracy, strict=True)
+        f"control: {CONTROL_NAMES.get(name, name)}{length}\ncompute saved {percent(x)}\n"
+        f"{quality.name} {value_with_unit(y, quality)}"
+        for name, length, x, y in zip(names, epochs, compute, value, strict=True)
     ]
-    found = pd.DataFrame({"x": percent_values(compute), "y": percent_values(accuracy), "label": labels, "count": 1})
-    known = np.isfinite(compute) & np.isfinite(accuracy)
+    found = pd.DataFrame({"x": percent_values(compute), "y": _rounded(value, quality), "label": labels, "count": 1})
+    known = np.isfinite(compute) & np.isfinite(value)
     cut = np.array([name.startswith("shorter") for name in names], dtype=bool)
-    return _by_x(found[known & cut]), _by_x(found[known & ~cut])
+    return _by_x(found[known & cut], quality), _by_x(found[known & ~cut], quality)
 
 
-def _by_x(points: pd.DataFrame) -> pd.DataFrame:
-    return points.sort_values(["x", "y"], ascending=[True, False], kind="stable")
+def _by_x(points: pd.DataFrame, quality: Quality) -> pd.DataFrame:
+    return points.sort_values(["x", "y"], ascending=[True, quality.direction == "min"], kind="stable")
 
 
 def confirmation(data: ReportData) -> Figure | None:
-    """Return the plot of accuracy losses on fresh seeds with intervals; None if no candidate was retrained."""
+    """Return the plot of the metric's drops on fresh seeds with intervals; None if no candidate was retrained."""
     frame = data.confirmation
     if frame is None or len(frame) == 0:
         return None
-    drop, low, high = (array_of(frame, name) for name in ("accuracy_drop", "drop_low", "drop_high"))
+    quality, words = data.quality, drop_words(data.quality)
+    drop, low, high = (array_of(frame, name) for name in (quality.drop, "drop_low", "drop_high"))
     share = [saved_again(row) for _, row in frame.iterrows()]
     seeds, confidence = array_of(frame, "seeds"), array_of(frame, "confidence")
     confirmed = array_of(frame, "confirmed") == 1
@@ -167,13 +204,13 @@ def confirmation(data: ReportData) -> Figure | None:
     labels = [
         f"{candidates[i]}: {'confirmed' if confirmed[i] else 'not confirmed'}\n"
         f"{data.saved_words} {percent(share[i])}\n"
-        f"accuracy loss {points(drop[i], allowed=data.allowed_drop)}, {100 * confidence[i]:.0f} % interval "
-        f"{points(low[i])} to {points(high[i], allowed=data.allowed_drop)}\n"
+        f"{words} {drop_text(drop[i], quality, allowed=data.allowed)}, {100 * confidence[i]:.0f} % interval "
+        f"{drop_text(low[i], quality)} to {drop_text(high[i], quality, allowed=data.allowed)}\n"
         f"{plural(int(seeds[i]) if np.isfinite(seeds[i]) else 0, 'seed')}"
         for i in range(len(frame))
     ]
-    found = pd.DataFrame({"x": percent_values(drop), "y": range(len(frame)), "label": labels})
-    found["above"], found["below"] = percent_values(high) - found["x"], found["x"] - percent_values(low)
+    found = pd.DataFrame({"x": _rounded(drop, quality), "y": range(len(frame)), "label": labels})
+    found["above"], found["below"] = _rounded(high, quality) - found["x"], found["x"] - _rounded(low, quality)
     traces = []
     for name, group, symbol, colour in (
         ("confirmed", found[confirmed], "circle", "@chosen"),
@@ -186,16 +223,22 @@ def confirmation(data: ReportData) -> Figure | None:
             }  # fmt: skip
             traces.append(marks(name, group, symbol, colour, size=11, error_x=spread))
             traces[-1]["marker"]["line"] = {"width": 2, "color": colour}
-    ends, allowed = [-0.6, len(frame) - 0.4], [100 * data.allowed_drop] * 2
-    traces.append(line("allowed accuracy loss", allowed, ends, [], color="@limit", width=1.4, dash="dash"))
+    ends, allowed = [-0.6, len(frame) - 0.4], [float(plotted(data.allowed, quality))] * 2
+    traces.append(line(f"allowed {words}", allowed, ends, [], color="@limit", width=1.4, dash="dash"))
     layout = {
-        "xaxis": axis("loss of test accuracy (points)", zeroline=True),
+        "xaxis": axis(f"{_drop_axis(frame.iloc[0], quality)}{drop_unit(quality)}", zeroline=True),
         "yaxis": names_axis(candidates, range=ends[::-1], zeroline=False),
     }
-    alt = f"Accuracy loss with its interval: {confirmed.sum()} of {len(frame)} candidates are confirmed."
-    notes = ["A candidate is confirmed when the upper end of its interval is within the allowed accuracy loss."]
+    alt = (
+        f"{words[0].upper()}{words[1:]} with its interval: {confirmed.sum()} of {len(frame)} candidates are confirmed."
+    )
+    notes = ["A candidate is confirmed when the upper end of its interval is within the allowed " + words + "."]
     height = 150 + 36 * len(frame)
     return Figure(name="confirmation", alt=alt, traces=traces, layout=layout, height=height, notes=notes)
+
+
+def _drop_axis(row: pd.Series, quality: Quality) -> str:
+    return "loss of test accuracy" if quality.is_accuracy else f"{drop_words(quality)}, {compared(row)}"
 
 
 def importance(data: ReportData) -> Figure | None:

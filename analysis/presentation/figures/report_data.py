@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from analysis.io.layout import StudyInfo
+from analysis.metrics.ranking import allowed_limit
 from analysis.metrics.saving import saving_of
+from trainables.quality import Quality
 from trainables.savings import saved_words
 
 
@@ -15,7 +17,7 @@ from trainables.savings import saved_words
 class ReportData:
     """All data of a report. Frames that are None were not requested or are unknown; their sections are left out.
 
-    Accuracies, accuracy losses, savings and ratios are fractions.
+    Accuracies, accuracy losses, savings and ratios are fractions; another metric of the study is in its own unit.
     """
 
     info: StudyInfo
@@ -26,8 +28,8 @@ class ReportData:
     """The completed trials, best first (`analysis.rank`)."""
     best: pd.Series | None
     """The chosen row of the ranking; None if no trial is within the allowed accuracy loss."""
-    allowed_drop: float
-    """Allowed accuracy loss, in [0, 1)."""
+    allowed_drop: float | str
+    """Allowed drop of the metric (`trainables.quality.read_drop`)."""
     headline: str
     """The result; the first sentence is the page's title, the others are caveats."""
     cost_line: str
@@ -44,10 +46,10 @@ class ReportData:
     """Columns objective, first, second, strength in [0, 1]."""
     controls: pd.DataFrame | None = None
     """Trials that any setting has to beat: control (for example ``shorter 0.8``, ``random stops``), compute_saved,
-    accuracy."""
+    accuracy or the study's metric."""
     confirmation: pd.DataFrame | None = None
     """One row per retrained candidate: candidate, seeds, compute_saved, saved (if the study does not rank by training
-    compute), accuracy_drop, drop_low, drop_high, confidence, confirmed."""
+    compute), the drop of the metric, drop_low, drop_high, confidence, confirmed."""
     variance: pd.DataFrame | None = None
     """Weight variance of the chosen trial: iteration, layer (name), ratio (variance over its running peak), and, if
     known, examined (whether the rule examined the layer at that iteration)."""
@@ -59,6 +61,16 @@ class ReportData:
     """The stage tree's picture (`analysis.tree_svg`)."""
     environment: dict[str, str] = field(default_factory=dict)
     """Versions, machine and other facts about the environment of the search, by name."""
+
+    @property
+    def quality(self) -> Quality:
+        """Return the metric by which the study's trials are compared."""
+        return self.info.quality
+
+    @property
+    def allowed(self) -> float:
+        """Return the allowed drop in the metric's unit; NaN for a relative one without a completed baseline."""
+        return allowed_limit(self.ranking, self.allowed_drop)
 
     @property
     def saving(self) -> str:

@@ -14,6 +14,7 @@ from analysis.presentation.figures.figure import MOST_NAMED, Figure, axis, limit
 from analysis.presentation.figures.outcomes import short_name
 from analysis.presentation.figures.plain_columns import bare, is_one_of, stop_events, texts
 from analysis.presentation.figures.report_data import ReportData
+from analysis.quality_words import value_with_unit
 
 #: Maximum number of outcomes in the timeline.
 MOST_ROWS = 30
@@ -49,7 +50,7 @@ def timeline(data: ReportData) -> Figure | None:
             without += 1
             continue
         stops = [(int(e["iteration"]), int(e["layer"])) for e in events]
-        key = (*stops, number_of(row, "compute_saved"), number_of(row, "accuracy"))
+        key = (*stops, number_of(row, "compute_saved"), number_of(row, data.quality.name))
         outcomes.setdefault(key, []).append(place)
         last = max(last, int(events[-1]["iteration"]))
     if not outcomes:
@@ -60,9 +61,10 @@ def timeline(data: ReportData) -> Figure | None:
     stretches: list[_Stretch] = []
     for places in list(outcomes.values())[:MOST_ROWS]:
         first, others = ranking.iloc[places[0]], len(places) - 1
-        saved, accuracy = percent(number_of(first, "compute_saved")), 100 * number_of(first, "accuracy")
+        saved = percent(number_of(first, "compute_saved"))
+        value = value_with_unit(number_of(first, data.quality.name), data.quality)
         alike = f" and {plural(others, 'trial')} alike" if others else ""
-        who = f"trial {first['trial']}{alike}: compute saved {saved}, accuracy {accuracy:.2f} %"
+        who = f"trial {first['trial']}{alike}: compute saved {saved}, {data.quality.name} {value}"
         stretches += _stretches(len(names), stop_events(first["stop_events"]), total, who)
         names.append(f"{first['trial']}{f' +{others}' if others else ''} · {saved}")
     hidden = len(outcomes) - len(names)

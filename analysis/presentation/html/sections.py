@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.formatting import ROUNDING, percent, plural, points, points_number
+from analysis.formatting import ROUNDING, percent, plural
 from analysis.io.checked import number_of
 from analysis.metrics.accounting import search_cost
 from analysis.metrics.confirmation import compared, of_trial, saved_again
@@ -25,6 +25,8 @@ from analysis.presentation.ranked_table import stop_table
 from analysis.presentation.schedule_text import compresses
 from analysis.presentation.sparsity_text import is_compressed, layers, sums
 from analysis.presentation.summary_text import TREE_CAPTION, compression_of, config_of, is_answer
+from analysis.quality_words import allowed_text, drop_number, drop_text, drop_unit, drop_words, value_with_unit
+from trainables.quality import ACCURACY, Quality
 from trainables.savings import BOTH, TRAINING
 
 #: Maximum number of failed trials listed.
@@ -47,7 +49,7 @@ def sections(data: ReportData, figures: Mapping[str, Figure]) -> list[Section]:
     """Return all sections that are not empty, in the order of the page."""
     made = [
         ("settings", "Settings to use", _settings(data)),
-        ("trade-off", f"{data.saved_words.capitalize()} against accuracy",
+        ("trade-off", f"{data.saved_words.capitalize()} against {data.quality.name}",
          _pictures(figures, "pareto") + _controls_note(data)),
         ("confirmation", "Confirmation on fresh seeds", _confirmation(data, figures)),
         ("sparsity", "What is zero", _sparsity(data)),
@@ -100,7 +102,8 @@ def header(data: ReportData) -> str:
     return (
         f'<p class="study">{escape(info.space)} on {escape(info.workload)}</p><h1>{escape(answer)}</h1>{more}{running}'
         f'<p class="cost">{escape(data.cost_line)}</p>{_tiles(data)}'
-        f'<p class="faint">{info.length_text}, seed {info.seed}; allowed accuracy loss {points(data.allowed_drop)}; '
+        f'<p class="faint">{info.length_text}, seed {info.seed}; allowed {escape(drop_words(data.quality))} '
+        f"{escape(allowed_text(data.allowed_drop, data.quality))}; "
         f"trials: {told}.</p>"
     )
 
@@ -119,24 +122,24 @@ def first_sentence(text: str) -> tuple[str, str]:
 
 def _tiles(data: ReportData) -> str:
     tiles: list[tuple[str, str, str]] = []
-    best = data.best
+    best, quality, allowed = data.best, data.quality, allowed_text(data.allowed_drop, data.quality)
     if best is not None and saved_of_one(best) > 0:
         again = of_trial(data.confirmation, best)
         if again is not None and again["confirmed"]:
             over = f"over {plural(int(again['seeds']), 'fresh seed')}"
             tiles.append((data.saved_words, percent(saved_again(again)), over))
-            beside = f"{compared(again).removesuffix(' accuracy')}, {over}; allowed {points(data.allowed_drop)}"
-            tiles.append(("accuracy loss", _drop(again["accuracy_drop"]), beside))
+            beside = f"{compared(again).removesuffix(' accuracy')}, {over}; allowed {allowed}"
+            tiles.append((drop_words(quality), _drop(again[quality.drop], quality), beside))
         else:
             tiles.append((data.saved_words, percent(saved_of_one(best)), _beside_saved(best, data.saving)))
-            drop = number_of(best, "accuracy_drop")
-            tiles.append(("accuracy loss", _drop(drop), f"validation; allowed {points(data.allowed_drop)}"))
+            drop = number_of(best, quality.drop)
+            tiles.append((drop_words(quality), _drop(drop, quality), f"validation; allowed {allowed}"))
         baseline = data.ranking[is_one_of(data.ranking, "role", "baseline")]
-        test = number_of(best, "test_accuracy")
+        test = number_of(best, quality.test)
         if np.isfinite(test) and len(baseline):
-            base = number_of(baseline.iloc[0], "test_accuracy")
-            beside = "" if np.isnan(base) else f"baseline {100 * base:.2f} %"
-            tiles.append(("test accuracy", f"{100 * test:.2f} %", beside))
+            base = number_of(baseline.iloc[0], quality.test)
+            beside = "" if np.isnan(base) else f"baseline {value_with_unit(base, quality)}"
+            tiles.append((f"test {quality.name}", value_with_unit(test, quality), beside))
     total = search_cost(data.trials)
     if total.dense_equivalents > 0:
         tiles.append(("search cost", f"{total.dense_equivalents:.1f} full trainings", plural(total.trials, "trial")))
@@ -163,8 +166,8 @@ def _beside_saved(best: pd.Series, saving: str) -> str:
     return "" if np.isnan(value) else said.format(percent(value))
 
 
-def _drop(drop: float) -> str:
-    """Return an accuracy loss in words; a gain is marked as "better".
+def _drop(drop: float, quality: Quality = ACCURACY) -> str:
+    """Return a drop in words; a gain is marked as "better".
 
     >>> _drop(0.001), _drop(0.0), _drop(-0.002)
     ('0.10 points', 'none', '0.20 points better')
@@ -173,7 +176,7 @@ def _drop(drop: float) -> str:
         return "unknown"
     if abs(drop) <= ROUNDING:
         return "none"
-    return points(drop) if drop > 0 else f"{points(-drop)} better"
+    return drop_text(drop, quality) if drop > 0 else f"{drop_text(-drop, quality)} better"
 
 
 def _settings(data: ReportData) -> str:
@@ -239,7 +242,9 @@ def _scrollable(label: str, body: str, *, kind: str = "scroll") -> str:
 
 def _controls_note(data: ReportData) -> str:
     if data.controls is None and data.saving == TRAINING:
-        return _none("No controls were trained, so the accuracy of a dense run cut to the same compute is not known.")
+        return _none(
+            f"No controls were trained, so the {data.quality.name} of a dense run cut to the same compute is not known."
+        )
     return ""
 
 
@@ -250,15 +255,16 @@ def _confirmation(data: ReportData, figures: Mapping[str, Figure]) -> str:
             "Nothing is confirmed: the winner among many on one seed is partly luck. Retrain the best on fresh seeds "
             "with python -m tune_cac confirm STUDY."
         )
-    rows = []
+    rows, quality = [], data.quality
     for _, row in frame.iterrows():
         drop, low, high = (
-            points_number(row[name], allowed=data.allowed_drop) for name in ("accuracy_drop", "drop_low", "drop_high")
+            drop_number(row[name], quality, allowed=data.allowed) for name in (quality.drop, "drop_low", "drop_high")
         )
         confidence = "" if np.isnan(row["confidence"]) else f"{100 * row['confidence']:.0f} %"
         found = [str(row["candidate"]), str(row["seeds"]), percent(saved_again(row)), drop, f"{low} to {high}"]
         rows.append([*found, confidence, "yes" if row["confirmed"] else "no"])
-    heads = ("trial", "seeds", data.saved_words, "accuracy loss (points)", "interval (points)", "confidence",
+    unit = drop_unit(quality)
+    heads = ("trial", "seeds", data.saved_words, f"{drop_words(quality)}{unit}", f"interval{unit}", "confidence",
              "confirmed")  # fmt: skip
     table = _small_table("Candidates retrained on fresh seeds", heads, rows, numeric=(0, 1, 2, 3, 4, 5))
     return _pictures(figures, "confirmation") + table

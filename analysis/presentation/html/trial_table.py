@@ -14,14 +14,12 @@ from analysis.presentation.compression_text import WHOLE_FILES, field_text
 from analysis.presentation.figures.outcomes import short_name
 from analysis.presentation.figures.plain_columns import plain, saved, texts
 from analysis.presentation.figures.report_data import ReportData
+from analysis.quality_words import drop_words, metric_words
 from trainables.config import field_kinds
+from trainables.quality import Quality
 from trainables.savings import TRAINING
 
 #: Result columns: name, heading, description, decimals. Fractions are shown as percentages.
-_ACCURACY = (
-    ("accuracy", "accuracy %", "validation accuracy, percent", 2),
-    ("accuracy_drop", "accuracy loss", "baseline's validation accuracy minus the trial's, in points", 2),
-)
 _COMPUTE = ("compute_saved", "saved %", "compute saved, percent of the full budget's FLOPs", 1)
 #: Columns of compute saved and sparsity for a study that does not rank by training compute.
 _INFERENCE = (
@@ -36,7 +34,6 @@ _OTHERS = (
     ("communication_saved", "commun. %", "gradient bytes saved, percent", 1),
     ("time_saved", "time %", "training time saved, percent; one measurement beside other trials", 1),
     ("peak_memory_saved", "memory %", "peak memory saved, percent", 1),
-    ("test_accuracy", "test %", "test accuracy, percent; no choice was made by it", 2),
 )
 _LATENCY = (
     "latency_s", "latency ms",
@@ -77,14 +74,18 @@ def trial_table(data: ReportData) -> dict[str, Any]:
     of_training = data.saving == TRAINING
     compute = (_COMPUTE,) if of_training else _INFERENCE
     results = trials.assign(saved=saved(trials), search_cost=search_fraction(trials))
-    for name, label, title, digits in (*_ACCURACY, *compute, *_OTHERS, *(() if of_training else (_LATENCY,)), _COST):
-        found = array_of(results, name) * _FACTORS.get(name, 100.0)
+    measured, tested = _metric_columns(data.quality)
+    others = (*compute, *_OTHERS, tested, *(() if of_training else (_LATENCY,)), _COST)
+    scale = 100.0 if data.quality.is_fraction else 1.0
+    factors = {name: scale for name, *_ in (*measured, tested)} | _FACTORS
+    for name, label, title, digits in (*measured, *others):
+        found = array_of(results, name) * factors.get(name, 100.0)
         if np.isfinite(found).any():
             shown = [round(float(value), 6) + 0.0 for value in found]  # adding 0.0 turns -0.0 into 0.0
             add(name, label, title.format(data.saved_words), shown, digits=digits)
     beats = [None if pd.isna(b) else str(b) for b in beats_shorter(trials, control_line(trials))]
     if any(beats):
-        title = "whether it is more accurate than a dense run cut to the same compute"
+        title = "whether it is better than a dense run cut to the same compute"
         add("beats_shorter", "beats cut dense run", title, beats, "text")
     for name, kind in field_kinds().items():
         if name not in _ELSEWHERE and name in trials.columns and trials[name].dropna().nunique() > 1:
@@ -93,6 +94,26 @@ def trial_table(data: ReportData) -> dict[str, Any]:
     if any(errors):
         add("error", "error", "what went wrong", errors, "text")
     return {"columns": columns, "rows": plain([list(row) for row in zip(*values, strict=True)])}
+
+
+_Column = tuple[str, str, str, int | None]
+
+
+def _metric_columns(quality: Quality) -> tuple[tuple[_Column, _Column], _Column]:
+    """Return the columns of the metric and its drop, and that of the test split: name, heading, description, digits."""
+    if quality.is_fraction:
+        name, drop, digits, unit = f"{quality.name} %", "in points", 2, ", percent"
+    else:
+        name, drop, digits, unit = quality.name, quality.unit, None, f", {quality.unit}" if quality.unit else ""
+    lost = f"how much worse than the baseline's{', ' if drop else ''}{drop}"
+    tested = "test %" if quality.is_fraction else quality.test
+    return (
+        (
+            (quality.name, name, f"{metric_words(quality)} on the validation split{unit}", digits),
+            (quality.drop, drop_words(quality), lost, digits),
+        ),
+        (quality.test, tested, f"{quality.name} on the test split{unit}; no choice was made by it", digits),
+    )
 
 
 def _roles(trials: pd.DataFrame) -> list[str]:

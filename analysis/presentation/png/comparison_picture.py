@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from analysis.presentation.study_comparison import Comparison
+from analysis.quality_words import drop_unit, drop_words, metric_words, plotted
+from trainables.quality import Quality
 from trainables.savings import SAVED, saved_words
 
 if TYPE_CHECKING:
@@ -23,9 +25,9 @@ _DOTS_PER_INCH = 200
 
 
 def comparison_figure(comparison: Comparison) -> Figure:
-    """Draw change in accuracy against the saving that the studies rank by: each study's trials, its front as steps.
+    """Draw change in accuracy, or the studies' metric, against their saving: each study's trials, its front as steps.
 
-    Trials that lose at least as much accuracy as the reference are not drawn.
+    Upwards is better. Trials that lose at least as much of it as the reference are not drawn.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -33,21 +35,22 @@ def comparison_figure(comparison: Comparison) -> Figure:
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    drop = comparison.candidates["accuracy_drop"]
+    quality = comparison.quality
+    drop = comparison.candidates[quality.drop]
     shown = comparison.candidates[drop < comparison.reference_drop]
-    gains = [0.0, -100 * comparison.allowed_drop, *(-100 * shown["accuracy_drop"])]
+    allowed = float(plotted(-comparison.allowed, quality))
+    gains = [0.0, allowed, *plotted(-shown[quality.drop], quality)]
     margin = 0.08 * (max(gains) - min(gains)) or 1.0
     bottom = min(gains) - margin
     for place, name in enumerate(comparison.studies["study"]):
-        _draw(axes, shown[shown["study"] == name], place, bottom)
+        _draw(axes, shown[shown["study"] == name], place, bottom, quality)
     axes.plot(0, 0, marker="*", markersize=13, color="black", linestyle="none", label="baseline", clip_on=False)
-    axes.axhline(
-        -100 * comparison.allowed_drop, color="0.35", linewidth=1, linestyle=(0, (1, 2)), label="allowed accuracy loss"
-    )
+    axes.axhline(allowed, color="0.35", linewidth=1, linestyle=(0, (1, 2)), label=f"allowed {drop_words(quality)}")
     axes.set_ylim(bottom, max(gains) + margin)
     axes.set_xlim(left=0)
     axes.set_xlabel(f"{saved_words(comparison.saving)} (%)")
-    axes.set_ylabel("change in validation accuracy (points)")
+    better = "" if quality.direction == "max" else ", upwards lower"
+    axes.set_ylabel(f"change in {metric_words(quality)}{drop_unit(quality)}{better}")
     axes.set_title(f"{comparison.workload}, {comparison.length}: Pareto fronts", fontsize="medium")
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
@@ -59,15 +62,15 @@ def comparison_figure(comparison: Comparison) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, own: pd.DataFrame, place: int, bottom: float) -> None:
+def _draw(axes: Axes, own: pd.DataFrame, place: int, bottom: float, quality: Quality) -> None:
     colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
     axes.plot(
-        100 * own[SAVED], -100 * own["accuracy_drop"], linestyle="none", marker=marker, color=colour,
+        100 * own[SAVED], plotted(-own[quality.drop], quality), linestyle="none", marker=marker, color=colour,
         markersize=3.5, alpha=0.35,
     )  # fmt: skip
     front = own[own["on_own_front"]].sort_values(SAVED, kind="stable")
-    saved, gain = list(100 * front[SAVED]), list(-100 * front["accuracy_drop"])
-    if saved:  # at each saving: the best accuracy among trials that save at least as much
+    saved, gain = list(100 * front[SAVED]), list(plotted(-front[quality.drop], quality))
+    if saved:  # at each saving: the best value among trials that save at least as much
         saved, gain = [0.0, *saved, saved[-1]], [gain[0], *gain, bottom]
     axes.step(
         saved, gain, where="pre", color=colour, linewidth=1.8, linestyle=_LINES[place % len(_LINES)], marker=marker,

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from analysis.presentation.figures.palette import LIGHT, depth_colour
+from analysis.quality_words import axis_words, drop_text, drop_words, plotted
+from trainables.quality import ACCURACY, Quality, allowed_amount
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,15 +25,21 @@ _MOST_CHARACTERS = 34
 
 
 def sensitivity_figure(
-    curves: Mapping[str, Sequence[tuple[float, float]]], *, allowed_drop: float, title: str, pruned: str = "elements"
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    allowed_drop: float | str,
+    title: str,
+    pruned: str = "elements",
+    quality: Quality = ACCURACY,
 ) -> Figure:
-    """Draw accuracy against the pruned share of one layer alone, one line per layer.
+    """Draw accuracy, or another metric, against the pruned share of one layer alone, one line per layer.
 
     Args:
-        curves: by layer, in the model's order: (level, accuracy), fractions, level 0 first.
-        allowed_drop: allowed accuracy loss, a fraction; drawn as a line below the first layer's accuracy at level 0.
+        curves: by layer, in the model's order: (level, value), level 0 first.
+        allowed_drop: allowed drop (`trainables.quality`); drawn as a line from the first layer's value at level 0.
         title: title of the picture.
         pruned: kind of what is pruned, for the axis label: elements, filters or channels.
+        quality: the metric.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -42,18 +50,20 @@ def sensitivity_figure(
     axes = figure.add_subplot()
     for place, (name, points) in enumerate(curves.items()):
         axes.plot(
-            [100 * level for level, _ in points], [100 * accuracy for _, accuracy in points],
+            [100 * level for level, _ in points], plotted([value for _, value in points], quality),
             color=depth_colour(place / max(1, len(curves) - 1)), linestyle=_LINES[place % len(_LINES)],
             marker=_MARKERS[place % len(_MARKERS)], markersize=3.5, linewidth=1.3, label=f"layer {place}", gid=name,
         )  # fmt: skip
     first = next(iter(curves.values()), ())
     if first:
+        limit = float(allowed_amount(allowed_drop, first[0][1]))
         axes.axhline(
-            100 * (first[0][1] - allowed_drop), color=LIGHT["limit"], linewidth=1, linestyle=(0, (1, 2)),
-            label=f"allowed accuracy loss ({100 * allowed_drop:g} points)",
+            float(plotted(first[0][1] - quality.sign * limit, quality)), color=LIGHT["limit"], linewidth=1,
+            linestyle=(0, (1, 2)),
+            label=f"allowed {drop_words(quality)} ({drop_text(limit, quality)})",
         )  # fmt: skip
     axes.set_xlabel(f"{pruned} pruned of one layer (%)")
-    axes.set_ylabel("accuracy (%)")
+    axes.set_ylabel(axis_words(quality).removeprefix("validation "))
     axes.set_title(title, fontsize="medium", parse_math=False)
     axes.set_xlim(0, None)
     axes.grid(color=LIGHT["rest"])
@@ -72,10 +82,15 @@ def _shown(name: str) -> str:
 
 
 def sensitivity_picture(
-    curves: Mapping[str, Sequence[tuple[float, float]]], *, allowed_drop: float, title: str, pruned: str = "elements"
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    allowed_drop: float | str,
+    title: str,
+    pruned: str = "elements",
+    quality: Quality = ACCURACY,
 ) -> bytes:
     """Return `sensitivity_figure` as the bytes of a PNG file; equal curves give equal bytes."""
     written = io.BytesIO()
-    figure = sensitivity_figure(curves, allowed_drop=allowed_drop, title=title, pruned=pruned)
+    figure = sensitivity_figure(curves, allowed_drop=allowed_drop, title=title, pruned=pruned, quality=quality)
     figure.savefig(written, format="png", dpi=_DOTS_PER_INCH)
     return written.getvalue()

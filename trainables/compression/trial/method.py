@@ -25,6 +25,7 @@ class AttachedCompression(Attached):
 
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
         self._run = run
+        self._quality = config.quality
         self._iteration = 0
         self._macs: dict[str, int] | None = None
         self._built_macs: int | None = None
@@ -76,7 +77,8 @@ class AttachedCompression(Attached):
 
     def end_epoch(self, metrics: Mapping[str, Any]) -> None:
         epoch = int(metrics["epoch"]) - 1
-        known = {"max": metrics.get("accuracy")}
+        value = metrics.get("accuracy", metrics.get("quality"))
+        known = {"max": value if self._quality.direction == "max" else None}
         if self._follows_loss(epoch):
             assert self._run.validation_loss is not None
             known["min"] = self._run.validation_loss()

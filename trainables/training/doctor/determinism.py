@@ -66,8 +66,9 @@ def why_not_repeatable(config: TrialConfig, steps: int | None = None) -> str:
     if changed:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         return f"{changed[0]}{more} came out differently when {steps} steps were trained again"
-    if first != second:
-        return f"two evaluations of one model gave {first:.10g} and {second:.10g}"
+    for name, value in first.items():
+        if repr(value) != repr(second.get(name)):  # NaN twice is the same
+            return f"two evaluations of one model gave {value:.10g} and {second[name]:.10g}"
     return ""
 
 
@@ -141,7 +142,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _SIMPLE)
 
 
-def _two_evaluations(run: TrainingRun) -> tuple[float, float]:
+def _two_evaluations(run: TrainingRun) -> tuple[dict[str, float], dict[str, float]]:
     """Return two evaluations of a part of the validation split, or of all of it where that is fast."""
     run.model.eval()
     begun = time.perf_counter()
@@ -152,8 +153,9 @@ def _two_evaluations(run: TrainingRun) -> tuple[float, float]:
     return _evaluated(run), _evaluated(run)
 
 
-def _evaluated(run: TrainingRun, *, a_little: bool = False) -> float:
+def _evaluated(run: TrainingRun, *, a_little: bool = False) -> dict[str, float]:
     with torch.no_grad(), kept_generators([run.device]):
         if a_little:
-            return run.workload.evaluate_a_little(run.model, run.device)
-        return run.workload.evaluate(run.model, "validation", run.device)
+            found = run.workload.evaluate_a_little(run.model, run.device)
+            return run.workload.named_metrics(found, None)
+        return run.workload.metrics_on(run.model, "validation", run.device, run.quality.name)

@@ -240,7 +240,7 @@ class _TimedRun(TrainingRun):
         """Return the seconds of one evaluation of the validation split; of a second one where the first was short."""
         for _ in range(2):
             begun = self._now()
-            self._accuracy("validation")
+            self._metrics("validation")
             found = self._now() - begun
             if found >= SHORT_EVALUATION_S:
                 break

@@ -116,7 +116,7 @@ def learn(
     base: TrialConfig,
     hold: Mapping[str, Any],
     root: str | None,
-    allowed_drop: float = 0.005,
+    allowed_drop: float | str = 0.005,
 ) -> WarmStart:
     """Learn from the baseline's recorded run alone, so that a resumed search learns the same.
 
@@ -127,7 +127,7 @@ def learn(
         base: config of the baseline.
         hold: fields with one value in every trial.
         root: of the baseline's recorded run; None if it has none.
-        allowed_drop: accuracy that may be lost, a fraction.
+        allowed_drop: that may be lost of the metric (`trainables.quality`).
     """
     nothing = WarmStart(space=space, context=context, base=base, hold=hold, trace=None)
     if root is None:

@@ -14,19 +14,26 @@ from typing import Any
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from trainables.quality import Quality
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.store import StageStore
 
 #: Pruning levels to try, more of them for models with fewer layers, and the most evaluations.
 LEVELS = ((0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95), (0.0, 0.5, 0.8, 0.9))
 MOST_EVALUATIONS = 250
-#: Least accuracy loss of the analysis: layers pruned together tolerate less than each alone, so a range may begin from
-#: a larger accuracy loss than is allowed.
-LEAST_DROP = 0.01
+#: Least drop of the analysis, of an accuracy and relative to the value of another metric: layers pruned together
+#: tolerate less than each alone, so a range may begin from a larger drop than is allowed.
+LEAST_DROP, LEAST_RELATIVE_DROP = 0.01, "2%"
+
+
+def _at_least(allowed_drop: float | str, quality: Quality) -> float | str:
+    if not quality.is_fraction:
+        return allowed_drop if isinstance(allowed_drop, str) else LEAST_RELATIVE_DROP
+    return allowed_drop if isinstance(allowed_drop, str) else max(allowed_drop, LEAST_DROP)
 
 
 def baseline_sensitivities(
-    tree: Path, root: str, base: TrialConfig, weight_names: tuple[str, ...], allowed_drop: float
+    tree: Path, root: str, base: TrialConfig, weight_names: tuple[str, ...], allowed_drop: float | str
 ) -> dict[str, float]:
     """Return sensitivities by weight; empty if the baseline's state was not kept or the model has too many layers.
 
@@ -35,17 +42,17 @@ def baseline_sensitivities(
         root: of the baseline's run.
         base: its configuration.
         weight_names: weights to prune.
-        allowed_drop: accuracy that may be lost, a fraction.
+        allowed_drop: that may be lost of the metric (`trainables.quality`).
     """
     store = StageStore(tree, root)
-    name = f"sensitivities-{allowed_drop:g}.json"
+    name = f"sensitivities-{allowed_drop}.json"
     known = store.read(name)
     if known is not None:
         return {str(key): float(value) for key, value in known.items()}
     levels = next((tried for tried in LEVELS if len(tried) * len(weight_names) <= MOST_EVALUATIONS), None)
     if levels is None:
         return {}
-    found = _analysed(store, tree, base, weight_names, levels, max(allowed_drop, LEAST_DROP))
+    found = _analysed(store, tree, base, weight_names, levels, _at_least(allowed_drop, base.quality))
     try:
         store.write(name, found)  # also an empty result: another trial may store a state later
     except OSError as error:
@@ -59,7 +66,7 @@ def _analysed(
     base: TrialConfig,
     weight_names: tuple[str, ...],
     levels: tuple[float, ...],
-    allowed_drop: float,
+    allowed_drop: float | str,
 ) -> dict[str, float]:
     import torch
 
@@ -83,11 +90,13 @@ def _analysed(
         try:
             rows = sensitivity_analysis(
                 run.model,
-                lambda model: evaluate_workload(run.workload, model, "validation", run.device, loss_batches=0),
+                lambda model: evaluate_workload(
+                    run.workload, model, "validation", run.device, loss_batches=0, metric=base.quality.name
+                ),
                 layers=list(weight_names),
                 levels=levels,
             )
-            proposals = proposed_sensitivities(rows, parameters_as_built(run.model), allowed_drop)
+            proposals = proposed_sensitivities(rows, parameters_as_built(run.model), allowed_drop, base.quality)
         except UserError as error:
             warnings.warn(f"no sensitivity analysis of the baseline: {error}", stacklevel=2)
             return {}

@@ -1,0 +1,197 @@
+"""Quality of a trial: the metric by which it is compared with the baseline, its direction and its unit. Loads no torch.
+
+By default that is the accuracy on the validation split. Symbols: q quality of a trial, b that of its baseline, s = 1
+for a metric to maximise and -1 for one to minimise. The *drop* of a trial is s (b - q): how much worse it is than its
+baseline, in the metric's own unit, negative where it is better.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TypeVar
+
+from trainables.errors import UserError
+
+#: Unit of a metric in [0, 1] that people read in percent and points.
+FRACTION = "fraction"
+#: Direction by name.
+DIRECTIONS = ("max", "min")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+#: Names of metrics which, unless a direction is given, are minimised. Any other name needs one.
+_MINIMISED = re.compile(r"(^|_)(loss|error|perplexity|ppl|rmse|mse|mae|fid)$")
+_MAXIMISED = re.compile(r"(^|_)(accuracy|acc|f1|auc|auroc|map|r2|bleu|iou|dice|recall|precision|score|reward|return)$")
+
+_Number = TypeVar("_Number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """A metric by which trials are compared.
+
+    Raises:
+        UserError: no such direction, or a name that no column can have.
+    """
+
+    name: str = "accuracy"
+    """Its name; also that of its column."""
+    direction: str = "max"
+    """``max`` where larger is better, ``min`` where smaller is."""
+    unit: str = FRACTION
+    """`FRACTION`, another unit in words, or empty."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise UserError(
+                "the metric must have a name of letters, digits, '_', '.', '/' and '-' that begins with a letter, got "
+                f"{self.name!r}"
+            )
+        if self.direction not in DIRECTIONS:
+            raise UserError(f"the direction of a metric must be min or max, got {self.direction!r}")
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Return whether this is the accuracy, which needs no declaration."""
+        return self.name == "accuracy"
+
+    @property
+    def is_fraction(self) -> bool:
+        """Return whether values are fractions, which are shown in percent and points."""
+        return self.unit == FRACTION
+
+    @property
+    def sign(self) -> float:
+        """Return 1 for a metric to maximise, -1 for one to minimise."""
+        return 1.0 if self.direction == "max" else -1.0
+
+    @property
+    def key(self) -> str:
+        """Return the key of the value in a trial's row, where the keys are the same for every metric."""
+        return "accuracy" if self.is_accuracy else "quality"
+
+    @property
+    def test_key(self) -> str:
+        """Return the key of the value on the test split in a trial's row."""
+        return f"test_{self.key}"
+
+    @property
+    def test(self) -> str:
+        """Return the column of the value on the test split."""
+        return f"test_{self.name}"
+
+    @property
+    def drop(self) -> str:
+        """Return the column of the drop against the baseline."""
+        return f"{self.name}_drop"
+
+    @property
+    def test_drop(self) -> str:
+        """Return the column of the drop on the test split."""
+        return f"{self.test}_drop"
+
+    @property
+    def optuna_direction(self) -> str:
+        """Return the direction in Optuna's word."""
+        return "maximize" if self.direction == "max" else "minimize"
+
+    def lost(self, value: float, baseline: float) -> float:
+        """Return how much worse a value is than the baseline's, in the metric's unit.
+
+        >>> ACCURACY.lost(0.5, 0.75), Quality(name="val_loss", direction="min", unit="").lost(2.0, 1.5)
+        (0.25, 0.5)
+        """
+        return self.sign * (baseline - value)
+
+    def fields(self) -> dict[str, str]:
+        """Return the fields of a config that name this metric; none for the accuracy."""
+        if self == ACCURACY:
+            return {}
+        return {"metric": self.name, "direction": self.direction, "metric_unit": self.unit}
+
+
+#: The quality of trials that name no other.
+ACCURACY = Quality()
+
+
+def quality_named(
+    metric: str | None, direction: str | None, unit: str | None = None, *, own: Quality = ACCURACY
+) -> Quality:
+    """Return the quality that a user names.
+
+    Args:
+        metric: its name; None for the workload's own.
+        direction: ``min`` or ``max``; None for that of the workload's metric, or for what its name says (``val_loss``
+            is minimised, ``f1`` maximised).
+        unit: its unit; None for that of the workload's metric of this name, else none.
+        own: the workload's own metric.
+
+    Raises:
+        UserError: neither direction nor a name that says it.
+
+    >>> quality_named("val_loss", None)
+    Quality(name='val_loss', direction='min', unit='')
+    >>> quality_named(None, None)
+    Quality(name='accuracy', direction='max', unit='fraction')
+    """
+    if metric is None or metric == own.name:
+        if direction not in (None, own.direction):
+            raise UserError(f"--direction must be {own.direction} for the metric {own.name}, got {direction}")
+        return own
+    if metric == ACCURACY.name:
+        return quality_named(None, direction)
+    if direction is None:
+        if bool(_MINIMISED.search(metric)) == bool(_MAXIMISED.search(metric)):
+            raise UserError(
+                f"--direction must be given for the metric {metric}: min where smaller is better, max where larger is"
+            )
+        direction = "min" if _MINIMISED.search(metric) else "max"
+    return Quality(name=metric, direction=direction, unit=unit or "")
+
+
+#: Allowed drop of a metric in percent and points, and of another one.
+DEFAULT_DROP, DEFAULT_RELATIVE_DROP = 0.005, "1%"
+
+
+def default_drop(quality: Quality) -> float | str:
+    """Return the drop that is allowed unless another is given: half a point, or 1 % of the baseline's value."""
+    return DEFAULT_DROP if quality.is_fraction else DEFAULT_RELATIVE_DROP
+
+
+def read_drop(value: float | str, quality: Quality | None = None) -> float | str:
+    """Return an allowed drop: a number in the metric's unit, or text such as ``2%`` of the baseline's value.
+
+    >>> read_drop("0.01"), read_drop("2 %"), read_drop("2.5%")
+    (0.01, '2%', '2.5%')
+
+    Raises:
+        UserError: neither, or out of range: >= 0, and below 1 for a fraction.
+    """
+    text = str(value).strip()
+    relative = text.endswith("%")
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        number = math.nan
+    fraction = quality is None or quality.is_fraction
+    inside = 0 <= number < (100 if relative else 1 if fraction else math.inf)  # NaN is not
+    if isinstance(value, bool) or not inside:
+        what = "accuracy loss" if quality is None or quality.is_accuracy else f"drop in {quality.name}"
+        rule = "a fraction in [0, 1), such as 0.005 for half a point" if fraction else "a number >= 0 in its unit"
+        raise UserError(f"the allowed {what} must be {rule}, or such as 2% of the baseline's, got {value}")
+    return f"{number:g}%" if relative else number
+
+
+def allowed_amount(allowed: float | str, baseline: _Number) -> _Number | float:
+    """Return an allowed drop in the metric's unit.
+
+    Args:
+        allowed: from `read_drop`.
+        baseline: the baseline's value; a number or a Series.
+
+    >>> allowed_amount(0.01, 0.9), allowed_amount("2%", -5.0)
+    (0.01, 0.1)
+    """
+    if isinstance(allowed, str):
+        return float(allowed.removesuffix("%")) / 100 * abs(baseline)  # type: ignore[arg-type]
+    return allowed
