@@ -15,6 +15,7 @@ PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 #: Rooms from the bottom up; a module may import its own room and those below. Modules are in the longest that fits.
 ORDER = (
     ("trainables.atomic_write", "trainables.errors", "trainables.lazy_names"),
+    ("trainables.quality",),
     ("trainables.workload_options", "trainables.metrics", "trainables.savings", "trainables.interventions"),
     ("trainables.registry",),
     # A method's settings belong to the vocabulary, as the configuration's fields are the variables themselves.

@@ -72,7 +72,7 @@ def add_relative(trials: pd.DataFrame) -> None:
     quality = quality_of(trials)
     baseline, compared = _baseline_of_each(trials, quality)
     relative = {
-        name: quality.sign * (baseline[measured] - numbers_of(trials, measured))
+        name: quality.sign * (baseline[measured] - numbers_of(trials, measured)) + 0.0  # no negative zero
         for name, measured in ((quality.drop, quality.name), (quality.test_drop, quality.test))
     }
     relative |= {name: _saved(trials, spent, baseline[spent]) for name, spent in _SAVED.items()}

@@ -67,7 +67,7 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     [[0.0, 10.0, 0.0, 0.97], [2.0, 8.0, 0.2, 0.968], [3.0, 6.0, 0.4, 0.95]]
     """
     quality = quality_of(trials)
-    trials = plain(trials, needed=("role", "status", *_LINE, quality.name))
+    trials = plain(trials, needed=("trial", "role", "status", *_LINE[1:], quality.name))
     done = trials[is_value(trials, "status", "completed")]
     # A script that reports only `compute_saved` has none for another number of epochs.
     shorter = done[is_value(done, "control", SHORTER) & done["compute_saved"].notna()]
@@ -76,7 +76,9 @@ def control_line(trials: pd.DataFrame) -> pd.DataFrame:
     same = np.isin(groups(done), groups(done)[is_value(done, "control", SHORTER).to_numpy()])
     baseline = done[is_value(done, "role", "baseline") & same].head(1)
     if shorter.empty or baseline.empty:
-        return done.loc[[], [*_LINE, quality.name]]
+        empty = done.loc[[], [*_LINE, quality.name]]
+        empty.attrs["quality"] = quality
+        return empty
     line = pd.concat([baseline, shorter])[[*_LINE, quality.name]]
     worse_first = line[quality.name] * quality.sign
     line = line.iloc[np.lexsort((worse_first, line["compute_saved"]))].reset_index(drop=True)

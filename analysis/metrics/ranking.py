@@ -33,56 +33,22 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.formatting import ROUNDING
-from analysis.io.checked import check_distinct_trials, is_value, keys_of, numbers_of, plain
+from analysis.io.checked import check_distinct_trials, is_value, keys_of, plain
 from analysis.metrics.baseline import add_relative, groups, has_baseline
+from analysis.metrics.drops import drop_of, given_away, within_drop
 from analysis.metrics.duplicates import duplicate_of
 from analysis.metrics.pareto import hypervolume, knee, non_dominated
 from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saved_of, saving_of, savings_of
 from trainables.errors import UserError, unknown_name
 from trainables.metrics import metrics_of
-from trainables.quality import Quality, allowed_amount, default_drop, read_drop
+from trainables.quality import Quality, default_drop, read_drop
 from trainables.savings import SAVED, objectives_of
 
 #: One point of accuracy, the unit of a price; that of a metric that is no fraction is 1.
 POINT = 0.01
 #: Decimals of an accuracy loss that count: differences of equal counts over equal splits agree to about 1e-16.
 _DECIMALS = 12
-#: Accuracy, or share of the value of a metric that is no fraction, by which the default reference of the hypervolume is
-#: worse than the baseline.
-GIVEN_AWAY = 0.05
-
-
-def drop_of(quality: Quality) -> dict[str, str]:
-    """Return the columns that are not comparable across studies and seeds, and what is compared instead of each."""
-    return {quality.name: quality.drop, quality.test: quality.test_drop}
-
-
-def given_away(quality: Quality, baseline: float) -> float:
-    """Return by how much the default reference of the hypervolume is worse than the baseline, in the metric's unit."""
-    return GIVEN_AWAY if quality.is_fraction else GIVEN_AWAY * abs(baseline)
-
-
-def reference_values(rows: pd.DataFrame, quality: Quality) -> pd.Series[float]:
-    """Return the baseline's value for each row, which is the row's own value and its drop."""
-    return rows[quality.name] + quality.sign * rows[quality.drop]
-
-
-def allowed_limit(ranking: pd.DataFrame, allowed_drop: float | str) -> float:
-    """Return an allowed drop in the metric's unit, a relative one of the mean baseline; NaN where there is none."""
-    return float(allowed_amount(allowed_drop, reference_of(ranking)))
-
-
-def reference_of(trials: pd.DataFrame) -> float:
-    """Return the mean value of the baselines; NaN where there is none."""
-    return float(numbers_of(trials[is_value(trials, "role", "baseline")], quality_of(trials).name).mean())
-
-
-def within_drop(rows: pd.DataFrame, allowed_drop: float | str, quality: Quality) -> pd.Series[bool]:
-    """Return a mask of the rows within an allowed drop; False where the drop is not known."""
-    limit = allowed_amount(allowed_drop, reference_values(rows, quality))
-    return (rows[quality.drop] <= limit + ROUNDING).astype(bool)
 
 
 def check_price(price: float) -> None:
@@ -150,8 +116,9 @@ def rank(
     done = trials[_has_result(trials, controls=controls)].copy(deep=False)
     if len(done) and done[quality.name].isna().all():
         raise UserError(
-            f"no completed trial has a value in the column '{quality.name}': name the metric, as in "
-            'trials["metric"] = "my_metric" and trials["direction"] = "min"'
+            f"no completed trial has a value in the column '{quality.name}': give it a metric of your own, a fraction "
+            'of which more is better, as in trials["accuracy"] = trials["my_metric"], or name another in columns metric '
+            "and direction"
         )
     several = _several_yardsticks(done)
     if several or not is_value(trials, "role", "baseline").any():

@@ -11,8 +11,8 @@ from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import search_cost
 from analysis.metrics.confirmation import compared, saved_again
 from analysis.metrics.controls import RANDOM_STOPS, beats_shorter, control_line
+from analysis.metrics.drops import allowed_limit
 from analysis.metrics.quality import quality_of
-from analysis.metrics.ranking import allowed_limit
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import without_files
 from analysis.presentation.ranked_table import ranked_table, stop_table

@@ -9,8 +9,8 @@ import pandas as pd
 
 from analysis.formatting import decimals_above, fixed, percent
 from analysis.metrics.accounting import search_fraction
+from analysis.metrics.drops import allowed_limit
 from analysis.metrics.quality import quality_of
-from analysis.metrics.ranking import allowed_limit
 from analysis.metrics.saving import saving_of
 from analysis.presentation.figures.plain_columns import stop_events
 from analysis.presentation.summary_text import settings_text

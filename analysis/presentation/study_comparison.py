@@ -26,8 +26,9 @@ from analysis.io.sources import distinct_names, sources
 from analysis.io.studies import load
 from analysis.metrics.accounting import search_cost
 from analysis.metrics.controls import is_control
+from analysis.metrics.drops import allowed_limit, given_away, reference_of
 from analysis.metrics.pareto import hypervolume, non_dominated
-from analysis.metrics.ranking import allowed_limit, given_away, rank, reference_of
+from analysis.metrics.ranking import rank
 from analysis.presentation.compression_text import without_files
 from analysis.presentation.summary_text import settings_text
 from analysis.quality_words import allowed_text, drop_cell, drop_words, value_text

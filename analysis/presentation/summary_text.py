@@ -14,9 +14,9 @@ from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import SearchCost
 from analysis.metrics.confirmation import compared, of_trial, saved_again
 from analysis.metrics.controls import BEATS, EQUAL, accuracy_when_shorter, beats_shorter, difference_that_says_nothing
+from analysis.metrics.drops import reference_values
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.quality import quality_of
-from analysis.metrics.ranking import reference_values
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import compression_text
 from analysis.presentation.env_file import environment_lines

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from analysis.io.layout import STUDY_NAME, Layout, StudyInfo
 from trainables.config import TrialConfig
 from trainables.interventions import Intervention
-from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, OBJECTIVES, ROW
+from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS, ROW, objective_keys
 from trainables.stage_tree.store import Chunk, Stage, StageStore
 
 #: FLOPs of a dense run in these studies.
@@ -57,7 +57,7 @@ def write_study(folder: Path, trials: Sequence[Mapping[str, Any]]) -> Layout:
         study.add_trial(
             optuna.trial.create_trial(
                 state=TrialState.COMPLETE if done else TrialState.FAIL,
-                values=[attrs["row"][name] for name in OBJECTIVES] if done else None,
+                values=[attrs["row"][name] for name in objective_keys()] if done else None,
                 user_attrs=given,
             )
         )

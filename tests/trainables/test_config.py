@@ -9,7 +9,7 @@ import pytest
 from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip import VARIABLES
-from trainables.metrics import METRICS, OBJECTIVES, RELATIVE, ROW
+from trainables.metrics import METRICS, RELATIVE, ROW, objective_keys
 
 
 def test_gradient_skip_fields_are_the_variables_themselves() -> None:
@@ -74,7 +74,7 @@ def test_every_column_has_meaning_type_and_direction() -> None:
         for ending, unit in (("_s", "seconds"), ("_bytes", "bytes"), ("_flops", "FLOPs"), ("_saved", "fraction")):
             if metric.name.endswith(ending):
                 assert metric.unit == unit
-    assert all(METRICS[name].direction == "max" for name in OBJECTIVES)
+    assert all(METRICS[name].direction == "max" for name in objective_keys())
 
 
 def test_every_field_has_a_plain_type() -> None:

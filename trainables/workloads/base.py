@@ -179,5 +179,6 @@ class Workload(ABC):
         """
         named = found if isinstance(found, Mapping) else {self.quality.name: found}
         if metric is not None and metric not in named:
-            raise unknown_name(f"metric of workload {self.name}", metric, sorted(map(str, named)))
+            more = {VALIDATION_LOSS} if self.evaluation_batches("validation") is not None else set()
+            raise unknown_name(f"metric of workload {self.name}", metric, sorted({*map(str, named), *more}))
         return {str(name): float(value) for name, value in named.items()}

@@ -45,7 +45,6 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     add_compatible(parser)
     parser.add_argument(
         "--allowed-drop",
-        type=float,
         help=f"how much worse the metric may be, in its own unit or such as 2%% (default: {DEFAULT_DROP}; of a metric "
         f"that is no fraction {DEFAULT_RELATIVE_DROP}%)",
     )
@@ -241,7 +240,7 @@ def _write(
     )
     print()
     for name, content, what in (
-        (CSV_FILE, to_csv(rows), "Values"),
+        (CSV_FILE, to_csv(rows), "Accuracies" if quality.is_accuracy else "Values"),
         (PICTURE_FILE, picture, "Picture"),
         (SCHEDULE_FILE, schedule, "Pruners for a schedule"),
     ):

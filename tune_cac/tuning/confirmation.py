@@ -12,8 +12,9 @@ from analysis.formatting import plural
 from analysis.io.layout import Layout, StudyInfo
 from analysis.io.studies import load
 from analysis.metrics.confidence import FEWEST_PAIRS
+from analysis.metrics.drops import allowed_limit
 from analysis.metrics.duplicates import outcomes
-from analysis.metrics.ranking import allowed_limit, rank
+from analysis.metrics.ranking import rank
 from analysis.presentation.summary_text import config_of
 from analysis.quality_words import drop_words
 from trainables.config import MOST_SEED, TrialConfig, check_integer
@@ -211,6 +212,8 @@ def _train(child: Layout, options: SearchOptions, base: TrialConfig, wanted: lis
     searcher.adopt_unfinished()
     missing = len(searcher.missing())
     if missing:
-        progress = FixedListProgress(searcher, finished_before=[], to_run=missing, allowed_drop=options.drop)
+        progress = FixedListProgress(
+            searcher, finished_before=[], to_run=missing, allowed_drop=options.drop, quality=options.quality
+        )
         train(child, options, searcher, progress, run_name, missing)
     return bool(searcher.missing()) or searcher.trials.runs_on()

@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 
 from trainables.metrics import objective_keys
-from trainables.quality import Quality, allowed_amount
+from trainables.quality import ACCURACY, Quality, allowed_amount
 from trainables.savings import ranked_saving, share_saved
 
 #: Constraint violation of a control, larger than any accuracy loss.
@@ -22,7 +22,7 @@ def tell_complete(
     row: dict[str, Any],
     baseline: dict[str, Any] | None,
     allowed_drop: float | str,
-    quality: Quality,
+    quality: Quality = ACCURACY,
 ) -> None:
     """Report a finished trial: its objectives, and the loss beyond the allowed one as constraint (<= 0 is feasible).
 

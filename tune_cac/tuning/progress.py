@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from analysis.formatting import ROUNDING, percent, plural
 from analysis.presentation.summary_text import full_trainings
 from analysis.quality_words import drop_text, drop_words, value_text
-from trainables.quality import Quality, allowed_amount
+from trainables.quality import ACCURACY, Quality, allowed_amount
 from tune_cac.messages import say
 from tune_cac.ray_backend.worker_failures import failure_message, worker_died
 from tune_cac.tuning.optuna_objectives import saved_of_row
@@ -29,6 +29,7 @@ class SearchProgress(tune.Callback):
         to_run: trials that this search runs.
         allowed_drop: drop of the metric that "best so far" may have (`trainables.quality`).
         saving: compute that trials are ranked by; None for that of training.
+        quality: metric by which they are compared.
     """
 
     def __init__(
@@ -39,11 +40,12 @@ class SearchProgress(tune.Callback):
         to_run: int,
         allowed_drop: float | str,
         saving: str | None = None,
+        quality: Quality = ACCURACY,
     ) -> None:
         self._searcher = searcher
         self._to_run = to_run
         self._allowed_drop = allowed_drop
-        self._saving = saving
+        self._saving, self._quality = saving, quality
         self._rows: list[tuple[int, str, dict[str, Any]]] = [
             (record["trial"], record["role"], record["row"])
             for record in finished_before
@@ -158,10 +160,6 @@ class SearchProgress(tune.Callback):
             return self._spent_trainings + sum(in_trainings(row) for row in self._live.values())
         flops = self._spent_flops + sum(search_flops(row) for row in self._live.values())
         return float(flops / baseline["dense_flops"])
-
-    @property
-    def _quality(self) -> Quality:
-        return self._searcher.quality
 
     def _measured(self, row: Mapping[str, Any]) -> str:
         return f"{self._quality.name} {value_text(row[self._quality.key], self._quality)}"

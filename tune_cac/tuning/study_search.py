@@ -253,7 +253,8 @@ def _search(layout: Layout, options: SearchOptions, searcher: StudySearch, run_n
 
     done = _completed(layout)
     progress = SearchProgress(
-        searcher, finished_before=done, to_run=to_run, allowed_drop=options.drop, saving=searcher.saving
+        searcher, finished_before=done, to_run=to_run, allowed_drop=options.drop, saving=searcher.saving,
+        quality=searcher.quality,
     )  # fmt: skip
     searcher.plan(to_run, controls=options.controls)
     # The searcher ends the run earlier if fewer controls are needed.

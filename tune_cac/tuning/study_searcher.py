@@ -17,7 +17,6 @@ from ray.tune.search import Searcher
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.metrics import ROW_KEYS, objective_keys
-from trainables.quality import Quality
 from trainables.stage_tree.coordinator import RayLeases, start_coordinator
 from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
@@ -90,6 +89,8 @@ class StudySearch(Searcher):
         self._search_space = space
         self._context = context
         self._base = base
+        self.saving, self.quality = base.saving, base.quality
+        """The compute that trials are ranked by (None: that of training), and the metric by which they are compared."""
         self._allowed_drop = allowed_drop
         self._run_folder = run_folder
         self._checkpoint_every_s = checkpoint_every_s
@@ -126,16 +127,6 @@ class StudySearch(Searcher):
         )
         """Draws settings and checks them before training."""
         self._controls = StudyControls(base, tree)
-
-    @property
-    def saving(self) -> str | None:
-        """Return the compute that trials are ranked by; None for that of training."""
-        return self._base.saving
-
-    @property
-    def quality(self) -> Quality:
-        """Return the metric by which trials are compared with the baseline."""
-        return self._base.quality
 
     def begin(self) -> None:
         """Queue the baseline and the space's starting point; only for a study without trials.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from analysis.formatting import ROUNDING, percent
 from analysis.io.checked import array_of
 from analysis.metrics.accounting import own_fraction, search_fraction
-from analysis.metrics.ranking import given_away, reference_of
+from analysis.metrics.drops import given_away, reference_of
 from analysis.presentation.figures.figure import Figure, axis, line, marks
 from analysis.presentation.figures.plain_columns import is_one_of, percent_values, saved
 from analysis.presentation.figures.report_data import ReportData

@@ -43,6 +43,7 @@ def report_html(data: ReportData) -> str:
         f"{escape(part.title)}</h2>{part.body}</section>"
         for part in parts
     )
+    measured = "Accuracies are" if data.quality.is_accuracy else f"Values of {data.quality.name} are"
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -63,7 +64,7 @@ def report_html(data: ReportData) -> str:
 <header>{header(data)}</header>
 <nav aria-label="Sections"><ul>{links}</ul></nav>
 <main id="main" tabindex="-1">{body}</main>
-<footer><p>Made by tune_cac. Accuracies are of the validation split unless said otherwise.</p></footer>
+<footer><p>Made by tune_cac. {escape(measured)} of the validation split unless said otherwise.</p></footer>
 <script type="application/json" id="figures">{_json({n: f.to_dict() for n, f in figures.items()})}</script>
 <script type="application/json" id="table">{_json(trial_table(data))}</script>
 <script type="application/json" id="colours">{_json(colours)}</script>

@@ -12,8 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from analysis.metrics.confidence import COLUMNS, confirm_table, mean_limits, paired_interval
+from analysis.metrics.confidence import confirm_columns, confirm_table, mean_limits, paired_interval
 from trainables.errors import UserError
+from trainables.quality import ACCURACY
 
 #: Samples drawn for a cell of the table. The standard error of 90 % is then 0.5 points.
 SAMPLES = 4000
@@ -174,7 +175,7 @@ def test_a_candidate_is_confirmed_when_the_upper_end_is_within_the_drop() -> Non
         for seed, drop in enumerate(drops)
     ]
     table = confirm_table(confirmation(*BASELINES, *rows), allowed_drop=0.005)
-    assert list(table.columns) == list(COLUMNS)
+    assert list(table.columns) == confirm_columns(ACCURACY)
     row = table.iloc[0]
     drop = paired_interval(drops)
     saved = paired_interval([0.3, 0.31, 0.32, 0.33])
@@ -306,7 +307,7 @@ def test_a_confirmation_without_candidates_is_an_empty_table() -> None:
     for rows in ([], BASELINES):
         table = confirm_table(confirmation(*rows), allowed_drop=0.005)
         assert len(table) == 0
-        assert list(table.columns) == list(COLUMNS)
+        assert list(table.columns) == confirm_columns(ACCURACY)
 
 
 def test_an_ordinary_study_is_no_confirmation() -> None:

@@ -61,7 +61,8 @@ def a_study(root: Path, **changes: object) -> Layout:
         ("search --checkpoint-every nan", "--checkpoint-every must be a number >= 0, got nan"),
         (
             "search --allowed-drop 1.5",
-            "the allowed accuracy loss must be a fraction in [0, 1), such as 0.005 for half a point, got 1.5",
+            "the allowed accuracy loss must be a fraction in [0, 1), such as 0.005 for half a point, or such as 2% of "
+            "the baseline's, got 1.5",
         ),
         (
             "search --name a/b",

@@ -51,7 +51,7 @@ def read_rows(folder: Path) -> list[dict[str, str]]:
 @pytest.mark.slow
 def test_it_trains_analyses_and_proposes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "new" / "out"
-    given = ["--epochs", "2", "--seed", "5", "--levels", "0.5,0.25", "--allowed-drop", "1"]
+    given = ["--epochs", "2", "--seed", "5", "--levels", "0.5,0.25", "--allowed-drop", "0.99"]
     assert run(*given, "--output", str(folder)) == 0
     out, err = capsys.readouterr()
     assert [line.split(":")[0] for line in err.splitlines()] == [
@@ -104,7 +104,7 @@ def test_a_checkpoint_is_analysed_as_it_is(form: str, tmp_path: Path, capsys: py
 
 def test_filters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = trained(tmp_path), tmp_path / "out"
-    given = ["--checkpoint", str(file), "--kind", "filter", "--levels", "0.5", "--allowed-drop", "1"]
+    given = ["--checkpoint", str(file), "--kind", "filter", "--levels", "0.5", "--allowed-drop", "0.99"]
     assert run(*given, "--output", str(out)) == 0
     section = yaml.safe_load((out / "sensitivities.yaml").read_text())["pruners"]
     assert section == {
@@ -153,7 +153,10 @@ def test_nothing_to_propose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--levels", "0,x"], "--levels must be numbers between commas, such as 0,0.5,0.9, got '0,x'"),
         (["--levels", "0,1.5"], r"--levels must be in \[0, 1\], got 0,1.5"),
         (["--kind", "row"], "--kind must be one of element, filter, channel, got 'row'"),
-        (["--allowed-drop", "2"], r"--allowed-drop must be a fraction in \[0, 1\], such as 0.005, got 2.0"),
+        (
+            ["--allowed-drop", "2"],
+            r"the allowed accuracy loss must be a fraction in \[0, 1\), such as 0.005 for half a point, .* got 2",
+        ),
         (["--checkpoint", "f", "--epochs", "1"], "--checkpoint is analysed as it is, so it takes no --epochs: .*"),
         (["--epochs", "0"], "epochs must be an integer >= 1, got 0"),
         (["--checkpoint", "no.pt"], "cannot read --checkpoint no.pt: No such file or directory"),

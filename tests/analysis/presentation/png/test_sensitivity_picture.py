@@ -27,7 +27,7 @@ def test_a_line_a_layer_in_percent() -> None:
     (limit,) = [line for line in axes.get_lines() if not line.get_gid()]
     assert list(limit.get_ydata()) == pytest.approx([88, 88])
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts == ["block.0.conv", "block.1.conv", "block.2.conv", "allowed accuracy loss (2 points)"]
+    assert texts == ["block.0.conv", "block.1.conv", "block.2.conv", "allowed accuracy loss (2.00 points)"]
 
 
 def test_twenty_layers_can_be_told_apart_and_read() -> None:
