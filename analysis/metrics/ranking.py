@@ -117,8 +117,8 @@ def rank(
     if len(done) and done[quality.name].isna().all():
         raise UserError(
             f"no completed trial has a value in the column '{quality.name}': give it a metric of your own, a fraction "
-            'of which more is better, as in trials["accuracy"] = trials["my_metric"], or name another in columns metric '
-            "and direction"
+            'of which more is better, as in trials["accuracy"] = trials["my_metric"], or name another by columns '
+            "metric and direction"
         )
     several = _several_yardsticks(done)
     if several or not is_value(trials, "role", "baseline").any():

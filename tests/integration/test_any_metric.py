@@ -1,0 +1,178 @@
+"""Searches by a metric of the user's own, from the command line to the answer, on a real Ray."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from user_factories import HEAD
+
+import analysis
+import tune_cac
+from analysis.io.layout import STUDY_NAME, Layout
+from trainables.config import TrialConfig
+from trainables.errors import TrainingDiverged, UserError
+from trainables.training.run import TrainingRun
+from tune_cac.cli.main import main
+
+pytestmark = pytest.mark.slow
+
+#: A regression whose metric is its error, or the negative of it.
+FACTORY = (
+    HEAD
+    + """
+def error(model, batches):
+    hits = [(model(x).argmax(1) == y).float() for x, y in batches]
+    losses = [torch.nn.functional.cross_entropy(model(x), y, reduction="none") for x, y in batches]
+    return float(torch.cat(losses).mean()), float(torch.cat(hits).mean())
+
+def make(gain: bool = False):
+    name, sign = ("gain", -1) if gain else ("cost", 1)
+    def evaluate(model, batches, device):
+        loss, hits = error(model, batches)
+        return {name: sign * loss, "hits": hits}
+    return {
+        **parts(), "evaluate": evaluate, "metric": name, "direction": "max" if gain else "min", "unit": "nats",
+        "test": DataLoader(data(2, 20), batch_size=8), "epochs": 4,
+        "optimizer": lambda named: torch.optim.SGD(named, lr=0.05, momentum=0.9, weight_decay=0.05),
+    }
+"""
+)
+
+SCRIPT = """
+import json, os
+import torch, tune_cac
+torch.manual_seed(0)
+x = torch.randn(120, 6)
+y = x @ torch.randn(6, 1)
+model = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.Tanh(), torch.nn.Linear(12, 1))
+optimizer = tune_cac.gradskip.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.05, model=model)
+for epoch in range(3):
+    for start in range(0, 100, 10):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x[start : start + 10]), y[start : start + 10]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        wrong = model(x[100:]) - y[100:]
+    tune_cac.report(rmse=wrong.square().mean().sqrt(), mae=wrong.abs().mean(), epoch=epoch + 1)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a user, with the factory and the script."""
+    (tmp_path / "errors_of_mine.py").write_text(FACTORY)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_minimised_study_is_the_mirror_image_of_one_with_its_negative(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {}
+    for name in ("cost", "gain"):
+        found[name] = tune_cac.search(
+            workload="errors_of_mine:make", workload_options=[f"gain={name == 'gain'}"], name=name, trials=7,
+            allowed_drop="5%", concurrency=1, results=folder / "results",
+        )  # fmt: skip
+    cost, gain = (found[name].trials for name in ("cost", "gain"))
+    assert len(cost) == len(gain) > 7  # with controls
+    for one, other in (("cost", "gain"), ("test_cost", "test_gain")):
+        np.testing.assert_array_equal(cost[one], -gain[other])
+    for column in ("compute_saved", "hits", "test_hits", "train_loss", "role", "stop_events", "CAC_VAR_START_THR"):
+        same = [side[column].astype(object).fillna("").tolist() for side in (cost, gain)]
+        assert same[0] == same[1], column
+    np.testing.assert_array_equal(cost["cost_drop"], gain["gain_drop"])
+    rankings = [found[name].ranking for name in ("cost", "gain")]
+    for column in ("trial", "within_drop", "on_front"):
+        assert rankings[0][column].tolist() == rankings[1][column].tolist(), column
+    for name, direction in (("cost", "MINIMIZE"), ("gain", "MAXIMIZE")):
+        journal = JournalStorage(JournalFileBackend(str(Layout(found[name].folder).journal)))
+        study = optuna.load_study(study_name=STUDY_NAME, storage=journal)
+        assert [way.name for way in study.directions] == [direction, "MAXIMIZE"]
+        assert study.metric_names == [name, "compute_saved"]
+    # Nothing that a user reads speaks of an accuracy, and a study of one metric is not compared with one of another.
+    assert main(["report", str(found["cost"].folder)]) == 0
+    said = capsys.readouterr()
+    written = [path.read_text() for path in found["cost"].folder.glob("*.*") if path.suffix in (".md", ".env", ".csv")]
+    for text in (said.out, said.err, *written):
+        assert "accurac" not in text.lower()
+        assert " points" not in text
+    assert "nats" in said.out
+    assert "cost" in analysis.history(found["cost"].folder).columns
+    with pytest.raises(UserError, match="studies can be compared if their workload_options is the same"):
+        analysis.compare([found["cost"].folder, found["gain"].folder])
+
+
+def test_a_script_reports_any_numbers(folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"{sys.executable} train.py"
+    assert main(
+        ["search", "--script", command, "--metric", "rmse", "--allowed-drop", "0.5", "--trials", "3", "--name", "s",
+         "--no-controls"]
+    ) == 0  # fmt: skip
+    trials = analysis.load("results/s")
+    assert trials["rmse"].notna().all()
+    assert trials["mae"].between(0, 5).all()
+    assert "accuracy" not in trials.columns
+    assert json.loads(Path("results/s/study.json").read_text())["metric"] == "rmse"
+    said = capsys.readouterr()
+    assert "rise in rmse" in said.out
+    assert "accurac" not in said.out + said.err
+    # What the script does not report is told with the line that would.
+    assert (
+        main(["search", "--script", command, "--metric", "r2", "--trials", "1", "--retries", "0", "--name", "t"]) == 1
+    )
+    assert 'such as {"r2": 0.91, "step": 100}' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--metric", "f1"], "unknown metric of workload errors_of_mine:make 'f1': Valid: cost, hits, val_loss"),
+        (["--direction", "max"], "--direction must be min for the metric cost, got max"),
+        (["--allowed-drop", "-1"], "the allowed .* must be .*, got -1"),
+        (["--metric", "train_loss"], "the metric must have a name of its own"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before_anything_starts(
+    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["search", "--workload", "errors_of_mine:make", *arguments, "--trials", "2"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error)
+    assert not (folder / "results").exists()
+
+
+def test_the_mean_loss_is_a_metric_of_every_workload_with_batches(folder: Path) -> None:
+    config = TrialConfig(workload="errors_of_mine:make", epochs=1, method="none", metric="val_loss", direction="min")
+    with TrainingRun(config) as run:
+        row = run.train_epoch()
+        assert row["quality"] == pytest.approx(json.loads(row["further_metrics"])["cost"], rel=1e-5)
+        assert row["test_quality"] != row["quality"]
+
+
+def test_a_metric_that_is_undefined_in_one_epoch_ends_a_trial_only_in_the_last(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrialConfig(workload="errors_of_mine:make", epochs=2, method="none")
+    with TrainingRun(config) as run:
+        values = iter([math.nan, 0.5, 0.5])
+        monkeypatch.setattr(run.workload, "evaluate", lambda *_: next(values))
+        assert math.isnan(run.train_epoch()["quality"])
+        assert run.train_epoch()["quality"] == 0.5
+    with TrainingRun(config) as run:
+        values = iter([0.5, math.nan, 0.5])
+        run.train_epoch()
+        with pytest.raises(TrainingDiverged, match="the cost is nan in epoch 2"):
+            run.train_epoch()

@@ -1,0 +1,125 @@
+"""Metrics that a user names: direction, unit, allowed drop, columns."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.metrics import METRICS, check_metric, metrics_of, named_row
+from trainables.quality import ACCURACY, Quality, allowed_amount, default_drop, quality_named, read_drop
+
+LOSS = Quality(name="val_loss", direction="min", unit="nats")
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [
+        ("val_loss", "min"),
+        ("perplexity", "min"),
+        ("test_rmse", "min"),
+        ("f1", "max"),
+        ("val_r2", "max"),
+        ("map", "max"),
+    ],
+)
+def test_the_direction_follows_from_well_known_names(name: str, direction: str) -> None:
+    assert quality_named(name, None) == Quality(name=name, direction=direction, unit="")
+    other = "max" if direction == "min" else "min"
+    assert quality_named(name, other).direction == other  # the user knows better
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction", "message"),
+    [
+        ("quux", None, "--direction must be given for the metric quux: min where smaller is better, max where larger"),
+        ("quux", "up", "the direction of a metric must be min or max, got 'up'"),
+        ("accuracy", "min", "--direction must be max for the metric accuracy, got min"),
+        ("2fast", "min", "the metric must have a name of letters, .* got '2fast'"),
+        ("a b", "min", "the metric must have a name of letters, .* got 'a b'"),
+    ],
+)
+def test_what_is_no_metric_is_one_line(metric: str, direction: str | None, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        quality_named(metric, direction)
+
+
+@pytest.mark.parametrize("name", ["train_loss", "epoch", "saved", "quality", "CAC_RULE", "seed"])
+def test_a_metric_does_not_take_another_columns_name(name: str) -> None:
+    with pytest.raises(UserError, match=rf"{name} is a column of results already, got {name}: rename it"):
+        TrialConfig(metric=name, direction="min")
+    check_metric(LOSS)
+
+
+def test_the_workloads_own_metric_counts_unless_another_is_named() -> None:
+    assert quality_named(None, None, own=LOSS) == LOSS
+    assert quality_named("val_loss", None, own=LOSS) == LOSS  # with its unit
+    assert quality_named("f1", None, own=LOSS).name == "f1"
+    assert quality_named("accuracy", None, own=LOSS) == ACCURACY
+    with pytest.raises(UserError, match="--direction must be min for the metric val_loss, got max"):
+        quality_named(None, "max", own=LOSS)
+
+
+def test_a_drop_is_how_much_worse_a_value_is() -> None:
+    assert LOSS.lost(2.5, 2.0) == 0.5 == ACCURACY.lost(0.25, 0.75)
+    assert LOSS.lost(1.5, 2.0) == -0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "quality", "expected"),
+    [(0.01, ACCURACY, 0.01), ("0.5", LOSS, 0.5), (3, LOSS, 3.0), (" 2 % ", LOSS, "2%"), ("0.5%", ACCURACY, "0.5%")],
+)
+def test_an_allowed_drop_is_in_the_metrics_unit_or_relative(
+    given: float | str, quality: Quality, expected: float | str
+) -> None:
+    assert read_drop(given, quality) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "quality", "message"),
+    [
+        (1.5, ACCURACY, r"the allowed accuracy loss must be a fraction in \[0, 1\), .* got 1.5"),
+        (-0.1, LOSS, "the allowed drop in val_loss must be a number >= 0 in its unit, or such as 2% .* got -0.1"),
+        (math.inf, LOSS, "the allowed drop in val_loss .* got inf"),
+        ("two", LOSS, "the allowed drop in val_loss .* got two"),
+        ("100%", LOSS, "the allowed drop in val_loss .* got 100%"),
+        (True, LOSS, "the allowed drop in val_loss .* got True"),
+    ],
+)
+def test_an_allowed_drop_out_of_range_is_one_line(given: float | str, quality: Quality, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_drop(given, quality)
+
+
+def test_a_relative_drop_is_of_the_baselines_magnitude() -> None:
+    assert allowed_amount("2%", 50.0) == pytest.approx(1.0) == allowed_amount("2%", -50.0)
+    assert allowed_amount(0.25, 50.0) == 0.25
+    assert (default_drop(ACCURACY), default_drop(LOSS)) == (0.005, "1%")
+
+
+def test_columns_are_named_like_the_metric() -> None:
+    names = list(metrics_of(LOSS))
+    assert len(names) == len(METRICS)
+    assert {"val_loss", "test_val_loss", "val_loss_drop", "test_val_loss_drop"} <= set(names)
+    assert not any("accuracy" in name for name in names)
+    assert metrics_of(LOSS)["val_loss"].direction == "min" == metrics_of(LOSS)["val_loss_drop"].direction
+    assert metrics_of() is METRICS
+
+
+def test_a_row_gets_the_metrics_names_and_no_further_metric_hides_a_column() -> None:
+    row = {
+        "epoch": 2,
+        "quality": 1.5,
+        "test_quality": None,
+        "further_metrics": '{"f1": 0.5, "epoch": 9, "val_loss": 7}',
+    }
+    assert named_row(row, LOSS) == {"epoch": 2, "val_loss": 1.5, "test_val_loss": None, "f1": 0.5}
+    assert named_row({"accuracy": 0.5, "further_metrics": "{damaged"}) == {"accuracy": 0.5}
+
+
+def test_a_config_of_the_accuracy_is_as_before() -> None:
+    assert not {"metric", "direction", "metric_unit"} & set(TrialConfig().to_dict())
+    assert TrialConfig(**LOSS.fields()).quality == LOSS  # type: ignore[arg-type]
+    assert ACCURACY.fields() == {}
