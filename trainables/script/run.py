@@ -35,6 +35,11 @@ _SHOWN_LINES = 12
 _SHOWN_CHARACTERS = 200
 #: Savings of a baseline up to this value are rounding errors.
 _NOTHING = 1e-6
+#: Folder in the trial's for what torchrun's processes print, other than the first.
+RANKS_FOLDER = "ranks"
+#: Defaults of torchrun and accelerate, which start several processes: stdout of all but the first goes into files, so
+#: that no metric counts twice. torchrun takes one digit for a process.
+_REDIRECTS = ",".join(f"{rank}:1" for rank in range(1, 10))
 #: Columns that only our optimizers count.
 _COUNTED = ("forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes")
 
@@ -83,9 +88,14 @@ def check_command(config: TrialConfig) -> None:
 
 
 def environment_of(config: TrialConfig, folder: Path) -> dict[str, str]:
-    """Return the command's environment: this process's, with the trial's variables in place of all ``CAC_*``."""
+    """Return the command's environment: this process's, with the trial's variables in place of all ``CAC_*``.
+
+    Where a launcher such as torchrun starts several processes, only the first one's stdout is read.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CAC_")}
     return {
+        "PET_REDIRECTS": _REDIRECTS,
+        "PET_LOG_DIR": str(folder / RANKS_FOLDER),
         **inherited,
         **settings_of(config).to_environment(),
         "TUNE_CAC_SEED": str(config.seed),
