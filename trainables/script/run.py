@@ -21,6 +21,7 @@ from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME
 from trainables.metrics import METHOD_DEFAULTS, MODEL_DEFAULTS
 from trainables.savings import share_saved
+from trainables.script.launcher_output import lines_of_failed_process
 from trainables.script.placeholders import fill
 from trainables.script.process import ScriptProcess
 from trainables.script.report_lines import ReportError, read_report
@@ -30,8 +31,8 @@ from trainables.workload_options import read_options
 LOG_FILE = "output.log"
 #: Additional column of a row: facts about the run that a space may use, as JSON.
 RUN_FACTS = "run_facts"
-#: Lines of output that a failure shows.
-_SHOWN_LINES = 12
+#: Lines of output that a failure shows, of those that are read.
+_SHOWN_LINES, _READ_LINES = 12, 400
 _SHOWN_CHARACTERS = 200
 #: Savings of a baseline up to this value are rounding errors.
 _NOTHING = 1e-6
@@ -193,7 +194,8 @@ class ScriptRun:
         return f"the script {how}{self._tail()}"
 
     def _tail(self) -> str:
-        lines = [line.strip()[:_SHOWN_CHARACTERS] for line in self._process.last_lines(_SHOWN_LINES) if line.strip()]
+        printed = lines_of_failed_process(self._process.last_lines(_READ_LINES))[-_SHOWN_LINES:]
+        lines = [line.strip()[:_SHOWN_CHARACTERS] for line in printed if line.strip()]
         return "; its last lines: " + " | ".join(lines) if lines else "; it printed nothing"
 
     def _row(self, told: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -53,6 +53,14 @@ for epoch in (1, 2):
     print(f'{{"accuracy": 0.{epoch + 4 * int(rank)}, "epoch": {epoch}, "compute_saved": 0}}', flush=True)
 print("told by", rank, file=sys.stderr)
 """
+#: The second process fails, and then the first, which waits for it.
+FAILING = """
+import os, torch.distributed as dist
+dist.init_process_group("gloo")
+if os.environ["RANK"] == "1":
+    raise ValueError("the batch has no labels")
+dist.barrier()
+"""
 #: Processes that train for ever, and hear no SIGTERM.
 ENDLESS = """
 import os, pathlib, signal, time
@@ -103,6 +111,13 @@ def test_lines_that_every_process_prints_count_once(tmp_path: Path) -> None:
     assert "told by 1" in log  # what goes wrong in any process is shown
     [others] = tmp_path.glob("ranks/*/attempt_0/1/stdout.log")
     assert '"accuracy": 0.6' in others.read_text()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_failure_shows_the_process_that_failed_first(launcher: str, tmp_path: Path) -> None:
+    with pytest.raises(ScriptFailed, match=r"ValueError: the batch has no labels$") as failure:
+        rows_of(LAUNCHERS[launcher], FAILING, tmp_path)
+    assert "exit code 1; its last lines: [rank1]: Traceback" in str(failure.value)
 
 
 @pytest.mark.parametrize("how", ["the launcher is killed", "the trial is stopped"])
