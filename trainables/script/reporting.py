@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -11,8 +12,9 @@ from trainables.script.report_lines import format_report
 def report(*, accuracy: Any = None, step: Any = None, **metrics: Any) -> None:
     """Report metrics of the training to a search; outside of a search it prints the same line.
 
-    The report includes what the gradient-skip optimizers of this process have counted. Of several processes that train
-    together (torch.distributed) only the first one reports.
+    The report includes what the gradient-skip optimizers have counted. Of several processes that train together
+    (torch.distributed, or a launcher that sets RANK and WORLD_SIZE) only the first one reports, for all: its FLOPs and
+    bytes times the number of processes, whose shares of the data are equal.
 
     Args:
         accuracy: higher is better, 1 at most; on data that is not used for training. A search of another metric
@@ -26,16 +28,25 @@ def report(*, accuracy: Any = None, step: Any = None, **metrics: Any) -> None:
     if step is not None:
         values["step"] = step
     values.update(metrics)
-    if "torch" in sys.modules:  # a script without torch has no optimizer of ours either
+    rank, processes = _rank_and_processes()
+    if rank != 0:
+        return
+    if "trainables.gradskip.script_counting.process_record" in sys.modules:
+        from trainables.gradskip.script_counting.process_record import process_summary
+
+        counted = process_summary(processes)
+        if counted is not None:
+            values["gradskip"] = counted
+    print(format_report(**values), flush=True)
+
+
+def _rank_and_processes() -> tuple[int, int]:
+    """Return this process's rank and the number of processes that train together, as torch or the launcher says."""
+    if "torch" in sys.modules:
         import torch
 
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0:
-            return
-        if "trainables.gradskip.script_counting.process_record" in sys.modules:
-            from trainables.gradskip.script_counting.process_record import process_summary
-
-            counted = process_summary()
-            if counted is not None:
-                values["gradskip"] = counted
-    print(format_report(**values), flush=True)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    # torchrun's and accelerate's, before the process group is made and after it is destroyed
+    rank, processes = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(processes)) if rank.isdigit() and processes.isdigit() else (0, 1)

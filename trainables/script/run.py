@@ -22,6 +22,7 @@ from trainables.gradskip.variable_types import is_number
 from trainables.gradskip.variables import BY_NAME
 from trainables.metrics import METHOD_DEFAULTS, METRICS, MODEL_DEFAULTS, further_columns
 from trainables.savings import share_saved
+from trainables.script.launcher_output import lines_of_failed_process
 from trainables.script.placeholders import fill
 from trainables.script.process import ScriptProcess
 from trainables.script.report_lines import ReportError, read_report
@@ -31,11 +32,16 @@ from trainables.workload_options import read_options
 LOG_FILE = "output.log"
 #: Additional column of a row: facts about the run that a space may use, as JSON.
 RUN_FACTS = "run_facts"
-#: Lines of output that a failure shows.
-_SHOWN_LINES = 12
+#: Lines of output that a failure shows, of those that are read.
+_SHOWN_LINES, _READ_LINES = 12, 400
 _SHOWN_CHARACTERS = 200
 #: Savings of a baseline up to this value are rounding errors.
 _NOTHING = 1e-6
+#: Folder in the trial's for what torchrun's processes print, other than the first.
+RANKS_FOLDER = "ranks"
+#: Defaults of torchrun and accelerate, which start several processes: stdout of all but the first goes into files, so
+#: that no metric counts twice. torchrun takes one digit for a process.
+_REDIRECTS = ",".join(f"{rank}:1" for rank in range(1, 10))
 #: Columns that only our optimizers count.
 _COUNTED = ("forward_flops", "backward_flops", "gradient_bytes", "optimizer_bytes")
 
@@ -84,9 +90,14 @@ def check_command(config: TrialConfig) -> None:
 
 
 def environment_of(config: TrialConfig, folder: Path) -> dict[str, str]:
-    """Return the command's environment: this process's, with the trial's variables in place of all ``CAC_*``."""
+    """Return the command's environment: this process's, with the trial's variables in place of all ``CAC_*``.
+
+    Where a launcher such as torchrun starts several processes, only the first one's stdout is read.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CAC_")}
     return {
+        "PET_REDIRECTS": _REDIRECTS,
+        "PET_LOG_DIR": str(folder / RANKS_FOLDER),
         **inherited,
         **settings_of(config).to_environment(),
         "TUNE_CAC_SEED": str(config.seed),
@@ -184,7 +195,8 @@ class ScriptRun:
         return f"the script {how}{self._tail()}"
 
     def _tail(self) -> str:
-        lines = [line.strip()[:_SHOWN_CHARACTERS] for line in self._process.last_lines(_SHOWN_LINES) if line.strip()]
+        printed = lines_of_failed_process(self._process.last_lines(_READ_LINES))[-_SHOWN_LINES:]
+        lines = [line.strip()[:_SHOWN_CHARACTERS] for line in printed if line.strip()]
         return "; its last lines: " + " | ".join(lines) if lines else "; it printed nothing"
 
     def _row(self, told: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -93,6 +93,11 @@ def beside(script: Path) -> set[Path]:
     return _reached(script.parent, list(_imported(script))) if script.suffix == ".py" else set()
 
 
+def module_sources(root: Path, module_name: str) -> set[Path]:
+    """Return the sources under a folder of a module's top-level package and of its imports from that folder."""
+    return _reached(root, [module_name.partition(".")[0]])
+
+
 def own_modules(module_name: str) -> list[Path]:
     """Return the top-level modules (files, package folders) that another machine needs for it; none if installed."""
     root = _root_of(module_name.partition(".")[0])

@@ -68,7 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     if found.interrupted:
         say(f"Interrupted. Finish the remaining trials with: {_resume_line(found.folder, arguments)}")
         return 130
-    return 1 if len(failures) or len(found.ranking) == 0 else 0
+    if found.used_up:
+        say(found.used_up)
+    return 1 if len(failures) or (len(found.ranking) == 0 and not found.used_up) else 0
 
 
 def _refuse_settled(arguments: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ from trainables.savings import SAVINGS
 from trainables.script.placeholders import names
 from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
+from tune_cac.study.budgets import check_cost_budget, read_duration
 from tune_cac.study.fixed_params import check_hold, has_marks, with_schedule
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -89,6 +90,19 @@ class SearchOptions(StudyOptions):
         metavar="BYTES",
         on_resume=True,
     )
+    time_budget: float | str | None = option(
+        None,
+        "time after which the search ends, and --resume goes on with the trials that were running: seconds, or text "
+        "such as 90m or 1h30m",
+        metavar="DURATION",
+        on_resume=True,
+    )
+    cost_budget: float | None = option(
+        None,
+        "compute in full trainings after which this search begins no further trial; running ones finish",
+        metavar="N",
+        on_resume=True,
+    )
     retries: int = option(
         1,
         "times that a trial whose worker died goes on from its last checkpoint, and that a baseline that failed is "
@@ -110,6 +124,9 @@ class SearchOptions(StudyOptions):
             fraction = self.metric is None  # as the workload's own metric is, unless it says otherwise (`with_metric`)
             object.__setattr__(self, "allowed_drop", read_drop(self.allowed_drop, None if fraction else self.quality))
         object.__setattr__(self, "checkpoint_budget", read_bytes(self.checkpoint_budget))
+        if self.time_budget is not None:
+            object.__setattr__(self, "time_budget", read_duration(self.time_budget))
+        check_cost_budget(self.cost_budget)
         if self.is_script and self.epochs is None and "epochs" in names(options["command"]):
             raise UserError("--epochs must be given where the command has {epochs}, got none")
         if self.saving not in (None, *SAVINGS):
@@ -225,6 +242,11 @@ class SearchOptions(StudyOptions):
     def budget_bytes(self) -> int:
         """Return `checkpoint_budget` as a number."""
         return read_bytes(self.checkpoint_budget)
+
+    @property
+    def time_budget_s(self) -> float | None:
+        """Return `time_budget` in seconds; None for no limit."""
+        return None if self.time_budget is None else read_duration(self.time_budget)
 
     @property
     def trial_epochs(self) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
 from trainables.errors import UserError
 from trainables.workload_options import read_options
+
+#: A module's name, as in ``python -m``.
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def script_identity(options: Iterable[str]) -> tuple[str, ...]:
@@ -20,16 +24,19 @@ def script_identity(options: Iterable[str]) -> tuple[str, ...]:
 
 
 def files_digest(command: str, cwd: Path) -> str:
-    """Return a digest of the content of the files that a command line names.
+    """Return a digest of the content of the files and of the modules that a command line names, behind any launcher.
 
     Modules that a script imports from its own folder belong to it, as in `trainables.workloads.user_code`; data does
     not.
     """
-    from trainables.workloads.user_code import beside
+    from trainables.workloads.user_code import beside, module_sources
 
     digest = hashlib.sha256()
-    for path in named_files(command, cwd):
-        for part in sorted({path, *beside(path)}):
+    for parts in [
+        *({path, *beside(path)} for path in named_files(command, cwd)),
+        *(module_sources(cwd, name) for name in named_modules(command, cwd)),
+    ]:
+        for part in sorted(parts):
             digest.update(part.name.encode())
             digest.update(part.read_bytes())
     return digest.hexdigest()[:16]
@@ -37,12 +44,30 @@ def files_digest(command: str, cwd: Path) -> str:
 
 def named_files(command: str, cwd: Path) -> list[Path]:
     """Return the small files that a command line names, such as ``train.py``; not programs on the search path."""
-    try:
-        words = shlex.split(command)
-    except ValueError:  # quotes that only the shell understands
-        words = command.split()
-    found = [cwd / word for word in words if not word.startswith("-")]
+    found = [cwd / word for word in _words(command) if not word.startswith("-")]
     return [path for path in found if path.is_file() and path.stat().st_size < 2**20]
+
+
+def named_modules(command: str, cwd: Path) -> list[str]:
+    """Return the modules of a folder that a command line runs, such as ``python -m package.train``.
+
+    Launchers take options between ``-m`` and the module, and the module's own options follow it.
+    """
+    words = _words(command)
+    flags = [number for number, word in enumerate(words) if word in ("-m", "--module")]
+    found = [word for word in words[flags[0] + 1 :] if _MODULE.fullmatch(word)] if flags else []
+    return [name for name in found if any(map(Path.is_file, _places(cwd.joinpath(*name.split(".")))))]
+
+
+def _places(module: Path) -> tuple[Path, Path]:
+    return module.with_suffix(".py"), module / "__main__.py"
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # quotes that only the shell understands
+        return command.split()
 
 
 def check_unchanged(options: Iterable[str]) -> None:
@@ -51,7 +76,9 @@ def check_unchanged(options: Iterable[str]) -> None:
     if "files" not in given or not Path(given["cwd"]).is_dir():
         return
     if files_digest(given["command"], Path(given["cwd"])) != given["files"]:
-        names = ", ".join(path.name for path in named_files(given["command"], Path(given["cwd"]))) or "the script"
+        command, cwd = given["command"], Path(given["cwd"])
+        found = [*(path.name for path in named_files(command, cwd)), *named_modules(command, cwd)]
+        names = ", ".join(found) or "the script"
         raise UserError(
             f"{names} or what it imports has changed since the study was begun, so that its trials cannot be compared "
             "with new ones: search under another --name, or put the files back"

@@ -36,6 +36,8 @@ class SearchResult:
     """Result of retraining on fresh seeds (`analysis.confirm_table`); None if none was begun."""
     interrupted: bool
     """True if the search was interrupted before all trials ended."""
+    used_up: str = ""
+    """The budget that ended the search, what is trained and how to go on, in one line; empty if none did."""
     why_little: str = ""
     """The reason why settings of the space do nothing or little on this run; empty if that is unknown."""
 

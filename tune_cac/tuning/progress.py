@@ -140,20 +140,22 @@ class SearchProgress(tune.Callback):
         if self.failures:
             parts.append(f"{len(self.failures)} failed")
         if self.ended or self._live:
-            parts.append(f"compute so far: {full_trainings(self._trainings())}")
+            parts.append(f"compute so far: {full_trainings(self.trainings())}")
         if self.controls:
             parts.append(plural(self.controls, "control"))
         left = self._to_run - self.ended
         if self.ended and left:
             seconds = (time.monotonic() - self._started) / self.ended * left
-            parts.append(f"about {_duration(seconds)} left")
+            parts.append(f"about {duration_text(seconds)} left")
         return ", ".join(parts)
 
     def _spend(self, row: Mapping[str, Any]) -> None:
         self._spent_flops += search_flops(row)
-        self._spent_trainings += in_trainings(row)
+        # Scripts that report no FLOPs report what they saved, which is final at the end.
+        known = row.get("dense_flops") or "compute_saved" not in row
+        self._spent_trainings += in_trainings(row) if known else 1 - row["compute_saved"]
 
-    def _trainings(self) -> float:
+    def trainings(self) -> float:
         """Return what this search executed in full trainings of the baseline, or of each trial until that ended."""
         baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
         if baseline is None or not baseline["dense_flops"]:
@@ -163,6 +165,11 @@ class SearchProgress(tune.Callback):
 
     def _measured(self, row: Mapping[str, Any]) -> str:
         return f"{self._quality.name} {value_text(row[self._quality.key], self._quality)}"
+
+    @property
+    def counts_shares(self) -> bool:
+        """Return whether `trainings` is known from ``compute_saved`` alone."""
+        return any(not row.get("dense_flops") for _, _, row in self._rows)
 
     def _saved(self, row: Mapping[str, Any]) -> float:
         return saved_of_row(row, self._saving)
@@ -199,7 +206,8 @@ def search_flops(row: Mapping[str, Any]) -> int:
     return int(row.get("search_flops", row.get("executed_flops")) or 0)  # None: a script that reports none
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """Return a duration in words, such as ``1 h 30 min``."""
     seconds = round(seconds)
     if seconds >= 3600:
         return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"

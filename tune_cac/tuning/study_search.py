@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -145,19 +146,20 @@ def _run(layout: Layout, options: SearchOptions, context: SpaceContext | None = 
 
 
 def _run_missing(layout: Layout, options: SearchOptions, context: SpaceContext | None) -> SearchResult:
+    begun = time.monotonic()
     base = baseline_config(options, device="cuda" if options.gpus_per_trial > 0 else "cpu")
-    interrupted = False
+    interrupted, used_up = False, ""
     with _session(layout, options):
         if context is None:
             context = context_of(base)
         searcher, run_name = _searcher(layout, options, context, base)
         to_run = layout.read_info().trials - searcher.trials.finished_count()
         if to_run > 0 or (options.controls and searcher.missing_controls()):
-            interrupted = _search(layout, options, searcher, run_name, max(0, to_run))
+            interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
         layout.write_info(replace(layout.read_info(), why_little=searcher.why_little))
     if options.is_script:
         _keep_script_epochs(layout)
-    found = answer(layout, allowed_drop=options.drop, interrupted=interrupted)
+    found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
     write_answer(layout, found)
     return found
 
@@ -246,8 +248,15 @@ def _searcher(
     return searcher, run_name
 
 
-def _search(layout: Layout, options: SearchOptions, searcher: StudySearch, run_name: str, to_run: int) -> bool:
-    """Run trials and controls; return whether they were interrupted before all of them ended."""
+def _search(
+    layout: Layout, options: SearchOptions, searcher: StudySearch, run_name: str, to_run: int, begun: float
+) -> tuple[bool, str]:
+    """Run trials and controls.
+
+    Returns:
+        Whether they were interrupted before all of them ended; and the line on the budget that ended them, if one did.
+    """
+    from tune_cac.tuning.budget import Budget
     from tune_cac.tuning.controls import MOST_CONTROLS
     from tune_cac.tuning.progress import SearchProgress
 
@@ -256,15 +265,22 @@ def _search(layout: Layout, options: SearchOptions, searcher: StudySearch, run_n
         searcher, finished_before=done, to_run=to_run, allowed_drop=options.drop, saving=searcher.saving,
         quality=searcher.quality,
     )  # fmt: skip
+    budget = Budget(searcher, progress, time_s=options.time_budget_s, trainings=options.cost_budget, begun=begun)
     searcher.plan(to_run, controls=options.controls)
     # The searcher ends the run earlier if fewer controls are needed.
-    train(layout, options, searcher, progress, run_name, to_run + (MOST_CONTROLS if options.controls else 0))
+    most = to_run + (MOST_CONTROLS if options.controls else 0)
+    train(layout, options, searcher, progress, run_name, most, budget)
     if searcher.gave_up:
         say(f"{searcher.gave_up}, so nothing else was tried: {_way_on(layout, options)}")
-        return False
-    return (
-        progress.ended < to_run or searcher.trials.runs_on() or (options.controls and bool(searcher.missing_controls()))
-    )
+        return False, ""
+    controls_left = options.controls and bool(searcher.missing_controls())
+    if not (progress.ended < to_run or searcher.trials.runs_on() or controls_left):
+        return False, ""
+    reason = budget.reason()
+    if not reason:
+        return True, ""
+    trained = f"{searcher.trials.finished_count()} of {plural(layout.read_info().trials, 'trial')} ended"
+    return False, f"{reason}: {trained}. Go on with: python -m tune_cac search --resume {layout.root}"
 
 
 def _way_on(layout: Layout, options: SearchOptions) -> str:

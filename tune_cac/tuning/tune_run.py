@@ -11,6 +11,7 @@ from tune_cac.study.options import SearchOptions
 from tune_cac.tuning.preflight import own_code
 
 if TYPE_CHECKING:
+    from tune_cac.tuning.budget import Budget
     from tune_cac.tuning.progress import SearchProgress
     from tune_cac.tuning.study_searcher import StudySearch
 
@@ -27,6 +28,7 @@ def train(
     progress: SearchProgress,
     run_name: str,
     most: int,
+    budget: Budget | None = None,
 ) -> None:
     """Run on Ray the trials that the searcher suggests.
 
@@ -37,6 +39,7 @@ def train(
         progress: a `SearchProgress`.
         run_name: of the Ray experiment.
         most: most trials, restarts not counted.
+        budget: ends the run when it is used up.
     """
     from ray import tune
 
@@ -61,6 +64,7 @@ def train(
                 storage_path=str(layout.ray.resolve()),
                 verbose=0,
                 callbacks=[progress, RowEvents()],
+                stop=budget,
                 # A finished trial needs no checkpoint, and with one at its end Ray would send every row separately.
                 checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
             ),

@@ -29,6 +29,46 @@ def test_a_script_and_what_it_imports_from_beside_itself(tmp_path: Path) -> None
         check_unchanged(options)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m project.train --lr 0.1",
+        "torchrun --nproc-per-node 2 -m project.train",
+        "python -m torch.distributed.run --nproc-per-node 2 -m project.train",
+        "accelerate launch --module --num_processes 2 project.train",
+        "python -m project",
+    ],
+)
+def test_a_module_of_a_package_behind_a_launcher(command: str, tmp_path: Path) -> None:
+    package = tmp_path / "project"
+    package.mkdir()
+    for name, text in {
+        "__init__": "",
+        "__main__": "",
+        "train": "from . import nets\nimport beside\n",
+        "nets": "",
+    }.items():
+        (package / f"{name}.py").write_text(text)
+    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "other.py").write_text("")
+    options = (f"command={command}", f"cwd={tmp_path}")
+    options = (*options, *script_identity(options))
+    (tmp_path / "other.py").write_text("1\n")
+    check_unchanged(options)
+    for changed in (package / "nets.py", tmp_path / "beside.py"):
+        changed.write_text("1\n")
+        with pytest.raises(UserError, match=r"^project(\.train)? or what it imports has changed"):
+            check_unchanged(options)
+        changed.write_text("")
+        check_unchanged(options)
+
+
+def test_a_script_behind_a_launcher(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("\n")
+    for command in ("torchrun --nproc-per-node 2 train.py", "accelerate launch --num_processes 2 train.py --lr 1"):
+        assert named_files(command, tmp_path) == [tmp_path / "train.py"]
+
+
 def test_quotes_that_only_a_shell_understands(tmp_path: Path) -> None:
     (tmp_path / "train.sh").write_text("\n")
     assert named_files('sh train.sh "$(echo \'a)"', tmp_path) == [tmp_path / "train.sh"]

@@ -57,6 +57,17 @@ def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
     assert capsys.readouterr().err.splitlines()[-1] == "[control 1] trial 1: accuracy 0.9900"
 
 
+def test_scripts_that_tell_no_flops_count_with_what_they_did_not_save(capsys: pytest.CaptureFixture[str]) -> None:
+    searcher: Any = None
+    progress = SearchProgress(searcher, finished_before=[], to_run=2, allowed_drop=0.005)
+    assert not progress.counts_shares
+    for number, saved in enumerate((0.0, 0.25)):
+        progress.on_trial_result(0, [], a_trial(number), result_row(saved=saved, dense_flops=None, search_flops=None))
+        progress.on_trial_complete(0, [], a_trial(number))
+    assert progress.trainings() == 1.75
+    assert progress.counts_shares
+
+
 @pytest.mark.parametrize("error", [*DEATHS, None])
 def test_whatever_ray_calls_it_a_worker_that_ended_without_a_word_has_died(
     error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch

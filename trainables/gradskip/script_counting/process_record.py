@@ -218,10 +218,14 @@ class ProcessRecord:
         if wanted and self._since is None and not self._stepping:
             self._since = (self.flops.forward_flops, self.flops.backward_flops)
 
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self, processes: int = 1) -> dict[str, Any] | None:
         """Return the totals of all optimizers so far, in plain types; None without optimizers.
 
         Layers are those of the optimizer with the most parameters, the latest of several.
+
+        Args:
+            processes: number that train together, data-parallel. Each executes what this one does, so FLOPs and bytes
+                are multiplied by it.
         """
         if not self.records:
             return None
@@ -231,7 +235,8 @@ class ProcessRecord:
         names = largest.blueprint.names
         several = len(self.records) > 1
         return {
-            **{name: sum(getattr(t, name) for t in totals) for name in StepTotals.__dataclass_fields__},
+            **{name: processes * sum(getattr(t, name) for t in totals) for name in StepTotals.__dataclass_fields__},
+            "steps": sum(t.steps for t in totals),
             "iteration": sum(iterations),
             "longest_iteration": max(iterations),
             "stopped_through": largest.machine.stopped_through,
@@ -260,9 +265,9 @@ def start(gradskip: Status) -> StepRecord:
     return _PROCESS.add(gradskip)
 
 
-def process_summary() -> dict[str, Any] | None:
-    """Return the summary of this process's optimizers; None if there are none."""
-    return _PROCESS.summary()
+def process_summary(processes: int = 1) -> dict[str, Any] | None:
+    """Return the summary of this process's optimizers for several that train together; None if there are none."""
+    return _PROCESS.summary(processes)
 
 
 def _peak_bytes() -> int:
