@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from search_spaces.grid_file import MOST_POINTS, GridSuggest, key_of
-from search_spaces.space import Space, SpaceContext
+from search_spaces.space import Space, SpaceContext, describe
 from trainables.errors import UserError
 
 
@@ -37,6 +37,9 @@ def grid_points(space: Space, context: SpaceContext, part: tuple[int, int] = (1,
     Raises:
         UserError: a parameter is continuous, there are more than `MOST_POINTS` points, or the part has none.
     """
+    for asked in describe(space, context):  # in all branches, before many points of the first are counted
+        if asked.choices is None and asked.step is None and asked.low != asked.high:
+            raise _continuous(space.name, asked.name, asked.low, asked.high)
     found: dict[str, Mapping[str, Any]] = {}
     begin = _Visit(space.name, given=space.start(context))
     found[key_of(space.suggest(begin, context))] = begin.parameters
@@ -65,6 +68,13 @@ def _all_points(space: Space, context: SpaceContext) -> Iterator[tuple[str, Mapp
         visit = _Visit(space.name, path=path)
         yield key_of(space.suggest(visit, context)), visit.parameters
         path = visit.next_path()
+
+
+def _continuous(space: str, name: str, low: float, high: float) -> UserError:
+    return UserError(
+        f"a grid needs finite choices, but {name} of space {space} is continuous ({low:g} .. {high:g}): give the values "
+        "to try in a grid file (--grid FILE), or take another --sampler"
+    )
 
 
 class _Visit:
@@ -102,10 +112,7 @@ class _Visit:
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
         if name not in self._given and step is None and low != high:
-            raise UserError(
-                f"a grid needs finite choices, but {name} of space {self._space} is continuous ({low:g} .. {high:g}): "
-                "give the values to try in a grid file (--grid FILE), or take another --sampler"
-            )
+            raise _continuous(self._space, name, low, high)
         # As Optuna counts: in decimals, so that 0.1 * 3 is 0.3.
         first, by = Decimal(str(low)), Decimal(str(step or 1))
         count = int((Decimal(str(high)) - first) / by) + 1

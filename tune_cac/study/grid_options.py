@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,14 +31,14 @@ _OTHER_RUN = SpaceContext(
 
 
 def grid_of(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the points of a grid file (`read_grid`), given by its path, its text, or as the points themselves.
+    """Return the points of a grid file (`read_grid`), given by its path, as text or map, or as the points themselves.
 
     Raises:
         UserError: the file cannot be read or is no grid.
     """
-    if given is None or isinstance(given, Mapping):
+    if given is None or (isinstance(given, Mapping) and "settings" in given):
         return given
-    text, source = str(given), "<grid>"
+    text, source = json.dumps(given) if isinstance(given, Mapping) else str(given), "<grid>"
     if isinstance(given, Path) or not ("\n" in text or text.lstrip().startswith("{")):
         source = text
         try:
