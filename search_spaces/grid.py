@@ -72,7 +72,7 @@ def _all_points(space: Space, context: SpaceContext) -> Iterator[tuple[str, Mapp
 
 def _continuous(space: str, name: str, low: float, high: float) -> UserError:
     return UserError(
-        f"a grid needs finite choices, but {name} of space {space} is continuous ({low:g} .. {high:g}): give the values "
+        f"a grid needs finite choices, but {name} of space {space} is continuous ({low:g} .. {high:g}): give values "
         "to try in a grid file (--grid FILE), or take another --sampler"
     )
 
