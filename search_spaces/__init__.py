@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from search_spaces.space import Space, SpaceContext
 from trainables.errors import unknown_name
 
@@ -26,14 +29,22 @@ def parts_of(name: str) -> tuple[str, ...]:
     return tuple(name.split("+"))
 
 
-def load(name: str) -> Space:
+def load(name: str, grid: Mapping[str, Any] | None = None) -> Space:
     """Return the space of that name, or several joined by ``+`` that are searched together.
+
+    Args:
+        name: of the space.
+        grid: the points of a grid file, which are the space where they are given.
 
     Raises:
         UserError: there is no such space (with the nearest name and the list), or two cannot be searched together.
     """
     import importlib
 
+    if grid is not None:
+        from search_spaces.grid_file import grid_space
+
+        return grid_space(grid)
     for part in parts_of(name):
         if part not in SPACES:
             raise unknown_name("space", part, SPACES)

@@ -83,6 +83,8 @@ class TrialConfig(_VariableFields, _RunFields):  # in the order of the fields, f
     """``min`` where a smaller metric is better, ``max`` where a larger one is; None for the accuracy."""
     metric_unit: str | None = None
     """Unit of the metric in words; ``fraction`` is shown in percent and points. None for the accuracy."""
+    unnamed: tuple[str, ...] | None = None
+    """Fields that tables leave out where they name the trial by its settings."""
     schedule: str | None = None
     """A compression schedule, YAML text; values marked ``!search`` are filled in from `schedule_values`."""
     schedule_compatible: bool | None = None
@@ -129,7 +131,7 @@ class TrialConfig(_VariableFields, _RunFields):  # in the order of the fields, f
             raise UserError(f"device must be cpu or cuda, got {self.device!r}")
         check_integer("forward_cache_mb", self.forward_cache_mb, 0)
         for name in ("CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR", "CAC_WATCH", "schedule_values",
-                     "pruning_sensitivities", "agp_weights"):  # fmt: skip
+                     "pruning_sensitivities", "agp_weights", "unnamed"):  # fmt: skip
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         self.gradskip_settings()

@@ -27,6 +27,10 @@ class StudyInfo(StudyOptions):
 
     epochs: int
     """Epochs of each trial."""
+    trials: int = 0
+    """Trials that were asked for so far."""
+    grid: Mapping[str, Any] | None = None
+    """Points of its grid file: ``settings``, one map a point, and ``unnamed``; None for a space."""
     controls: bool = False  # of a study that has not recorded it
     """True if controls (cut dense runs and random stops) are trained in addition to its trials."""
     sharing: bool = True

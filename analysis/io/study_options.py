@@ -10,6 +10,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from trainables.config import MOST_SEED
@@ -17,6 +18,8 @@ from trainables.quality import DEFAULT_DROP, DEFAULT_RELATIVE_DROP, Quality, qua
 
 #: Default of the folder that holds the studies.
 RESULTS = "results"
+#: Default of the number of trials.
+TRIALS = 24
 
 
 def option(
@@ -123,9 +126,31 @@ class StudyOptions:
     workload_options: Sequence[str] = option(
         (), "option of the workload, NAME=VALUE; may be repeated", flag="--option", metavar="NAME=VALUE"
     )
-    trials: int = option(24, "trials, the baseline and the space's starting point among them", at_least=1)
+    trials: int | None = option(
+        None,
+        "trials, the baseline and the space's starting point among them",
+        at_least=1,
+        default_words=f"{TRIALS}; of a grid, all",
+    )
     epochs: int | None = option(None, "epochs a trial", at_least=1, default_words="the workload's")
     seed: int = option(0, "seed of the trials and of the sampler", at_least=0, at_most=MOST_SEED)
+    sampler: str = option(
+        "auto",
+        "what chooses the settings: auto (TPE that learns from the baseline's run), or plain tpe, random, grid, gp or "
+        "nsga2",
+        metavar="NAME",
+    )
+    grid: str | Path | Mapping[str, Any] | None = option(
+        None,
+        "grid file in YAML (any, join, all, value and then, exclude), searched in place of a space",
+        metavar="FILE",
+    )
+    part: str | None = option(
+        None,
+        "part of a grid, such as 2/8 for the second of eight searches that share it; each is a study of its own, "
+        "NAME-part2of8",
+        metavar="K/N",
+    )
     metric: str | None = option(
         None,
         "metric by which trials are compared: what the workload's evaluation returns, val_loss for the mean loss on "

@@ -333,12 +333,15 @@ def settings_text(row: pd.Series) -> str:
     if method == "none":
         return "-"
     values = _hyperparameters(row)
+    for name in values.pop("unnamed", ()):
+        values.pop(name, None)
     variables = " ".join(
         f"{name.removeprefix('CAC_').removeprefix('VAR_')}={short(value)}"
         for name, value in values.items()
         if name in BY_NAME and method != "compression"
     )
-    return "; ".join(part for part in (variables, compression_of(row)) if part)
+    compression = compression_text(values) if "compression" in str(method) else ""
+    return "; ".join(part for part in (variables, compression) if part)
 
 
 def compression_of(row: pd.Series) -> str:

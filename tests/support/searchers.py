@@ -28,10 +28,10 @@ def searcher(
     hold: dict[str, Any] | None = None,
     context: SpaceContext = CONTEXT,
     baseline: bool = True,
+    **more: Any,
 ) -> StudySearch:
-    """A searcher; its baseline has completed, as trial 0, unless told otherwise."""
+    """A searcher; its baseline has completed, as trial 0, unless told otherwise. ``more``: further arguments."""
     made = StudySearch(
-        space=search_spaces.load(space),
         context=context,
         base=TrialConfig(method="none"),
         journal=folder / "optuna.journal",
@@ -43,6 +43,7 @@ def searcher(
         tree=folder / "tree",
         budget_bytes=0,
         trials=1,
+        **{"space": search_spaces.load(space), **more},
     )
     if begin:
         made.begin()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.formatting import percent, plural
-from analysis.io.study_options import StudyOptions
+from analysis.io.study_options import TRIALS
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from tune_cac.cli.console import print_table
@@ -32,8 +32,8 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trials",
         type=int,
-        default=StudyOptions.trials,
-        help=f"trials of the search that is estimated (default: {StudyOptions.trials})",
+        default=TRIALS,
+        help=f"trials of the search that is estimated (default: {TRIALS})",
     )
     parser.add_argument("--all-layers", action="store_true", help="show every parameter of a large model")
     parser.set_defaults(run=run)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import search_spaces
+from search_spaces import Space
 from trainables.config import check_integer
 from trainables.errors import UserError, cannot_write
 from trainables.gradskip.settings import Settings
@@ -64,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.random is None:
         _one(layout, trace, values)
     else:
-        name = layout.read_info().space if space is None else space.name
-        _many(layout, trace, values, name, arguments)
+        info = layout.read_info()
+        _many(layout, trace, values, space or search_spaces.load(info.space, info.grid), arguments)
     return 0
 
 
@@ -164,7 +165,9 @@ def _trained_as(layout: Layout, found: Mapping[str, Any]) -> list[int]:
 # --- many settings --------------------------------------------------------------------------------------------------
 
 
-def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str, arguments: argparse.Namespace) -> None:
+def _many(
+    layout: Layout, trace: RunTrace, values: Mapping[str, Any], space: Space, arguments: argparse.Namespace
+) -> None:
     import pandas as pd
 
     import analysis
@@ -174,7 +177,6 @@ def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str,
     from tune_cac.tuning.warm_start.baseline import typical_configs
     from tune_cac.tuning.warm_start.threshold_ranges import DrawnTrial, with_learned_ranges
 
-    space = search_spaces.load(name)
     base = trace.config_of({"method": "none"})
     context = run_context(base)
     hold = {**with_watch(layout.read_info().hold, context), **values}

@@ -31,6 +31,7 @@ _OPTIONS = {
     "metric": "--metric of a search",
     "direction": "--direction of a search",
     "metric_unit": "--metric-unit of a search",
+    "unnamed": "the key exclude of a grid file",
     "schedule": "--schedule",
     "schedule_compatible": "--compatible",
     "schedule_values": "the space schedule, which searches them",
@@ -38,7 +39,7 @@ _OPTIONS = {
     "agp_weights": "the space agp, or a schedule",
 }
 #: A run on which no range of a space has only one value.
-_ANY_RUN = SpaceContext(
+ANY_RUN = SpaceContext(
     total_steps=300,
     layer_names=tuple(f"layer{n}" for n in range(12)),
     unit_ends=(2, 5, 8),
@@ -81,7 +82,7 @@ def read_value(name: str, value: Any) -> Any:
     return value
 
 
-def check_hold(space: str, hold: Mapping[str, Any]) -> dict[str, Any]:
+def check_hold(space: str, hold: Mapping[str, Any], grid: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the checked values that a search of a space fixes, in plain types (JSON, Ray).
 
     Raises:
@@ -91,8 +92,8 @@ def check_hold(space: str, hold: Mapping[str, Any]) -> dict[str, Any]:
     from_file = ("schedule", "schedule_compatible")
     values = {name: value if name in from_file else read_value(name, value) for name, value in hold.items()}
     if values:
-        run = replace(_ANY_RUN, schedule=values.get("schedule"))
-        searched = searched_fields(search_spaces.load(space), run)
+        run = replace(ANY_RUN, schedule=values.get("schedule"))
+        searched = searched_fields(search_spaces.load(space, grid), run)
         for name in values:
             if name in searched:
                 raise UserError(
@@ -104,9 +105,11 @@ def check_hold(space: str, hold: Mapping[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def check_hold_on_run(space: str, hold: Mapping[str, Any], context: SpaceContext) -> None:
+def check_hold_on_run(
+    space: str, hold: Mapping[str, Any], context: SpaceContext, grid: Mapping[str, Any] | None = None
+) -> None:
     """Raise UserError if fixed values conflict with the ends of the space's ranges on this run."""
-    found = search_spaces.load(space)
+    found = search_spaces.load(space, grid)
     for values in corners(found, context):
         try:
             TrialConfig(method=found.method, **{**values, **hold})

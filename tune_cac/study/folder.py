@@ -15,27 +15,26 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import search_spaces
 from analysis.io.journal import torn_end
 from analysis.io.layout import Layout, StudyInfo
 from analysis.io.study_options import StudyOptions, options_of
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from trainables.workload_options import what_is_trained
 from tune_cac.study.fixed_params import shown_hold
+from tune_cac.study.grid_options import part_suffix
 from tune_cac.study.options import SearchOptions
 
 #: Suffix of the file with which Optuna locks a journal.
 LOCK_FILE_SUFFIX = ".lock"
 #: Seconds after which a lock was left by a process that has ended.
 _LOCK_S = 3.0
+#: Options that every search of a study has the same.
+_SAME = (
+    "space", "workload", "workload_options", "epochs", "seed", "workers_per_trial", "saving", "metric", "direction",
+    "sampler", "part",
+)  # fmt: skip
 #: Packages whose versions a study records.
 _PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
-
-
-#: Settings that all trials of a study have in common.
-_SETTLED = (
-    "space", "workload", "workload_options", "epochs", "seed", "workers_per_trial", "saving", "metric", "direction",
-)  # fmt: skip
 
 
 def package_versions() -> dict[str, str]:
@@ -58,7 +57,7 @@ def open_study(options: SearchOptions) -> Layout:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     workload = re.sub(r"[^A-Za-z0-9]+", "-", options.workload)
     name = options.name or f"{workload}-{options.space}-{stamp}"
-    layout = Layout(Path(options.results) / name)
+    layout = Layout(Path(options.results) / f"{name}{part_suffix(options.part)}")
     kept: dict[str, Any] = {declared.name: getattr(options, declared.name) for declared in options_of(StudyOptions)}
     kept |= {
         "epochs": options.trial_epochs,
@@ -66,16 +65,20 @@ def open_study(options: SearchOptions) -> Layout:
         "hold": dict(options.fixed),
         "workload_options": list(options.workload_options),
     }
-    wanted = StudyInfo(**kept, versions=package_versions(), method=search_spaces.load(options.space).method)
+    wanted = StudyInfo(**kept, versions=package_versions(), method=options.loaded_space.method)
     if layout.info.exists():
         held = layout.read_info()
-        for field in _SETTLED:
+        for field in _SAME:
             there, asked = (_what_counts(info, field) for info in (held, wanted))
             if there != asked:
                 raise UserError(
                     f"{layout.root} holds a study with {field} {there!r}, not {asked!r}: choose another --name, or the "
                     "same settings to add trials to it"
                 )
+        if held.grid != wanted.grid:
+            raise UserError(
+                f"{layout.root} holds a study of another grid: choose another --name, or the same --grid to go on"
+            )
         if held.hold != wanted.hold:
             raise UserError(
                 f"{layout.root} holds a study with {shown_hold(held.hold)} fixed, not {shown_hold(wanted.hold)}: "

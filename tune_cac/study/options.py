@@ -11,7 +11,8 @@ from typing import Any
 
 import search_spaces
 from analysis.io.layout import StudyInfo
-from analysis.io.study_options import RESULTS, Option, StudyOptions, option, options_of
+from analysis.io.study_options import RESULTS, TRIALS, Option, StudyOptions, option, options_of
+from search_spaces.grid_file import GRID
 from trainables.config import check_integer
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variable_types import is_number
@@ -24,6 +25,7 @@ from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
 from tune_cac.study.budgets import check_cost_budget, read_duration
 from tune_cac.study.fixed_params import check_hold, has_marks, with_schedule
+from tune_cac.study.grid_options import check_points, check_sampler, grid_of
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
@@ -114,12 +116,14 @@ class SearchOptions(StudyOptions):
 
     def __post_init__(self) -> None:
         self._take_script()
-        space = search_spaces.load(self.space)
+        self._take_grid()
+        space = self.loaded_space
         options = read_options(self.workload_options)
         object.__setattr__(self, "workload_options", canonical(options))
         check_workload(self.workload, self.workload_options)
         for declared in options_of(SearchOptions):
             _check_number(declared, getattr(self, declared.name))
+        check_sampler(self.sampler, self.part)
         if self.allowed_drop is not None:
             fraction = self.metric is None  # as the workload's own metric is, unless it says otherwise (`with_metric`)
             object.__setattr__(self, "allowed_drop", read_drop(self.allowed_drop, None if fraction else self.quality))
@@ -141,7 +145,9 @@ class SearchOptions(StudyOptions):
         # Without shared processes there is no training state that trials could share.
         alone = self.is_script or self.workers_per_trial > 1 or self.fresh_processes
         object.__setattr__(self, "sharing", not alone and self.sharing is not False)
-        object.__setattr__(self, "hold", check_hold(self.space, self.fixed))
+        object.__setattr__(self, "hold", check_hold(self.space, self.fixed, self.points))
+        if self.points is not None:
+            check_points(self.points, self.fixed)
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise UserError(
                 f"--name must be letters, digits, '.', '_' and '-', beginning with a letter or digit, got {self.name!r}"
@@ -166,6 +172,20 @@ class SearchOptions(StudyOptions):
             raise UserError("--script must be a command, such as 'python train.py', got an empty one")
         object.__setattr__(self, "workload", SCRIPT)
         object.__setattr__(self, "workload_options", (f"command={self.script}",))
+
+    def _take_grid(self) -> None:
+        """Make a grid file's points the space; the options of a study have them as the space already."""
+        if self.grid is not None:
+            if self.space not in (SearchOptions.space, GRID):
+                raise UserError(
+                    f"--grid is searched in place of a space, so it takes no --space, got {self.space}: leave one out"
+                )
+            object.__setattr__(self, "grid", grid_of(self.grid))
+            object.__setattr__(self, "space", GRID)
+            if self.sampler == SearchOptions.sampler:
+                object.__setattr__(self, "sampler", "grid")
+        if self.trials is None and self.sampler != "grid":  # a grid's number of points depends on the run
+            object.__setattr__(self, "trials", TRIALS)
 
     def _check_compression(self, space: search_spaces.Space) -> None:
         parts = search_spaces.parts_of(self.space)
@@ -213,19 +233,29 @@ class SearchOptions(StudyOptions):
         return default_drop(self.quality) if self.allowed_drop is None else self.allowed_drop
 
     @property
+    def loaded_space(self) -> search_spaces.Space:
+        """Return the space: the one of that name, or the grid file's."""
+        return search_spaces.load(self.space, self.points)
+
+    @property
+    def points(self) -> Mapping[str, Any] | None:
+        """Return what `grid_file.read_grid` found in the grid file; None for a space."""
+        return self.grid if isinstance(self.grid, Mapping) else None
+
+    @property
     def compresses(self) -> bool:
         """Return whether a compression schedule is searched."""
-        return "compression" in search_spaces.load(self.space).method
+        return "compression" in self.loaded_space.method
 
     @property
     def skips_gradients(self) -> bool:
         """Return whether Gradient-Skip is searched."""
-        return "gradskip" in search_spaces.load(self.space).method
+        return "gradskip" in self.loaded_space.method
 
     @property
     def ranked_by(self) -> str:
         """Return the compute that trials are ranked by."""
-        return self.saving or search_spaces.load(self.space).saving
+        return self.saving or self.loaded_space.saving
 
     @property
     def fixed(self) -> Mapping[str, Any]:

@@ -39,6 +39,8 @@ class Candidates:
     """Drop of the metric that is allowed (`trainables.quality`)."""
     sampler: optuna.samplers.BaseSampler
     """Sampler of the settings, without the study's own state."""
+    fresh_sampler: Callable[[int], optuna.samplers.BaseSampler]
+    """Function that returns a plain sampler for a draw, by its number: one that remembers no other study."""
     config_of: Callable[[optuna.Trial], Mapping[str, Any]]
     """Function that returns the full config of an Optuna trial; suggests its parameters."""
     changes_nothing: Callable[[TrialConfig], bool]
@@ -72,6 +74,26 @@ class Candidates:
             self.skipped.append(draft.get_trials(deepcopy=False)[-1])
         return self.trials.start({}, params=drawn.params, distributions=drawn.distributions)
 
+    def start_plain(self) -> optuna.Trial:
+        """Start a setting that a plain sampler draws.
+
+        It draws in a copy of the study without the trials that have no parameters, baseline and controls: Optuna's GP
+        and NSGA-II model the parameters that all trials have, and would draw at random beside a trial without any.
+        """
+        study = self.trials.study
+        known = self.trials.all()
+        draft = optuna.create_study(directions=study.directions, sampler=self.fresh_sampler(len(known)))
+        for trial in known:
+            if trial.params:
+                with suppress(ValueError):  # as in `start_one_that_acts`
+                    draft.add_trial(trial)
+        drawn = draft.ask()
+        self.config_of(drawn)
+        frozen = draft.get_trials(deepcopy=False)[-1]
+        return self.trials.start(
+            {}, params=frozen.params, distributions=frozen.distributions, system_attrs=frozen.system_attrs
+        )
+
     def why_impossible(self, trial: optuna.Trial) -> str:
         """Return what is wrong with a trial's compression schedule; empty for one that fits the model."""
         config = TrialConfig.from_mapping(self.config_of(trial))
@@ -86,15 +108,6 @@ class Candidates:
         except UserError as error:
             return str(error)
         return ""
-
-
-def make_sampler(seed: int) -> optuna.samplers.TPESampler:
-    """Return the sampler of settings, with twice Optuna's number of candidates, which are cheap beside a trial."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(
-            multivariate=True, group=True, constant_liar=True, n_ei_candidates=48, seed=seed
-        )
 
 
 def queue_spread(trials: StudyTrials, warm_start: WarmStart, planned: int, seed: int) -> list[dict[str, Any]]:

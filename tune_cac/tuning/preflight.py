@@ -7,7 +7,6 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-import search_spaces
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
@@ -52,7 +51,7 @@ def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | N
     from trainables.compression.trial.replay import late_policies, timing_of
     from trainables.compression.trial.with_gradskip import check_together
 
-    space = search_spaces.load(options.space)
+    space = options.loaded_space
     base = baseline_config(options, device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a starting point may lie off a grid

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import search_spaces
 from analysis.formatting import plural
 from analysis.io.layout import Layout
 from analysis.io.studies import read_journal
 from analysis.io.study_options import RESULTS
 from search_spaces import SpaceContext
+from search_spaces.grid import GridPoints
 from trainables.config import MOST_SEED, TrialConfig
 from trainables.errors import UserError
 from trainables.registry import is_factory
@@ -23,6 +23,7 @@ from tune_cac.messages import say
 from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.fixed_params import check_hold_on_run, shown_hold, with_watch
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, written
+from tune_cac.study.grid_options import points_of, trials_in_all, words_of
 from tune_cac.study.option_signatures import with_options
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.result_files import write_answer
@@ -68,7 +69,8 @@ def search(**given: Any) -> SearchResult:
     check_processors(options)
     check_gpus(options)
     context = None
-    if options.fixed or options.workload_options or is_factory(options.workload) or options.compresses:
+    asks_run = options.sampler == "grid" or options.fixed or options.workload_options or options.compresses
+    if asks_run or is_factory(options.workload):
         # The user's code and values are checked before the folder exists.
         context = context_of(baseline_config(options, device="cpu"))
     if options.metric is not None and not options.is_script:
@@ -77,9 +79,10 @@ def search(**given: Any) -> SearchResult:
         options = share_only_if_repeatable(options)
         context = replace(context, schedule=options.schedule_text)
         if options.fixed:
-            check_hold_on_run(options.space, options.fixed, context)
+            check_hold_on_run(options.space, options.fixed, context, options.points)
         if options.compresses:
             check_schedule(options, context, None if options.schedule is None else Path(options.schedule))
+    grid = _grid(options, context)
     layout = open_study(options)
     with locked(layout):
         info = layout.read_info()
@@ -87,14 +90,14 @@ def search(**given: Any) -> SearchResult:
         layout.write_info(
             replace(
                 info,
-                trials=info.trials + options.trials,
+                trials=trials_in_all(info.trials, options.trials, grid),
                 allowed_drop=options.drop,
                 sharing=bool(options.sharing),
                 fresh_processes=options.fresh_processes,
                 controls=options.controls,
             )
         )
-        return _run(layout, options, context)
+        return _run(layout, options, context, grid)
 
 
 @keeps_decoded_images
@@ -127,16 +130,21 @@ def resume(name: str, **given: Any) -> SearchResult:
         return _run(layout, options)
 
 
-def _run(layout: Layout, options: SearchOptions, context: SpaceContext | None = None) -> SearchResult:
+def _run(
+    layout: Layout, options: SearchOptions, context: SpaceContext | None = None, grid: GridPoints | None = None
+) -> SearchResult:
     """Run the trials that the study still lacks; this process has locked the study.
 
     Args:
         layout: of the study.
         options: what is searched, and with which resources.
         context: the run it is searched on, if it is known already.
+        grid: the points of a grid, if they are known already.
     """
     info = layout.read_info()
     size = f"{plural(info.trials, 'trial')} of {info.length_text}, {options.trials_at_a_time} at a time"
+    if grid is not None:
+        size += f", {words_of(options.part, grid)}"
     if options.fixed:
         size += f", {shown_hold(options.fixed)} fixed"
     # Printed before torch and Ray load, which takes seconds.
@@ -203,12 +211,13 @@ def make_searcher(
     gpus = {"GPU": options.gpus_per_trial} if options.gpus_per_trial else {}
     searcher = kind(
         **{
-            "space": search_spaces.load(options.space),
+            "space": options.loaded_space,
             "context": replace(context, schedule=options.schedule_text),
             "base": base,
             "journal": layout.journal,
             "allowed_drop": options.drop,
             "seed": options.seed,
+            "sampler": options.sampler,
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,
             "hold": with_watch(options.fixed, context) if options.skips_gradients else dict(options.fixed),
@@ -240,12 +249,20 @@ def _searcher(
         base,
         # A later search of the same study must not draw the same random start again.
         seed=(options.seed + 7919 * earlier) % (MOST_SEED + 1),
+        grid=_grid(options, replace(context, schedule=options.schedule_text)),
     )
     if len(searcher.study.get_trials(deepcopy=False)) == 0:
         searcher.begin()
     searcher.adopt_unfinished()
     searcher.restarts.retry_baseline()
     return searcher, run_name
+
+
+def _grid(options: SearchOptions, context: SpaceContext | None) -> GridPoints | None:
+    """Return the points of a grid search; None with another sampler."""
+    if options.sampler != "grid":
+        return None
+    return points_of(options.loaded_space, options.part, None if options.is_script else context)
 
 
 def _search(
@@ -274,7 +291,8 @@ def _search(
         say(f"{searcher.gave_up}, so nothing else was tried: {_way_on(layout, options)}")
         return False, ""
     controls_left = options.controls and bool(searcher.missing_controls())
-    if not (progress.ended < to_run or searcher.trials.runs_on() or controls_left):
+    missing = progress.ended < to_run and not searcher.grid_ended  # points that cannot be are not trained
+    if not (missing or searcher.trials.runs_on() or controls_left):
         return False, ""
     reason = budget.reason()
     if not reason:

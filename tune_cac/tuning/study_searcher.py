@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,22 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from search_spaces import Space, SpaceContext
-from trainables.config import TrialConfig
+from search_spaces.grid import GridPoints
+from trainables.config import MOST_SEED, TrialConfig
 from trainables.metrics import ROW_KEYS, objective_keys
-from trainables.stage_tree.coordinator import RayLeases, start_coordinator
+from trainables.stage_tree.coordinator import RayLeases
 from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
-from tune_cac.ray_backend.worker_leases import CoordinatorLeases
 from tune_cac.study.trial_folder import SPENT, trial_folder_name
-from tune_cac.tuning.candidates import Candidates, make_sampler, queue_spread
+from tune_cac.tuning.candidates import Candidates, queue_spread
 from tune_cac.tuning.controls import EQUAL_COMPUTE, StudyControls, is_shorter, shorter_trainings
+from tune_cac.tuning.coordinated import leases_of
+from tune_cac.tuning.grid_walk import GridWalk
+from tune_cac.tuning.journal_searcher import JournalSearcher
 from tune_cac.tuning.optuna_objectives import missing_objectives, tell_complete
 from tune_cac.tuning.predefined_trial import PredefinedTrial, plain
 from tune_cac.tuning.restarts import Restarts
+from tune_cac.tuning.samplers import make_sampler
 from tune_cac.tuning.study_trials import StudyTrials, open_study
 from tune_cac.tuning.warm_start.baseline import WarmStart, asks_for_sensitivities, learn
 
@@ -38,7 +42,7 @@ _MOST_IMPOSSIBLE = 200
 _WAITS, _WHY_LITTLE = "start_waits", "why_little"
 
 
-class StudySearch(Searcher):
+class StudySearch(JournalSearcher):
     """Suggest trials to Ray, and report to Optuna two objectives, the metric and compute saved, and a constraint.
 
     A new study begins with the baseline (no parameters) and the space's starting point. A drop of the metric above the
@@ -62,6 +66,8 @@ class StudySearch(Searcher):
         worker_resources: Ray's resources of each worker of a trial; None for trials of one process.
         retries: most restarts of a trial whose worker died, and of a failed baseline; >= 0.
         repeats: whether training repeats bit for bit, so that the baseline's run predicts other trials exactly.
+        sampler: name of the sampler (`make_sampler`).
+        grid: points to train instead of sampled settings.
     """
 
     def __init__(
@@ -83,7 +89,10 @@ class StudySearch(Searcher):
         worker_resources: Mapping[str, float] | None = None,
         retries: int = 1,
         repeats: bool = True,
+        sampler: str = "auto",
+        grid: GridPoints | None = None,
     ) -> None:
+        self._learns = sampler == "auto"
         self._repeats = repeats
         self._worker_resources = None if worker_resources is None else dict(worker_resources)
         self._search_space = space
@@ -101,7 +110,6 @@ class StudySearch(Searcher):
         self._planned = trials
         self._warm_start: WarmStart | None = None
         self._claims_name: str | None = None
-        self._coordinator: Any = None
         self._rows_so_far: dict[str, dict[str, Any]] = {}
         self._nothing_can_be = ""
         self._start_seed = seed
@@ -111,21 +119,21 @@ class StudySearch(Searcher):
         self._ended: set[str] = set()
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         super().__init__(metric=list(objective_keys(base.quality)), mode=["max", "max"])  # Optuna's are the study's own
-        self.study = open_study(journal, make_sampler(seed), base.quality)
+        self.study = open_study(journal, make_sampler(seed, sampler), base.quality)
         """The Optuna study."""
         self.trials = StudyTrials(self.study, base.quality)
         """Queries on the study's trials."""
         self.restarts = Restarts(self.trials, tree.parent, retries)
         """Trials that are begun again."""
         self.candidates = Candidates(
-            trials=self.trials,
-            base=base,
-            allowed_drop=allowed_drop,
-            sampler=make_sampler(seed),
-            config_of=self._config,
-            changes_nothing=lambda config: self.learn().does_nothing(config),
-        )
+            trials=self.trials, base=base, allowed_drop=allowed_drop, sampler=make_sampler(seed),
+            fresh_sampler=lambda number: make_sampler((seed + number) % MOST_SEED, sampler),
+            config_of=self._config, changes_nothing=lambda config: self.learn().does_nothing(config),
+        )  # fmt: skip
         """Draws settings and checks them before training."""
+        # With other values fixed it is not what was published.
+        self._start_role = "published" if space.start_is_published and not hold else "search"
+        self._grid = None if grid is None else GridWalk(self.trials, grid, self._start_role)
         self._controls = StudyControls(base, tree)
 
     def begin(self) -> None:
@@ -134,27 +142,20 @@ class StudySearch(Searcher):
         A starting point that depends on the sensitivities of the baseline's layers is queued when these are known.
         """
         self.study.enqueue_trial({}, user_attrs={"role": "baseline"})
-        if asks_for_sensitivities(self._search_space, self._context):
+        if self._grid is None and asks_for_sensitivities(self._search_space, self._context):
             self.study.set_user_attr(_WAITS, True)
-        else:
+        elif self._grid is None:  # whose first point is the starting point
             self._enqueue_start(self._context)
 
     def _enqueue_start(self, context: SpaceContext) -> None:
-        # With other values fixed it is not what was published.
-        role = "published" if self._search_space.start_is_published and not self._hold else "search"
-        self.study.enqueue_trial(dict(self._search_space.start(context)), user_attrs={"role": role})
+        self.study.enqueue_trial(dict(self._search_space.start(context)), user_attrs={"role": self._start_role})
 
     @contextmanager
     def coordinated(self) -> Iterator[None]:
         """Run the coordinator of the stage tree's leases, within a Ray session."""
-        if self._sharing:
-            self._claims_name = f"tune_cac-{hashlib.sha256(str(self._tree).encode()).hexdigest()[:12]}"
-            # It lives as long as this reference.
-            self._coordinator = start_coordinator(self._claims_name, CoordinatorLeases)
-        try:
+        with leases_of(self._tree) if self._sharing else nullcontext() as self._claims_name:
             yield
-        finally:
-            self._claims_name, self._coordinator = None, None
+        self._claims_name = None
 
     def plan(self, trials: int, *, controls: bool = False) -> None:
         """Set the number of trials to suggest, and whether missing controls follow; without a plan there is no end."""
@@ -216,7 +217,7 @@ class StudySearch(Searcher):
     def _next(self) -> optuna.Trial | str | None:
         if self.gave_up:
             return FINISHED
-        if self._to_ask == 0:
+        if self._to_ask == 0 or self.grid_ended:
             if self._with_controls:
                 return self._next_control()
             return None if self._may_restart() else FINISHED
@@ -231,10 +232,9 @@ class StudySearch(Searcher):
         """Return the next trial whose schedule fits the model; report others to Optuna as pruned."""
         for _ in range(_MOST_IMPOSSIBLE):
             trial = self._ask()
-            if trial is None:
+            if trial is None or isinstance(trial, str):
                 return trial
-            reason = self.candidates.why_impossible(trial)
-            if not reason:
+            if not (reason := self.candidates.why_impossible(trial)):
                 return trial
             trial.set_user_attr("error", reason)
             self.study.tell(trial, state=TrialState.PRUNED)
@@ -272,13 +272,22 @@ class StudySearch(Searcher):
         """Return why the search ended before all planned trials were suggested; empty otherwise."""
         return self.trials.baseline_error() if self.trials.baseline_failed() else self._nothing_can_be
 
-    def _ask(self) -> optuna.Trial | None:
+    @property
+    def grid_ended(self) -> bool:
+        """Return whether every point of a grid was begun; False without a grid."""
+        return self._grid is not None and self.trials.baseline_row() is not None and self._grid.ended
+
+    def _ask(self) -> optuna.Trial | str | None:
         """Return the next trial that can change training; None until the baseline ends."""
         baseline = self.trials.baseline_row()
         if baseline is None:
             return None if self.trials.baseline_runs() else self.trials.start_baseline()
+        if self._grid is not None:
+            return self._grid.start_next() or FINISHED
         self._enqueue_spread()
         queued = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        if not queued and not self._learns:
+            return self.candidates.start_plain()
         if queued or not self._repeats or not self.learn().knows_what_acts:
             return self.study.ask()
         return self.candidates.start_one_that_acts(baseline)
@@ -290,6 +299,8 @@ class StudySearch(Searcher):
                 self._search_space, self._context, self._tree, base=self._base, hold=self._hold,
                 root=self.trials.root(), allowed_drop=self._allowed_drop,
             )  # fmt: skip
+            if self._grid is not None:  # its points were counted on the run as it was known before
+                self._warm_start = replace(self._warm_start, context=self._context)
         return self._warm_start
 
     def _enqueue_spread(self) -> None:
@@ -302,13 +313,12 @@ class StudySearch(Searcher):
         if self.study.user_attrs.get(_WAITS):
             self._enqueue_start(self.learn().context)
             self.study.set_user_attr(_WAITS, False)
-        starts = queue_spread(self.trials, self.learn(), self._planned, self._start_seed)
+        starts = queue_spread(self.trials, self.learn(), self._planned, self._start_seed) if self._learns else []
         self._tell_why_little(acts=bool(starts))
         self.study.set_user_attr("spread", True)
 
     def _tell_why_little(self, *, acts: bool = False) -> None:
-        reason = self.learn().why_little(self._start_seed, acts=acts)
-        if reason:
+        if reason := self.learn().why_little(self._start_seed, acts=acts):
             self.study.set_user_attr(_WHY_LITTLE, reason)
             say(reason)
 
@@ -383,14 +393,3 @@ class StudySearch(Searcher):
         """
         self._waiting_for_baseline += self.restarts.adopt_unfinished()
         self._tell_waiting()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Ray pickles the searcher for a restore that is not used; the state is the journal
-
-    def save(self, checkpoint_path: str) -> None:
-        """Write nothing: the journal is the searcher's state, and `search --resume` reads it."""
-        Path(checkpoint_path).touch()
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Raise RuntimeError: Ray's own restore would lag behind the journal."""
-        raise RuntimeError("resume this study with: python -m tune_cac search --resume NAME")

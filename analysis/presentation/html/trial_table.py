@@ -43,7 +43,7 @@ _COST = ("search_cost", "search cost", "compute that the search executed for it,
 #: Factors of the values that are not fractions.
 _FACTORS = {"latency_s": 1000.0, "search_cost": 1.0}
 #: Hyperparameters that are shown elsewhere or are not part of a setting.
-_ELSEWHERE = ("workload", *WHOLE_FILES)
+_ELSEWHERE = ("workload", "unnamed", *WHOLE_FILES)
 #: Maximum characters of an error in the table; the section of failed trials shows it in full.
 _MOST_LETTERS = 120
 

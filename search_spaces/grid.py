@@ -1,0 +1,123 @@
+"""The points of a grid search over a space with finite choices, and the parts into which they are dealt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from search_spaces.grid_file import MOST_POINTS, GridSuggest, key_of
+from search_spaces.space import Space, SpaceContext, describe
+from trainables.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridPoints:
+    """Points to train."""
+
+    parameters: tuple[Mapping[str, Any], ...]
+    """Parameters of each point, in their order."""
+    total: int
+    """Points of the whole grid."""
+    has_start: bool
+    """True if the first one is the space's starting point."""
+
+
+def grid_points(space: Space, context: SpaceContext, part: tuple[int, int] = (1, 1)) -> GridPoints:
+    """Return the points of a space: its starting point, then all combinations of its choices, the last varies fastest.
+
+    Points with equal settings count once. Part k of n has every n-th point, from the k-th on.
+
+    Args:
+        space: with finite choices.
+        context: of the run.
+        part: k and n.
+
+    Raises:
+        UserError: a parameter is continuous, there are more than `MOST_POINTS` points, or the part has none.
+    """
+    for asked in describe(space, context):  # in all branches, before many points of the first are counted
+        if asked.choices is None and asked.step is None and asked.low != asked.high:
+            raise _continuous(space.name, asked.name, asked.low, asked.high)
+    found: dict[str, Mapping[str, Any]] = {}
+    begin = _Visit(space.name, given=space.start(context))
+    found[key_of(space.suggest(begin, context))] = begin.parameters
+    for settings, parameters in _all_points(space, context):
+        found.setdefault(settings, parameters)
+        if len(found) > MOST_POINTS:
+            raise UserError(
+                f"a grid must have at most {MOST_POINTS} points, space {space.name} has more: search it with another "
+                "--sampler, or give the values to try in a grid file (--grid FILE)"
+            )
+    number, parts = part
+    points = tuple(found.values())[number - 1 :: parts]
+    if not points:
+        raise UserError(f"--part {number}/{parts} has no point, for the grid has {len(found)}: deal it into fewer")
+    return GridPoints(parameters=points, total=len(found), has_start=number == 1)
+
+
+def _all_points(space: Space, context: SpaceContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the settings, as `key_of` shows them, and the parameters of all points."""
+    if isinstance(space.suggest, GridSuggest):
+        for parameters in space.suggest.parameters():  # in the order of the file
+            yield key_of(space.suggest(_Visit(space.name, given=parameters), context)), parameters
+        return
+    path: list[int] | None = []
+    while path is not None:
+        visit = _Visit(space.name, path=path)
+        yield key_of(space.suggest(visit, context)), visit.parameters
+        path = visit.next_path()
+
+
+def _continuous(space: str, name: str, low: float, high: float) -> UserError:
+    return UserError(
+        f"a grid needs finite choices, but {name} of space {space} is continuous ({low:g} .. {high:g}): give values "
+        "to try in a grid file (--grid FILE), or take another --sampler"
+    )
+
+
+class _Visit:
+    """Replacement for an Optuna trial: takes given values, else those at a path of choices, else the first ones."""
+
+    def __init__(self, space: str, *, given: Mapping[str, Any] | None = None, path: Sequence[int] = ()) -> None:
+        self._space, self._given = space, given or {}
+        self._path = list(path)
+        self._sizes: list[int] = []
+        self.parameters: dict[str, Any] = {}
+
+    def next_path(self) -> list[int] | None:
+        """Return the path of the next visit; None after the last."""
+        taken = [*self._path, *[0] * (len(self._sizes) - len(self._path))]
+        for place in range(len(taken) - 1, -1, -1):
+            if taken[place] + 1 < self._sizes[place]:
+                return [*taken[:place], taken[place] + 1]
+        return None
+
+    def _take(self, name: str, values: Sequence[Any]) -> Any:
+        if name not in self.parameters:  # asked for again, it keeps its value
+            if name in self._given:
+                self.parameters[name] = self._given[name]
+            else:
+                place = len(self._sizes)
+                self._sizes.append(len(values))
+                self.parameters[name] = values[self._path[place] if place < len(self._path) else 0]
+        return self.parameters[name]
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        found: int = self._take(name, range(low, high + 1, step))
+        return found
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        if name not in self._given and step is None and low != high:
+            raise _continuous(self._space, name, low, high)
+        # As Optuna counts: in decimals, so that 0.1 * 3 is 0.3.
+        first, by = Decimal(str(low)), Decimal(str(step or 1))
+        count = int((Decimal(str(high)) - first) / by) + 1
+        found: float = self._take(name, [float(first + by * number) for number in range(count)])
+        return found
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        return self._take(name, tuple(choices))

@@ -1,0 +1,115 @@
+"""Options about sampler and grid: what they take, and what they say to what they do not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.io.layout import Layout
+from search_spaces import SpaceContext
+from search_spaces.grid import grid_points
+from trainables.errors import UserError
+from tune_cac.cli.main import main
+from tune_cac.study.folder import open_study
+from tune_cac.study.grid_options import points_of, trials_in_all, words_of
+from tune_cac.study.options import SearchOptions
+
+CONTEXT = SpaceContext(total_steps=300)
+TEXT = "all:\n  CAC_VAR_START_THR: [0.9, 1]\n  CAC_STOP_LAYER_NUM: [null, [3, 9]]\n"
+
+
+def refusal(**given: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        SearchOptions(**given)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_file_its_text_and_a_map_are_the_same_grid_and_a_study_keeps_it(tmp_path: Path) -> None:
+    file = tmp_path / "g.yaml"
+    file.write_text(TEXT)
+    given = SearchOptions(grid=file)
+    assert (given.space, given.sampler, given.trials) == ("grid", "grid", None)
+    assert given.points == {
+        "settings": [
+            {"CAC_VAR_START_THR": 0.9},
+            {"CAC_VAR_START_THR": 0.9, "CAC_STOP_LAYER_NUM": [3, 9]},
+            {"CAC_VAR_START_THR": 1.0},
+            {"CAC_VAR_START_THR": 1.0, "CAC_STOP_LAYER_NUM": [3, 9]},
+        ],
+        "unnamed": [],
+    }
+    as_map = {"all": {"CAC_VAR_START_THR": [0.9, 1], "CAC_STOP_LAYER_NUM": [None, "3,9"]}}
+    for again in (str(file), TEXT, as_map, given.grid, json.dumps(as_map)):
+        assert SearchOptions(grid=again).points == given.points
+    layout = open_study(SearchOptions(grid=file, name="it", results=tmp_path, part="2/3"))
+    assert layout.root.name == "it-part2of3"
+    info = Layout(layout.root).read_info()
+    assert (info.sampler, info.part, info.space, info.method, info.trials) == ("grid", "2/3", "grid", "gradskip", 0)
+    assert asdict(SearchOptions.of_study(info, trials=4, name="it", results=tmp_path)) == asdict(
+        SearchOptions(grid=file, part="2/3", trials=4, name="it", results=tmp_path, epochs=30, saving="training")
+    )
+    file.write_text(TEXT.replace("0.9", "0.8"))
+    with pytest.raises(UserError, match="holds a study of another grid: choose another --name, or the same --grid to"):
+        open_study(SearchOptions(grid=file, name="it", results=tmp_path, part="2/3"))
+    with pytest.raises(UserError, match="holds a study with sampler 'grid', not 'random'"):
+        open_study(SearchOptions(grid=given.grid, sampler="random", name="it-part2of3", results=tmp_path))
+
+
+def test_the_default_is_what_it_was() -> None:
+    assert (SearchOptions().sampler, SearchOptions().trials, SearchOptions().grid) == ("auto", 24, None)
+    assert SearchOptions(sampler="grid").trials is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"sampler": "gird"}, "unknown sampler 'gird': did you mean 'grid'? Valid: auto, gp, grid, nsga2, random, tpe"),
+        ({"part": "2/8"}, "--part is a part of a grid, got --sampler auto: give --grid FILE or --sampler grid"),
+        ({"sampler": "grid", "part": "9/8"}, "--part must be K/N with 1 <= K <= N, such as 2/8, got '9/8'"),
+        ({"sampler": "grid", "part": "two"}, "--part must be K/N with 1 <= K <= N, such as 2/8, got 'two'"),
+        ({"grid": "none.yaml"}, "--grid must be a file in YAML, none.yaml cannot be read: No such file or directory"),
+        ({"grid": TEXT, "space": "agp"}, "--grid is searched in place of a space, so it takes no --space, got agp"),
+        ({"grid": {"all": {"CAC_VAR_STRAT_THR": 1}}}, "unknown variable 'CAC_VAR_STRAT_THR': did you mean"),
+        ({"grid": {"all": {"CAC_VAR_START_THR": [0.9, True]}}}, "all.CAC_VAR_START_THR.1: CAC_VAR_START_THR must be"),
+        ({"grid": {"all": {"seed": [0, 1]}}}, "seed has an option of its own, so it can't be set by name: use --seed"),
+        ({"grid": {"all": {"CAC_RULE": ["variance", "linear"]}}}, "point 2 of the grid (CAC_RULE=linear) can't be: "),
+        ({"grid": TEXT, "hold": {"CAC_VAR_START_THR": 0.9}}, "CAC_VAR_START_THR is searched by space grid, so it"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_says_so(given: dict[str, Any], said: str) -> None:
+    assert said in refusal(**given)
+
+
+def test_the_trials_of_a_grid_are_its_points_and_the_baseline() -> None:
+    options = SearchOptions(grid=TEXT, part="1/3")
+    grid = points_of(options.loaded_space, options.part, CONTEXT)
+    assert words_of(options.part, grid) == "part 1/3: 2 of 4 grid points"
+    assert words_of(None, grid) == "4 grid points"
+    assert trials_in_all(0, None, grid) == 3
+    assert trials_in_all(3, None, grid) == 3  # the same command again adds nothing
+    assert trials_in_all(0, 2, grid) == 2
+    assert trials_in_all(2, 2, grid) == 3
+    assert trials_in_all(24, 24, None) == 48
+
+
+def test_a_script_has_a_grid_if_its_points_do_not_depend_on_the_run() -> None:
+    found = points_of(SearchOptions(grid=TEXT).loaded_space, None, None)
+    assert found == grid_points(SearchOptions(grid=TEXT).loaded_space, CONTEXT)
+    with pytest.raises(UserError, match="a grid over space braking_distance depends on the run, which a script tells"):
+        points_of(SearchOptions(space="braking_distance").loaded_space, None, None)
+
+
+def test_the_command_line_refuses_in_one_line_before_there_is_a_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = ["--results", str(tmp_path / "results")]
+    assert main(["search", "--space", "auto_thresholds", "--sampler", "grid", "--epochs", "2", *results]) == 2
+    said = capsys.readouterr().err
+    assert "a grid must have at most 10000 points, space auto_thresholds has more" in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "results").exists()

@@ -1,0 +1,136 @@
+"""Options of a search about its sampler and its grid: checks, the grid file, the part, the points to train."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from analysis.formatting import plural
+from search_spaces import Space, SpaceContext
+from search_spaces.grid import GridPoints, grid_points
+from search_spaces.grid_file import read_grid
+from trainables.config import TrialConfig, field_kinds
+from trainables.errors import UserError, unknown_name
+from tune_cac.study.fixed_params import ANY_RUN, read_value, shown, shown_hold
+
+#: The sampler that learns from the baseline's run.
+AUTO = "auto"
+#: Names of the samplers.
+SAMPLERS = (AUTO, "tpe", "random", "grid", "gp", "nsga2")
+#: A script's run is known when its baseline has ended: a grid's points must be the same on runs of both lengths.
+_OTHER_RUN = SpaceContext(
+    total_steps=3100,
+    layer_names=tuple(f"layer{n}" for n in range(20)),
+    unit_ends=(2, 5, 8, 11),
+    weight_names=tuple(f"block{n}.weight" for n in range(5)),
+    epochs=100,
+)
+
+
+def grid_of(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the points of a grid file (`read_grid`), given by its path, as text or map, or as the points themselves.
+
+    Raises:
+        UserError: the file cannot be read or is no grid.
+    """
+    if given is None or (isinstance(given, Mapping) and "settings" in given):
+        return given
+    text, source = json.dumps(given) if isinstance(given, Mapping) else str(given), "<grid>"
+    if isinstance(given, Path) or not ("\n" in text or text.lstrip().startswith("{")):
+        source = text
+        try:
+            text = Path(source).read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            said = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise UserError(f"--grid must be a file in YAML, {source} cannot be read: {said}") from None
+    return read_grid(text, source, _read)
+
+
+def _read(name: str, given: Any) -> Any:
+    kind = field_kinds().get(name)
+    # As --set reads it, but true and false are no numbers.
+    value = read_value(name, given if isinstance(given, bool) and kind is not bool else shown(given))
+    return float(value) if kind is float else value
+
+
+def check_sampler(sampler: str, part: str | None) -> None:
+    """Raise UserError for an unknown sampler, or a part without a grid."""
+    if sampler not in SAMPLERS:
+        raise unknown_name("sampler", str(sampler), SAMPLERS)
+    if part is None:
+        return
+    read_part(part)
+    if sampler != "grid":
+        raise UserError(f"--part is a part of a grid, got --sampler {sampler}: give --grid FILE or --sampler grid")
+
+
+def check_points(points: Mapping[str, Any], hold: Mapping[str, Any]) -> None:
+    """Raise UserError for a point of a grid file whose values cannot be had together."""
+    for number, point in enumerate(points["settings"], start=1):
+        try:
+            TrialConfig(**{**point, **hold})
+        except UserError as error:
+            raise UserError(f"point {number} of the grid ({shown_hold(point)}) can't be: {error}") from None
+
+
+def read_part(text: str) -> tuple[int, int]:
+    """Return k and n of the text ``k/n``.
+
+    Raises:
+        UserError: it is no such text, or k is not in [1, n].
+    """
+    found = re.fullmatch(r"([0-9]+)/([0-9]+)", str(text))
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise UserError(f"--part must be K/N with 1 <= K <= N, such as 2/8, got {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def part_suffix(part: str | None) -> str:
+    """Return what a part adds to its study's name, such as ``-part2of8``; empty for a whole grid."""
+    return "" if part is None else "-part{}of{}".format(*read_part(part))
+
+
+def points_of(space: Space, part: str | None, context: SpaceContext | None) -> GridPoints:
+    """Return the points that a grid search trains.
+
+    Args:
+        space: what is searched.
+        part: of the grid; None for all.
+        context: of the run; None for a script, whose run is not known before its baseline.
+
+    Raises:
+        UserError: the space is no grid, or the points of a script depend on its run.
+    """
+    dealt = (1, 1) if part is None else read_part(part)
+    if context is not None:
+        return grid_points(space, context, dealt)
+    found, other = (grid_points(space, run, dealt) for run in (ANY_RUN, _OTHER_RUN))
+    if found != other:
+        raise UserError(
+            f"a grid over space {space.name} depends on the run, which a script tells when its baseline has ended: "
+            "give the values to try in a grid file (--grid FILE), or take another --sampler"
+        )
+    return found
+
+
+def trials_in_all(before: int, more: int | None, grid: GridPoints | None) -> int:
+    """Return the number of trials of a study with those that a search adds; a grid has no more than its points.
+
+    Args:
+        before: trials that were asked for so far.
+        more: trials to add; None for all of a grid.
+        grid: the points; None for another sampler.
+    """
+    most = None if grid is None else 1 + len(grid.parameters)  # and the baseline
+    counts = [count for count in (None if more is None else before + more, most) if count is not None]
+    return min(counts)
+
+
+def words_of(part: str | None, grid: GridPoints) -> str:
+    """Return the size of a grid in words: ``part 2/8, 3 of 18 points`` or ``18 points``."""
+    if part is None:
+        return plural(grid.total, "grid point")
+    return f"part {part}: {len(grid.parameters)} of {plural(grid.total, 'grid point')}"

@@ -1,0 +1,77 @@
+"""The trials of a grid search: its points in their order, each once, whatever interrupted the search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from search_spaces.grid import GridPoints
+from tune_cac.tuning.optuna_private import queued_parameters
+from tune_cac.tuning.predefined_trial import as_key
+from tune_cac.tuning.study_trials import StudyTrials
+
+#: Note on a trial of a point that another one has.
+_TWICE = "another trial of the same point"
+
+
+@dataclass(frozen=True)
+class GridWalk:
+    """Start the points that the study lacks.
+
+    Optuna's BruteForceSampler is no help: a trial without parameters, as the baseline is, makes it raise, it ends only
+    a study that optimizes in one process, and its order is random, so that parts could not be dealt out.
+    """
+
+    trials: StudyTrials
+    """Trials of the study."""
+    points: GridPoints
+    """Points to train."""
+    start_role: str
+    """Role of the space's starting point."""
+
+    def missing(self) -> list[Mapping[str, Any]]:
+        """Return the parameters of the points that were not begun."""
+        begun = {_key(trial) for trial in self.trials.all() if _is_point(trial)}
+        return [point for point in self.points.parameters if as_key(point) not in begun]
+
+    @property
+    def ended(self) -> bool:
+        """Return whether every point was begun, and none waits to be begun again."""
+        return not self._waiting() and not self.missing()
+
+    def start_next(self) -> optuna.Trial | None:
+        """Start the next point, first one that is begun again; None if there is none."""
+        study = self.trials.study
+        while True:
+            if not self._waiting():
+                missing = self.missing()
+                if not missing:
+                    return None
+                is_start = self.points.has_start and missing[0] is self.points.parameters[0]
+                study.enqueue_trial(dict(missing[0]), user_attrs={"role": self.start_role if is_start else "search"})
+            trial = study.ask()
+            if not self._is_begun(trial.number):
+                return trial
+            trial.set_user_attr("continued_by", _TWICE)
+            study.tell(trial, state=TrialState.FAIL)
+
+    def _is_begun(self, number: int) -> bool:
+        """Return whether another trial has this one's parameters: a search killed twice may queue a point twice."""
+        asked = _key(self.trials.all()[number])
+        others = [t for t in self.trials.all() if t.number != number and t.state != TrialState.WAITING]
+        return any(_is_point(trial) and _key(trial) == asked for trial in others)
+
+    def _waiting(self) -> list[FrozenTrial]:
+        return self.trials.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+
+
+def _is_point(trial: FrozenTrial) -> bool:
+    return trial.user_attrs.get("role") not in ("baseline", "control") and "continued_by" not in trial.user_attrs
+
+
+def _key(trial: FrozenTrial) -> str:
+    return as_key(queued_parameters(trial))
