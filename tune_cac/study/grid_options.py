@@ -42,7 +42,7 @@ def grid_of(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] |
     if isinstance(given, Path) or not ("\n" in text or text.lstrip().startswith("{")):
         source = text
         try:
-            text = Path(given).read_text(encoding="utf-8-sig")
+            text = Path(text).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             said = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise UserError(f"--grid must be a file in YAML, {source} cannot be read: {said}") from None
@@ -71,7 +71,7 @@ def check_points(points: Mapping[str, Any], hold: Mapping[str, Any]) -> None:
     """Raise UserError for a point of a grid file whose values cannot be had together."""
     for number, point in enumerate(points["settings"], start=1):
         try:
-            TrialConfig(**{**point, **hold})
+            TrialConfig.from_mapping({**point, **hold})
         except UserError as error:
             raise UserError(f"point {number} of the grid ({shown_hold(point)}) can't be: {error}") from None
 
