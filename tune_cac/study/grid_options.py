@@ -71,7 +71,7 @@ def check_points(points: Mapping[str, Any], hold: Mapping[str, Any]) -> None:
     """Raise UserError for a point of a grid file whose values cannot be had together."""
     for number, point in enumerate(points["settings"], start=1):
         try:
-            TrialConfig(**{**point, **hold})
+            TrialConfig.from_mapping({**point, **hold})
         except UserError as error:
             raise UserError(f"point {number} of the grid ({shown_hold(point)}) can't be: {error}") from None
 

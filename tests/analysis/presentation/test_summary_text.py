@@ -257,3 +257,11 @@ def test_units_and_directions_travel_with_the_frame() -> None:
     columns = study().attrs["columns"]
     assert columns["accuracy"]["direction"] == "max"
     assert columns["train_time_s"]["unit"] == "seconds"
+
+
+def test_settings_that_a_grid_excludes_are_left_out() -> None:
+    row = pd.Series(
+        {"method": "gradskip", "CAC_VAR_START_THR": 0.97, "CAC_VAR_SAMPLES": 5.0, "unnamed": '["CAC_VAR_SAMPLES"]'}
+    )
+    assert settings_text(row) == "START_THR=0.97"
+    assert settings_text(row.drop("unnamed")) == "START_THR=0.97 SAMPLES=5"

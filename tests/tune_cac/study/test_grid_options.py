@@ -78,6 +78,7 @@ def test_the_default_is_what_it_was() -> None:
         ({"grid": {"all": {"CAC_VAR_START_THR": [0.9, True]}}}, "all.CAC_VAR_START_THR.1: CAC_VAR_START_THR must be"),
         ({"grid": {"all": {"seed": [0, 1]}}}, "seed has an option of its own, so it can't be set by name: use --seed"),
         ({"grid": {"all": {"CAC_RULE": ["variance", "linear"]}}}, "point 2 of the grid (CAC_RULE=linear) can't be: "),
+        ({"grid": {"settings": [{"CAC_NO": 1}]}}, "point 1 of the grid (CAC_NO=1) can't be: unknown variable 'CAC_NO'"),
         ({"grid": TEXT, "hold": {"CAC_VAR_START_THR": 0.9}}, "CAC_VAR_START_THR is searched by space grid, so it"),
     ],
 )  # fmt: skip
