@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
 from search_spaces.space import Space, SpaceContext
 from trainables.errors import unknown_name
+from trainables.registry import is_factory
 
 #: Stem and a one-line description of each space; its module has the details.
 SPACES: dict[str, str] = {
@@ -18,7 +23,10 @@ SPACES: dict[str, str] = {
     "schedule": "a compression schedule of yours: its values marked !search",
 }
 
-__all__ = ["SPACES", "Space", "SpaceContext", "load", "parts_of"]
+__all__ = ["SPACES", "Space", "SpaceContext", "first_options", "load", "parts_of", "read_files"]
+
+#: Endings of a space's file.
+_FILES = (".yaml", ".yml")
 
 
 def parts_of(name: str) -> tuple[str, ...]:
@@ -26,20 +34,71 @@ def parts_of(name: str) -> tuple[str, ...]:
     return tuple(name.split("+"))
 
 
-def load(name: str) -> Space:
-    """Return the space of that name, or several joined by ``+`` that are searched together.
+def read_files(name: str, known: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts of the YAML files among the spaces of a name, by the file as given.
+
+    Args:
+        name: of the spaces.
+        known: texts that are not read again.
 
     Raises:
-        UserError: there is no such space (with the nearest name and the list), or two cannot be searched together.
+        UserError: a file cannot be read.
     """
-    import importlib
+    files = [part for part in parts_of(name) if part.endswith(_FILES)]
+    if not files:
+        return {}
+    from search_spaces.yaml_space import text_of
 
-    for part in parts_of(name):
-        if part not in SPACES:
-            raise unknown_name("space", part, SPACES)
-    spaces: list[Space] = [importlib.import_module(f"search_spaces.{part}").SPACE for part in parts_of(name)]
-    if len(spaces) == 1:
+    return {file: known[file] if file in known else text_of(file) for file in files}
+
+
+def load(name: str, files: Mapping[str, str] | None = None) -> Space:
+    """Return the space of that name, or several joined by ``+`` that are searched together.
+
+    Args:
+        name: of spaces of ours, functions ``package.module:function`` and YAML files, joined by ``+``.
+        files: texts of the YAML files; those that are missing are read.
+
+    Raises:
+        UserError: there is no such space (with the nearest name and the list), one of the user's is not valid, or two
+            cannot be searched together.
+    """
+    spaces = [_load(part, files or {}) for part in parts_of(name)]
+    if len(spaces) > 1:
+        from search_spaces.joined import joined
+
+        spaces = [joined(spaces)]
+    if all(part in SPACES for part in parts_of(name)):
         return spaces[0]
-    from search_spaces.joined import joined
+    from search_spaces.own_space import with_options
 
-    return joined(spaces)
+    return with_options(spaces[0])
+
+
+def first_options(space: Space, given: Iterable[str]) -> tuple[str, ...]:
+    """Return the options of the workload at the space's starting point.
+
+    Args:
+        space: what is searched.
+        given: options that are the same in all trials, as NAME=VALUE texts.
+    """
+    if not space.options:
+        return tuple(given)
+    from search_spaces.own_space import options_at_start
+
+    return options_at_start(space, given)
+
+
+def _load(name: str, files: Mapping[str, str]) -> Space:
+    if name.endswith(_FILES):
+        from search_spaces.yaml_space import file_space, text_of
+
+        return file_space(name, files[name] if name in files else text_of(name))
+    if is_factory(name):
+        from search_spaces.own_space import function_space
+
+        return function_space(name)
+    if name not in SPACES:
+        raise unknown_name("space", name, SPACES)
+    space: Space = importlib.import_module(f"search_spaces.{name}").SPACE
+    return replace(space, description=SPACES[name])

@@ -12,7 +12,7 @@ from typing import Any
 
 import search_spaces
 from search_spaces import SpaceContext
-from search_spaces.space import corners, searched_fields
+from search_spaces.space import ANY_RUN, corners, searched_fields
 from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import BY_NAME, variable_named
@@ -34,13 +34,6 @@ _OPTIONS = {
     "pruning_sensitivities": "the spaces pruning_sensitivities, or a schedule",
     "agp_weights": "the space agp, or a schedule",
 }
-#: A run on which no range of a space has only one value.
-_ANY_RUN = SpaceContext(
-    total_steps=300,
-    layer_names=tuple(f"layer{n}" for n in range(12)),
-    unit_ends=(2, 5, 8),
-    weight_names=tuple(f"block{n}.weight" for n in range(3)),
-)
 
 
 def read_assignments(texts: Iterable[str]) -> dict[str, Any]:
@@ -78,8 +71,13 @@ def read_value(name: str, value: Any) -> Any:
     return value
 
 
-def check_hold(space: str, hold: Mapping[str, Any]) -> dict[str, Any]:
+def check_hold(space: str, hold: Mapping[str, Any], files: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the checked values that a search of a space fixes, in plain types (JSON, Ray).
+
+    Args:
+        space: its name.
+        hold: values by name.
+        files: as in `search_spaces.load`.
 
     Raises:
         UserError: an unknown name, a value that is not valid, or a field that the space searches.
@@ -88,8 +86,8 @@ def check_hold(space: str, hold: Mapping[str, Any]) -> dict[str, Any]:
     from_file = ("schedule", "schedule_compatible")
     values = {name: value if name in from_file else read_value(name, value) for name, value in hold.items()}
     if values:
-        run = replace(_ANY_RUN, schedule=values.get("schedule"))
-        searched = searched_fields(search_spaces.load(space), run)
+        run = replace(ANY_RUN, schedule=values.get("schedule"))
+        searched = searched_fields(search_spaces.load(space, files), run)
         for name in values:
             if name in searched:
                 raise UserError(
@@ -101,9 +99,11 @@ def check_hold(space: str, hold: Mapping[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def check_hold_on_run(space: str, hold: Mapping[str, Any], context: SpaceContext) -> None:
+def check_hold_on_run(
+    space: str, hold: Mapping[str, Any], context: SpaceContext, files: Mapping[str, str] | None = None
+) -> None:
     """Raise UserError if fixed values conflict with the ends of the space's ranges on this run."""
-    found = search_spaces.load(space)
+    found = search_spaces.load(space, files)
     for values in corners(found, context):
         try:
             TrialConfig(method=found.method, **{**values, **hold})

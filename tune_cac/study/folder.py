@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import search_spaces
 from analysis.io.journal import torn_end
 from analysis.io.layout import Layout, StudyInfo
 from analysis.io.study_options import StudyOptions, options_of
@@ -51,7 +50,8 @@ def open_study(options: SearchOptions) -> Layout:
     """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     workload = re.sub(r"[^A-Za-z0-9]+", "-", options.workload)
-    name = options.name or f"{workload}-{options.space}-{stamp}"
+    space = re.sub(r"[^A-Za-z0-9_+]+", "-", options.space)
+    name = options.name or f"{workload}-{space.strip('-')}-{stamp}"
     layout = Layout(Path(options.results) / name)
     kept: dict[str, Any] = {declared.name: getattr(options, declared.name) for declared in options_of(StudyOptions)}
     kept |= {
@@ -59,8 +59,9 @@ def open_study(options: SearchOptions) -> Layout:
         "saving": options.ranked_by,
         "hold": dict(options.fixed),
         "workload_options": list(options.workload_options),
+        "space_files": dict(options.space_files),
     }
-    wanted = StudyInfo(**kept, versions=package_versions(), method=search_spaces.load(options.space).method)
+    wanted = StudyInfo(**kept, versions=package_versions(), method=options.search_space.method)
     if layout.info.exists():
         held = layout.read_info()
         for field in ("space", "workload", "workload_options", "epochs", "seed", "workers_per_trial", "saving"):
@@ -75,6 +76,12 @@ def open_study(options: SearchOptions) -> Layout:
                 f"{layout.root} holds a study with {shown_hold(held.hold)} fixed, not {shown_hold(wanted.hold)}: "
                 "choose another --name, or the same --set to add trials to it"
             )
+        for file, text in wanted.space_files.items():
+            if held.space_files.get(file) != text:
+                raise UserError(
+                    f"{layout.root} holds a study with another text of {file}: choose another --name, or restore the "
+                    "file, which study.json keeps in space_files"
+                )
         check_writable(layout.root)
         return layout
     if layout.root.exists() and any(layout.root.iterdir()):

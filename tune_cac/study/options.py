@@ -12,6 +12,7 @@ from typing import Any
 import search_spaces
 from analysis.io.layout import StudyInfo
 from analysis.io.study_options import RESULTS, Option, StudyOptions, check_allowed_drop, option, options_of
+from search_spaces import Space, first_options
 from trainables.config import check_integer
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variable_types import is_number
@@ -98,7 +99,8 @@ class SearchOptions(StudyOptions):
 
     def __post_init__(self) -> None:
         self._take_script()
-        space = search_spaces.load(self.space)
+        object.__setattr__(self, "space_files", search_spaces.read_files(self.space, self.space_files))
+        space = self.search_space
         options = read_options(self.workload_options)
         object.__setattr__(self, "workload_options", canonical(options))
         check_workload(self.workload, self.workload_options)
@@ -111,6 +113,7 @@ class SearchOptions(StudyOptions):
         if self.saving not in (None, *SAVINGS):
             raise unknown_name("saving", str(self.saving), SAVINGS)
         object.__setattr__(self, "hold", with_schedule(self.hold or {}, self.schedule, compatible=self.compatible))
+        self._check_space(space, options)
         self._check_compression(space)
         if self.workers_per_trial > 1 and self.fixed.get("forward_cache_mb"):
             raise UserError(
@@ -120,7 +123,7 @@ class SearchOptions(StudyOptions):
         # Without shared processes there is no training state that trials could share.
         alone = self.is_script or self.workers_per_trial > 1 or self.fresh_processes
         object.__setattr__(self, "sharing", not alone and self.sharing is not False)
-        object.__setattr__(self, "hold", check_hold(self.space, self.fixed))
+        object.__setattr__(self, "hold", check_hold(self.space, self.fixed, self.space_files))
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise UserError(
                 f"--name must be letters, digits, '.', '_' and '-', beginning with a letter or digit, got {self.name!r}"
@@ -130,7 +133,7 @@ class SearchOptions(StudyOptions):
     def of_study(cls, info: StudyInfo, **how: Any) -> SearchOptions:
         """Return the options with which a study was searched, and others of this call."""
         kept = {declared.name: getattr(info, declared.name) for declared in options_of(StudyOptions)}
-        return cls(**{**kept, **how})
+        return cls(**{**kept, "space_files": info.space_files, **how})
 
     def _take_script(self) -> None:
         """Make a command of the user the workload; the options of a study have it as the workload already."""
@@ -146,7 +149,22 @@ class SearchOptions(StudyOptions):
         object.__setattr__(self, "workload", SCRIPT)
         object.__setattr__(self, "workload_options", (f"command={self.script}",))
 
-    def _check_compression(self, space: search_spaces.Space) -> None:
+    def _check_space(self, space: Space, options: Mapping[str, str]) -> None:
+        if space.method == "none":
+            raise UserError(
+                f"space {self.space} searches nothing that saves compute ({', '.join(space.options)}): join it with a "
+                f"space of a method, such as --space auto_thresholds+{self.space}"
+            )
+        for name in space.options:
+            if name in options:
+                raise UserError(
+                    f"{name} is searched by space {self.space}, so it can't be given, got {name}={options[name]}: "
+                    "leave it out"
+                )
+        if space.options:  # they would be trained with the options of one combination alone
+            object.__setattr__(self, "controls", False)
+
+    def _check_compression(self, space: Space) -> None:
         parts = search_spaces.parts_of(self.space)
         if "schedule" in parts and not self.fixed.get("schedule"):
             raise UserError("space schedule searches a schedule of yours: give its file by --schedule FILE, got none")
@@ -172,19 +190,29 @@ class SearchOptions(StudyOptions):
             )
 
     @property
+    def search_space(self) -> Space:
+        """Return the space."""
+        return search_spaces.load(self.space, self.space_files)
+
+    @property
+    def first_options(self) -> tuple[str, ...]:
+        """Return the workload's options of the first trials: the given ones, and the space's starting point."""
+        return first_options(self.search_space, self.workload_options)
+
+    @property
     def compresses(self) -> bool:
         """Return whether a compression schedule is searched."""
-        return "compression" in search_spaces.load(self.space).method
+        return "compression" in self.search_space.method
 
     @property
     def skips_gradients(self) -> bool:
         """Return whether Gradient-Skip is searched."""
-        return "gradskip" in search_spaces.load(self.space).method
+        return "gradskip" in self.search_space.method
 
     @property
     def ranked_by(self) -> str:
         """Return the compute that trials are ranked by."""
-        return self.saving or search_spaces.load(self.space).saving
+        return self.saving or self.search_space.saving
 
     @property
     def fixed(self) -> Mapping[str, Any]:
@@ -205,7 +233,7 @@ class SearchOptions(StudyOptions):
     @property
     def trial_epochs(self) -> int:
         """Return the epochs per trial."""
-        return self.epochs or default_epochs(self.workload, self.workload_options)
+        return self.epochs or default_epochs(self.workload, self.first_options)
 
     @property
     def is_script(self) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import search_spaces
 from analysis.formatting import plural
 from analysis.io.layout import Layout
 from analysis.io.studies import read_journal
@@ -27,7 +26,13 @@ from tune_cac.study.options import SearchOptions
 from tune_cac.study.result_files import write_answer
 from tune_cac.study.script_files import check_unchanged, script_identity
 from tune_cac.study.study_result import SearchResult, answer
-from tune_cac.tuning.preflight import check_gpus, check_processors, check_schedule, share_only_if_repeatable
+from tune_cac.tuning.preflight import (
+    check_gpus,
+    check_processors,
+    check_schedule,
+    check_searched_options,
+    share_only_if_repeatable,
+)
 from tune_cac.tuning.run_context import baseline_config, context_of
 from tune_cac.tuning.tune_run import ray_needs, train
 
@@ -65,15 +70,17 @@ def search(**given: Any) -> SearchResult:
         options = replace(options, script=None, workload_options=(*options.workload_options, *identity))
     check_processors(options)
     check_gpus(options)
+    check_searched_options(options.search_space, options.workload, options.workload_options)
     context = None
-    if options.fixed or options.workload_options or is_factory(options.workload) or options.compresses:
+    own = is_factory(options.workload) or options.first_options
+    if own or options.fixed or options.compresses:
         # The user's code and values are checked before the folder exists.
         context = context_of(baseline_config(options, device="cpu"))
     if context is not None and not options.is_script:
         options = share_only_if_repeatable(options)
-        context = replace(context, schedule=options.schedule_text)
+        context = replace(context, schedule=options.schedule_text, workload_options=tuple(options.workload_options))
         if options.fixed:
-            check_hold_on_run(options.space, options.fixed, context)
+            check_hold_on_run(options.space, options.fixed, context, options.space_files)
         if options.compresses:
             check_schedule(options, context, None if options.schedule is None else Path(options.schedule))
     layout = open_study(options)
@@ -198,8 +205,10 @@ def make_searcher(
     gpus = {"GPU": options.gpus_per_trial} if options.gpus_per_trial else {}
     searcher = kind(
         **{
-            "space": search_spaces.load(options.space),
-            "context": replace(context, schedule=options.schedule_text),
+            "space": options.search_space,
+            "context": replace(
+                context, schedule=options.schedule_text, workload_options=tuple(options.workload_options)
+            ),
             "base": base,
             "journal": layout.journal,
             "allowed_drop": options.allowed_drop,
