@@ -17,6 +17,7 @@ IDENTITY: dict[str, str] = {
     "error": "string",
     "control": "string",
     "candidate": "Int64",
+    "options": "string",
 }
 #: Columns that a trial reports.
 ROW_DTYPES: dict[str, str] = {metric.name: metric.dtype for metric in ROW}

@@ -13,7 +13,7 @@ from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import WHOLE_FILES, schedule_summary
 from analysis.presentation.env_file import environment_lines
 from analysis.presentation.schedule_text import compresses, schedule_text
-from analysis.presentation.summary_text import config_of, settings_text
+from analysis.presentation.summary_text import config_of, searched_options, settings_text
 from trainables.errors import UserError, unknown_name
 from trainables.savings import BOTH, INFERENCE, SAVED, TRAINING, saved_words
 
@@ -91,6 +91,7 @@ def _about(row: pd.Series, info: StudyInfo) -> list[str]:
         f"tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {int(row['seed'])}",
         f"trial {row['trial']}: {saved_words(saving_of(row))} {percent(saved_of_one(row))}, validation accuracy "
         f"{row['accuracy']:.4f}, accuracy loss {drop}",
+        *([f"with these options of the workload: {searched_options(row)}"] if searched_options(row) else []),
         f"One seed. {'Epochs' if row['method'] == 'compression' else 'Iterations'} are those of a run of this length.",
     ]
 

@@ -124,6 +124,8 @@ def headline(
             f"validation accuracy; {_again(again, allowed_drop)}."
         )
     confirmed = again is not None and bool(again["confirmed"])
+    if searched_options(best):
+        text = f"With {searched_options(best)}, against the baseline of these options: {text[0].lower()}{text[1:]}"
     parts = [text, _not_retrained(ranking, best, confirmation), _shorter_does_it(best, line, confirmed=confirmed)]
     return " ".join(part for part in parts if part)
 
@@ -267,6 +269,7 @@ def about_answer(
         study,
         f"# trial {best['trial']}: {words} {percent(saved_of_one(best))}, validation accuracy "
         f"{best['accuracy']:.4f}, accuracy loss {points(best['accuracy_drop'])} (allowed {points(allowed_drop)})",
+        *([f"# With these options of the workload: {searched_options(best)}"] if searched_options(best) else []),
         *_shorter_line(best, line),
     ]
     again = of_trial(confirmation, best)
@@ -290,18 +293,25 @@ def _and_split(best: pd.Series) -> str:
 def settings_text(row: pd.Series) -> str:
     """Return a row's settings in short form: ``START_THR=0.97 SAMPLES=5; s: conv1 0.5``; ``-`` for the baseline.
 
+    Options of the workload that the space searched come first, of the baseline, too: ``lr=0.1; START_THR=0.97``.
     The variables' common prefix is left out. Lists and flags are written in the format of the variables.
     """
     method = row["method"]
     if method == "none":
-        return "-"
+        return searched_options(row) or "-"
     values = _hyperparameters(row)
     variables = " ".join(
         f"{name.removeprefix('CAC_').removeprefix('VAR_')}={short(value)}"
         for name, value in values.items()
         if name in BY_NAME and method != "compression"
     )
-    return "; ".join(part for part in (variables, compression_of(row)) if part)
+    return "; ".join(part for part in (searched_options(row), variables, compression_of(row)) if part)
+
+
+def searched_options(row: pd.Series) -> str:
+    """Return the options of the workload that the space searched, ``lr=0.1 width=16``; empty if it searched none."""
+    options = row.get("options")
+    return "" if options is None or pd.isna(options) else str(options)
 
 
 def compression_of(row: pd.Series) -> str:

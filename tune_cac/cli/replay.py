@@ -165,19 +165,21 @@ def _many(layout: Layout, trace: RunTrace, values: Mapping[str, Any], name: str,
     from analysis.formatting import percent, plural
     from tune_cac.cli.console import print_table
     from tune_cac.tuning.run_context import run_context
-    from tune_cac.tuning.warm_start.baseline import typical_configs
+    from tune_cac.tuning.warm_start.baseline import typical_configs, under_one_set_of_options
     from tune_cac.tuning.warm_start.threshold_ranges import DrawnTrial, with_learned_ranges
 
-    space = search_spaces.load(name)
+    info = layout.read_info()
+    space = search_spaces.load(name, info.space_files)
     base = trace.config_of({"method": "none"})
     context = run_context(base)
-    hold = {**with_watch(layout.read_info().hold, context), **values}
+    hold = {**with_watch(info.hold, context), **values}
     typical = typical_configs(space, context, base, hold)
     trace = completed(layout, trace, typical)
     context = with_learned_ranges(context, trace, typical)
     rng = random.Random(arguments.seed)
     drawn = [
-        {**space.suggest(DrawnTrial(rng), context), "method": space.method, **hold} for _ in range(arguments.random)
+        {**under_one_set_of_options(space.suggest(DrawnTrial(rng), context)), "method": space.method, **hold}
+        for _ in range(arguments.random)
     ]
     frame = pd.DataFrame(drawn, dtype=object)
     trace = completed(layout, trace, frame)

@@ -42,8 +42,9 @@ class SearchProgress(tune.Callback):
         self._to_run = to_run
         self._allowed_drop = allowed_drop
         self._saving = saving
-        self._rows: list[tuple[int, str, dict[str, Any]]] = [
-            (record["trial"], record["role"], record["row"])
+        # Number, role and row of each ended trial, and which options of the workload it had, if these are searched.
+        self._rows: list[tuple[int, str, dict[str, Any], str]] = [
+            (record["trial"], record["role"], record["row"], record.get("options") or "")
             for record in finished_before
             if record["role"] != "control"
         ]
@@ -93,7 +94,11 @@ class SearchProgress(tune.Callback):
         if role == "control":
             self._end_control(f"trial {number}: accuracy {row['accuracy']:.4f}")
             return
-        self._rows.append((number, role, row))
+        further = self._is_further_baseline(role)
+        self._rows.append((number, role, row, trial.config.get("options", "")))
+        if further:
+            self._say(f"baseline of {self._rows[-1][3]}, trial {number}: accuracy {row['accuracy']:.4f}")
+            return
         self._end(f"trial {number}: accuracy {row['accuracy']:.4f}, saved {percent(self._saved(row))}")
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
@@ -108,8 +113,14 @@ class SearchProgress(tune.Callback):
         line = f"trial {trial.config['trial']} failed: {message}"
         if trial.config["role"] == "control":
             self._end_control(line)
+        elif self._is_further_baseline(trial.config["role"]):
+            self._say(line)
         else:
             self._end(line)
+
+    def _is_further_baseline(self, role: str) -> bool:
+        """Return whether this is the baseline of another combination of options than the first one's."""
+        return role == "baseline" and any(known == "baseline" for _, known, _, _ in self._rows)
 
     def _end_control(self, line: str) -> None:
         self.controls += 1
@@ -151,31 +162,32 @@ class SearchProgress(tune.Callback):
 
     def _trainings(self) -> float:
         """Return what this search executed in full trainings of the baseline, or of each trial until that ended."""
-        baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
-        if baseline is None or not baseline["dense_flops"]:
+        dense = max((row["dense_flops"] or 0 for _, role, row, _ in self._rows if role == "baseline"), default=0)
+        if not dense:
             return self._spent_trainings + sum(in_trainings(row) for row in self._live.values())
         flops = self._spent_flops + sum(search_flops(row) for row in self._live.values())
-        return float(flops / baseline["dense_flops"])
+        return float(flops / dense)
 
     def _saved(self, row: Mapping[str, Any]) -> float:
         return saved_of_row(row, self._saving)
 
     def _best_so_far(self) -> str:
-        baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
-        if baseline is None:
+        baselines: dict[str, dict[str, Any]] = {}
+        for _, role, row, options in self._rows:
+            if role == "baseline":
+                baselines.setdefault(options, row)
+        if not baselines:
             return "no baseline yet"
         within = [
-            (self._saved(row), row["accuracy"], -number)
-            for number, _, row in self._rows
-            if baseline["accuracy"] - row["accuracy"] <= self._allowed_drop + ROUNDING
+            (self._saved(row), row["accuracy"], -number, baselines[options]["accuracy"])
+            for number, _, row, options in self._rows
+            if options in baselines
+            and baselines[options]["accuracy"] - row["accuracy"] <= self._allowed_drop + ROUNDING
         ]
-        saved, accuracy, number = max(within)
+        saved, accuracy, number, dense = max(within)
         if saved <= 0:
             return "nothing saved yet"
-        return (
-            f"best {percent(saved)} saved at {points(baseline['accuracy'] - accuracy)} of accuracy loss (trial "
-            f"{-number})"
-        )
+        return f"best {percent(saved)} saved at {points(dense - accuracy)} of accuracy loss (trial {-number})"
 
 
 def in_trainings(row: Mapping[str, Any]) -> float:

@@ -156,7 +156,7 @@ def _run_missing(layout: Layout, options: SearchOptions, context: SpaceContext |
             context = context_of(base)
         searcher, run_name = _searcher(layout, options, context, base)
         to_run = layout.read_info().trials - searcher.trials.finished_count()
-        if to_run > 0 or (options.controls and searcher.missing_controls()):
+        if to_run > 0 or searcher.baselines.missing() or (options.controls and searcher.missing_controls()):
             interrupted = _search(layout, options, searcher, run_name, max(0, to_run))
         layout.write_info(replace(layout.read_info(), why_little=searcher.why_little))
     if options.is_script:
@@ -263,12 +263,18 @@ def _search(layout: Layout, options: SearchOptions, searcher: StudySearch, run_n
     )  # fmt: skip
     searcher.plan(to_run, controls=options.controls)
     # The searcher ends the run earlier if fewer controls are needed.
-    train(layout, options, searcher, progress, run_name, to_run + (MOST_CONTROLS if options.controls else 0))
+    beside = MOST_CONTROLS if options.controls else 0
+    if options.search_space.options:
+        beside = to_run + len(searcher.baselines.missing())  # at most one baseline for each trial
+    train(layout, options, searcher, progress, run_name, to_run + beside)
     if searcher.gave_up:
         say(f"{searcher.gave_up}, so nothing else was tried: {_way_on(layout, options)}")
         return False
     return (
-        progress.ended < to_run or searcher.trials.runs_on() or (options.controls and bool(searcher.missing_controls()))
+        progress.ended < to_run
+        or searcher.trials.runs_on()
+        or bool(searcher.baselines.missing())
+        or (options.controls and bool(searcher.missing_controls()))
     )
 
 

@@ -15,6 +15,7 @@ import pandas as pd
 from analysis.formatting import ROUNDING, percent, plural, points, points_number
 from analysis.io.checked import number_of
 from analysis.metrics.accounting import search_cost
+from analysis.metrics.baseline import baseline_of
 from analysis.metrics.confirmation import compared, of_trial, saved_again
 from analysis.metrics.saving import saved_of_one
 from analysis.presentation.compression_text import without_files
@@ -134,7 +135,7 @@ def _tiles(data: ReportData) -> str:
         baseline = data.ranking[is_one_of(data.ranking, "role", "baseline")]
         test = number_of(best, "test_accuracy")
         if np.isfinite(test) and len(baseline):
-            base = number_of(baseline.iloc[0], "test_accuracy")
+            base = number_of(baseline_of(data.ranking, best), "test_accuracy")
             beside = "" if np.isnan(base) else f"baseline {100 * base:.2f} %"
             tiles.append(("test accuracy", f"{100 * test:.2f} %", beside))
     total = search_cost(data.trials)
