@@ -146,7 +146,9 @@ def paper_cells(ranking: pd.DataFrame) -> list[list[str]]:
     table = [["rank", *(heading for heading, *_ in columns), "settings"]]
     for _, row in ranking.iterrows():
         figures = [_figure(row.get(column), decimals) for _, column, decimals in columns]
-        settings = "baseline" if row["role"] == "baseline" else settings_text(row)
+        settings = settings_text(row)
+        if row["role"] == "baseline":
+            settings = ", ".join(part for part in ("baseline", searched_options(row)) if part)
         table.append([str(row["rank"]), *figures, settings])
     return table
 
