@@ -60,6 +60,9 @@ def test_the_example_of_the_page(project: Path) -> None:
     how = ("--trials", "7", "--epochs", "2", "--name", "s", "--concurrency", "2", "--allowed-drop", "0.9")
     done = run_here(project, *searches[1].split(), *how)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "no controls: cut dense runs and random stops would belong to one combination of lr, width alone\n" in (
+        done.stderr
+    )
     text = (project / "my_space.yaml").read_text()
     assert Layout(study).read_info().space_files == {"my_space.yaml": text}
 
@@ -110,9 +113,8 @@ def test_placeholders_of_a_script(project: Path) -> None:
         "level: {choices: [0.9, 0.5]}\nCAC_VAR_START_THR: {low: 0.8, high: 0.98, step: 0.02}"
     )
     script = ("--script", "sh train.sh {CAC_VAR_START_THR} {level}")
-    done = run_here(
-        project, "search", "--space", "two.yaml", *script, "--trials", "7", "--name", "script", "--allowed-drop", "0.3"
-    )
+    how = ("--trials", "7", "--name", "script", "--allowed-drop", "0.3")
+    done = run_here(project, "search", "--space", "two.yaml", *script, *how)
     assert done.returncode == 0, done.stderr
     trials = analysis.load(project / "results" / "script")
     assert set(trials["options"]) == {"level=0.9", "level=0.5"}

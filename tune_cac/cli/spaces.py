@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     """List the spaces, or show one: ranges on a run, published defaults, meanings."""
     if arguments.space is None:
         print_list(search_spaces.SPACES)
-        print("\nRanges and meanings of one: python -m tune_cac spaces NAME")
+        print("\nRanges and meanings of one, or of yours: python -m tune_cac spaces NAME")
         return 0
     space = search_spaces.load(arguments.space)
     if arguments.epochs is not None:

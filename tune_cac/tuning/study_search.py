@@ -84,6 +84,10 @@ def search(**given: Any) -> SearchResult:
         if options.compresses:
             check_schedule(options, context, None if options.schedule is None else Path(options.schedule))
     layout = open_study(options)
+    if varied := options.search_space.options:
+        say(
+            f"no controls: cut dense runs and random stops would belong to one combination of {', '.join(varied)} alone"
+        )
     with locked(layout):
         info = layout.read_info()
         mend_journal(layout.journal)
