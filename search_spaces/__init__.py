@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 
 from search_spaces.space import Space, SpaceContext
 from trainables.errors import unknown_name
@@ -63,16 +64,25 @@ def load(name: str, files: Mapping[str, str] | None = None) -> Space:
         UserError: there is no such space (with the nearest name and the list), one of the user's is not valid, or two
             cannot be searched together.
     """
-    spaces = [_load(part, files or {}) for part in parts_of(name)]
-    if len(spaces) > 1:
-        from search_spaces.joined import joined
+    if any(part.endswith(_FILES) or is_factory(part) for part in parts_of(name)):
+        return _load_own(name, tuple(read_files(name, files or {}).items()))
+    return _together([_load(part, {}) for part in parts_of(name)])
 
-        spaces = [joined(spaces)]
-    if all(part in SPACES for part in parts_of(name)):
-        return spaces[0]
+
+@cache
+def _load_own(name: str, files: tuple[tuple[str, str], ...]) -> Space:
+    """Return a space with parts of the user's; once, because the ends of all of its branches are checked."""
     from search_spaces.own_space import with_options
 
-    return with_options(spaces[0])
+    return with_options(_together([_load(part, dict(files)) for part in parts_of(name)]))
+
+
+def _together(spaces: list[Space]) -> Space:
+    if len(spaces) == 1:
+        return spaces[0]
+    from search_spaces.joined import joined
+
+    return joined(spaces)
 
 
 def first_options(space: Space, given: Iterable[str]) -> tuple[str, ...]:
@@ -91,9 +101,9 @@ def first_options(space: Space, given: Iterable[str]) -> tuple[str, ...]:
 
 def _load(name: str, files: Mapping[str, str]) -> Space:
     if name.endswith(_FILES):
-        from search_spaces.yaml_space import file_space, text_of
+        from search_spaces.yaml_space import file_space
 
-        return file_space(name, files[name] if name in files else text_of(name))
+        return file_space(name, files[name])
     if is_factory(name):
         from search_spaces.own_space import function_space
 

@@ -96,6 +96,14 @@ def test_the_example_of_the_page(project: Path) -> None:
         assert row["baseline"] == own["trial"]
         assert row["accuracy_drop"] == own["accuracy"] - row["accuracy"]
         assert row["dense_flops"] == own["dense_flops"]
+    page = run_here(project, "report", "s")
+    assert page.returncode == 0
+    assert "trial of the same options that it is compared with" in (study / "report.html").read_text()
+
+    replayed = run_here(project, "replay", "s", "--random", "20")  # of the root with the most recorded steps
+    assert re.match(rf"{FACTORY} lr=0\.(1|05) width=(8|16), 2 epochs \(32 steps\), seed 0\n", replayed.stdout)
+    assert "20 random settings of my_project.spaces:thresholds+my_space.yaml" in replayed.stdout
+
     # Another combination is another root of the stage tree: widths differ in FLOPs, learning rates in the first loss.
     assert baselines["train_loss"].is_unique
     told = {trial.number: trial for trial in study_of(study).trials}

@@ -59,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     layout = find_study(Path(arguments.results), arguments.study)
     trace = load_trace(layout.root, root=arguments.root)
     of = trace.run
-    print(f"{of['workload']}, {of['epochs']} epochs ({trace.total_steps} steps), seed {of['seed']}")
+    given = layout.read_info().workload_options
+    searched = "".join(f" {option}" for option in of.get("workload_options", ()) if option not in given)
+    print(f"{of['workload']}{searched}, {of['epochs']} epochs ({trace.total_steps} steps), seed {of['seed']}")
     if arguments.random is None:
         _one(layout, trace, values)
     else:
