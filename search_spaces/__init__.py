@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from search_spaces.space import Space, SpaceContext
 from trainables.errors import unknown_name
+from trainables.registry import is_factory
 
 #: Stem and a one-line description of each space; its module has the details.
 SPACES: dict[str, str] = {
@@ -21,7 +25,10 @@ SPACES: dict[str, str] = {
     "schedule": "a compression schedule of yours: its values marked !search",
 }
 
-__all__ = ["SPACES", "Space", "SpaceContext", "load", "parts_of"]
+__all__ = ["SPACES", "Space", "SpaceContext", "first_options", "load", "parts_of", "read_files"]
+
+#: Endings of a space's file.
+_FILES = (".yaml", ".yml")
 
 
 def parts_of(name: str) -> tuple[str, ...]:
@@ -29,28 +36,85 @@ def parts_of(name: str) -> tuple[str, ...]:
     return tuple(name.split("+"))
 
 
-def load(name: str, grid: Mapping[str, Any] | None = None) -> Space:
+def read_files(name: str, known: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts of the YAML files among the spaces of a name, by the file as given.
+
+    Args:
+        name: of the spaces.
+        known: texts that are not read again.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    files = [part for part in parts_of(name) if part.endswith(_FILES)]
+    if not files:
+        return {}
+    from search_spaces.yaml_space import text_of
+
+    return {file: known[file] if file in known else text_of(file) for file in files}
+
+
+def load(name: str, files: Mapping[str, str] | None = None, grid: Mapping[str, Any] | None = None) -> Space:
     """Return the space of that name, or several joined by ``+`` that are searched together.
 
     Args:
-        name: of the space.
+        name: of spaces of ours, functions ``package.module:function`` and YAML files, joined by ``+``.
+        files: texts of the YAML files; those that are missing are read.
         grid: the points of a grid file, which are the space where they are given.
 
     Raises:
-        UserError: there is no such space (with the nearest name and the list), or two cannot be searched together.
+        UserError: there is no such space (with the nearest name and the list), one of the user's is not valid, or two
+            cannot be searched together.
     """
-    import importlib
-
     if grid is not None:
         from search_spaces.grid_file import grid_space
 
         return grid_space(grid)
-    for part in parts_of(name):
-        if part not in SPACES:
-            raise unknown_name("space", part, SPACES)
-    spaces: list[Space] = [importlib.import_module(f"search_spaces.{part}").SPACE for part in parts_of(name)]
+    if any(part.endswith(_FILES) or is_factory(part) for part in parts_of(name)):
+        return _load_own(name, tuple(read_files(name, files or {}).items()))
+    return _together([_load(part, {}) for part in parts_of(name)])
+
+
+@cache
+def _load_own(name: str, files: tuple[tuple[str, str], ...]) -> Space:
+    """Return a space with parts of the user's; once, because the ends of all of its branches are checked."""
+    from search_spaces.own_space import with_options
+
+    return with_options(_together([_load(part, dict(files)) for part in parts_of(name)]))
+
+
+def _together(spaces: list[Space]) -> Space:
     if len(spaces) == 1:
         return spaces[0]
     from search_spaces.joined import joined
 
     return joined(spaces)
+
+
+def first_options(space: Space, given: Iterable[str]) -> tuple[str, ...]:
+    """Return the options of the workload at the space's starting point.
+
+    Args:
+        space: what is searched.
+        given: options that are the same in all trials, as NAME=VALUE texts.
+    """
+    if not space.options:
+        return tuple(given)
+    from search_spaces.own_space import options_at_start
+
+    return options_at_start(space, given)
+
+
+def _load(name: str, files: Mapping[str, str]) -> Space:
+    if name.endswith(_FILES):
+        from search_spaces.yaml_space import file_space
+
+        return file_space(name, files[name])
+    if is_factory(name):
+        from search_spaces.own_space import function_space
+
+        return function_space(name)
+    if name not in SPACES:
+        raise unknown_name("space", name, SPACES)
+    space: Space = importlib.import_module(f"search_spaces.{name}").SPACE
+    return replace(space, description=SPACES[name])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from search_spaces.space import Space, SpaceContext, Suggests, corners
+from search_spaces.space import ANY_RUN, Space, SpaceContext, Suggests, corners, describe
 from trainables.errors import UserError
 
 #: Methods in the order of a joined method's name.
@@ -49,33 +49,38 @@ def joined(spaces: Sequence[Space]) -> Space:
     methods = [space.method for space in spaces]
     if len(set(names)) < len(names):
         raise UserError(f"a space can be searched once in a trial, got {'+'.join(names)}")
-    if methods.count("gradskip") > 1:
+    ours = [space.method for space in spaces if space.name.isidentifier()]
+    if ours.count("gradskip") > 1:
         raise UserError(
             f"spaces of Gradient-Skip can't be searched together, got {'+'.join(names)}: they set the same variables; "
             "join one of them with a space of compression"
         )
     meanings = {name: meaning for space in spaces for name, meaning in space.meanings.items()}
-    context = SpaceContext(total_steps=300, weight_names=("a.weight",))
+    together_with = {part for method in methods for part in method.split("+")}
     asked: dict[str, str] = {}
     for space in spaces:
-        for name in {name: None for corner in corners(space, context) for name in corner}:
+        ends = corners(space, ANY_RUN)
+        parameters = [found.name for found in describe(space, ANY_RUN)]
+        for name in dict.fromkeys([*(name for corner in ends for name in corner), *parameters]):
             if name in asked:
                 raise UserError(f"spaces {asked[name]} and {space.name} both search {name}: join others")
             asked[name] = space.name
-        rules = {corner.get("CAC_RULE", "variance") for corner in corners(space, context)}
-        if len(spaces) > 1 and rules != {"variance"}:
+        rules = {corner.get("CAC_RULE", "variance") for corner in ends}
+        if "compression" in together_with and rules != {"variance"}:
             raise UserError(
                 f"space {space.name} can't be searched together with compression, got {'+'.join(names)}: other rules "
                 "than variance look at more than weights; join auto_thresholds, braking_distance or manual_layers"
             )
     together = tuple(spaces)
+    savings = {space.saving for space in spaces if space.method != "none"} or {"training"}
     return Space(
         name="+".join(names),
-        method="+".join(method for method in _ORDER if method in methods),
+        method="+".join(method for method in _ORDER if method in together_with) or "none",
         suggest=_Suggest(together),
         start=_Start(together),
         start_is_published=all(space.start_is_published for space in spaces),
         meanings=meanings,
         notes=_Notes(together),
-        saving="both" if len({space.saving for space in spaces}) > 1 else spaces[0].saving,
+        saving="both" if len(savings) > 1 else savings.pop(),
+        description="; ".join(space.description for space in spaces),
     )

@@ -35,6 +35,23 @@ class SpaceContext:
     latest_start_itr: int | None = None
     """The latest first decision with which the variance rule can still stop anything on this run; None where the run is
     not known."""
+    workload_options: tuple[str, ...] = ()
+    """Options of the workload that are the same in all trials, as NAME=VALUE texts."""
+
+
+#: A run on which no range of a space has only one value.
+ANY_RUN = SpaceContext(
+    total_steps=300,
+    layer_names=tuple(f"layer{n}" for n in range(12)),
+    unit_ends=(2, 5, 8),
+    weight_names=tuple(f"block{n}.weight" for n in range(3)),
+)
+#: Most combinations of choices of a space.
+MOST_VISITS = 2000
+
+
+class TooManyVisits(ValueError):
+    """A space has more than `MOST_VISITS` combinations of choices."""
 
 
 class Suggests(Protocol):
@@ -92,7 +109,7 @@ class Space:
     """A search space. Its functions are module-level, so that it can be sent between processes."""
 
     name: str
-    """The file's stem."""
+    """The file's stem; for a space of the user's, what ``--space`` gives."""
     method: str
     """The method of its trials (`trainables.registry.METHODS`)."""
     suggest: Callable[[Suggests, SpaceContext], dict[str, Any]]
@@ -108,6 +125,10 @@ class Space:
     """Lines that explain its ranges on this run."""
     saving: str = "training"
     """Compute that its trials save and are ranked by: ``training``, ``inference`` or ``both``."""
+    description: str = ""
+    """What it searches, in one line."""
+    options: tuple[str, ...] = ()
+    """Options of the workload that vary between its trials; `suggest` returns them in `workload_options`."""
 
     def meaning(self, parameter: str) -> str | None:
         """Return the meaning of a parameter that is not a variable, by its name without a branch; None if unknown.
@@ -193,6 +214,8 @@ def _visits(space: Space, context: SpaceContext, *, upper: bool = False) -> list
         if free is None:
             complete.append(recorder)
         else:
+            if len(complete) + len(waiting) > MOST_VISITS:
+                raise TooManyVisits(space.name)
             # Reversed, so that branches are visited in the order of their choices.
             waiting.extend({**forced, free: choice} for choice in reversed(recorder.ranges[free].choices or ()))
     return complete

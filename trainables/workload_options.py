@@ -57,15 +57,27 @@ def what_is_trained(workload: str, options: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_options(workload: str, options: Mapping[str, str]) -> None:
-    """Raise UserError for an option that the workload ``script`` does not know."""
+    """Raise UserError for an option of the workload ``script`` that is neither its own nor a placeholder."""
     if workload == "script":
         for name in options:
-            if name not in SCRIPT_OPTIONS:
+            if name not in SCRIPT_OPTIONS and f"{{{name}}}" not in options.get("command", ""):
                 raise unknown_name("option of workload script", name, SCRIPT_OPTIONS)
 
 
 def call_with_options(function: Callable[..., Any], options: Mapping[str, str], what: str) -> Any:
-    """Call a function with options as keyword arguments, in the types of its annotations, or else of its defaults.
+    """Call a function with options as keyword arguments (`keywords_of`)."""
+    return function(**keywords_of(function, options, what))
+
+
+def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Return the parameters of a function or class that may be options, and whether it takes any others."""
+    there = inspect.signature(function).parameters
+    named = {n: p for n, p in there.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in there.values())
+
+
+def keywords_of(function: Callable[..., Any], options: Mapping[str, str], what: str) -> dict[str, Any]:
+    """Return options as keyword arguments, in the types of a function's annotations, or else of its defaults.
 
     Args:
         function: a function or class.
@@ -75,12 +87,7 @@ def call_with_options(function: Callable[..., Any], options: Mapping[str, str], 
     Raises:
         UserError: an unknown option, a missing one, or a value of the wrong type.
     """
-    parameters = {
-        name: parameter
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    }
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    parameters, takes_any = parameters_of(function)
     hints = _hints(function)
     values: dict[str, Any] = {}
     for name, text in options.items():
@@ -95,7 +102,7 @@ def call_with_options(function: Callable[..., Any], options: Mapping[str, str], 
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in values:
             raise UserError(f"{what} needs --option {name}=VALUE, which has no default")
-    return function(**values)
+    return values
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

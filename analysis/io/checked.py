@@ -18,7 +18,7 @@ from trainables.metrics import METRICS
 from trainables.quality import Quality
 
 #: Only trials with equal values in these columns are compared with each other.
-KEYS = ("study", "workload", "seed")
+KEYS = ("study", "workload", "seed", "options")
 #: Values of the column ``status`` that `analysis.load` gives.
 STATUSES = ("completed", "failed", "pruned", "interrupted", "running")
 _NUMBERS = frozenset({"trial", "candidate", "epochs"}) | {

@@ -19,6 +19,7 @@ IDENTITY: dict[str, str] = {
     "error": "string",
     "control": "string",
     "candidate": "Int64",
+    "options": "string",
 }
 #: Nullable pandas dtypes of hyperparameters by their plain type. Lists are JSON.
 _BY_KIND = {str: "string", tuple: "string", bool: "boolean", int: "float64", float: "float64"}

@@ -40,8 +40,9 @@ def load(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
 
     Returns:
         One row per trial, by number: ``trial``, ``role`` (baseline, published, search, control, candidate), ``status``
-        (completed, failed, running, interrupted, pruned), ``error``, ``control`` (kind of control) and ``candidate``
-        (number of the trial that it confirms), both missing for others; the columns of `trainables.metrics`; the
+        (completed, failed, running, interrupted, pruned), ``error``, ``control`` (kind of control),
+        ``candidate`` (number of the trial that it confirms) and ``options`` (options of the workload that the space
+        searches, as NAME=VALUE texts), each missing for others; the columns of `trainables.metrics`; the
         fields of `TrialConfig`. All columns always exist, whatever the study's version. Units, directions and meanings
         of the columns are in ``df.attrs["columns"]``.
 
@@ -205,6 +206,7 @@ def _record(trial: JournalTrial) -> dict[str, Any]:
         "error": attrs.get("error"),
         "control": attrs.get("control"),
         "candidate": attrs.get("candidate"),
+        "options": attrs.get("options"),
         "row": attrs.get("row") or _cost_so_far(attrs),
         "config": attrs.get("config", {}),
     }

@@ -119,7 +119,11 @@ def _is_union(hint: Any) -> bool:
 class StudyOptions:
     """Options that a study keeps in `study.json`: every search that adds to it or finishes it has the same."""
 
-    space: str = option("auto_thresholds", "search space; see the command spaces")
+    space: str = option(
+        "auto_thresholds",
+        "search space: a name that the command spaces lists, package.module:function or a YAML file of yours, or "
+        "several joined by +",
+    )
     workload: str = option(
         "digits", "what is trained: a name that the command workloads lists, or package.module:function"
     )
@@ -209,6 +213,8 @@ class StudyOptions:
         "train every trial in a process of its own and share nothing, for training that depends on what its process "
         "trained before",
     )
+    space_files: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the YAML files in `space`, as they were when the study began."""
 
     @property
     def quality(self) -> Quality:

@@ -1,4 +1,4 @@
-"""Comparison of every trial with the baseline of its own study, workload and seed."""
+"""Comparison of every trial with the baseline of its own study, workload, seed and searched options."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def relative_to_baseline(trials: pd.DataFrame) -> pd.DataFrame:
 
     `saved` is the compute that the study ranks by (`analysis.metrics.saving`); it needs no baseline.
 
-    A trial is compared with the completed trial of role ``baseline`` of the same study, workload and seed (of those
-    columns that exist). With several baselines, the mean of the longest ones counts. Without a baseline, as among rows
-    that were selected from a study, accuracy losses and shares keep their values, NaN where there are none yet.
+    A trial is compared with the completed trial of role ``baseline`` of the same study, workload, seed and searched
+    options of the workload (of those columns that exist). With several baselines, the mean of the longest ones counts.
+    Without a baseline, as among rows that were selected from a study, accuracy losses and shares keep their values, NaN
+    where there are none yet.
 
     A trial measures `compute_saved` and `backward_saved` against its own full budget. For a trial with another number
     of epochs than its baseline, such as a cut dense run, or with another full budget in FLOPs, such as a
@@ -96,7 +97,7 @@ def add_relative(trials: pd.DataFrame) -> None:
 
 
 def has_baseline(trials: pd.DataFrame) -> pd.Series[bool]:
-    """Return a mask of the trials with a completed baseline of the same study, workload and seed in the frame."""
+    """Return a mask of the trials with a completed baseline of the same group (`groups`) in the frame."""
     return _baseline_of_each(trials, quality_of(trials))[1]
 
 
@@ -115,8 +116,27 @@ def _baseline_of_each(trials: pd.DataFrame, quality: Quality) -> tuple[pd.DataFr
     return found, pd.Series(np.isin(group, own), index=trials.index)
 
 
+def baseline_numbers(trials: pd.DataFrame) -> pd.Series[int] | None:
+    """Return the number of the baseline that each trial is compared with; None unless studies search options."""
+    if "options" not in trials.columns or trials["options"].nunique() < 2:
+        return None
+    done = (is_value(trials, "role", "baseline") & is_value(trials, "status", "completed")).to_numpy()
+    group, numbers = groups(trials), trials["trial"].to_numpy()
+    first = {int(code): int(number) for code, number in zip(group[done][::-1], numbers[done][::-1], strict=True)}
+    return pd.Series([first.get(int(code)) for code in group], index=trials.index, dtype="Int64")
+
+
+def baseline_of(trials: pd.DataFrame, row: pd.Series) -> pd.Series:
+    """Return the row of a baseline in a study, of the options of a trial if the study searches options."""
+    rows = trials[trials["role"] == "baseline"]
+    own = row.get("options")
+    if own is not None and not pd.isna(own):
+        rows = rows[rows["options"] == own]
+    return rows.iloc[0]
+
+
 def groups(trials: pd.DataFrame) -> NDArray[np.int64]:
-    """Return (N,) group numbers; trials of equal study, workload and seed share a baseline and a number."""
+    """Return (N,) group numbers; trials of equal study, workload, seed and searched options share a baseline."""
     return group_codes(trials, keys_of(trials))
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.formatting import ROUNDING
-from analysis.io.checked import plain
+from analysis.io.checked import group_codes, plain
 from analysis.metrics.noise import is_constant
 from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saved_of, saving_of
@@ -218,22 +218,26 @@ def confirm_table(
         )
     needed = ["role", "candidate", "seed", "status", "compute_saved"]
     trials = plain(trials, needed=needed if quality.name in trials else [*needed, quality.test])
+    # A run's baseline has its seed and, where the study searched options of the workload, its options.
+    trials["pair"] = group_codes(trials, [column for column in ("seed", "options") if column in trials.columns])
     done = trials[trials["status"] == "completed"]
     name = compared_column(trials)
-    baseline = done[done["role"] == "baseline"].groupby("seed")[name].mean()
+    baseline = done[done["role"] == "baseline"].groupby("pair")[name].mean()
     candidates = trials.loc[trials["role"] == "candidate", "candidate"].dropna().astype("int64").unique()
     done = done[(done["role"] == "candidate") & done["candidate"].notna()]
     done = done.assign(**{SAVED: saved_of(done)})
-    runs = done.groupby(["candidate", "seed"])[[name, "compute_saved", SAVED]].mean().reset_index()
-    runs["drop"] = quality.sign * (runs["seed"].map(baseline).astype(float) - runs[name])
-    limit = float(allowed_amount(allowed_drop, float(baseline.mean())))
+    runs = done.groupby(["candidate", "pair"])[[name, "compute_saved", SAVED]].mean().reset_index()
+    references = runs["pair"].map(baseline).astype(float)
+    runs["drop"] = quality.sign * (references - runs[name])
+    runs["limit"] = allowed_amount(allowed_drop, references)
     runs = runs.dropna(subset=["drop", "compute_saved", SAVED])
     by_training = saving_of(trials) == TRAINING
     comparisons = max(len(candidates), planned)
     rows = []
     for number in candidates:
         own = runs[runs["candidate"] == number]
-        failed = _failed_seeds(trials, number, baseline) - set(own["seed"])
+        limit = float(own["limit"].mean())
+        failed = _failed_pairs(trials, number, baseline) - set(own["pair"])
         compute = _mean_and_limits(own["compute_saved"], confidence, comparisons, None)
         saved = compute if by_training else _mean_and_limits(own[SAVED], confidence, comparisons, None)
         drop = _mean_and_limits(own["drop"], confidence, comparisons, resolution)
@@ -264,10 +268,10 @@ def _compared_words(column: str, quality: Quality) -> str:
     return f"{quality.name} on the test split" if tested else quality.name
 
 
-def _failed_seeds(trials: pd.DataFrame, candidate: int, baseline: pd.Series[float]) -> set[int]:
-    """Return the seeds on which a candidate failed and the baseline did not."""
+def _failed_pairs(trials: pd.DataFrame, candidate: int, baseline: pd.Series[float]) -> set[int]:
+    """Return the groups (seeds) in which a candidate failed and the baseline did not."""
     runs = trials[(trials["role"] == "candidate") & (trials["candidate"] == candidate)]
-    return set(runs.loc[runs["status"] == "failed", "seed"]) & set(baseline.index)
+    return set(runs.loc[runs["status"] == "failed", "pair"]) & set(baseline.index)
 
 
 def _mean_and_limits(

@@ -20,7 +20,8 @@ For duplicates, see `analysis.metrics.duplicates`.
 
 What is said of accuracy holds for a study's own metric, too: a higher accuracy is a better value of it.
 Among trials of one study, workload and seed, accuracy and accuracy loss give the same order, and fronts use accuracy.
-Among several, each trial counts by the accuracy loss against its own baseline, in fronts, too.
+Among several, and among several combinations of options of the workload where a study searches them, each trial counts
+by the accuracy loss against its own baseline, in fronts, too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.io.checked import check_distinct_trials, is_value, keys_of, plain
-from analysis.metrics.baseline import add_relative, groups, has_baseline
+from analysis.metrics.baseline import add_relative, baseline_numbers, groups, has_baseline
 from analysis.metrics.drops import drop_of, given_away, within_drop
 from analysis.metrics.duplicates import duplicate_of
 from analysis.metrics.pareto import hypervolume, knee, non_dominated
@@ -82,8 +83,9 @@ def rank(
     Returns:
         The trials with `rank` (from 1), `within_drop` (within the allowed loss), `on_front` (of accuracy, or of the
         loss among several studies or seeds, and `saved`, among the ranked) and `duplicate_of` (Int64: an earlier trial,
-        see `duplicates`) before the other columns; with a price also `worth`, a fraction of the compute that the study
-        ranks by.
+        see `duplicates`) before the other columns; where a study searches options of the workload also `baseline`
+        (Int64: the trial that it is compared with, of the same options); with a price also `worth`, a fraction of the
+        compute that the study ranks by.
 
     Raises:
         UserError: the allowed loss or the price is out of range; a column is missing (`trial`, `status`, `accuracy`,
@@ -128,7 +130,12 @@ def rank(
     if "role" not in done.columns:
         done["role"] = pd.Series(pd.NA, index=done.index, dtype="string")
     done["duplicate_of"] = duplicate_of(done)
+    numbers = baseline_numbers(trials)
+    if numbers is not None:
+        done["baseline"] = numbers
     front = ["rank", "trial", "role", "within_drop", "on_front", quality.name, quality.drop, "compute_saved"]
+    if numbers is not None:
+        front.insert(3, "baseline")
     keys = [done["trial"], -quality.sign * done[quality.name]]  # the last key is the primary one
     if price is None:
         keys += [

@@ -14,7 +14,7 @@ from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import WHOLE_FILES, schedule_summary
 from analysis.presentation.env_file import environment_lines
 from analysis.presentation.schedule_text import compresses, schedule_text
-from analysis.presentation.summary_text import config_of, settings_text
+from analysis.presentation.summary_text import config_of, searched_options, settings_text
 from analysis.quality_words import drop_text, drop_unit, drop_words, metric_words, value_text
 from trainables.errors import UserError, unknown_name
 from trainables.quality import Quality
@@ -93,6 +93,7 @@ def _about(row: pd.Series, info: StudyInfo) -> list[str]:
         f"tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {int(row['seed'])}",
         f"trial {row['trial']}: {saved_words(saving_of(row))} {percent(saved_of_one(row))}, {metric_words(quality)} "
         f"{value_text(row[quality.name], quality)}, {drop_words(quality)} {lost}",
+        *([f"with these options of the workload: {searched_options(row)}"] if searched_options(row) else []),
         f"One seed. {'Epochs' if row['method'] == 'compression' else 'Iterations'} are those of a run of this length.",
     ]
 
@@ -150,7 +151,9 @@ def paper_cells(ranking: pd.DataFrame) -> list[list[str]]:
     for _, row in ranking.iterrows():
         figures = [_metric(row.get(column), quality) for column in (quality.name, quality.drop)]
         figures += [_figure(row.get(column), decimals) for _, column, decimals in columns]
-        settings = "baseline" if row["role"] == "baseline" else settings_text(row)
+        settings = settings_text(row)
+        if row["role"] == "baseline":
+            settings = ", ".join(part for part in ("baseline", searched_options(row)) if part)
         table.append([str(row["rank"]), *figures, settings])
     return table
 

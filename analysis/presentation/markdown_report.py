@@ -9,6 +9,7 @@ import pandas as pd
 from analysis.formatting import percent, plural
 from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import search_cost
+from analysis.metrics.baseline import baseline_of
 from analysis.metrics.confirmation import compared, saved_again
 from analysis.metrics.controls import RANDOM_STOPS, beats_shorter, control_line
 from analysis.metrics.drops import allowed_limit
@@ -63,7 +64,7 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
     if best is not None and saved_of_one(best) > 0:
         env = best_env(info, best, allowed_drop, confirmation=confirmation, line=line)
         lines += ["", "## Best settings", "", "```sh", env.rstrip(), "```"]
-        baseline = ranking[ranking["role"] == "baseline"].iloc[0]
+        baseline = baseline_of(ranking, best)
         lines += [
             "",
             f"There is no test split, so all {'accuracies' if quality.is_accuracy else 'values'} are those of the "

@@ -34,7 +34,8 @@ def ranked_table(
     ``saved`` is the saving that the study ranks by. ``GFLOPs`` is the trial's own training compute without sharing;
     ``search cost`` is the compute that the search executed for it, as a fraction of a dense run. Added if the study
     ranks by inference compute, or by both: ``sparsity``, and ``MACs`` of the nonzero weights as a share of the original
-    model's MACs. Added if it ranks by both: ``training saved``.
+    model's MACs. Added if it ranks by both: ``training saved``. Added if the study searches options of the workload:
+    ``baseline``, the trial of the same options that a trial is compared with.
 
     Args:
         ranking: from `analysis.rank`.
@@ -51,6 +52,7 @@ def ranked_table(
     columns: list[tuple[str, Callable[[Any], str]]] = [
         ("rank", lambda row: str(row["rank"])),
         ("trial", lambda row: f"{row['trial']}{_ROLES.get(row['role'], '')}"),
+        ("baseline", lambda row: _number(row["baseline"], 0)),
         (quality.name, lambda row: value_text(row[quality.name], quality)),
         (drop_words(quality), lambda row: _drop(row[quality.drop], limit, quality)),
         (tested, lambda row: "-" if pd.isna(row[quality.test]) else value_text(row[quality.test], quality)),
@@ -67,6 +69,7 @@ def ranked_table(
         ("configuration", settings_text),
     ]
     absent = {
+        *(() if "baseline" in ranking.columns else ("baseline",)),
         *(() if test else (tested,)),
         *(() if compared else ("beats cut dense run",)),
         *(() if saving == BOTH else ("training saved",)),

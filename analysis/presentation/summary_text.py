@@ -130,6 +130,8 @@ def headline(
             f"{metric_words(quality)}; {_again(again, words)}."
         )
     confirmed = again is not None and bool(again["confirmed"])
+    if searched_options(best):
+        text = f"With {searched_options(best)}, against the baseline of these options: {text[0].lower()}{text[1:]}"
     parts = [text, _not_retrained(ranking, best, confirmation), _shorter_does_it(best, line, confirmed=confirmed)]
     return " ".join(part for part in parts if part)
 
@@ -304,6 +306,7 @@ def about_answer(
         f"# trial {best['trial']}: {saved} {percent(saved_of_one(best))}, {metric_words(quality)} "
         f"{value_text(best[quality.name], quality)}, {drop_words(quality)} {drop_text(best[quality.drop], quality)} "
         f"(allowed {words.allowed})",
+        *([f"# With these options of the workload: {searched_options(best)}"] if searched_options(best) else []),
         *_shorter_line(best, line),
     ]
     again = of_trial(confirmation, best)
@@ -327,11 +330,12 @@ def _and_split(best: pd.Series) -> str:
 def settings_text(row: pd.Series) -> str:
     """Return a row's settings in short form: ``START_THR=0.97 SAMPLES=5; s: conv1 0.5``; ``-`` for the baseline.
 
+    Options of the workload that the space searched come first, of the baseline, too: ``lr=0.1; START_THR=0.97``.
     The variables' common prefix is left out. Lists and flags are written in the format of the variables.
     """
     method = row["method"]
     if method == "none":
-        return "-"
+        return searched_options(row) or "-"
     values = _hyperparameters(row)
     for name in values.pop("unnamed", ()):
         values.pop(name, None)
@@ -341,7 +345,13 @@ def settings_text(row: pd.Series) -> str:
         if name in BY_NAME and method != "compression"
     )
     compression = compression_text(values) if "compression" in str(method) else ""
-    return "; ".join(part for part in (variables, compression) if part)
+    return "; ".join(part for part in (searched_options(row), variables, compression) if part)
+
+
+def searched_options(row: pd.Series) -> str:
+    """Return the options of the workload that the space searched, ``lr=0.1 width=16``; empty if it searched none."""
+    options = row.get("options")
+    return "" if options is None or pd.isna(options) else str(options)
 
 
 def compression_of(row: pd.Series) -> str:

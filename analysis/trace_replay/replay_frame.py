@@ -74,7 +74,9 @@ def replay(trace: RunTrace, settings: Any) -> pd.DataFrame:
             auto = batch.auto
             part = replay_one(trace, batch.config) if auto is None else replay_auto(trace, batch.config, auto)
             predicted.put(batch.rows, part)
-    return pd.DataFrame(_columns(trace, predicted, more), index=index, copy=False)
+    frame = pd.DataFrame(_columns(trace, predicted, more), index=index, copy=False)
+    frame.attrs["quality"] = trace.quality
+    return frame
 
 
 def _columns(trace: RunTrace, found: Predicted, more: NDArray[np.bool_]) -> dict[str, Any]:

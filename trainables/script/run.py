@@ -26,7 +26,7 @@ from trainables.script.launcher_output import lines_of_failed_process
 from trainables.script.placeholders import fill
 from trainables.script.process import ScriptProcess
 from trainables.script.report_lines import ReportError, read_report
-from trainables.workload_options import read_options
+from trainables.workload_options import SCRIPT_OPTIONS, read_options
 
 #: The script's output, in the trial's folder.
 LOG_FILE = "output.log"
@@ -56,10 +56,15 @@ def settings_of(config: TrialConfig) -> Settings:
 
 
 def placeholders(config: TrialConfig, folder: Path) -> dict[str, Any]:
-    """Return the values of ``{NAME}`` in the command: the variables, seed, epochs, trial_dir and forward_cache_mb."""
+    """Return the values of ``{NAME}`` in the command.
+
+    These are the variables, seed, epochs, trial_dir, forward_cache_mb, and options that a space searches.
+    """
     settings = settings_of(config)
     variables = {name: getattr(settings, variable.field) for name, variable in BY_NAME.items()}
+    searched = {name: value for name, value in read_options(config.options).items() if name not in SCRIPT_OPTIONS}
     return {
+        **searched,
         **variables,
         "CAC_VAR_SAMPLES": settings.sampling_interval,
         "seed": config.seed,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from trainables.errors import UserError
 from trainables.registry import SCRIPT, WORKLOADS, check_workload, is_factory
-from trainables.workload_options import call_with_options, read_options
+from trainables.workload_options import call_with_options, keywords_of, parameters_of, read_options
 
 if TYPE_CHECKING:
     from trainables.workloads.base import Workload
@@ -34,11 +34,34 @@ def build(name: str, options: Iterable[str] = ()) -> Workload:
 
         workload: Workload = load(name, options)
     else:
-        module, attribute = WORKLOADS[name].home.split(":")
-        home = getattr(importlib.import_module(module), attribute)
-        workload = call_with_options(home, read_options(options), f"workload {name}")
+        workload = call_with_options(_home(name), read_options(options), f"workload {name}")
     workload.options = options
     return workload
+
+
+def option_names(name: str) -> tuple[str, ...] | None:
+    """Return the options that a workload takes; None for a function that takes any."""
+    named, takes_any = parameters_of(_home(name))
+    return None if takes_any else tuple(named)
+
+
+def check_call(name: str, options: Iterable[str]) -> None:
+    """Raise UserError where a workload does not take these options; nothing is built."""
+    keywords_of(_home(name), read_options(options), f"workload {name}")
+
+
+def _home(name: str) -> Callable[..., Any]:
+    """Return the class or function that makes a workload."""
+    if is_factory(name):
+        from trainables.workloads.user_code import import_attribute
+
+        function: Callable[..., Any] = import_attribute(name, "workload")
+        if not callable(function):
+            raise UserError(f"workload {name} must be a function, got {type(function).__name__}")
+        return function
+    module, attribute = WORKLOADS[name].home.split(":")
+    home: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return home
 
 
 def default_epochs(name: str, options: Iterable[str] = ()) -> int:

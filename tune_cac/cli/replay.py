@@ -61,12 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
     layout = find_study(Path(arguments.results), arguments.study)
     trace = load_trace(layout.root, root=arguments.root)
     of = trace.run
-    print(f"{of['workload']}, {of['epochs']} epochs ({trace.total_steps} steps), seed {of['seed']}")
+    given = layout.read_info().workload_options
+    searched = "".join(f" {option}" for option in of.get("workload_options", ()) if option not in given)
+    print(f"{of['workload']}{searched}, {of['epochs']} epochs ({trace.total_steps} steps), seed {of['seed']}")
     if arguments.random is None:
         _one(layout, trace, values)
     else:
         info = layout.read_info()
-        _many(layout, trace, values, space or search_spaces.load(info.space, info.grid), arguments)
+        _many(layout, trace, values, space or search_spaces.load(info.space, info.space_files, info.grid), arguments)
     return 0
 
 
@@ -174,18 +176,20 @@ def _many(
     from analysis.formatting import percent, plural
     from tune_cac.cli.console import print_table
     from tune_cac.tuning.run_context import run_context
-    from tune_cac.tuning.warm_start.baseline import typical_configs
+    from tune_cac.tuning.warm_start.baseline import typical_configs, under_one_set_of_options
     from tune_cac.tuning.warm_start.threshold_ranges import DrawnTrial, with_learned_ranges
 
+    info = layout.read_info()
     base = trace.config_of({"method": "none"})
     context = run_context(base)
-    hold = {**with_watch(layout.read_info().hold, context), **values}
+    hold = {**with_watch(info.hold, context), **values}
     typical = typical_configs(space, context, base, hold)
     trace = completed(layout, trace, typical)
     context = with_learned_ranges(context, trace, typical)
     rng = random.Random(arguments.seed)
     drawn = [
-        {**space.suggest(DrawnTrial(rng), context), "method": space.method, **hold} for _ in range(arguments.random)
+        {**under_one_set_of_options(space.suggest(DrawnTrial(rng), context)), "method": space.method, **hold}
+        for _ in range(arguments.random)
     ]
     frame = pd.DataFrame(drawn, dtype=object)
     trace = completed(layout, trace, frame)

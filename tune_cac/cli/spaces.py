@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import search_spaces
 from search_spaces.space import Range, Space, describe
 from trainables.config import TrialConfig, check_integer
 from trainables.gradskip.variables import BY_NAME
-from trainables.registry import METHODS
+from trainables.registry import METHODS, check_workload
 from trainables.workloads import default_epochs
 from tune_cac.cli.console import print_list, print_table
 from tune_cac.cli.workload_arguments import add_workload_options, workload_options
@@ -30,18 +31,22 @@ def run(arguments: argparse.Namespace) -> int:
     """List the spaces, or show one: ranges on a run, published defaults, meanings."""
     if arguments.space is None:
         print_list(search_spaces.SPACES)
-        print("\nRanges and meanings of one: python -m tune_cac spaces NAME")
+        print("\nRanges and meanings of one, or of yours: python -m tune_cac spaces NAME")
         return 0
     space = search_spaces.load(arguments.space)
     if arguments.epochs is not None:
         check_integer("--epochs", arguments.epochs, 1)
-    options = workload_options(arguments) or ()
-    epochs = arguments.epochs or default_epochs(arguments.workload, options)
-    config = TrialConfig(workload=arguments.workload, workload_options=options, epochs=epochs, method="none")
+    given = workload_options(arguments) or ()
+    check_workload(arguments.workload, given)
+    from tune_cac.tuning.preflight import check_searched_options
     from tune_cac.tuning.run_context import run_context
 
-    context = run_context(config)
-    print(f"{space.name}: {'; '.join(search_spaces.SPACES[part] for part in search_spaces.parts_of(space.name))}")
+    check_searched_options(space, arguments.workload, given)
+    options = search_spaces.first_options(space, given)
+    epochs = arguments.epochs or default_epochs(arguments.workload, options)
+    config = TrialConfig(workload=arguments.workload, workload_options=options, epochs=epochs, method="none")
+    context = replace(run_context(config), workload_options=tuple(given))
+    print(f"{space.name}: {space.description}")
     print(f"method {space.method}: {METHODS[space.method].description}; ranked by {space.saving} compute")
     print(f"on {config.workload} for {config.epochs} epochs, {context.total_steps} steps\n")
     notes = space.notes(context)
@@ -66,7 +71,7 @@ def _ranges_table(space: Space, ranges: list[Range], start: Mapping[str, Any]) -
                 *([found.condition or "always"] if conditional else []),
                 variable.default_text if variable else "",
                 str(start.get(found.name, "")),
-                variable.meaning if variable else space.meaning(found.base_name) or "",
+                space.meaning(found.base_name) or (variable.meaning if variable else ""),
             ]
         )
     return table

@@ -12,7 +12,7 @@ from typing import Any
 
 import search_spaces
 from search_spaces import SpaceContext
-from search_spaces.space import corners, searched_fields
+from search_spaces.space import ANY_RUN, corners, searched_fields
 from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import BY_NAME, variable_named
@@ -38,13 +38,6 @@ _OPTIONS = {
     "pruning_sensitivities": "the spaces pruning_sensitivities, or a schedule",
     "agp_weights": "the space agp, or a schedule",
 }
-#: A run on which no range of a space has only one value.
-ANY_RUN = SpaceContext(
-    total_steps=300,
-    layer_names=tuple(f"layer{n}" for n in range(12)),
-    unit_ends=(2, 5, 8),
-    weight_names=tuple(f"block{n}.weight" for n in range(3)),
-)
 
 
 def read_assignments(texts: Iterable[str]) -> dict[str, Any]:
@@ -82,8 +75,16 @@ def read_value(name: str, value: Any) -> Any:
     return value
 
 
-def check_hold(space: str, hold: Mapping[str, Any], grid: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def check_hold(
+    space: str, hold: Mapping[str, Any], files: Mapping[str, str] | None = None, grid: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the checked values that a search of a space fixes, in plain types (JSON, Ray).
+
+    Args:
+        space: its name.
+        hold: values by name.
+        files: as in `search_spaces.load`.
+        grid: likewise.
 
     Raises:
         UserError: an unknown name, a value that is not valid, or a field that the space searches.
@@ -93,7 +94,7 @@ def check_hold(space: str, hold: Mapping[str, Any], grid: Mapping[str, Any] | No
     values = {name: value if name in from_file else read_value(name, value) for name, value in hold.items()}
     if values:
         run = replace(ANY_RUN, schedule=values.get("schedule"))
-        searched = searched_fields(search_spaces.load(space, grid), run)
+        searched = searched_fields(search_spaces.load(space, files, grid), run)
         for name in values:
             if name in searched:
                 raise UserError(
@@ -106,10 +107,11 @@ def check_hold(space: str, hold: Mapping[str, Any], grid: Mapping[str, Any] | No
 
 
 def check_hold_on_run(
-    space: str, hold: Mapping[str, Any], context: SpaceContext, grid: Mapping[str, Any] | None = None
-) -> None:
+    space: str, hold: Mapping[str, Any], context: SpaceContext, files: Mapping[str, str] | None = None,
+    grid: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Raise UserError if fixed values conflict with the ends of the space's ranges on this run."""
-    found = search_spaces.load(space, grid)
+    found = search_spaces.load(space, files, grid)
     for values in corners(found, context):
         try:
             TrialConfig(method=found.method, **{**values, **hold})

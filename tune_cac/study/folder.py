@@ -56,7 +56,8 @@ def open_study(options: SearchOptions) -> Layout:
     """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     workload = re.sub(r"[^A-Za-z0-9]+", "-", options.workload)
-    name = options.name or f"{workload}-{options.space}-{stamp}"
+    space = re.sub(r"[^A-Za-z0-9_+]+", "-", options.space)
+    name = options.name or f"{workload}-{space.strip('-')}-{stamp}"
     layout = Layout(Path(options.results) / f"{name}{part_suffix(options.part)}")
     kept: dict[str, Any] = {declared.name: getattr(options, declared.name) for declared in options_of(StudyOptions)}
     kept |= {
@@ -64,6 +65,7 @@ def open_study(options: SearchOptions) -> Layout:
         "saving": options.ranked_by,
         "hold": dict(options.fixed),
         "workload_options": list(options.workload_options),
+        "space_files": dict(options.space_files),
     }
     wanted = StudyInfo(**kept, versions=package_versions(), method=options.loaded_space.method)
     if layout.info.exists():
@@ -84,6 +86,12 @@ def open_study(options: SearchOptions) -> Layout:
                 f"{layout.root} holds a study with {shown_hold(held.hold)} fixed, not {shown_hold(wanted.hold)}: "
                 "choose another --name, or the same --set to add trials to it"
             )
+        for file, text in wanted.space_files.items():
+            if held.space_files.get(file) != text:
+                raise UserError(
+                    f"{layout.root} holds a study with another text of {file}: choose another --name, or restore the "
+                    "file, which study.json keeps in space_files"
+                )
         check_writable(layout.root)
         return layout
     if layout.root.exists() and any(layout.root.iterdir()):

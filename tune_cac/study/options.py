@@ -12,6 +12,7 @@ from typing import Any
 import search_spaces
 from analysis.io.layout import StudyInfo
 from analysis.io.study_options import RESULTS, TRIALS, Option, StudyOptions, option, options_of
+from search_spaces import Space, first_options
 from search_spaces.grid_file import GRID
 from trainables.config import check_integer
 from trainables.errors import UserError, unknown_name
@@ -117,6 +118,7 @@ class SearchOptions(StudyOptions):
     def __post_init__(self) -> None:
         self._take_script()
         self._take_grid()
+        object.__setattr__(self, "space_files", search_spaces.read_files(self.space, self.space_files))
         space = self.loaded_space
         options = read_options(self.workload_options)
         object.__setattr__(self, "workload_options", canonical(options))
@@ -136,6 +138,7 @@ class SearchOptions(StudyOptions):
         if self.saving not in (None, *SAVINGS):
             raise unknown_name("saving", str(self.saving), SAVINGS)
         object.__setattr__(self, "hold", with_schedule(self.hold or {}, self.schedule, compatible=self.compatible))
+        self._check_space(space, options)
         self._check_compression(space)
         if self.workers_per_trial > 1 and self.fixed.get("forward_cache_mb"):
             raise UserError(
@@ -145,7 +148,7 @@ class SearchOptions(StudyOptions):
         # Without shared processes there is no training state that trials could share.
         alone = self.is_script or self.workers_per_trial > 1 or self.fresh_processes
         object.__setattr__(self, "sharing", not alone and self.sharing is not False)
-        object.__setattr__(self, "hold", check_hold(self.space, self.fixed, self.points))
+        object.__setattr__(self, "hold", check_hold(self.space, self.fixed, self.space_files, self.points))
         if self.points is not None:
             check_points(self.points, self.fixed)
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
@@ -157,7 +160,7 @@ class SearchOptions(StudyOptions):
     def of_study(cls, info: StudyInfo, **how: Any) -> SearchOptions:
         """Return the options with which a study was searched, and others of this call."""
         kept = {declared.name: getattr(info, declared.name) for declared in options_of(StudyOptions)}
-        return cls(**{**kept, **how})
+        return cls(**{**kept, "space_files": info.space_files, **how})
 
     def _take_script(self) -> None:
         """Make a command of the user the workload; the options of a study have it as the workload already."""
@@ -187,7 +190,22 @@ class SearchOptions(StudyOptions):
         if self.trials is None and self.sampler != "grid":  # a grid's number of points depends on the run
             object.__setattr__(self, "trials", TRIALS)
 
-    def _check_compression(self, space: search_spaces.Space) -> None:
+    def _check_space(self, space: Space, options: Mapping[str, str]) -> None:
+        if space.method == "none":
+            raise UserError(
+                f"space {self.space} searches nothing that saves compute ({', '.join(space.options)}): join it with a "
+                f"space of a method, such as --space auto_thresholds+{self.space}"
+            )
+        for name in space.options:
+            if name in options:
+                raise UserError(
+                    f"{name} is searched by space {self.space}, so it can't be given, got {name}={options[name]}: "
+                    "leave it out"
+                )
+        if space.options:  # they would be trained with the options of one combination alone
+            object.__setattr__(self, "controls", False)
+
+    def _check_compression(self, space: Space) -> None:
         parts = search_spaces.parts_of(self.space)
         if "schedule" in parts and not self.fixed.get("schedule"):
             raise UserError("space schedule searches a schedule of yours: give its file by --schedule FILE, got none")
@@ -233,14 +251,19 @@ class SearchOptions(StudyOptions):
         return default_drop(self.quality) if self.allowed_drop is None else self.allowed_drop
 
     @property
-    def loaded_space(self) -> search_spaces.Space:
+    def loaded_space(self) -> Space:
         """Return the space: the one of that name, or the grid file's."""
-        return search_spaces.load(self.space, self.points)
+        return search_spaces.load(self.space, self.space_files, self.points)
 
     @property
     def points(self) -> Mapping[str, Any] | None:
         """Return what `grid_file.read_grid` found in the grid file; None for a space."""
         return self.grid if isinstance(self.grid, Mapping) else None
+
+    @property
+    def first_options(self) -> tuple[str, ...]:
+        """Return the workload's options of the first trials: the given ones, and the space's starting point."""
+        return first_options(self.loaded_space, self.workload_options)
 
     @property
     def compresses(self) -> bool:
@@ -281,7 +304,7 @@ class SearchOptions(StudyOptions):
     @property
     def trial_epochs(self) -> int:
         """Return the epochs per trial."""
-        return self.epochs or default_epochs(self.workload, self.workload_options)
+        return self.epochs or default_epochs(self.workload, self.first_options)
 
     @property
     def is_script(self) -> bool:

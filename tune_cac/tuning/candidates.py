@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import optuna
@@ -47,10 +46,8 @@ class Candidates:
     """Function that returns whether a config is certain to train as the baseline did."""
     skipped: list[FrozenTrial] = field(default_factory=list)
     """Settings that were drawn and not trained, because they change nothing."""
-
-    @cached_property
-    def _model_facts(self) -> ModelFacts:
-        return facts_of_run(self.base)
+    _model_facts: dict[tuple[str, ...], ModelFacts] = field(default_factory=dict)
+    """Facts on the model, by the workload's options."""
 
     def start_one_that_acts(self, baseline: dict[str, Any]) -> optuna.Trial:
         """Start a sampled setting that changes the baseline's training.
@@ -104,7 +101,10 @@ class Candidates:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the trial itself will warn
                 read = read_schedule(schedule_of(config), compatible=compatible)
-                resolve(read, self._model_facts, compatible=compatible)
+                if config.options not in self._model_facts:
+                    same = replace(self.base, workload_options=config.options)
+                    self._model_facts[config.options] = facts_of_run(same)
+                resolve(read, self._model_facts[config.options], compatible=compatible)
         except UserError as error:
             return str(error)
         return ""

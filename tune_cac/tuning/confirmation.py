@@ -162,11 +162,19 @@ def candidates_of(trials: pd.DataFrame, allowed_drop: float | str, top: int) -> 
 
 def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[PredefinedTrial]:
     """Return the runs of a confirmation, baselines first so that candidates can share their training."""
-    found = [PredefinedTrial(attrs={"role": "baseline"}, values={"method": "none", "seed": seed}) for seed in seeds]
     common = base.to_dict()
+    found = []
+    for options in dict.fromkeys([base.options, *(config_of(row).options for _, row in candidates.iterrows())]):
+        own = {} if options == base.options else {"workload_options": list(options)}
+        found += [
+            PredefinedTrial(attrs={"role": "baseline"}, values={"method": "none", **own, "seed": seed})
+            for seed in seeds
+        ]
     for _, row in candidates.iterrows():
         own = config_of(row).to_dict()
         values = {name: value for name, value in own.items() if common.get(name) != value and name != "seed"}
+        if "workload_options" in common:
+            values |= {} if "workload_options" in own else {"workload_options": []}
         for seed in seeds:
             attrs = {"role": "candidate", "candidate": int(row["trial"])}
             found.append(PredefinedTrial(attrs=attrs, values={**values, "seed": seed}))

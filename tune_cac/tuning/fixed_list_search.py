@@ -60,5 +60,8 @@ class FixedListSearch(StudySearch):
 class FixedListProgress(SearchProgress):
     """Progress without a best setting so far."""
 
+    def _is_further_baseline(self, role: str) -> bool:
+        return False  # every run of the list counts
+
     def _best_so_far(self) -> str:
         return "confirming"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from search_spaces import SpaceContext
+from search_spaces import Space, SpaceContext
+from search_spaces.own_space import settable_fields
+from search_spaces.space import ANY_RUN, corners
 from trainables.config import TrialConfig
-from trainables.errors import UserError
-from trainables.registry import is_factory
+from trainables.errors import UserError, unknown_name
+from trainables.registry import SCRIPT, is_factory
+from trainables.script.placeholders import names
+from trainables.workload_options import PLACES, read_options
 from tune_cac.messages import say
 from tune_cac.study.options import SearchOptions
 from tune_cac.tuning.run_context import baseline_config
@@ -69,6 +74,37 @@ def check_schedule(options: SearchOptions, context: SpaceContext, file: Path | N
             begins = min(timing_of(policy).starting_epoch for policy in schedule["policies"])
             raise UserError(f"the schedule never acts, for it begins in epoch {begins} and {what}")
         warnings.warn(f"policies {', '.join(map(str, late))} of the schedule never act, for {what}", stacklevel=2)
+
+
+def check_searched_options(space: Space, workload: str, given: Iterable[str]) -> None:
+    """Raise UserError for an option of the workload that a space searches and the workload does not take.
+
+    Args:
+        space: what is searched.
+        workload: its name.
+        given: the options that are the same in all trials, as NAME=VALUE texts.
+    """
+    from trainables.workloads import check_call, option_names
+
+    if not space.options:
+        return
+    if workload == SCRIPT:
+        command = read_options(given)["command"]
+        for name in space.options:
+            if name not in names(command):
+                raise UserError(
+                    f"key {name} of space {space.name} is no variable, so the command must have the placeholder "
+                    f"{{{name}}}, got {command}"
+                )
+        return
+    known = option_names(workload)
+    for name in space.options:
+        if name in PLACES.get(workload, ()):
+            raise UserError(f"space {space.name} can't search {name}, which says where something is stored")
+        if known is not None and name not in known:
+            raise unknown_name(f"key of space {space.name}", name, [*settable_fields(), *known])
+    for corner in corners(space, replace(ANY_RUN, workload_options=tuple(given))):
+        check_call(workload, corner.get("workload_options", given))
 
 
 def check_processors(options: SearchOptions) -> None:

@@ -46,8 +46,9 @@ class SearchProgress(tune.Callback):
         self._to_run = to_run
         self._allowed_drop = allowed_drop
         self._saving, self._quality = saving, quality
-        self._rows: list[tuple[int, str, dict[str, Any]]] = [
-            (record["trial"], record["role"], record["row"])
+        # Number, role and row of each ended trial, and which options of the workload it had, if these are searched.
+        self._rows: list[tuple[int, str, dict[str, Any], str]] = [
+            (record["trial"], record["role"], record["row"], record.get("options") or "")
             for record in finished_before
             if record["role"] != "control"
         ]
@@ -97,7 +98,11 @@ class SearchProgress(tune.Callback):
         if role == "control":
             self._end_control(f"trial {number}: {self._measured(row)}")
             return
-        self._rows.append((number, role, row))
+        further = self._is_further_baseline(role)
+        self._rows.append((number, role, row, trial.config.get("options", "")))
+        if further:
+            self._say(f"baseline of {self._rows[-1][3]}, trial {number}: {self._measured(row)}")
+            return
         self._end(f"trial {number}: {self._measured(row)}, saved {percent(self._saved(row))}")
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
@@ -112,8 +117,14 @@ class SearchProgress(tune.Callback):
         line = f"trial {trial.config['trial']} failed: {message}"
         if trial.config["role"] == "control":
             self._end_control(line)
+        elif self._is_further_baseline(trial.config["role"]):
+            self._say(line)
         else:
             self._end(line)
+
+    def _is_further_baseline(self, role: str) -> bool:
+        """Return whether this is the baseline of another combination of options than the first one's."""
+        return role == "baseline" and any(known == "baseline" for _, known, _, _ in self._rows)
 
     def _end_control(self, line: str) -> None:
         self.controls += 1
@@ -157,11 +168,11 @@ class SearchProgress(tune.Callback):
 
     def trainings(self) -> float:
         """Return what this search executed in full trainings of the baseline, or of each trial until that ended."""
-        baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
-        if baseline is None or not baseline["dense_flops"]:
+        dense = max((row["dense_flops"] or 0 for _, role, row, _ in self._rows if role == "baseline"), default=0)
+        if not dense:
             return self._spent_trainings + sum(in_trainings(row) for row in self._live.values())
         flops = self._spent_flops + sum(search_flops(row) for row in self._live.values())
-        return float(flops / baseline["dense_flops"])
+        return float(flops / dense)
 
     def _measured(self, row: Mapping[str, Any]) -> str:
         return f"{self._quality.name} {value_text(row[self._quality.key], self._quality)}"
@@ -169,24 +180,30 @@ class SearchProgress(tune.Callback):
     @property
     def counts_shares(self) -> bool:
         """Return whether `trainings` is known from ``compute_saved`` alone."""
-        return any(not row.get("dense_flops") for _, _, row in self._rows)
+        return any(not row.get("dense_flops") for _, _, row, _ in self._rows)
 
     def _saved(self, row: Mapping[str, Any]) -> float:
         return saved_of_row(row, self._saving)
 
     def _best_so_far(self) -> str:
-        baseline = next((row for _, role, row in self._rows if role == "baseline"), None)
-        if baseline is None:
+        baselines: dict[str, dict[str, Any]] = {}
+        for _, role, row, options in self._rows:
+            if role == "baseline":
+                baselines.setdefault(options, row)
+        if not baselines:
             return "no baseline yet"
-        reference = baseline[self._quality.key]
-        lost = [self._quality.lost(row[self._quality.key], reference) for _, _, row in self._rows]
-        most = allowed_amount(self._allowed_drop, reference) + ROUNDING
+        key = self._quality.key
+        most = {options: allowed_amount(self._allowed_drop, row[key]) + ROUNDING for options, row in baselines.items()}
+
+        def lost(row: Mapping[str, Any], options: str) -> float:
+            return self._quality.lost(row[key], baselines[options][key])
+
         within = [
-            (self._saved(row), -drop, -number)
-            for drop, (number, _, row) in zip(lost, self._rows, strict=True)
-            if drop <= most
+            (self._saved(row), -lost(row, options), -number, options)
+            for number, _, row, options in self._rows
+            if options in baselines and lost(row, options) <= most[options]
         ]
-        saved, gain, number = max(within)
+        saved, gain, number, _ = max(within)
         if saved <= 0:
             return "nothing saved yet"
         return (

@@ -47,7 +47,7 @@ def baseline_config(options: SearchOptions, *, device: str) -> TrialConfig:
     """Return the configuration of the run without the method and without fixed values."""
     return TrialConfig(
         workload=options.workload,
-        workload_options=tuple(options.workload_options),
+        workload_options=options.first_options,
         epochs=options.trial_epochs,
         seed=options.seed,
         method="none",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from search_spaces import SpaceContext
@@ -30,7 +31,8 @@ class ScriptSearch(StudySearch):
     """
 
     def __init__(self, **arguments: Any) -> None:
-        super().__init__(**{**arguments, "context": UNKNOWN_RUN, "sharing": False})
+        given = arguments["context"].workload_options
+        super().__init__(**{**arguments, "context": replace(UNKNOWN_RUN, workload_options=given), "sharing": False})
 
     def begin(self) -> None:
         """Queue the baseline; the space's starting point depends on the run that it reports."""
@@ -63,6 +65,7 @@ class ScriptSearch(StudySearch):
                 layer_names=tuple(facts["layer_names"]),
                 unit_ends=tuple(facts["unit_ends"]),
                 watch=tuple(facts["watch"]),
+                workload_options=self._context.workload_options,
             )
             self._hold = with_watch(self._hold, self._context)
             self._warm_start = WarmStart(

@@ -29,7 +29,13 @@ from tune_cac.study.options import SearchOptions
 from tune_cac.study.result_files import write_answer
 from tune_cac.study.script_files import check_unchanged, script_identity
 from tune_cac.study.study_result import SearchResult, answer
-from tune_cac.tuning.preflight import check_gpus, check_processors, check_schedule, share_only_if_repeatable
+from tune_cac.tuning.preflight import (
+    check_gpus,
+    check_processors,
+    check_schedule,
+    check_searched_options,
+    share_only_if_repeatable,
+)
 from tune_cac.tuning.run_context import baseline_config, check_measured, context_of, own_metric
 from tune_cac.tuning.tune_run import ray_needs, train
 
@@ -68,22 +74,27 @@ def search(**given: Any) -> SearchResult:
     options = options.with_metric(own_metric(options))
     check_processors(options)
     check_gpus(options)
+    check_searched_options(options.loaded_space, options.workload, options.workload_options)
     context = None
-    asks_run = options.sampler == "grid" or options.fixed or options.workload_options or options.compresses
-    if asks_run or is_factory(options.workload):
+    own = is_factory(options.workload) or options.first_options
+    if own or options.sampler == "grid" or options.fixed or options.compresses:
         # The user's code and values are checked before the folder exists.
         context = context_of(baseline_config(options, device="cpu"))
     if options.metric is not None and not options.is_script:
         check_measured(baseline_config(options, device="cpu"))
     if context is not None and not options.is_script:
         options = share_only_if_repeatable(options)
-        context = replace(context, schedule=options.schedule_text)
+        context = replace(context, schedule=options.schedule_text, workload_options=tuple(options.workload_options))
         if options.fixed:
-            check_hold_on_run(options.space, options.fixed, context, options.points)
+            check_hold_on_run(options.space, options.fixed, context, options.space_files, options.points)
         if options.compresses:
             check_schedule(options, context, None if options.schedule is None else Path(options.schedule))
     grid = _grid(options, context)
     layout = open_study(options)
+    if varied := options.loaded_space.options:
+        say(
+            f"no controls: cut dense runs and random stops would belong to one combination of {', '.join(varied)} alone"
+        )
     with locked(layout):
         info = layout.read_info()
         mend_journal(layout.journal)
@@ -162,7 +173,8 @@ def _run_missing(layout: Layout, options: SearchOptions, context: SpaceContext |
             context = context_of(base)
         searcher, run_name = _searcher(layout, options, context, base)
         to_run = layout.read_info().trials - searcher.trials.finished_count()
-        if to_run > 0 or (options.controls and searcher.missing_controls()):
+        lacking = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
+        if to_run > 0 or lacking:
             interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
         layout.write_info(replace(layout.read_info(), why_little=searcher.why_little))
     if options.is_script:
@@ -212,7 +224,9 @@ def make_searcher(
     searcher = kind(
         **{
             "space": options.loaded_space,
-            "context": replace(context, schedule=options.schedule_text),
+            "context": replace(
+                context, schedule=options.schedule_text, workload_options=tuple(options.workload_options)
+            ),
             "base": base,
             "journal": layout.journal,
             "allowed_drop": options.drop,
@@ -285,14 +299,16 @@ def _search(
     budget = Budget(searcher, progress, time_s=options.time_budget_s, trainings=options.cost_budget, begun=begun)
     searcher.plan(to_run, controls=options.controls)
     # The searcher ends the run earlier if fewer controls are needed.
-    most = to_run + (MOST_CONTROLS if options.controls else 0)
-    train(layout, options, searcher, progress, run_name, most, budget)
+    beside = MOST_CONTROLS if options.controls else 0
+    if options.loaded_space.options:
+        beside = to_run + len(searcher.baselines.missing())  # at most one baseline for each trial
+    train(layout, options, searcher, progress, run_name, to_run + beside, budget)
     if searcher.gave_up:
         say(f"{searcher.gave_up}, so nothing else was tried: {_way_on(layout, options)}")
         return False, ""
-    controls_left = options.controls and bool(searcher.missing_controls())
+    beside_left = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
     missing = progress.ended < to_run and not searcher.grid_ended  # points that cannot be are not trained
-    if not (missing or searcher.trials.runs_on() or controls_left):
+    if not (missing or searcher.trials.runs_on() or beside_left):
         return False, ""
     reason = budget.reason()
     if not reason:

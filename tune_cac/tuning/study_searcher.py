@@ -27,7 +27,8 @@ from tune_cac.tuning.controls import EQUAL_COMPUTE, StudyControls, is_shorter, s
 from tune_cac.tuning.coordinated import leases_of
 from tune_cac.tuning.grid_walk import GridWalk
 from tune_cac.tuning.journal_searcher import JournalSearcher
-from tune_cac.tuning.optuna_objectives import missing_objectives, tell_complete
+from tune_cac.tuning.option_baselines import OptionBaselines
+from tune_cac.tuning.optuna_objectives import missing_objectives
 from tune_cac.tuning.predefined_trial import PredefinedTrial, plain
 from tune_cac.tuning.restarts import Restarts
 from tune_cac.tuning.samplers import make_sampler
@@ -135,6 +136,8 @@ class StudySearch(JournalSearcher):
         self._start_role = "published" if space.start_is_published and not hold else "search"
         self._grid = None if grid is None else GridWalk(self.trials, grid, self._start_role)
         self._controls = StudyControls(base, tree)
+        self.baselines = OptionBaselines(self.trials, space, base)
+        """Baselines, of which there are several if the space varies options of the workload."""
 
     def begin(self) -> None:
         """Queue the baseline and the space's starting point; only for a study without trials.
@@ -166,17 +169,17 @@ class StudySearch(JournalSearcher):
 
         None while others have to end first, such as the baseline; `FINISHED` when all planned trials were suggested.
         """
-        trial = self._running.get(trial_id)
-        if trial is None:
-            trial = self._next()
-            if trial is None or isinstance(trial, str):
-                return trial
+        trial = self._running.get(trial_id) or self._next()
+        if trial is None or isinstance(trial, str):
+            return trial
         self._running[trial_id] = trial
         attrs = trial.user_attrs
         baseline = attrs.get("role") == "baseline"
         config = self._config(trial)
         folder = f"{self._run_folder}/{trial_folder_name(trial.number)}"
         trial.set_user_attr("config", config)
+        if options := self.baselines.combination(config):
+            trial.set_user_attr("options", options)
         trial.set_user_attr("folder", folder)
         return {
             "config": config,
@@ -184,6 +187,7 @@ class StudySearch(JournalSearcher):
             "folder": str(self._tree.parent / folder),
             "cache": os.environ.get(CACHE_VARIABLE),
             "role": attrs.get("role", "search"),
+            "options": options,
             "resume_from": attrs.get("resume_from"),
             "checkpoint_every_s": self._checkpoint_every_s,
             "worker_resources": self._worker_resources,
@@ -217,6 +221,8 @@ class StudySearch(JournalSearcher):
     def _next(self) -> optuna.Trial | str | None:
         if self.gave_up:
             return FINISHED
+        if missing := self.baselines.missing():
+            return self.restarts.start_predefined(missing[0])
         if self._to_ask == 0 or self.grid_ended:
             if self._with_controls:
                 return self._next_control()
@@ -234,7 +240,8 @@ class StudySearch(JournalSearcher):
             trial = self._ask()
             if trial is None or isinstance(trial, str):
                 return trial
-            if not (reason := self.candidates.why_impossible(trial)):
+            reason = self.candidates.why_impossible(trial) or self.baselines.why_useless(self._config(trial))
+            if not reason:
                 return trial
             trial.set_user_attr("error", reason)
             self.study.tell(trial, state=TrialState.PRUNED)
@@ -378,13 +385,7 @@ class StudySearch(JournalSearcher):
             self._tell_waiting()
 
     def _tell_waiting(self) -> None:
-        # In order of completion once the baseline's row is known; after a failed baseline, without a constraint.
-        baseline = self.trials.baseline_row()
-        if baseline is None and not self.trials.baseline_failed():
-            return
-        for trial, row in self._waiting_for_baseline:
-            tell_complete(self.study, trial, row, baseline, self._allowed_drop, self.quality)
-        self._waiting_for_baseline.clear()
+        self._waiting_for_baseline = self.baselines.tell_judged(self._waiting_for_baseline, self._allowed_drop)
 
     def adopt_unfinished(self) -> None:
         """Report the trials of an interrupted search; call before suggesting.

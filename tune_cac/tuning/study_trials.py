@@ -131,12 +131,12 @@ class StudyTrials:
         return max((saved_of_baseline(row, baseline) for row in within), default=0.0)
 
     def finished_count(self) -> int:
-        """Return how many trials completed or failed, without interrupted ones and controls."""
+        """Return how many trials completed or failed, without interrupted ones, controls and further baselines."""
         trials = self.all()
         continued = {t.user_attrs.get("continues") for t in trials} | {(self.baseline_again or {}).get("continues")}
         return sum(
             "row" in t.user_attrs
             or (t.state == TrialState.FAIL and "continued_by" not in t.user_attrs and t.number not in continued)
             for t in trials
-            if t.user_attrs.get("role") != "control"
+            if t.user_attrs.get("role") not in ("control", "baseline") or "given" not in t.user_attrs
         )

@@ -15,6 +15,7 @@ import pandas as pd
 from analysis.formatting import ROUNDING, percent, plural
 from analysis.io.checked import number_of
 from analysis.metrics.accounting import search_cost
+from analysis.metrics.baseline import baseline_of
 from analysis.metrics.confirmation import compared, of_trial, saved_again
 from analysis.metrics.saving import saved_of_one
 from analysis.presentation.compression_text import without_files
@@ -137,7 +138,7 @@ def _tiles(data: ReportData) -> str:
         baseline = data.ranking[is_one_of(data.ranking, "role", "baseline")]
         test = number_of(best, quality.test)
         if np.isfinite(test) and len(baseline):
-            base = number_of(baseline.iloc[0], quality.test)
+            base = number_of(baseline_of(data.ranking, best), quality.test)
             beside = "" if np.isnan(base) else f"baseline {value_with_unit(base, quality)}"
             tiles.append((f"test {quality.name}", value_with_unit(test, quality), beside))
     total = search_cost(data.trials)

@@ -69,6 +69,11 @@ def trial_table(data: ReportData) -> dict[str, Any]:
     add("trial", "trial", "number of the trial", [int(t) for t in trials["trial"]])
     add("rank", "rank", "place in the ranking", [rank_of.get(trial) for trial in trials["trial"]])
     add("role", "role", "baseline, published defaults, search or control", _roles(trials), "text")
+    if "baseline" in data.ranking:
+        numbers = dict(zip(data.ranking["trial"], data.ranking["baseline"], strict=True))
+        compared = [numbers.get(trial, pd.NA) for trial in trials["trial"]]
+        title = "trial of the same options that it is compared with"
+        add("baseline", "baseline", title, [None if pd.isna(number) else int(number) for number in compared])
     add("status", "status", "how it ended", texts(trials, "status"), "text")
 
     of_training = data.saving == TRAINING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 
 import analysis
 from analysis.io.studies import to_frame
+from analysis.metrics.baseline import baseline_of
+from analysis.presentation.ranked_table import ranked_table
+from analysis.presentation.summary_text import headline, settings_text
 from trainables.config import TrialConfig
 from trainables.metrics import RELATIVE
 
@@ -131,3 +135,63 @@ def test_an_index_of_ones_own_is_kept() -> None:
     relative = analysis.relative_to_baseline(frame.set_index(pd.Index([7, 7])).iloc[::-1])
     assert relative.index.tolist() == [7, 7]
     assert relative["accuracy_drop"].tolist() == pytest.approx([0.1, 0])
+
+
+def searched_options() -> pd.DataFrame:
+    """Two combinations of options: the second's baseline is worse, so its trials lose less than it seems."""
+    return pd.DataFrame(
+        {
+            "trial": range(6),
+            "role": ["baseline", "search", "baseline", "search", "search", "search"],
+            "status": "completed",
+            "seed": 0,
+            "method": ["none", "gradskip", "none", "gradskip", "gradskip", "gradskip"],
+            "options": ["lr=0.1", "lr=0.1", "lr=0.5", "lr=0.5", "lr=0.5", "lr=0.9"],
+            "accuracy": [0.95, 0.94, 0.80, 0.795, 0.75, 0.99],
+            "compute_saved": [0.0, 0.3, 0.0, 0.4, 0.5, 0.6],
+        }
+    )
+
+
+def test_trials_of_searched_options_are_compared_with_the_baseline_of_their_own() -> None:
+    trials = searched_options()
+    relative = analysis.relative_to_baseline(trials)
+    assert relative["accuracy_drop"].tolist()[:5] == pytest.approx([0, 0.01, 0, 0.005, 0.05])
+    assert math.isnan(relative["accuracy_drop"][5])  # its baseline did not complete
+    with pytest.warns(UserWarning, match=r"no completed baseline of options lr=0\.9: the accuracy loss of 1 of the 6"):
+        ranking = analysis.rank(trials, allowed_drop=0.01)
+    found = ranking.set_index("trial")
+    assert found["baseline"].astype("object").where(found["baseline"].notna(), None).to_dict() == {
+        3: 2, 1: 0, 0: 0, 2: 2, 4: 2, 5: None,
+    }  # fmt: skip
+    assert ranking["trial"].tolist() == [3, 1, 0, 2, 4, 5]
+    assert list(ranking.columns[:4]) == ["rank", "trial", "role", "baseline"]
+    one = trials[trials["options"] == "lr=0.1"]
+    assert "baseline" not in analysis.rank(one, allowed_drop=0.01)
+    assert "baseline" not in analysis.rank(one.drop(columns="options"), allowed_drop=0.01)
+
+
+def test_a_confirmation_pairs_runs_of_one_seed_and_of_the_same_options() -> None:
+    rows = []
+    for seed in (1, 2, 3):
+        for options, dense, number, lost in (("lr=0.1", 0.9, 7, 0.01), ("lr=0.5", 0.7, 8, 0.02)):
+            accuracy = dense + seed / 1000
+            rows.append({"role": "baseline", "options": options, "seed": seed, "accuracy": accuracy})
+            found = {"candidate": number, "accuracy": accuracy - lost, "compute_saved": 0.3}
+            rows.append({"role": "candidate", "options": options, "seed": seed, **found})
+    table = analysis.confirm_table(pd.DataFrame(rows).assign(status="completed"), allowed_drop=0.03)
+    assert table.set_index("candidate")["accuracy_drop"].to_dict() == pytest.approx({7: 0.01, 8: 0.02})
+    assert table["seeds"].tolist() == [3, 3]
+
+
+def test_searched_options_are_told_where_settings_are() -> None:
+    trials = searched_options().head(5)
+    ranking = analysis.rank(trials, allowed_drop=0.01).assign(
+        test_accuracy=float("nan"), executed_flops=1, train_time_s=1.0, search_flops=1, dense_flops=1
+    )
+    header, first, *_ = ranked_table(ranking)
+    assert dict(zip(header, first, strict=True))["baseline"] == "2"
+    assert [settings_text(row) for _, row in ranking.iterrows()] == ["lr=0.5", "lr=0.1", "lr=0.1", "lr=0.5", "lr=0.5"]
+    said = headline(ranking, analysis.best(ranking), 0.01)
+    assert said.startswith("With lr=0.5, against the baseline of these options: you can skip 40.0 % of the training")
+    assert baseline_of(ranking, ranking.iloc[0])["trial"] == 2

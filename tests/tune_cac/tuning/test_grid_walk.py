@@ -19,7 +19,7 @@ GRID = grid_of(
     {"all": {"CAC_VAR_START_THR": [0.9, 0.97], "CAC_BRAKING_DISTANCE": [0, {"value": 20, "then": {"all": {
         "CAC_VAR_MT_COUNT_THR": [0, 2]}}}]}, "exclude": "CAC_BRAKING_DISTANCE"}
 )  # fmt: skip
-SPACE: Space = search_spaces.load("grid", GRID)
+SPACE: Space = search_spaces.load("grid", grid=GRID)
 POINTS = [dict(point) for point in GRID["settings"]]  # type: ignore[index]
 
 

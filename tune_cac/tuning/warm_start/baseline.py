@@ -81,7 +81,7 @@ class WarmStart:
         for _ in range(DRAWS):
             recorder = DrawnTrial(rng)
             values = self.space.suggest(recorder, self.context)
-            drawn.append((recorder.params, {**fixed, **values, **self.hold}))
+            drawn.append((recorder.params, {**fixed, **under_one_set_of_options(values), **self.hold}))
         return drawn
 
     def why_little(self, seed: int, *, acts: bool) -> str:
@@ -104,8 +104,8 @@ class WarmStart:
         return self.trace is not None and "compression" not in self.space.method
 
     def does_nothing(self, config: TrialConfig) -> bool:
-        """Return whether the baseline's run proves that this configuration never acts."""
-        return self.knows_what_acts and never_acts(config, self.trace)
+        """Return whether the baseline's run proves that this configuration never acts; not under other options."""
+        return config.options == self.base.options and self.knows_what_acts and never_acts(config, self.trace)
 
 
 def learn(
@@ -153,6 +153,11 @@ def learn(
     )  # fmt: skip
 
 
+def under_one_set_of_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a space's values without the options of the workload, for a recorded run has one set of them."""
+    return {name: value for name, value in values.items() if name != "workload_options"}
+
+
 def asks_for_sensitivities(space: Space, context: SpaceContext) -> bool:
     """Return whether a space's ranges depend on the sensitivities of the baseline's layers."""
     return any("pruning_sensitivities" in values for values in corners(space, context))
@@ -187,7 +192,7 @@ def typical_configs(
     """Return one configuration of the space for each distinct `metadata_key`."""
     found: dict[Any, TrialConfig] = {}
     for values in corners(space, context):
-        config = replace(base, method=space.method, **{**values, **hold})
+        config = replace(base, method=space.method, **{**under_one_set_of_options(values), **hold})
         found.setdefault(metadata_key(config), config)
     return list(found.values())
 
