@@ -161,6 +161,8 @@ def test_the_shell_script_sets_the_published_variables() -> None:
 
 def test_every_example_is_run_and_says_what_it_is() -> None:
     tested = set(re.findall(r'example\("([\w.]+)"\)', Path(__file__).read_text()))
+    searched = (Path(__file__).parent / "test_example_metrics.py").read_text()
+    tested |= {f"{name}.py" for name in re.findall(r'^    "(\w+)": \(\[', searched, re.MULTILINE)}
     assert {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")} == tested
     for path in EXAMPLES.glob("*.py"):
         assert f"python {path.name}" in documentation(path.name).replace(

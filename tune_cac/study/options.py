@@ -191,7 +191,7 @@ class SearchOptions(StudyOptions):
             object.__setattr__(self, "trials", TRIALS)
 
     def _check_space(self, space: Space, options: Mapping[str, str]) -> None:
-        if space.method == "none":
+        if space.method == "none" and self.points is None:
             raise UserError(
                 f"space {self.space} searches nothing that saves compute ({', '.join(space.options)}): join it with a "
                 f"space of a method, such as --space auto_thresholds+{self.space}"

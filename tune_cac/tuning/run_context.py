@@ -64,7 +64,7 @@ def own_metric(options: SearchOptions) -> Quality:
     from trainables.workloads import build
 
     named = is_factory(options.workload)
-    return build(options.workload, options.workload_options).quality if named else ACCURACY
+    return build(options.workload, options.first_options).quality if named else ACCURACY
 
 
 def check_measured(config: TrialConfig) -> None:

@@ -71,10 +71,10 @@ def search(**given: Any) -> SearchResult:
             )
         identity = script_identity(options.workload_options)
         options = replace(options, script=None, workload_options=(*options.workload_options, *identity))
-    options = options.with_metric(own_metric(options))
     check_processors(options)
     check_gpus(options)
     check_searched_options(options.loaded_space, options.workload, options.workload_options)
+    options = options.with_metric(own_metric(options))
     context = None
     own = is_factory(options.workload) or options.first_options
     if own or options.sampler == "grid" or options.fixed or options.compresses:

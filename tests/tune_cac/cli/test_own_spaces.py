@@ -120,4 +120,4 @@ def test_options_of_a_search() -> None:
     assert SearchOptions(space="auto_thresholds").first_options == ()
     Path("lr.yaml").unlink()
     kept = SearchOptions(space=options.space, workload=options.workload, space_files=options.space_files)
-    assert kept.search_space.options == ("lr",)
+    assert kept.loaded_space.options == ("lr",)
