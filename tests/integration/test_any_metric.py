@@ -105,7 +105,9 @@ def test_a_minimised_study_is_the_mirror_image_of_one_with_its_negative(
     assert main(["report", str(found["cost"].folder)]) == 0
     said = capsys.readouterr()
     written = [path.read_text() for path in found["cost"].folder.glob("*.*") if path.suffix in (".md", ".env", ".csv")]
-    for text in (said.out, said.err, *written):
+    page = (found["cost"].folder / "report.html").read_text()
+    own = page[page.index("<header>") : page.index('<script type="application/json" id="colours">')]
+    for text in (said.out, said.err, own, *written):
         assert "accurac" not in text.lower()
         assert " points" not in text
     assert "nats" in said.out

@@ -37,7 +37,9 @@ def study_of(folder: Path) -> optuna.Study:
     return optuna.load_study(study_name=STUDY_NAME, storage=storage)
 
 
-def write_study(folder: Path, trials: Sequence[Mapping[str, Any]]) -> Layout:
+def write_study(
+    folder: Path, trials: Sequence[Mapping[str, Any]], *, directions: Sequence[str] = ("maximize", "maximize")
+) -> Layout:
     """A study's ``study.json`` and journal; of each trial its user attributes. The first is the baseline."""
     layout = Layout(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +51,7 @@ def write_study(folder: Path, trials: Sequence[Mapping[str, Any]]) -> Layout:
     )  # fmt: skip
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(layout.journal)))
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(study_name=STUDY_NAME, storage=storage, directions=["maximize"] * 2)
+    study = optuna.create_study(study_name=STUDY_NAME, storage=storage, directions=list(directions))
     for number, attrs in enumerate(trials):
         method = "gradskip" if number else "none"
         given = {"role": "search" if number else "baseline", "config": TrialConfig(method=method).to_dict(), **attrs}

@@ -19,7 +19,8 @@ from tune_cac.cli.main import main
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    return write_study(tmp_path / "s", [{"row": result_row()}, {"row": result_row(0.96, 0.3)}]).root
+    rows = [{"row": result_row()}, {"row": result_row(0.96, 0.3)}]
+    return write_study(tmp_path / "s", rows, directions=("minimize", "maximize")).root
 
 
 def free_port() -> int:
@@ -57,6 +58,7 @@ def test_it_serves_the_journal_to_this_machine_alone(port: int) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.2)
     assert "tune_cac" in json.dumps(studies)
+    assert studies["study_summaries"][0]["directions"] == ["minimize", "maximize"]  # as a study of a loss has them
     listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if " 0A " in line]
     assert [place for place in listening if int(place.split(":")[1], 16) == port] == [f"0100007F:{port:04X}"]
 
