@@ -139,7 +139,8 @@ def named_row(row: Mapping[str, Any], quality: Quality = ACCURACY) -> dict[str, 
         further = json.loads(row.get("further_metrics") or "{}")
     except ValueError:  # of a damaged file
         further = {}
-    known = {*METRICS, *ROW_KEYS, *named}
+    accuracies = set() if quality.is_accuracy else {ACCURACY.name, ACCURACY.test}  # further metrics then
+    known = ({*METRICS, *ROW_KEYS} - accuracies) | set(named)
     return named | {str(name): value for name, value in further.items() if name not in known}
 
 

@@ -45,7 +45,7 @@ def row_dtypes(quality: Quality = ACCURACY, further: Iterable[str] = ()) -> dict
 
 def further_names(rows: Iterable[Mapping[str, object]], quality: Quality) -> list[str]:
     """Return the further metrics of named rows (`trainables.metrics.named_row`), in the order of their appearance."""
-    known = {*metrics_of(quality), *METRICS, *IDENTITY, *field_kinds(), "run_facts"}
+    known = {*metrics_of(quality), *IDENTITY, *field_kinds(), "run_facts"}
     return [name for name in dict.fromkeys(name for row in rows for name in row) if name not in known]
 
 

@@ -206,7 +206,8 @@ class ScriptRun:
 
     def _row(self, told: Mapping[str, Any], count: int) -> dict[str, Any]:
         quality = self.config.quality
-        further = dict(told.get("extra", {}))
+        further = {name: told[name] for name in ("accuracy", "test_accuracy") if name in told}
+        further |= told.get("extra", {})
         measured = {quality.name: told.get(quality.name, further.pop(quality.name, None))}
         measured[quality.test] = told.get(quality.test, further.pop(quality.test, None))
         value = measured[quality.name]
@@ -245,7 +246,8 @@ class ScriptRun:
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the further metrics of a report: its other numbers, without names that columns of results have."""
-    return {k: float(v) for k, v in values.items() if is_number(v) and k not in METRICS and k not in field_names()}
+    taken = {*METRICS, *field_names()} - {"accuracy", "test_accuracy"}
+    return {k: float(v) for k, v in values.items() if is_number(v) and k not in taken}
 
 
 def _check_ranges(told: Mapping[str, Any], *, method: str) -> None:
