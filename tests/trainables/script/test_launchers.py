@@ -51,7 +51,7 @@ import os, sys
 rank = os.environ["RANK"]
 for epoch in (1, 2):
     print(f'{{"accuracy": 0.{epoch + 4 * int(rank)}, "epoch": {epoch}, "compute_saved": 0}}', flush=True)
-os.write(2, f"told by {rank}\n".encode())  # in one piece, for the processes share the file
+os.write(2, f"told by {rank}\\n".encode())  # in one piece, for the processes share the file
 """
 #: The second process fails, and then the first, which waits for it.
 FAILING = """
