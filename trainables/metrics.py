@@ -140,10 +140,15 @@ def named_row(row: Mapping[str, Any], quality: Quality = ACCURACY) -> dict[str, 
     except ValueError:  # of a damaged file
         further = {}
     accuracies = set() if quality.is_accuracy else {ACCURACY.name, ACCURACY.test}  # further metrics then
-    known = ({*METRICS, *ROW_KEYS} - accuracies) | set(named)
+    known = ({*METRICS, *ROW_KEYS, *TABLE_COLUMNS} - accuracies) | set(named)
     return named | {str(name): value for name, value in further.items() if name not in known}
 
 
+#: Columns of tables of trials that are no results; a metric of such a name would replace them.
+TABLE_COLUMNS = frozenset({
+    "trial", "role", "status", "error", "control", "candidate", "options", "study", "rank", "within_drop", "on_front",
+    "baseline", "worth", "duplicate_of", "beats_shorter", "run_facts",
+})  # fmt: skip
 #: Keys that a row may have.
 ROW_KEYS: tuple[str, ...] = tuple(metric.name for metric in (*ROW, *OTHER_QUALITY))
 
@@ -169,7 +174,7 @@ def check_metric(quality: Quality, others: Iterable[str] = ()) -> None:
         quality: the metric.
         others: columns beside those of results.
     """
-    taken = {*METRICS, *ROW_KEYS, *others} - {ACCURACY.name}
+    taken = {*METRICS, *ROW_KEYS, *TABLE_COLUMNS, *others} - {ACCURACY.name}
     for name in () if quality.is_accuracy else (quality.name, quality.test, quality.drop, quality.test_drop):
         if name in taken:
             raise UserError(

@@ -105,8 +105,10 @@ class Quality:
 
     def fields(self) -> dict[str, str]:
         """Return the fields of a config that name this metric; none for the accuracy."""
-        if self == ACCURACY:
-            return {}
+        return {} if self == ACCURACY else self.all_fields()
+
+    def all_fields(self) -> dict[str, str]:
+        """Return `fields`, also those of an accuracy, for a workload whose own metric is another."""
         return {"metric": self.name, "direction": self.direction, "metric_unit": self.unit}
 
 
@@ -137,6 +139,8 @@ def quality_named(
     if metric is None or metric == own.name:
         if direction not in (None, own.direction):
             raise UserError(f"--direction must be {own.direction} for the metric {own.name}, got {direction}")
+        if unit not in (None, own.unit):
+            raise UserError(f"--metric-unit must be {own.unit or 'left out'} for the metric {own.name}, got {unit}")
         return own
     if metric == ACCURACY.name:
         return quality_named(None, direction)
@@ -149,6 +153,8 @@ def quality_named(
     return Quality(name=metric, direction=direction, unit=unit or "")
 
 
+#: A metric of which nothing is known yet.
+ANY_UNIT = Quality(name="the_metric", unit="")
 #: Allowed drop of a metric in percent and points, and of another one.
 DEFAULT_DROP, DEFAULT_RELATIVE_DROP = 0.005, "1%"
 

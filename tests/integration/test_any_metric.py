@@ -63,7 +63,7 @@ for epoch in range(3):
     with torch.no_grad():
         wrong = model(x[100:]) - y[100:]
     near = (wrong.abs() < 1).float().mean()
-    tune_cac.report(rmse=wrong.square().mean().sqrt(), mae=wrong.abs().mean(), accuracy=near, epoch=epoch + 1)
+    tune_cac.report(rmse=wrong.square().mean().sqrt(), mae=wrong.abs().mean(), accuracy=near, rank=0, epoch=epoch + 1)
 """
 
 
@@ -115,6 +115,24 @@ def test_a_minimised_study_is_the_mirror_image_of_one_with_its_negative(
     assert "cost" in analysis.history(found["cost"].folder).columns
     with pytest.raises(UserError, match="studies can be compared if their workload_options is the same"):
         analysis.compare([found["cost"].folder, found["gain"].folder])
+
+
+def test_a_factory_with_a_metric_of_its_own_takes_its_unit_and_another_name(folder: Path) -> None:
+    given = {"workload": "errors_of_mine:make", "trials": 1, "controls": False, "results": folder / "results"}
+    found = tune_cac.search(**given, name="own", metric="cost", allowed_drop=1.5)  # nats: above what a fraction may be
+    assert found.allowed_drop == 1.5
+    found = tune_cac.search(**given, name="hits", metric="hits", direction="max", metric_unit="fraction")
+    assert found.trials["hits"].between(0, 1).all()
+    assert found.trials["cost"].notna().all()
+
+
+def test_a_script_whose_last_value_is_no_number_fails_by_its_name(
+    folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = """echo '{"val_loss": NaN, "step": 10, "compute_saved": 0.0}'"""
+    given = ["--metric", "val_loss", "--trials", "1", "--retries", "0", "--no-controls", "--name", "n"]
+    assert main(["search", "--script", command, *given]) == 1
+    assert "the val_loss is nan in the last report" in capsys.readouterr().err
 
 
 def test_a_script_reports_any_numbers(folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def test_what_is_no_metric_is_one_line(metric: str, direction: str | None, messa
         quality_named(metric, direction)
 
 
-@pytest.mark.parametrize("name", ["train_loss", "epoch", "saved", "quality", "CAC_RULE", "seed"])
+@pytest.mark.parametrize("name", ["train_loss", "epoch", "saved", "quality", "CAC_RULE", "seed", "rank", "status"])
 def test_a_metric_does_not_take_another_columns_name(name: str) -> None:
     with pytest.raises(UserError, match=rf"{name} is a column of results already, got {name}: rename it"):
         TrialConfig(metric=name, direction="min")
@@ -58,6 +58,8 @@ def test_the_workloads_own_metric_counts_unless_another_is_named() -> None:
     assert quality_named("val_loss", None, own=LOSS) == LOSS  # with its unit
     assert quality_named("f1", None, own=LOSS).name == "f1"
     assert quality_named("accuracy", None, own=LOSS) == ACCURACY
+    with pytest.raises(UserError, match="--metric-unit must be nats for the metric val_loss, got bits"):
+        quality_named(None, None, "bits", own=LOSS)
     with pytest.raises(UserError, match="--direction must be min for the metric val_loss, got max"):
         quality_named(None, "max", own=LOSS)
 

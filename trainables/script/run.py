@@ -190,6 +190,9 @@ class ScriptRun:
                 f'{{"{name}": 0.91, "step": 100}}' + self._tail()
             )
         self._process.close()
+        value = held[self.config.quality.key]
+        if not math.isfinite(value):
+            raise TrainingDiverged(f"the {name} is {value} in the last report")
         self.finished = True
         yield held
 

@@ -18,8 +18,8 @@ from trainables.config import check_integer
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variable_types import is_number
 from trainables.metrics import check_metric
-from trainables.quality import Quality, default_drop, quality_named, read_drop
-from trainables.registry import SCRIPT, check_workload
+from trainables.quality import ACCURACY, ANY_UNIT, Quality, default_drop, quality_named, read_drop
+from trainables.registry import SCRIPT, check_workload, is_factory
 from trainables.savings import SAVINGS
 from trainables.script.placeholders import names
 from trainables.workload_options import canonical, read_options
@@ -127,8 +127,9 @@ class SearchOptions(StudyOptions):
             _check_number(declared, getattr(self, declared.name))
         check_sampler(self.sampler, self.part)
         if self.allowed_drop is not None:
-            fraction = self.metric is None  # as the workload's own metric is, unless it says otherwise (`with_metric`)
-            object.__setattr__(self, "allowed_drop", read_drop(self.allowed_drop, None if fraction else self.quality))
+            # A factory's own metric, its direction and its unit are known only later (`with_metric`).
+            quality = ANY_UNIT if is_factory(self.workload) else self.quality
+            object.__setattr__(self, "allowed_drop", read_drop(self.allowed_drop, quality))
         object.__setattr__(self, "checkpoint_budget", read_bytes(self.checkpoint_budget))
         if self.time_budget is not None:
             object.__setattr__(self, "time_budget", read_duration(self.time_budget))
@@ -242,7 +243,8 @@ class SearchOptions(StudyOptions):
         quality = quality_named(self.metric, self.direction, self.metric_unit, own=own)
         check_metric(quality)
         drop = default_drop(quality) if self.allowed_drop is None else read_drop(self.allowed_drop, quality)
-        settled = {"metric": None, "direction": None, "metric_unit": None, **quality.fields()}
+        named = quality.fields() if quality == own == ACCURACY else quality.all_fields()
+        settled = {"metric": None, "direction": None, "metric_unit": None, **named}
         return replace(self, script=None, allowed_drop=drop, **settled)  # type: ignore[arg-type]
 
     @property

@@ -12,8 +12,8 @@ from trainables.metrics import objective_keys
 from trainables.quality import ACCURACY, Quality, allowed_amount
 from trainables.savings import ranked_saving, share_saved
 
-#: Constraint violation of a control, larger than any accuracy loss.
-_NEVER = 10.0
+#: Constraint violation of a control, larger than any drop.
+_NEVER = 1e30
 
 
 def tell_complete(

@@ -203,6 +203,8 @@ class SearchProgress(tune.Callback):
             for number, _, row, options in self._rows
             if options in baselines and lost(row, options) <= most[options]
         ]
+        if not within:  # the baseline has no finite value
+            return "nothing saved yet"
         saved, gain, number, _ = max(within)
         if saved <= 0:
             return "nothing saved yet"

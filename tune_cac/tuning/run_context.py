@@ -55,7 +55,9 @@ def baseline_config(options: SearchOptions, *, device: str) -> TrialConfig:
         threads=options.cpus_per_trial,
         workers=options.workers_per_trial,
         saving=None if options.ranked_by == "training" else options.ranked_by,
-        **options.quality.fields(),  # type: ignore[arg-type]
+        metric=options.metric,
+        direction=options.direction,
+        metric_unit=options.metric_unit,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.quality import Quality
+from trainables.quality import Quality, allowed_amount
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.store import StageStore
 
@@ -26,10 +26,10 @@ MOST_EVALUATIONS = 250
 LEAST_DROP, LEAST_RELATIVE_DROP = 0.01, "2%"
 
 
-def _at_least(allowed_drop: float | str, quality: Quality) -> float | str:
-    if not quality.is_fraction:
-        return allowed_drop if isinstance(allowed_drop, str) else LEAST_RELATIVE_DROP
-    return allowed_drop if isinstance(allowed_drop, str) else max(allowed_drop, LEAST_DROP)
+def _at_least(allowed_drop: float | str, quality: Quality, unpruned: float) -> float:
+    """Return the drop of the analysis in the metric's unit."""
+    least = allowed_amount(LEAST_DROP if quality.is_fraction else LEAST_RELATIVE_DROP, unpruned)
+    return float(max(allowed_amount(allowed_drop, unpruned), least))
 
 
 def baseline_sensitivities(
@@ -52,7 +52,7 @@ def baseline_sensitivities(
     levels = next((tried for tried in LEVELS if len(tried) * len(weight_names) <= MOST_EVALUATIONS), None)
     if levels is None:
         return {}
-    found = _analysed(store, tree, base, weight_names, levels, _at_least(allowed_drop, base.quality))
+    found = _analysed(store, tree, base, weight_names, levels, allowed_drop)
     try:
         store.write(name, found)  # also an empty result: another trial may store a state later
     except OSError as error:
@@ -96,7 +96,12 @@ def _analysed(
                 layers=list(weight_names),
                 levels=levels,
             )
-            proposals = proposed_sensitivities(rows, parameters_as_built(run.model), allowed_drop, base.quality)
+            proposals = proposed_sensitivities(
+                rows,
+                parameters_as_built(run.model),
+                _at_least(allowed_drop, base.quality, rows[0].top1),
+                base.quality,
+            )
         except UserError as error:
             warnings.warn(f"no sensitivity analysis of the baseline: {error}", stacklevel=2)
             return {}
