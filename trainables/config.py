@@ -135,7 +135,8 @@ class TrialConfig(_VariableFields, _RunFields):  # in the order of the fields, f
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         self.gradskip_settings()
-        check_metric(self.quality, field_names())
+        if self.metric is not None:  # a config is made for every setting that is replayed
+            check_metric(self.quality, field_names())
         self._check_compression()
 
     def _check_compression(self) -> None:

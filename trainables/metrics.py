@@ -133,6 +133,8 @@ def named_row(row: Mapping[str, Any], quality: Quality = ACCURACY) -> dict[str, 
     >>> named_row({"epoch": 1, "quality": 2.5, "further_metrics": '{"f1": 0.5}'}, Quality(name="nll"))
     {'epoch': 1, 'nll': 2.5, 'f1': 0.5}
     """
+    if quality.is_accuracy and "further_metrics" not in row:  # nearly always, in journals of any length
+        return dict(row)
     names = {quality.key: quality.name, quality.test_key: quality.test}
     named = {names.get(key, key): value for key, value in row.items() if key != "further_metrics"}
     try:

@@ -74,7 +74,7 @@ class _Replay:
         self._config = config
         self._settings = config.gradskip_settings()
         self._blueprint = trace.blueprint(config)
-        self._numbers = numbers
+        self._numbers = numbers.rounded(single_precision=self._blueprint.single_precision)  # not in every group again
         count = len(numbers.interval)
         self._found = Predicted.nothing(count, trace)
         self._anchor = np.full(count, -1, np.int64)  # iteration at which the current target became current
@@ -120,7 +120,7 @@ class _Replay:
             )
             missing = _first(~known[looks])
             seen = Curve.of(looks[:missing], values[looks[:missing]], single_precision=single)
-            places, rules[members] = seen.stops(self._numbers.take(rows), first=first, single_precision=single)
+            places, rules[members] = seen.stops(self._numbers, rows, first=first, single_precision=False)
             fired = places < missing
             when[members[fired]] = looks[places[fired]]
             ratios[members[fired]] = seen.ratios[places[fired]]

@@ -9,7 +9,7 @@ Symbols as in `published`: v variance, peak, count, ratio. Shapes: n settings, T
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from trainables.gradskip.rules.published import next_examination
 #: Names of the conditions under which a target stops, by index.
 CONDITIONS = ("start", "mountain", "slope")
 _START, _MOUNTAIN, _SLOPE = range(3)
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +41,10 @@ class AutoNumbers:
     braking: NDArray[np.int64]
     """(n,) braking distance."""
 
-    def take(self, rows: NDArray[np.int64]) -> AutoNumbers:
-        """Return the numbers of some of the settings."""
-        return AutoNumbers(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+    def rounded(self, *, single_precision: bool) -> AutoNumbers:
+        """Return the numbers with thresholds in the precision in which the rule compares; see `AutoRule`."""
+        start, mountain, slope = (_rounded(t, single_precision) for t in (self.start_thr, self.mt_thr, self.slope_thr))
+        return replace(self, start_thr=start, mt_thr=mountain, slope_thr=slope)
 
 
 def examinations(
@@ -83,26 +85,25 @@ class Curve:
         return cls(iterations=iterations, ratios=ratios, counts=np.cumsum(updates))
 
     def stops(
-        self, numbers: AutoNumbers, *, first: bool, single_precision: bool
+        self, numbers: AutoNumbers, rows: NDArray[np.int64] | slice = _ALL, *, first: bool, single_precision: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Find where each of n settings stops this target.
 
         Args:
-            numbers: settings that examine at the curve's iterations.
+            numbers: of settings.
+            rows: those that examine at the curve's iterations.
             first: whether this is the first target.
-            single_precision: as in `of`.
+            single_precision: as in `of`; False for numbers that are rounded already.
 
         Returns:
             (n,) index of the stop in the curve, its length for none, and (n,) index of the condition in `CONDITIONS`.
         """
-        start, mountain, slope = (
-            _rounded(thresholds, single_precision)
-            for thresholds in (numbers.start_thr, numbers.mt_thr, numbers.slope_thr)
-        )
         if first:
+            start = _rounded(numbers.start_thr[rows], single_precision)
             return _first_below(self.ratios, start), np.full(len(start), _START)
+        mountain, slope = (_rounded(values[rows], single_precision) for values in (numbers.mt_thr, numbers.slope_thr))
         # The count never decreases, so a target is a slope up to some index and a mountain from there on.
-        turns = np.searchsorted(self.counts, numbers.mt_count_thr, side="right")
+        turns = np.searchsorted(self.counts, numbers.mt_count_thr[rows], side="right")
         places, conditions = _first_below(self.ratios, slope), np.full(len(slope), _SLOPE)
         late = places >= turns
         for turn in np.unique(turns[late]):

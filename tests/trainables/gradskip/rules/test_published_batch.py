@@ -86,5 +86,5 @@ def test_many_settings_at_once_are_each_alone(
     numbers = numbers_of(several)
     places, conditions = curve.stops(numbers, first=first, single_precision=single)
     for row in range(len(several)):
-        alone = curve.stops(numbers.take(np.array([row])), first=first, single_precision=single)
+        alone = curve.stops(numbers, np.array([row]), first=first, single_precision=single)
         assert (places[row], conditions[row]) == (alone[0][0], alone[1][0])
