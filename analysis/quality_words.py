@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.formatting import ROUNDING, fixed, points_number
+from analysis.formatting import ROUNDING, decimals_above, fixed, points_number
 from trainables.quality import Quality, allowed_amount
 
 #: Significant digits of a value and of a drop that are no fractions, and the most that tell a drop from its limit.
@@ -49,7 +49,7 @@ def value_with_unit(value: float, quality: Quality) -> str:
     >>> value_with_unit(0.97, Quality()), value_with_unit(1.25, Quality(name="nll", direction="min", unit="nats"))
     ('97.00 %', '1.25 nats')
     """
-    return f"{100 * value:.2f} %" if quality.is_fraction else _with_unit(value_text(value, quality), quality)
+    return plotted_text(float(plotted(value, quality)), quality)
 
 
 def drop_text(drop: float, quality: Quality, *, allowed: float | None = None) -> str:
@@ -58,8 +58,7 @@ def drop_text(drop: float, quality: Quality, *, allowed: float | None = None) ->
     >>> drop_text(0.0017, Quality()), drop_text(0.0123, Quality(name="nll", direction="min", unit="nats"))
     ('0.17 points', '0.0123 nats')
     """
-    number = drop_number(drop, quality, allowed=allowed)
-    return f"{number} points" if quality.is_fraction else _with_unit(number, quality)
+    return f"{drop_number(drop, quality, allowed=allowed)} {unit_of_drop(quality)}".rstrip()
 
 
 def drop_number(drop: float, quality: Quality, *, allowed: float | None = None, sign: str = "") -> str:
@@ -77,9 +76,11 @@ def drop_number(drop: float, quality: Quality, *, allowed: float | None = None, 
     return f"{float(drop) + 0.0:{sign}.{digits}g}"
 
 
-def drop_cell(drop: float, quality: Quality, decimals: int) -> str:
-    """Return a drop for a cell of a table, with its sign: fractions as such, with ``decimals``."""
-    return fixed(drop, decimals, sign="+") if quality.is_fraction else drop_number(drop, quality, sign="+")
+def drop_cell(drop: float, quality: Quality, *, allowed: float | None = None) -> str:
+    """Return a drop for a cell of a table, with its sign: fractions as such, with four decimals or as many as tell."""
+    if not quality.is_fraction:
+        return drop_number(drop, quality, allowed=allowed, sign="+")
+    return fixed(drop, 4 if allowed is None else decimals_above(drop, allowed, 4), sign="+")
 
 
 def allowed_text(allowed: float | str, quality: Quality, *, baseline: float | None = None) -> str:
@@ -101,6 +102,15 @@ def plotted(values: Any, quality: Quality) -> NDArray[np.float64]:
     return np.asarray(values, dtype=np.float64) * (100.0 if quality.is_fraction else 1.0)
 
 
+def plotted_text(value: float, quality: Quality) -> str:
+    """Return a plotted value with its unit.
+
+    >>> plotted_text(97.0, Quality()), plotted_text(1.25, Quality(name="nll", direction="min", unit="nats"))
+    ('97.00 %', '1.25 nats')
+    """
+    return f"{value:.2f} %" if quality.is_fraction else f"{value_text(value, quality)} {quality.unit}".rstrip()
+
+
 def axis_words(quality: Quality) -> str:
     """Return the title of an axis of values.
 
@@ -113,9 +123,10 @@ def axis_words(quality: Quality) -> str:
 
 def drop_unit(quality: Quality) -> str:
     """Return the unit of a drop in brackets after a space; empty where there is none."""
-    unit = "points" if quality.is_fraction else quality.unit
+    unit = unit_of_drop(quality)
     return f" ({unit})" if unit else ""
 
 
-def _with_unit(number: str, quality: Quality) -> str:
-    return f"{number} {quality.unit}" if quality.unit else number
+def unit_of_drop(quality: Quality) -> str:
+    """Return the unit of a drop; empty where there is none."""
+    return "points" if quality.is_fraction else quality.unit

@@ -126,7 +126,7 @@ class Space:
     saving: str = "training"
     """Compute that its trials save and are ranked by: ``training``, ``inference`` or ``both``."""
     description: str = ""
-    """What it searches, in one line."""
+    """Description in one line."""
     options: tuple[str, ...] = ()
     """Options of the workload that vary between its trials; `suggest` returns them in `workload_options`."""
 

@@ -155,6 +155,11 @@ TABLE_COLUMNS = frozenset({
 ROW_KEYS: tuple[str, ...] = tuple(metric.name for metric in (*ROW, *OTHER_QUALITY))
 
 
+def value_in(row: Mapping[str, Any]) -> Any:
+    """Return the value of the metric in a trial's row, whatever the metric is; None where the row has none."""
+    return row.get(ACCURACY.key, row.get("quality"))
+
+
 def objective_keys(quality: Quality = ACCURACY) -> tuple[str, str]:
     """Return the keys of the search's objectives in a row, in the order of their values in Optuna."""
     return (quality.key, "compute_saved")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from trainables.errors import UserError
 
@@ -22,6 +23,9 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 #: Names of metrics which, unless a direction is given, are minimised. Any other name needs one.
 _MINIMISED = re.compile(r"(^|_)(loss|error|perplexity|ppl|rmse|mse|mae|fid)$")
 _MAXIMISED = re.compile(r"(^|_)(accuracy|acc|f1|auc|auroc|map|r2|bleu|iou|dice|recall|precision|score|reward|return)$")
+
+#: Fields of a config, and columns of trials, that name a metric.
+QUALITY_FIELDS = ("metric", "direction", "metric_unit")
 
 _Number = TypeVar("_Number")
 
@@ -109,7 +113,7 @@ class Quality:
 
     def all_fields(self) -> dict[str, str]:
         """Return `fields`, also those of an accuracy, for a workload whose own metric is another."""
-        return {"metric": self.name, "direction": self.direction, "metric_unit": self.unit}
+        return dict(zip(QUALITY_FIELDS, (self.name, self.direction, self.unit), strict=True))
 
 
 #: The quality of trials that name no other.
@@ -143,7 +147,7 @@ def quality_named(
             raise UserError(f"--metric-unit must be {own.unit or 'left out'} for the metric {own.name}, got {unit}")
         return own
     if metric == ACCURACY.name:
-        return quality_named(None, direction)
+        return quality_named(None, direction, unit)
     if direction is None:
         if bool(_MINIMISED.search(metric)) == bool(_MAXIMISED.search(metric)):
             raise UserError(
@@ -153,8 +157,11 @@ def quality_named(
     return Quality(name=metric, direction=direction, unit=unit or "")
 
 
-#: A metric of which nothing is known yet.
-ANY_UNIT = Quality(name="the_metric", unit="")
+def quality_in(values: Mapping[str, Any]) -> Quality:
+    """Return the quality that `QUALITY_FIELDS` of a config, or of the facts of a run, name; else the accuracy."""
+    return quality_named(*(values.get(name) for name in QUALITY_FIELDS))
+
+
 #: Allowed drop of a metric in percent and points, and of another one.
 DEFAULT_DROP, DEFAULT_RELATIVE_DROP = 0.005, "1%"
 
@@ -164,7 +171,7 @@ def default_drop(quality: Quality) -> float | str:
     return DEFAULT_DROP if quality.is_fraction else DEFAULT_RELATIVE_DROP
 
 
-def read_drop(value: float | str, quality: Quality | None = None) -> float | str:
+def read_drop(value: float | str, quality: Quality = ACCURACY) -> float | str:
     """Return an allowed drop: a number in the metric's unit, or text such as ``2%`` of the baseline's value.
 
     >>> read_drop("0.01"), read_drop("2 %"), read_drop("2.5%")
@@ -179,11 +186,12 @@ def read_drop(value: float | str, quality: Quality | None = None) -> float | str
         number = float(text.removesuffix("%"))
     except ValueError:
         number = math.nan
-    fraction = quality is None or quality.is_fraction
-    inside = 0 <= number < (100 if relative else 1 if fraction else math.inf)  # NaN is not
+    inside = 0 <= number < (100 if relative else 1 if quality.is_fraction else math.inf)  # NaN is not
     if isinstance(value, bool) or not inside:
-        what = "accuracy loss" if quality is None or quality.is_accuracy else f"drop in {quality.name}"
-        rule = "a fraction in [0, 1), such as 0.005 for half a point" if fraction else "a number >= 0 in its unit"
+        what = "accuracy loss" if quality.is_accuracy else f"drop in {quality.name}"
+        rule = "a number >= 0 in its unit"
+        if quality.is_fraction:
+            rule = "a fraction in [0, 1), such as 0.005 for half a point"
         raise UserError(f"the allowed {what} must be {rule}, or such as 2% of the baseline's, got {value}")
     return f"{number:g}%" if relative else number
 

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.metrics.quality import quality_of
 from trainables.config import field_kinds
 from trainables.metrics import METRICS, ROW, metrics_of
-from trainables.quality import ACCURACY, Quality
+from trainables.quality import ACCURACY, QUALITY_FIELDS, Quality
 
 #: Columns that identify the trial of a row.
 IDENTITY: dict[str, str] = {
@@ -82,7 +82,7 @@ def described(frame: pd.DataFrame) -> pd.DataFrame:
     """Store unit, direction and meaning of each result column in ``frame.attrs["columns"]``; return the frame."""
     known = dict(METRICS)
     if "metric" in frame.columns:
-        for _, row in frame[["metric", "direction", "metric_unit"]].drop_duplicates().iterrows():
+        for _, row in frame[list(QUALITY_FIELDS)].drop_duplicates().iterrows():
             known |= metrics_of(quality_of(row))
     frame.attrs["columns"] = {
         name: {"unit": known[name].unit, "direction": known[name].direction, "meaning": known[name].meaning}

@@ -21,7 +21,7 @@ from analysis.metrics.controls import SHORTER
 from analysis.metrics.quality import quality_of
 from trainables.errors import UserError
 from trainables.metrics import RELATIVE, named_row
-from trainables.quality import Quality, quality_named
+from trainables.quality import Quality, quality_in
 
 #: Columns of a trial without a result: the FLOPs until it failed or was interrupted.
 _SO_FAR = ("search_flops", "dense_flops")
@@ -281,8 +281,7 @@ def to_frame(records: list[dict[str, Any]]) -> pd.DataFrame:
 
 def quality_of_configs(configs: Iterable[Mapping[str, Any]]) -> Quality:
     """Return the metric of the trials of one study from their configs, which may be damaged or empty."""
-    named = next((config for config in configs if config.get("metric")), {})
-    return quality_named(named.get("metric"), named.get("direction"), named.get("metric_unit"))
+    return quality_in(next((config for config in configs if config.get("metric")), {}))
 
 
 def _with_relative(frame: pd.DataFrame) -> pd.DataFrame:

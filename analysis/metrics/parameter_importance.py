@@ -18,7 +18,7 @@ from analysis.io.sources import recognise
 from analysis.metrics.noise import is_constant
 from trainables.errors import UserError
 from trainables.metrics import objective_keys
-from trainables.quality import Quality, quality_named
+from trainables.quality import Quality, quality_in
 from trainables.savings import TRAINING, objectives_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def importance(path: str | Path) -> pd.DataFrame:
     reasons = []
     # The values in Optuna's study are those of the objectives that the study ranks by.
     config = trials[0].user_attrs.get("config", {})
-    quality = quality_named(config.get("metric"), config.get("direction"), config.get("metric_unit"))
+    quality = quality_in(config)
     for place, objective in enumerate(objectives_of(config.get("saving") or TRAINING, quality.name)):
         if is_constant([trial.values[place] for trial in trials]):
             reasons.append(f"{objective} is the same in all {len(trials)} trials")

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from trainables.errors import UserError
-from trainables.quality import ACCURACY, Quality, quality_named
+from trainables.quality import ACCURACY, QUALITY_FIELDS, Quality, quality_in
 
 
 def quality_of(trials: pd.DataFrame | pd.Series | None) -> Quality:
@@ -27,8 +27,7 @@ def quality_of(trials: pd.DataFrame | pd.Series | None) -> Quality:
     if trials is None:
         return ACCURACY
     if isinstance(trials, pd.Series):
-        metric, direction, unit = (_text(trials.get(name)) for name in ("metric", "direction", "metric_unit"))
-        return quality_named(metric, direction, unit)
+        return quality_in({name: _text(trials.get(name)) for name in QUALITY_FIELDS})
     if "metric" not in trials.columns or trials["metric"].isna().all():
         return ACCURACY
     if trials["metric"].nunique(dropna=False) > 1:

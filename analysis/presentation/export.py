@@ -15,7 +15,7 @@ from analysis.presentation.compression_text import WHOLE_FILES, schedule_summary
 from analysis.presentation.env_file import environment_lines
 from analysis.presentation.schedule_text import compresses, schedule_text
 from analysis.presentation.summary_text import config_of, searched_options, settings_text
-from analysis.quality_words import drop_text, drop_unit, drop_words, metric_words, value_text
+from analysis.quality_words import axis_words, drop_text, drop_unit, drop_words, metric_words, value_text
 from trainables.errors import UserError, unknown_name
 from trainables.quality import Quality
 from trainables.savings import BOTH, INFERENCE, SAVED, TRAINING, saved_words
@@ -145,8 +145,7 @@ def export_table(ranking: pd.DataFrame, format: str, *, top: int | None = None) 
 def paper_cells(ranking: pd.DataFrame) -> list[list[str]]:
     """Return rank, figures and settings as text cells, header first; ``-`` for unknown values."""
     columns, quality = _COLUMNS[saving_of(ranking)], quality_of(ranking)
-    unit = " (%)" if quality.is_fraction else f" ({quality.unit})" if quality.unit else ""
-    outcome = [f"{quality.name}{unit}", f"{drop_words(quality)}{drop_unit(quality)}"]
+    outcome = [axis_words(quality).removeprefix("validation "), f"{drop_words(quality)}{drop_unit(quality)}"]
     table = [["rank", *outcome, *(heading for heading, *_ in columns), "settings"]]
     for _, row in ranking.iterrows():
         figures = [_metric(row.get(column), quality) for column in (quality.name, quality.drop)]

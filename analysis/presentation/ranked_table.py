@@ -7,14 +7,14 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import decimals_above, fixed, percent
+from analysis.formatting import percent
 from analysis.metrics.accounting import search_fraction
 from analysis.metrics.drops import allowed_limit
 from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saving_of
 from analysis.presentation.figures.plain_columns import stop_events
 from analysis.presentation.summary_text import settings_text
-from analysis.quality_words import drop_number, drop_words, value_text
+from analysis.quality_words import drop_cell, drop_words, value_text
 from trainables.quality import Quality
 from trainables.savings import BOTH, SAVED, TRAINING
 
@@ -94,11 +94,7 @@ def stop_table(row: pd.Series) -> list[list[str]]:
 
 
 def _drop(drop: Any, limit: float | None, quality: Quality) -> str:
-    if pd.isna(drop):
-        return "-"
-    if not quality.is_fraction:
-        return drop_number(drop, quality, allowed=limit, sign="+")
-    return fixed(drop, 4 if limit is None else decimals_above(drop, limit, 4), sign="+")
+    return "-" if pd.isna(drop) else drop_cell(drop, quality, allowed=limit)
 
 
 def _number(value: Any, decimals: int) -> str:

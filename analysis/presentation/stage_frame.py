@@ -22,6 +22,7 @@ from analysis.presentation.intervention_text import action_words
 from analysis.presentation.summary_text import trial_numbers
 from analysis.quality_words import value_text
 from trainables.interventions import Intervention
+from trainables.metrics import value_in
 from trainables.quality import ACCURACY, Quality
 from trainables.stage_tree.checkpoints import Checkpoints
 from trainables.stage_tree.store import Stage, StageStore, roots
@@ -164,7 +165,7 @@ def _root_rows(
                 "action": _words(stages, stage, facts.get("layer_names", ())),
                 "trials": tuple(sorted(through[name])),
                 "ends": tuple(ends[name]),
-                "quality": stage.result.get("accuracy", stage.result.get("quality")),
+                "quality": value_in(stage.result),
                 **{column: stage.result.get(column) for column in ("compute_saved", "inference_saved")},
                 "steps_shared": sum(spans[name]) - max(spans[name], default=0),
                 "checkpoints": len(kept),

@@ -136,7 +136,7 @@ def compare(paths: Iterable[str | Path], *, allowed_drop: float | str | None = N
     return Comparison(
         workload=first.workload,
         length=first.length_text,
-        studies=_studies(infos, trials, candidates, joint, reference),
+        studies=_studies(infos, trials, candidates, joint, reference, quality),
         joint_front=joint.drop(columns=[*_VALUES, "on_own_front"]).reset_index(drop=True),
         candidates=candidates.drop(columns=_VALUES),
         quality=quality,
@@ -178,9 +178,9 @@ def _studies(
     candidates: pd.DataFrame,
     joint: pd.DataFrame,
     reference: float,
+    quality: Quality,
 ) -> pd.DataFrame:
     """Return the table `Comparison.studies`; `joint` has each outcome of the joint front once per study."""
-    drop = infos[next(iter(infos))].quality.drop
     outcomes = len(joint.drop_duplicates(_VALUES))
     within = candidates[candidates["within_drop"] & (candidates["_saved"] > 0)]
     chosen = within.drop_duplicates("study").set_index("study")  # the first of each, in the order of its ranking
@@ -197,12 +197,12 @@ def _studies(
                 "front_size": len(own),
                 "hypervolume": hypervolume(own[_VALUES], (-reference, 0.0)),
                 "best_trial": chosen["trial"].get(name),
-                **{column: chosen[column].get(name) for column in ("compute_saved", SAVED, drop)},
+                **{column: chosen[column].get(name) for column in ("compute_saved", SAVED, quality.drop)},
                 "search_trainings": cost.dense_equivalents,
                 "share_of_joint_front": (joint["study"] == name).sum() / outcomes if outcomes else None,
             }
         )
-    may_be_missing = ("compute_saved", SAVED, drop, "share_of_joint_front")
+    may_be_missing = ("compute_saved", SAVED, quality.drop, "share_of_joint_front")
     dtypes = {"study": "string", "space": "string", "best_trial": "Int64", **dict.fromkeys(may_be_missing, "float64")}
     return pd.DataFrame(rows).astype(dtypes)
 
@@ -268,7 +268,7 @@ def _study_columns(quality: Quality) -> _Columns:
         "hypervolume": ("hypervolume", "{:.5f}".format),
         "best trial": ("best_trial", str),
         "saved": (SAVED, percent),
-        drop_words(quality): (quality.drop, lambda drop: drop_cell(drop, quality, 4)),
+        drop_words(quality): (quality.drop, lambda drop: drop_cell(drop, quality)),
         "full trainings": ("search_trainings", "{:.1f}".format),
         "of joint front": ("share_of_joint_front", lambda share: f"{100 * share:.0f} %"),
     }
@@ -279,7 +279,7 @@ def _front_columns(quality: Quality) -> _Columns:
         "study": ("study", str),
         "trial": ("trial", str),
         "saved": (SAVED, percent),
-        drop_words(quality): (quality.drop, lambda drop: drop_cell(drop, quality, 4)),
+        drop_words(quality): (quality.drop, lambda drop: drop_cell(drop, quality)),
         quality.name: (quality.name, lambda value: value_text(value, quality)),
         "configuration": ("configuration", str),
     }

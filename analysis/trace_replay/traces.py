@@ -20,7 +20,8 @@ from trainables.errors import UserError
 from trainables.gradskip.layer_plan import Blueprint
 from trainables.gradskip.replay import blueprint_key
 from trainables.interventions import Intervention
-from trainables.quality import Quality, quality_named
+from trainables.metrics import value_in
+from trainables.quality import Quality, quality_in
 from trainables.stage_tree.store import Stage, StageStore, roots
 
 #: Counts up to this are exact in float64; larger ones are kept as Python integers.
@@ -89,9 +90,7 @@ class TraceStage:
     def result(self, total_steps: int) -> Mapping[str, Any] | None:
         """Return the row of the run that ends in this stage, without the method's columns; None if no run does."""
         row = self.recorded.rows.get(total_steps)
-        complete = (
-            self.known_until >= total_steps and row is not None and ("accuracy" in row or "quality" in row)
-        )  # else diverged
+        complete = self.known_until >= total_steps and row is not None and value_in(row) is not None  # else diverged
         return row if complete else None
 
     def signal(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -129,7 +128,7 @@ class RunTrace:
     @property
     def quality(self) -> Quality:
         """Return the metric of its rows."""
-        return quality_named(*(self.run.get(name) for name in ("metric", "direction", "metric_unit")))
+        return quality_in(self.run)
 
     @property
     def dense(self) -> TraceStage:

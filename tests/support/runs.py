@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.presentation.summary_text import config_of
 from trainables.config import TrialConfig
+from trainables.script.run import ScriptRun
 from trainables.stage_tree.shared_run import SharedRun
 from trainables.training.run import TrainingRun
 
@@ -18,6 +19,17 @@ MEASURED = {"train_time_s", "wall_time_s", "peak_memory_bytes", "latency_s"}
 NOT_THE_RUNS = MEASURED | {"search_flops", "stage"}
 
 Row = dict[str, Any]
+
+
+def rows_to_the_end(run: TrainingRun | ScriptRun) -> list[Row]:
+    """The rows of a run, which is closed then."""
+    try:
+        rows = []
+        while not run.finished:
+            rows.append(run.train_epoch())
+        return rows
+    finally:
+        run.close()
 
 
 def without(rows: Iterable[Row], columns: set[str]) -> list[Row]:

@@ -1,4 +1,4 @@
-"""What torchrun and accelerate print when a process fails, told apart from what the process itself printed."""
+"""Lines of a process that failed, told apart from those that torchrun and accelerate print about its failure."""
 
 from __future__ import annotations
 

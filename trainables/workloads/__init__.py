@@ -53,12 +53,9 @@ def check_call(name: str, options: Iterable[str]) -> None:
 def _home(name: str) -> Callable[..., Any]:
     """Return the class or function that makes a workload."""
     if is_factory(name):
-        from trainables.workloads.user_code import import_attribute
+        from trainables.workloads.user_code import import_function
 
-        function: Callable[..., Any] = import_attribute(name, "workload")
-        if not callable(function):
-            raise UserError(f"workload {name} must be a function, got {type(function).__name__}")
-        return function
+        return import_function(name, "workload")
     module, attribute = WORKLOADS[name].home.split(":")
     home: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     return home

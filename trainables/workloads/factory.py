@@ -27,7 +27,7 @@ from trainables.workloads.batch_structure import flatten, structure_of, unflatte
 from trainables.workloads.factory_parts import Parts, check_evaluation, check_labels, hits, read_parts
 from trainables.workloads.seeded_loader import seeded_epoch
 from trainables.workloads.smoke_test import smoke_test
-from trainables.workloads.user_code import code_digest, import_attribute
+from trainables.workloads.user_code import code_digest, import_function
 
 #: Batches of an evaluation that only tests whether evaluation is repeatable.
 _FEW_BATCHES = 2
@@ -54,9 +54,7 @@ def load(name: str, options: tuple[str, ...] = ()) -> Workload:
 
 def _call(name: str, options: tuple[str, ...]) -> Parts | Workload:
     """Call the factory and return its `Workload` or its checked parts."""
-    function = import_attribute(name, "workload")
-    if not callable(function):
-        raise UserError(f"workload {name} must be a function, got {type(function).__name__}")
+    function = import_function(name, "workload")
     with isolated(seed=0, threads=torch.get_num_threads()):
         try:
             returned = call_with_options(function, read_options(options), f"workload {name}")

@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,14 @@ def import_attribute(reference: str, what: str) -> Any:
         error = unknown_name(f"name in {module_name}", name, [n for n in vars(module) if not n.startswith("_")])
         raise UserError(f"{what} {reference}: {error}")
     return getattr(module, name)
+
+
+def import_function(reference: str, what: str) -> Callable[..., Any]:
+    """Import a function or class, as `import_attribute`; UserError for anything that cannot be called."""
+    found: Callable[..., Any] = import_attribute(reference, what)
+    if not callable(found):
+        raise UserError(f"{what} {reference} must be a function, got {type(found).__name__}")
+    return found
 
 
 def import_module(module_name: str, what: str, reference: str) -> Any:

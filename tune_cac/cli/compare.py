@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from analysis.presentation.png.comparison_picture import comparison_picture
     from analysis.presentation.study_comparison import compare as compare_studies
     from analysis.presentation.study_comparison import comparison_line, comparison_table, joint_front_table
-    from analysis.quality_words import drop_words, plotted
+    from analysis.quality_words import drop_words, plotted, unit_of_drop
     from tune_cac.cli.console import print_table, write_asked
     from tune_cac.study.folder import find_study
 
@@ -53,8 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     print_table(comparison_table(found))
     front, quality = len(found.joint_front), found.quality
     words = "an accuracy loss" if quality.is_accuracy else f"a {drop_words(quality)}"
-    unit = "points" if quality.is_fraction else quality.unit
-    reference = f"{words} of {float(plotted(found.reference_drop, quality)):g} {unit}".rstrip()
+    reference = f"{words} of {float(plotted(found.reference_drop, quality)):g} {unit_of_drop(quality)}".rstrip()
     if front:
         shown = f", {arguments.top} of them" if front > arguments.top else ""
         print(f"\nJoint front, {plural(front, 'trial')}{shown}:\n")

@@ -64,13 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _cells(table: pd.DataFrame, quality: Quality, allowed: float) -> list[list[str]]:
     from analysis.formatting import percent
     from analysis.metrics.confirmation import compared
-    from analysis.quality_words import drop_number
+    from analysis.quality_words import drop_number, unit_of_drop
 
     def shown(drop: float) -> str:
         return drop_number(drop, quality, allowed=allowed, sign="+")
 
     words = "loss of" if quality.is_accuracy else "drop in" if quality.direction == "max" else "rise in"
-    drop, unit = f"{words} {compared(table.iloc[0])}", "points" if quality.is_fraction else quality.unit
+    drop, unit = f"{words} {compared(table.iloc[0])}", unit_of_drop(quality)
     cells = [["trial", "seeds", "failed", "saved", drop, "interval", "confirmed"]]
     for _, row in table.iterrows():
         known = row["seeds"] > 0

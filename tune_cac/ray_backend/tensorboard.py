@@ -21,7 +21,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
 from trainables.metrics import metrics_of, named_row
-from trainables.quality import ACCURACY, Quality, quality_named
+from trainables.quality import ACCURACY, Quality, quality_in
 
 #: Numeric columns, with Ray's own names for its scalars.
 
@@ -94,7 +94,7 @@ class RowEvents(TBXLoggerCallback):
 def _quality_of(trial: Any) -> Quality:
     """Return the metric of a Ray trial of ours."""
     config = trial.config.get("config", {}) if isinstance(getattr(trial, "config", None), Mapping) else {}
-    return quality_named(*(config.get(name) for name in ("metric", "direction", "metric_unit")))
+    return quality_in(config)
 
 
 def scalars(result: Mapping[str, Any], quality: Quality = ACCURACY) -> dict[str, float]:

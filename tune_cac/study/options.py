@@ -18,7 +18,7 @@ from trainables.config import check_integer
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variable_types import is_number
 from trainables.metrics import check_metric
-from trainables.quality import ACCURACY, ANY_UNIT, Quality, default_drop, quality_named, read_drop
+from trainables.quality import ACCURACY, Quality, default_drop, quality_named, read_drop
 from trainables.registry import SCRIPT, check_workload, is_factory
 from trainables.savings import SAVINGS
 from trainables.script.placeholders import names
@@ -126,10 +126,9 @@ class SearchOptions(StudyOptions):
         for declared in options_of(SearchOptions):
             _check_number(declared, getattr(self, declared.name))
         check_sampler(self.sampler, self.part)
-        if self.allowed_drop is not None:
-            # A factory's own metric, its direction and its unit are known only later (`with_metric`).
-            quality = ANY_UNIT if is_factory(self.workload) else self.quality
-            object.__setattr__(self, "allowed_drop", read_drop(self.allowed_drop, quality))
+        # A factory's own metric, its direction and its unit are known only later (`with_metric`).
+        if self.allowed_drop is not None and not is_factory(self.workload):
+            object.__setattr__(self, "allowed_drop", read_drop(self.allowed_drop, self.quality))
         object.__setattr__(self, "checkpoint_budget", read_bytes(self.checkpoint_budget))
         if self.time_budget is not None:
             object.__setattr__(self, "time_budget", read_duration(self.time_budget))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import optuna
@@ -36,7 +37,11 @@ class GridWalk:
     def missing(self) -> list[Mapping[str, Any]]:
         """Return the parameters of the points that were not begun."""
         begun = {_key(trial) for trial in self.trials.all() if _is_point(trial)}
-        return [point for point in self.points.parameters if as_key(point) not in begun]
+        return [point for key, point in self._by_key if key not in begun]
+
+    @cached_property
+    def _by_key(self) -> list[tuple[str, Mapping[str, Any]]]:
+        return [(as_key(point), point) for point in self.points.parameters]
 
     @property
     def ended(self) -> bool:

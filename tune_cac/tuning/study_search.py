@@ -84,7 +84,7 @@ def search(**given: Any) -> SearchResult:
         check_measured(baseline_config(options, device="cpu"))
     if context is not None and not options.is_script:
         options = share_only_if_repeatable(options)
-        context = replace(context, schedule=options.schedule_text, workload_options=tuple(options.workload_options))
+        context = _as_searched(context, options)
         if options.fixed:
             check_hold_on_run(options.space, options.fixed, context, options.space_files, options.points)
         if options.compresses:
@@ -161,17 +161,19 @@ def _run(
     # Printed before torch and Ray load, which takes seconds.
     say(f"{layout.root}: {options.space} on {options.workload}, {size}")
     with written(layout, f"search --resume {layout.root}"):
-        return _run_missing(layout, options, context)
+        return _run_missing(layout, options, context, grid)
 
 
-def _run_missing(layout: Layout, options: SearchOptions, context: SpaceContext | None) -> SearchResult:
+def _run_missing(
+    layout: Layout, options: SearchOptions, context: SpaceContext | None, grid: GridPoints | None
+) -> SearchResult:
     begun = time.monotonic()
     base = baseline_config(options, device="cuda" if options.gpus_per_trial > 0 else "cpu")
     interrupted, used_up = False, ""
     with _session(layout, options):
         if context is None:
             context = context_of(base)
-        searcher, run_name = _searcher(layout, options, context, base)
+        searcher, run_name = _searcher(layout, options, context, base, grid or _grid(options, context))
         to_run = layout.read_info().trials - searcher.trials.finished_count()
         lacking = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
         if to_run > 0 or lacking:
@@ -224,9 +226,7 @@ def make_searcher(
     searcher = kind(
         **{
             "space": options.loaded_space,
-            "context": replace(
-                context, schedule=options.schedule_text, workload_options=tuple(options.workload_options)
-            ),
+            "context": _as_searched(context, options),
             "base": base,
             "journal": layout.journal,
             "allowed_drop": options.drop,
@@ -249,7 +249,7 @@ def make_searcher(
 
 
 def _searcher(
-    layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig
+    layout: Layout, options: SearchOptions, context: SpaceContext, base: TrialConfig, grid: GridPoints | None
 ) -> tuple[StudySearch, str]:
     from tune_cac.tuning.script_search import ScriptSearch
     from tune_cac.tuning.study_searcher import StudySearch
@@ -263,7 +263,7 @@ def _searcher(
         base,
         # A later search of the same study must not draw the same random start again.
         seed=(options.seed + 7919 * earlier) % (MOST_SEED + 1),
-        grid=_grid(options, replace(context, schedule=options.schedule_text)),
+        grid=grid,
     )
     if len(searcher.study.get_trials(deepcopy=False)) == 0:
         searcher.begin()
@@ -276,7 +276,13 @@ def _grid(options: SearchOptions, context: SpaceContext | None) -> GridPoints | 
     """Return the points of a grid search; None with another sampler."""
     if options.sampler != "grid":
         return None
-    return points_of(options.loaded_space, options.part, None if options.is_script else context)
+    known = None if options.is_script or context is None else _as_searched(context, options)
+    return points_of(options.loaded_space, options.part, known)
+
+
+def _as_searched(context: SpaceContext, options: SearchOptions) -> SpaceContext:
+    """Return the facts on a run with what its search fixes: the schedule and the options of the workload."""
+    return replace(context, schedule=options.schedule_text, workload_options=tuple(options.workload_options))
 
 
 def _search(

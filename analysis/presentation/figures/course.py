@@ -13,9 +13,9 @@ from analysis.io.checked import array_of
 from analysis.metrics.accounting import own_fraction, search_fraction
 from analysis.metrics.drops import given_away, reference_of
 from analysis.presentation.figures.figure import Figure, axis, line, marks
-from analysis.presentation.figures.plain_columns import is_one_of, percent_values, saved
+from analysis.presentation.figures.plain_columns import is_one_of, metric_values, percent_values, saved
 from analysis.presentation.figures.report_data import ReportData
-from analysis.quality_words import axis_words, drop_text, drop_words, metric_words, plotted, value_with_unit
+from analysis.quality_words import axis_words, drop_text, drop_words, metric_words, plotted, plotted_text, unit_of_drop
 from trainables.quality import Quality
 
 #: Maximum number of learning curves in addition to the baseline's and the chosen trial's.
@@ -72,7 +72,7 @@ def hypervolume(data: ReportData) -> Figure | None:
     hover = [f"trial {t}: {v:.1f}" for t, v in zip(trial, areas, strict=True)]
     more = {"showlegend": False}
     traces = [line("hypervolume", trial, areas, hover, more=more, color="@front", width=2.4, shape="hv")]
-    unit = "points" if quality.is_fraction else quality.unit or quality.name
+    unit = unit_of_drop(quality) or quality.name
     layout = {"xaxis": _trial_axis(trial), "yaxis": axis(f"hypervolume (% × {unit})", rangemode="tozero")}  # noqa: RUF001
     alt = f"Hypervolume dominated by the trials so far: {areas[-1]:.1f} after {len(trial)} trials."
     end = (
@@ -152,7 +152,7 @@ def learning_curves(data: ReportData) -> Figure | None:
     kinds = _kinds(data)
     finite = np.isfinite(rows["epoch"]) & np.isfinite(rows["value"])
     rows = rows[finite & rows["trial"].isin(kinds)].sort_values("epoch", kind="stable")
-    rows["value"] = np.round(plotted(rows["value"], quality), 6) if quality.is_fraction else rows["value"]
+    rows["value"] = metric_values(rows["value"].to_numpy(), quality)
     if rows.empty:
         return None
     traces: list[dict[str, Any]] = []
@@ -164,8 +164,7 @@ def learning_curves(data: ReportData) -> Figure | None:
         colour, width, dash, opacity = _CURVES[kind]
         name = f"trial {trial}" + (f" ({kind})" if kind != "trial" else "")
         named += [name] if kind != "trial" else []
-        shown = [f"{v:.2f} %" if quality.is_fraction else value_with_unit(v, quality) for v in values]
-        hover = [f"{name}\nepoch {e:.0f}: {value}" for e, value in zip(epochs, shown, strict=True)]
+        hover = [f"{name}\nepoch {e:.0f}: {plotted_text(v, quality)}" for e, v in zip(epochs, values, strict=True)]
         first = kind not in [trace["legendgroup"] for trace in traces]
         more = {"legendgroup": kind, "showlegend": kind != "trial" or first, "opacity": opacity}
         entry = "best of the others" if kind == "trial" else name

@@ -13,7 +13,6 @@ from textwrap import wrap
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from analysis.formatting import percent, plural
 from analysis.io.checked import array_of, number_of
@@ -22,7 +21,7 @@ from analysis.metrics.controls import CONTROL_NAMES
 from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.figures.figure import Figure, axis, limit, line, marks, names_axis, note, short
-from analysis.presentation.figures.plain_columns import bare, is_one_of, percent_values, saved, texts
+from analysis.presentation.figures.plain_columns import bare, is_one_of, metric_values, percent_values, saved, texts
 from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.summary_text import settings_text, trial_numbers
 from analysis.quality_words import (
@@ -32,6 +31,7 @@ from analysis.quality_words import (
     drop_words,
     metric_words,
     plotted,
+    plotted_text,
     value_with_unit,
 )
 from trainables.quality import Quality
@@ -114,9 +114,8 @@ def pareto(data: ReportData) -> Figure | None:
 
 def _shown(y: float, quality: Quality) -> str:
     """Return a value as it is plotted, with its unit and the metric's name."""
-    if quality.is_fraction:
-        return f"{y:.2f} % {quality.name}"
-    return f"{quality.name} {value_with_unit(y, quality)}"
+    value = plotted_text(y, quality)
+    return f"{value} {quality.name}" if quality.is_fraction else f"{quality.name} {value}"
 
 
 def _y_range(references: list[float], others: list[float], quality: Quality) -> list[float]:
@@ -139,18 +138,13 @@ def _outcomes(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one point for all trials with the same outcome: x (saving, %), y (metric), label, count."""
     quality = quality_of(rows)
     trials = rows["trial"].tolist()
-    found = pd.DataFrame({"x": percent_values(saved(rows)), "y": _rounded(array_of(rows, quality.name), quality)})
+    found = pd.DataFrame({"x": percent_values(saved(rows)), "y": metric_values(array_of(rows, quality.name), quality)})
     found = found[np.isfinite(found["x"]) & np.isfinite(found["y"])]
     places = [group.index for _, group in found.groupby(["x", "y"], sort=False)]
     found = found.drop_duplicates()
     found["label"] = [_outcome_label(rows.iloc[alike[0]], [trials[p] for p in alike]) for alike in places]
     found["count"] = [len(alike) for alike in places]
     return found
-
-
-def _rounded(values: NDArray[np.float64], quality: Quality) -> list[float]:
-    """Return values as plotted, without floating-point noise."""
-    return percent_values(values) if quality.is_fraction else [float(f"{value:.12g}") for value in values]
 
 
 def _outcome_label(first: pd.Series, trials: list[int]) -> str:
@@ -180,7 +174,8 @@ def _controls(controls: pd.DataFrame | None, quality: Quality) -> tuple[pd.DataF
         f"{quality.name} {value_with_unit(y, quality)}"
         for name, length, x, y in zip(names, epochs, compute, value, strict=True)
     ]
-    found = pd.DataFrame({"x": percent_values(compute), "y": _rounded(value, quality), "label": labels, "count": 1})
+    found = pd.DataFrame({"x": percent_values(compute), "y": metric_values(value, quality)})
+    found = found.assign(label=labels, count=1)
     known = np.isfinite(compute) & np.isfinite(value)
     cut = np.array([name.startswith("shorter") for name in names], dtype=bool)
     return _by_x(found[known & cut], quality), _by_x(found[known & ~cut], quality)
@@ -209,8 +204,8 @@ def confirmation(data: ReportData) -> Figure | None:
         f"{plural(int(seeds[i]) if np.isfinite(seeds[i]) else 0, 'seed')}"
         for i in range(len(frame))
     ]
-    found = pd.DataFrame({"x": _rounded(drop, quality), "y": range(len(frame)), "label": labels})
-    found["above"], found["below"] = _rounded(high, quality) - found["x"], found["x"] - _rounded(low, quality)
+    found = pd.DataFrame({"x": metric_values(drop, quality), "y": range(len(frame)), "label": labels})
+    found["above"], found["below"] = metric_values(high, quality) - found["x"], found["x"] - metric_values(low, quality)
     traces = []
     for name, group, symbol, colour in (
         ("confirmed", found[confirmed], "circle", "@chosen"),

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.metrics.saving import saved_of
+from trainables.quality import Quality
 
 
 def saved(frame: pd.DataFrame) -> NDArray[np.float64]:
@@ -52,6 +53,11 @@ def stop_events(value: Any) -> list[dict[str, Any]]:
 def percent_values(fractions: NDArray[np.float64]) -> list[float]:
     """Return fractions as percentages, rounded to remove floating-point noise."""
     return [round(100 * float(value), 6) + 0.0 for value in fractions]  # adding 0.0 turns -0.0 into 0.0
+
+
+def metric_values(values: NDArray[np.float64], quality: Quality) -> list[float]:
+    """Return values of a metric, or drops, as plotted: fractions as percentages; without floating-point noise."""
+    return percent_values(values) if quality.is_fraction else [float(f"{value:.12g}") for value in values]
 
 
 def plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from runs import rows_to_the_end
 
 from trainables.config import TrialConfig
 from trainables.script.run import LOG_FILE, ScriptFailed, ScriptRun
@@ -73,14 +74,7 @@ time.sleep(600)
 
 def rows_of(launcher: str, text: str, folder: Path) -> list[dict[str, Any]]:
     (folder / "train.py").write_text(text)
-    run = begun(f"{sys.executable} {launcher} train.py", folder)
-    try:
-        rows = []
-        while not run.finished:
-            rows.append(run.train_epoch())
-        return rows
-    finally:
-        run.close()
+    return rows_to_the_end(begun(f"{sys.executable} {launcher} train.py", folder))
 
 
 def begun(command: str, folder: Path) -> ScriptRun:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import rows_to_the_end
 
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError
@@ -23,14 +24,7 @@ def config(command: str, cwd: Path, **more: Any) -> TrialConfig:
 
 
 def rows_of(command: str, cwd: Path, **more: Any) -> list[dict[str, Any]]:
-    run = ScriptRun(config(command, cwd, **more), cwd)
-    try:
-        rows = []
-        while not run.finished:
-            rows.append(run.train_epoch())
-        return rows
-    finally:
-        run.close()
+    return rows_to_the_end(ScriptRun(config(command, cwd, **more), cwd))
 
 
 def test_lines_of_a_shell_script_become_rows(tmp_path: Path) -> None:
