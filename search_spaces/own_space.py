@@ -20,7 +20,7 @@ from trainables.gradskip.variables import variable_named
 from trainables.workload_options import canonical, read_options
 
 #: Fields of a trial that a space does not set, and what sets them.
-_NOT_OF_A_SPACE = {
+NOT_OF_A_SPACE = {
     "workload": "--workload",
     "workload_options": "each option under its own name",
     "epochs": "--epochs",
@@ -30,6 +30,10 @@ _NOT_OF_A_SPACE = {
     "threads": "--cpus-per-trial",
     "workers": "--workers-per-trial",
     "saving": "--saving",
+    "metric": "--metric of a search",
+    "direction": "--direction of a search",
+    "metric_unit": "--metric-unit of a search",
+    "unnamed": "the key exclude of a grid file",
     "schedule": "--schedule",
     "schedule_compatible": "--compatible",
     "schedule_values": "the space schedule",
@@ -42,7 +46,7 @@ OPTION_MEANING = "option of the workload"
 
 def settable_fields() -> list[str]:
     """Return the fields of a trial that a space may set."""
-    return [name for name in field_names() if name not in _NOT_OF_A_SPACE]
+    return [name for name in field_names() if name not in NOT_OF_A_SPACE]
 
 
 def is_option(key: str) -> bool:
@@ -52,8 +56,8 @@ def is_option(key: str) -> bool:
 
 def check_key(space: str, key: Any) -> None:
     """Raise UserError unless a key is a field that a space may set, or may be the name of a workload's option."""
-    if key in _NOT_OF_A_SPACE:
-        raise UserError(f"space {space} can't set {key}: {_NOT_OF_A_SPACE[key]} says it")
+    if key in NOT_OF_A_SPACE:
+        raise UserError(f"space {space} can't set {key}: {NOT_OF_A_SPACE[key]} says it")
     if not isinstance(key, str) or not key.isidentifier():
         raise UserError(f"a key of space {space} must be the name of a variable or an option, got {key!r}")
     if key.startswith("CAC"):

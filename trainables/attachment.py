@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainables.config import TrialConfig
 from trainables.interventions import MethodReplay, NeverActs
 from trainables.metrics import METHOD_DEFAULTS
+from trainables.quality import ACCURACY, Quality
 from trainables.registry import METHODS
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class RunFacts:
     """Returns the current model's mean loss on the validation split, or None where the workload has none."""
     make_model: Callable[[], nn.Module] | None = None
     """Returns another model of the run's architecture."""
+    quality: Quality = ACCURACY
+    """The metric that the run's rows have."""
     before_change: Callable[[], None] = _nothing
     """Must be called before a method changes the model's structure or registers hooks on it."""
     changed: Callable[[], None] = _nothing

@@ -121,6 +121,7 @@ def test_fields_of_compression() -> None:
         ("lr: 3", "space s.yaml searches nothing: ask for a range or for choices"),
         ("lr:", "space s.yaml: lr must be a number or a text, got None"),
         ("seed: {low: 1, high: 3}", "space s.yaml can't set seed: --seed says it"),
+        ("metric: {choices: [a, b]}", "space s.yaml can't set metric: --metric of a search says it"),
         ("a-b: {low: 1, high: 3}", "a key of space s.yaml must be the name of a variable or an option, got 'a-b'"),
         ("CAC_RUL: {choices: [linear]}", "space s.yaml: unknown variable 'CAC_RUL': did you mean 'CAC_RULE'? Valid: "),
         ("CAC_RULE: {choices: [linar]}", "space s.yaml: CAC_RULE must be"),

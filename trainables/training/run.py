@@ -88,6 +88,7 @@ class TrainingRun:
             example_batch=lambda: next(iter(self.workload.train_batches(0, config.seed))),
             validation_loss=self._validation_loss,
             make_model=self.workload.make_model,
+            quality=self.quality,
             before_change=self.cost.freeze_dense,
             changed=lambda: self.cost.change_model(self.model),
         )

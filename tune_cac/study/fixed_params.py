@@ -12,28 +12,21 @@ from typing import Any
 
 import search_spaces
 from search_spaces import SpaceContext
+from search_spaces.own_space import NOT_OF_A_SPACE
 from search_spaces.space import ANY_RUN, corners, searched_fields
 from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import BY_NAME, variable_named
 
-#: Fields that have their own options.
+#: Fields that have their own options; of those that no space sets, only the budget of the forward cache has none.
 _OPTIONS = {
-    "workload": "--workload",
+    **{name: option for name, option in NOT_OF_A_SPACE.items() if name != "forward_cache_mb"},
     "workload_options": "--data, --model or --option",
     "workers": "--workers-per-trial of a search",
-    "epochs": "--epochs",
-    "seed": "--seed",
     "method": "--method of a trial; in a search the space says it",
     "device": "--device of a trial, --gpus-per-trial of a search",
     "threads": "--threads of a trial, --cpus-per-trial of a search",
     "saving": "--saving of a search",
-    "metric": "--metric of a search",
-    "direction": "--direction of a search",
-    "metric_unit": "--metric-unit of a search",
-    "unnamed": "the key exclude of a grid file",
-    "schedule": "--schedule",
-    "schedule_compatible": "--compatible",
     "schedule_values": "the space schedule, which searches them",
     "pruning_sensitivities": "the spaces pruning_sensitivities, or a schedule",
     "agp_weights": "the space agp, or a schedule",

@@ -17,6 +17,7 @@ from trainables.compression.scheduler import CompressionScheduler
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from trainables.metrics import value_in
 from trainables.runtime.generators import kept_generators
 
 
@@ -25,7 +26,6 @@ class AttachedCompression(Attached):
 
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
         self._run = run
-        self._quality = config.quality
         self._iteration = 0
         self._macs: dict[str, int] | None = None
         self._built_macs: int | None = None
@@ -77,8 +77,8 @@ class AttachedCompression(Attached):
 
     def end_epoch(self, metrics: Mapping[str, Any]) -> None:
         epoch = int(metrics["epoch"]) - 1
-        value = metrics.get("accuracy", metrics.get("quality"))
-        known = {"max": value if self._quality.direction == "max" else None}
+        value = value_in(metrics)
+        known = {"max": value if self._run.quality.direction == "max" else None}
         if self._follows_loss(epoch):
             assert self._run.validation_loss is not None
             known["min"] = self._run.validation_loss()

@@ -20,6 +20,7 @@ from tiny_workload import BATCH_SIZE, SAMPLES, STEPS_PER_EPOCH, Tiny, tiny  # no
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.metrics import MODEL_DEFAULTS, ROW
+from trainables.quality import Quality
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
 
@@ -318,6 +319,15 @@ def test_a_plateau_of_the_loss_is_one_of_the_validation_loss(tmp_path: Path) -> 
     with SharedRun(config, Sharing(tree=tmp_path, budget_bytes=0)) as shared:
         rows = finish(shared)
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.1, *found[:-1]])  # of the epoch itself
+
+
+def test_a_plateau_of_an_accuracy_does_not_follow_a_metric_that_is_minimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tiny, "quality", Quality(name="cost", direction="min", unit=""))
+    plateau = {**PLATEAU["lr_schedulers"]["plateau"], "mode": "max"}  # type: ignore[index]
+    schedule = text({**PLATEAU, "lr_schedulers": {"plateau": plateau}})
+    config = TrialConfig(workload="tiny", epochs=EPOCHS, method="compression", schedule=schedule)
+    with TrainingRun(config) as run, pytest.raises(UserError, match="that follows an accuracy must be told it"):
+        run.train_epoch()
 
 
 def test_a_workload_without_validation_batches_has_no_validation_loss(monkeypatch: pytest.MonkeyPatch) -> None:
