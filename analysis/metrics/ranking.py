@@ -52,11 +52,16 @@ POINT = 0.01
 _DECIMALS = 12
 
 
-def check_price(price: float) -> None:
+def price_unit(quality: Quality) -> str:
+    """Return what a price is paid for, in words."""
+    return f"a {'point' if quality.is_fraction else 'unit'} of {quality.name}"
+
+
+def check_price(price: float, quality: Quality) -> None:
     """Raise UserError unless the price is a finite number > 0."""
     if not (math.isfinite(price) and price > 0):
         raise UserError(
-            "the price of a point of accuracy must be a fraction of the compute above 0, "
+            f"the price of {price_unit(quality)} must be a fraction of the compute above 0, "
             f"such as 0.1 for 10 %, got {price}"
         )
 
@@ -110,7 +115,7 @@ def rank(
     quality = quality_of(trials)
     allowed_drop = default_drop(quality) if allowed_drop is None else read_drop(allowed_drop, quality)
     if price is not None:
-        check_price(price)
+        check_price(price, quality)
     attrs, trials = trials.attrs, plain(trials, needed=("trial", "status", quality.name, "compute_saved"))
     trials = trials.reset_index(drop=True)
     check_distinct_trials(trials)

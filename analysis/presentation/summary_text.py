@@ -17,6 +17,7 @@ from analysis.metrics.controls import BEATS, EQUAL, accuracy_when_shorter, beats
 from analysis.metrics.drops import reference_values
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.quality import quality_of
+from analysis.metrics.ranking import price_unit
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import compression_text
 from analysis.presentation.env_file import environment_lines
@@ -175,8 +176,7 @@ class _Words:
 def _nothing(ranking: pd.DataFrame, allowed_drop: float | str, confirmation: pd.DataFrame | None) -> str:
     quality = quality_of(ranking)
     if "worth" in ranking.columns and bool((ranking["within_drop"] & (ranking[SAVED] > 0)).any()):
-        unit = "a point of accuracy" if quality.is_accuracy else f"its {quality.name}"
-        return f"No setting tried is worth more at this price of {unit} than training in full."
+        return f"No setting tried is worth more at this price of {price_unit(quality)} than training in full."
     text = (
         f"No setting tried saves compute within the allowed {drop_words(quality)} of "
         f"{allowed_text(allowed_drop, quality)}."

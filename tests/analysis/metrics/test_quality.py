@@ -92,6 +92,11 @@ def test_confirmations_are_mirror_images() -> None:
     assert down_table["compared"].unique().tolist() == ["cost"]
 
 
+def test_a_price_is_of_the_metrics_own_unit() -> None:
+    with pytest.raises(UserError, match="the price of a unit of cost must be a fraction of the compute above 0"):
+        analysis.rank(frame([(1.0, 0.0)], gain=False), price=0)
+
+
 def test_the_metric_is_read_from_the_rows() -> None:
     assert quality_of(frame([(1.0, 0.0)], gain=False)).sign == -1
     assert quality_of(None).is_accuracy
