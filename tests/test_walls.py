@@ -89,7 +89,8 @@ def test_no_file_of_leftovers() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["tune_cac", "trainables.gradskip", "trainables.compression", "analysis", "search_spaces"]
+    "package",
+    ["tune_cac", "trainables.gradskip", "trainables.gradients", "trainables.compression", "analysis", "search_spaces"],
 )
 def test_no_module_can_take_the_place_of_a_public_name(package: str) -> None:
     """Importing a submodule sets its name on the package, whatever stood there."""

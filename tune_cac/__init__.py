@@ -24,7 +24,7 @@ install()
 if TYPE_CHECKING:
     import analysis
     import search_spaces
-    from trainables import compression, gradskip
+    from trainables import compression, gradients, gradskip
     from trainables.script.reporting import report
     from tune_cac.study.study_result import SearchResult
     from tune_cac.tuning.confirmation import confirm
@@ -34,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "gradskip",
     "compression",
+    "gradients",
     "analysis",
     "search_spaces",
     "report",

@@ -21,6 +21,7 @@ NAMES = ("analysis", "search_spaces", "trainables")
 ALIASES = {
     "analysis": "analysis",
     "compression": "trainables.compression",
+    "gradients": "trainables.gradients",
     "gradskip": "trainables.gradskip",
     "search_spaces": "search_spaces",
 }
