@@ -1,0 +1,146 @@
+"""A loss of a model as a function of named parameters: checked, repeatable, without side effects on the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from trainables.errors import UserError, unknown_name
+from trainables.runtime.generators import kept_generators
+
+#: A loss: the model in, a scalar tensor out, regularization terms included.
+Loss = Callable[[nn.Module], Tensor]
+
+
+def matching_names(model: nn.Module, names: str | Iterable[str] | None) -> list[str]:
+    """Return the names of a model's parameters that are meant, in the model's order.
+
+    Args:
+        model: whose parameters; one that has several names has its first.
+        names: names or patterns (``conv*``, ``*.weight``); None: all parameters that require a gradient.
+
+    Raises:
+        UserError: a name matches nothing, or a parameter without floating-point numbers.
+    """
+    known = dict(model.named_parameters())
+    if names is None:
+        found = [name for name, parameter in known.items() if parameter.requires_grad]
+        if not found:
+            raise UserError("the model has no parameter that requires a gradient: name those that are meant")
+    else:
+        wanted: set[str] = set()
+        for pattern in [names] if isinstance(names, str) else names:
+            matches = {pattern} & set(known) or {name for name in known if fnmatchcase(name, pattern)}
+            if not matches:
+                raise unknown_name("parameter", pattern, known)
+            wanted |= matches
+        found = [name for name in known if name in wanted]
+    for name in found:
+        if not known[name].is_floating_point():
+            raise UserError(f"parameter {name} must have floating-point numbers, got {known[name].dtype}: leave it out")
+    return found
+
+
+class _Called(nn.Module):
+    """A module whose forward pass is the loss, so that `functional_call` can exchange the model's parameters."""
+
+    def __init__(self, loss: Loss, model: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+        self.model = model
+
+    def forward(self) -> Tensor:
+        return self.loss(self.model)
+
+
+class ModelLoss:
+    """The loss of a model at changed parameters. The model itself is left as it is.
+
+    Args:
+        loss: loss(model) is a scalar tensor.
+        model: on one device, in the mode in which the loss is meant.
+    """
+
+    def __init__(self, loss: Loss, model: nn.Module) -> None:
+        self.model = model
+        self._called = _Called(loss, model)
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    def at(self, changed: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss with some parameters exchanged; buffers that the loss writes are copies."""
+        buffers = {f"model.{name}": buffer.clone() for name, buffer in self.model.named_buffers()}
+        parameters = {f"model.{name}": value for name, value in changed.items()}
+        return functional_call(self._called, {**buffers, **parameters}, ())
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluate without gradients, without moving a generator; batch norms in train mode keep their statistics.
+
+        Every block begins with the same states of the generators, so that dropout is the same in all of them.
+        """
+        with torch.no_grad(), kept_generators([self.device]), batch_statistics(self.model):
+            yield
+
+    def value(self) -> Tensor:
+        """Return the loss at the model's own parameters.
+
+        Raises:
+            UserError: it is not a scalar tensor.
+        """
+        with self.evaluating():
+            found = self.at({})
+        if not isinstance(found, Tensor):
+            raise UserError(
+                f"loss(model) must return a scalar tensor, got {type(found).__name__}: return the tensor without .item()"
+            )
+        if found.ndim:
+            raise UserError(f"loss(model) must return a scalar tensor, got shape {tuple(found.shape)}: take its mean")
+        return found
+
+    def check_repeats(self) -> Tensor:
+        """Return the loss; raise UserError if two evaluations of the same parameters differ.
+
+        Differences as small as those of parallel sums are no error.
+        """
+        first, again = self.value(), self.value()
+        tolerance = 16 * torch.finfo(first.dtype).eps * first.abs()
+        if bool((first - again).abs() > tolerance):
+            raise UserError(
+                f"loss(model) must be deterministic, got {float(first)} and {float(again)} for the same parameters: "
+                "evaluate it on one fixed batch, and draw only from torch's generators"
+            )
+        return first
+
+
+@contextmanager
+def batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Have batch norms in train mode normalise by the batch, as they do, without updating running statistics."""
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.training and module.track_running_stats
+    ]
+    kept = [(norm, dict(norm._buffers)) for norm in norms]
+    for norm in norms:
+        norm.track_running_stats = False
+        for name in norm._buffers:
+            norm._buffers[name] = None
+    try:
+        yield
+    finally:
+        for norm, buffers in kept:
+            norm.track_running_stats = True
+            norm._buffers.update(buffers)
+
+
+def updates_statistics(model: nn.Module) -> bool:
+    """Return whether the model has batch norms that would update running statistics in a forward pass."""
+    return any(
+        isinstance(module, nn.modules.batchnorm._NormBase) and module.training and module.track_running_stats
+        for module in model.modules()
+    )

@@ -1,0 +1,220 @@
+"""Losses under changes of single elements of parameters, many changes at once.
+
+Shapes: P elements of a parameter, K changes; indices (K,) int64 in 0..P-1 of the flattened parameter, amounts (K,).
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Hashable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trainables.errors import UserError
+from trainables.gradients.model_loss import Loss, ModelLoss
+from trainables.gradients.rank_one import ChangedOutput, layered_parameters
+from trainables.runtime.flops import flop_counter
+
+#: Bytes that one chunk of changes may take, unless told.
+MEMORY_BYTES = 256 * 2**20
+#: Tensors as large as the largest one that live at the same time in a forward pass without gradients.
+_ALIVE = 4
+#: Chunks are tried from this size on, each this many times as large as the one before.
+_FIRST_CHUNK, _GROWTH = 64, 2
+#: The search for a size ends after this many in a row that were slower than the best, a change.
+_SLOWER = 2
+
+
+class Tuning:
+    """Search for the size of a chunk that takes the least time a change, from real chunks.
+
+    Args:
+        most: largest size allowed.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.size = min(_FIRST_CHUNK, most)
+        """Size to use now."""
+        self.ended = False
+        self._best: tuple[float, int] | None = None
+        self._slower = 0
+
+    def told(self, seconds: float) -> None:
+        """Note how long a chunk of `size` took, and choose the next size."""
+        each = (seconds / self.size, self.size)
+        self._slower = 0 if self._best is None or each < self._best else self._slower + 1
+        self._best = each if self._best is None else min(self._best, each)
+        if self.size == self.most or self._slower == _SLOWER:
+            self.ended, self.size = True, self._best[1]
+        else:
+            self.size = min(_GROWTH * self.size, self.most)
+
+
+#: Tunings of a model's parameters, by name, shape, memory bound and key.
+_TUNED: WeakKeyDictionary[nn.Module, dict[Hashable, Tuning]] = WeakKeyDictionary()
+
+
+class _Largest(TorchDispatchMode):
+    """Record the bytes of the largest tensor that is computed."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, Tensor):
+                self.nbytes = max(self.nbytes, leaf.nbytes)
+        return found
+
+
+class Perturbations:
+    """Losses of one model on one batch under changes of single elements.
+
+    Args:
+        loss: loss(model) is a scalar tensor.
+        model: left bit for bit as it is.
+        chunk_size: changes evaluated at once, >= 1. None: tuned for each parameter at first use, within ``memory_bytes``;
+            ``fixed`` in place of a number: the largest power of two within ``memory_bytes``, which depends on shapes
+            alone, so that a run repeats bit for bit.
+        memory_bytes: bound on the memory of a chunk, as estimated from the largest tensor of one change.
+        flop_counts: FLOPs of chunks by what they depend on, counted once and kept there; None counts nothing.
+        key: what else the FLOPs depend on, such as the shapes of the batch.
+
+    Raises:
+        UserError: a loss that is no scalar tensor or does not repeat, or a chunk size below 1.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        model: nn.Module,
+        *,
+        chunk_size: int | str | None = None,
+        memory_bytes: int = MEMORY_BYTES,
+        flop_counts: dict[Hashable, int] | None = None,
+        key: Hashable = (),
+        check: bool = True,
+    ) -> None:
+        if chunk_size not in (None, "fixed") and not (isinstance(chunk_size, int) and chunk_size >= 1):
+            raise UserError(f"chunk_size must be an integer >= 1, or None to have it tuned, got {chunk_size!r}")
+        self.model = model
+        self._loss = ModelLoss(loss, model)
+        self._parameters = dict(model.named_parameters())
+        self._chunk_size = chunk_size
+        self._memory_bytes = memory_bytes
+        self._counts = flop_counts
+        self._key = key
+        self.flops = 0
+        """FLOPs executed by `losses` so far, if they are counted."""
+        self.value = self._loss.check_repeats() if check else self._loss.value()
+        """The loss of the model as it is, ()."""
+        self._one_by_one = False
+        self._layered: set[str] | None = None
+
+    def losses(self, name: str, indices: Tensor, amounts: Tensor) -> Tensor:
+        """Return the losses with ``amounts[k]`` added to element ``indices[k]`` of a parameter, (K,)."""
+        indices = indices.to(self._loss.device)
+        amounts = amounts.to(self._loss.device)
+        found = torch.empty(len(indices), dtype=self.value.dtype, device=self._loss.device)
+        done = 0
+        while done < len(indices):
+            size, tuning = self._chunk(name, len(indices) - done)
+            part = slice(done, done + size)
+            begun = time.perf_counter()
+            found[part] = self._evaluate(name, indices[part], amounts[part])
+            if tuning is not None:
+                if self._loss.device.type == "cuda":
+                    torch.cuda.synchronize(self._loss.device)
+                tuning.told(time.perf_counter() - begun)
+            done += size
+        return found
+
+    def _evaluate(self, name: str, indices: Tensor, amounts: Tensor) -> Tensor:
+        if self._counts is None:
+            return self._run(name, indices, amounts)
+        key = (self._key, name, len(indices))
+        if key not in self._counts:
+            with flop_counter() as counter:
+                found = self._run(name, indices, amounts)
+            self._counts[key] = int(counter.get_total_flops())
+        else:
+            found = self._run(name, indices, amounts)
+        self.flops += self._counts[key]
+        return found
+
+    def _run(self, name: str, indices: Tensor, amounts: Tensor) -> Tensor:
+        changed = self._function(name)
+        if not self._one_by_one:
+            try:
+                with self._loss.evaluating():
+                    return vmap(changed, randomness="same")(indices, amounts)
+            except (RuntimeError, NotImplementedError, ValueError) as error:
+                if isinstance(error, (torch.OutOfMemoryError, UserError)):
+                    raise
+                self._one_by_one = True
+                reason = str(error).strip().splitlines()[0]
+                warnings.warn(
+                    f"the loss cannot be evaluated for many weights at once, so it is evaluated for one after the other: "
+                    f"torch.func.vmap says {reason!r}",
+                    stacklevel=2,
+                )
+        found = []
+        for index, amount in zip(indices, amounts, strict=True):
+            with self._loss.evaluating():
+                found.append(changed(index, amount))
+        return torch.stack(found)
+
+    def _function(self, name: str) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the loss as a function of a flat index and of what is added there."""
+        parameter = self._parameters[name]
+        if name in self._at_outputs():
+
+            def at_output(index: Tensor, amount: Tensor) -> Tensor:
+                with ChangedOutput(parameter, index, amount):
+                    return self._loss.at({})
+
+            return at_output
+        flat = parameter.detach().reshape(-1)
+        places = torch.arange(flat.numel(), device=flat.device)
+
+        def in_place(index: Tensor, amount: Tensor) -> Tensor:
+            changed = torch.where(places == index, flat + amount.to(flat.dtype), flat)
+            return self._loss.at({name: changed.view(parameter.shape)})
+
+        return in_place
+
+    def _at_outputs(self) -> set[str]:
+        if self._layered is None:
+            with self._loss.evaluating():
+                self._layered = layered_parameters(lambda: self._loss.at({}), self._parameters)
+        return self._layered
+
+    def _chunk(self, name: str, left: int) -> tuple[int, Tuning | None]:
+        """Return the size of the next chunk, and the tuning that it is part of."""
+        if isinstance(self._chunk_size, int):
+            return min(self._chunk_size, left), None
+        known = _TUNED.setdefault(self.model, {})
+        key = (name, tuple(self._parameters[name].shape), self._memory_bytes, self._key)
+        if key not in known:
+            known[key] = Tuning(self._most(name))
+        tuning = known[key]
+        if self._chunk_size == "fixed":
+            return min(tuning.most, left), None
+        # A chunk that the end of the parameter cuts short tells little about its size.
+        return min(tuning.size, left), tuning if not tuning.ended and left >= tuning.size else None
+
+    def _most(self, name: str) -> int:
+        """Return the largest power of two of changes whose tensors fit in the memory bound, at least 1."""
+        two = torch.zeros(2, dtype=torch.int64, device=self._loss.device)
+        with _Largest() as largest:
+            self._run(name, two, torch.zeros(2, dtype=self.value.dtype, device=self._loss.device))
+        each = max(1, largest.nbytes // 2) * _ALIVE
+        return 1 << max(0, (self._memory_bytes // each).bit_length() - 1)
