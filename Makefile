@@ -6,7 +6,7 @@ SEARCH ?= --space auto_thresholds
 PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder
 TESTS = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
-.PHONY: search check test lint chromium clean
+.PHONY: search check test all-tests lint chromium clean
 
 search: $(VENV)/.installed
 	$(VENV)/bin/python -m tune_cac search $(SEARCH)
@@ -15,8 +15,10 @@ search: $(VENV)/.installed
 check: lint
 	$(TESTS) -n 2 --dist loadfile -m 'not slow'
 
-# Everything.
-test: lint chromium
+# Everything; with -j 2 style and types beside the tests.
+test: lint all-tests
+
+all-tests: $(VENV)/.installed-test chromium
 	$(TESTS) $(PYTEST)
 
 lint: $(VENV)/.installed-test

@@ -8,8 +8,27 @@ Importing this package loads no torch; a name's home is loaded when it is first 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trainables.lazy_names import lazy_names
 
-__all__: list[str] = []
+if TYPE_CHECKING:
+    from trainables.gradients.central_differences import (
+        CentralDifferenceSGD,
+        autograd_gradient,
+        central_difference,
+        relative_error,
+    )
+    from trainables.gradients.normalised_sgd import NormalisedSGD
 
-__getattr__, __dir__ = lazy_names(__name__, {})
+__all__ = ["central_difference", "CentralDifferenceSGD", "autograd_gradient", "relative_error", "NormalisedSGD"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "central_differences": (
+            "central_difference", "CentralDifferenceSGD", "autograd_gradient", "relative_error",
+        ),
+        "normalised_sgd": ("NormalisedSGD",),
+    },
+)  # fmt: skip

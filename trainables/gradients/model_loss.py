@@ -96,7 +96,7 @@ class ModelLoss:
             found = self.at({})
         if not isinstance(found, Tensor):
             raise UserError(
-                f"loss(model) must return a scalar tensor, got {type(found).__name__}: return the tensor without .item()"
+                f"loss(model) must return a scalar tensor, got {type(found).__name__}: leave its .item() out"
             )
         if found.ndim:
             raise UserError(f"loss(model) must return a scalar tensor, got shape {tuple(found.shape)}: take its mean")

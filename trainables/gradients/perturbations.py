@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Hashable
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -81,12 +82,13 @@ class Perturbations:
     Args:
         loss: loss(model) is a scalar tensor.
         model: left bit for bit as it is.
-        chunk_size: changes evaluated at once, >= 1. None: tuned for each parameter at first use, within ``memory_bytes``;
-            ``fixed`` in place of a number: the largest power of two within ``memory_bytes``, which depends on shapes
-            alone, so that a run repeats bit for bit.
+        chunk_size: changes evaluated at once, >= 1. None: tuned for each parameter at first use, within
+            ``memory_bytes``. ``fixed``: the largest power of two within ``memory_bytes``, which shapes alone decide,
+            so that a run repeats bit for bit.
         memory_bytes: bound on the memory of a chunk, as estimated from the largest tensor of one change.
         flop_counts: FLOPs of chunks by what they depend on, counted once and kept there; None counts nothing.
         key: what else the FLOPs depend on, such as the shapes of the batch.
+        like: evaluated the same loss on another batch before, so that what was found out about it need not be again.
 
     Raises:
         UserError: a loss that is no scalar tensor or does not repeat, or a chunk size below 1.
@@ -101,7 +103,7 @@ class Perturbations:
         memory_bytes: int = MEMORY_BYTES,
         flop_counts: dict[Hashable, int] | None = None,
         key: Hashable = (),
-        check: bool = True,
+        like: Perturbations | None = None,
     ) -> None:
         if chunk_size not in (None, "fixed") and not (isinstance(chunk_size, int) and chunk_size >= 1):
             raise UserError(f"chunk_size must be an integer >= 1, or None to have it tuned, got {chunk_size!r}")
@@ -114,39 +116,56 @@ class Perturbations:
         self._key = key
         self.flops = 0
         """FLOPs executed by `losses` so far, if they are counted."""
-        self.value = self._loss.check_repeats() if check else self._loss.value()
-        """The loss of the model as it is, ()."""
-        self._one_by_one = False
-        self._layered: set[str] | None = None
+        self.dtype = self._loss.check_repeats().dtype if like is None else like.dtype
+        """Dtype of the loss."""
+        self._one_by_one: bool = like is not None and like._one_by_one
+        self._layered: set[str] | None = None if like is None else like._layered
 
-    def losses(self, name: str, indices: Tensor, amounts: Tensor) -> Tensor:
-        """Return the losses with ``amounts[k]`` added to element ``indices[k]`` of a parameter, (K,)."""
+    @cached_property
+    def value(self) -> Tensor:
+        """Return the loss of the model as it is, ()."""
+        return self._counted("value", self._loss.value)
+
+    def losses(
+        self, name: str, indices: Tensor, amounts: Tensor, advance: Callable[[int], object] = lambda count: None
+    ) -> Tensor:
+        """Return the losses with ``amounts[k]`` added to element ``indices[k]`` of a parameter, (K,).
+
+        Args:
+            name: of the parameter.
+            indices: (K,) int64.
+            amounts: (K,).
+            advance: is told how many were evaluated, after each chunk.
+        """
         indices = indices.to(self._loss.device)
         amounts = amounts.to(self._loss.device)
-        found = torch.empty(len(indices), dtype=self.value.dtype, device=self._loss.device)
+        found = torch.empty(len(indices), dtype=self.dtype, device=self._loss.device)
         done = 0
         while done < len(indices):
             size, tuning = self._chunk(name, len(indices) - done)
             part = slice(done, done + size)
             begun = time.perf_counter()
-            found[part] = self._evaluate(name, indices[part], amounts[part])
+            found[part] = self._counted((name, size), partial(self._run, name, indices[part], amounts[part]))
             if tuning is not None:
                 if self._loss.device.type == "cuda":
                     torch.cuda.synchronize(self._loss.device)
                 tuning.told(time.perf_counter() - begun)
             done += size
+            advance(size)
         return found
 
-    def _evaluate(self, name: str, indices: Tensor, amounts: Tensor) -> Tensor:
+    def _counted(self, what: Hashable, evaluate: Callable[[], Tensor]) -> Tensor:
+        """Return what ``evaluate`` returns, and add its FLOPs, which are equal for equal ``what``."""
         if self._counts is None:
-            return self._run(name, indices, amounts)
-        key = (self._key, name, len(indices))
-        if key not in self._counts:
-            with flop_counter() as counter:
-                found = self._run(name, indices, amounts)
-            self._counts[key] = int(counter.get_total_flops())
+            return evaluate()
+        key = (self._key, what)
+        if key in self._counts:
+            found = evaluate()
         else:
-            found = self._run(name, indices, amounts)
+            self._at_outputs()  # is found out once, and not counted
+            with flop_counter() as counter:
+                found = evaluate()
+            self._counts[key] = int(counter.get_total_flops())
         self.flops += self._counts[key]
         return found
 
@@ -162,8 +181,8 @@ class Perturbations:
                 self._one_by_one = True
                 reason = str(error).strip().splitlines()[0]
                 warnings.warn(
-                    f"the loss cannot be evaluated for many weights at once, so it is evaluated for one after the other: "
-                    f"torch.func.vmap says {reason!r}",
+                    "the loss cannot be evaluated for many weights at once, so it is evaluated for one after the "
+                    f"other: torch.func.vmap says {reason!r}",
                     stacklevel=2,
                 )
         found = []
@@ -215,6 +234,6 @@ class Perturbations:
         """Return the largest power of two of changes whose tensors fit in the memory bound, at least 1."""
         two = torch.zeros(2, dtype=torch.int64, device=self._loss.device)
         with _Largest() as largest:
-            self._run(name, two, torch.zeros(2, dtype=self.value.dtype, device=self._loss.device))
+            self._run(name, two, torch.zeros(2, dtype=self.dtype, device=self._loss.device))
         each = max(1, largest.nbytes // 2) * _ALIVE
         return 1 << max(0, (self._memory_bytes // each).bit_length() - 1)

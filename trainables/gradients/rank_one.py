@@ -5,8 +5,8 @@ its change can be added there, and under `torch.func.vmap` everything before the
 computed once for all changes instead of once for each.
 
 Shapes: layer input x, output y; linear: x (..., I), y (..., O), weight (O, I); convolution of d dimensions:
-x (B, I, *in), y (B, O, *out) or without B, weight (O, I / groups, *kernel); embedding: x (...) int64, y (..., E), weight
-(V, E). An element of a parameter has a flat index, a tensor () int64.
+x (B, I, *in), y (B, O, *out) or without B, weight (O, I / groups, *kernel); embedding: x (...) int64, y (..., E),
+weight (V, E). An element of a parameter has a flat index, a tensor () int64.
 """
 
 from __future__ import annotations
@@ -119,7 +119,10 @@ class ChangedOutput(TorchFunctionMode):
             return out + _one_hot(self._index, out.shape[-1], out) * self._amount.to(out.dtype)
         row, column = self._index // self._parameter.shape[1], self._index % self._parameter.shape[1]
         if func is F.embedding:
-            met = (call["input"] == row).unsqueeze(-1).to(out.dtype)
+            met = call["input"] == row
+            if call.get("padding_idx") is not None:  # a padding's row has no gradient in torch either
+                met = met & (row != call["padding_idx"] % self._parameter.shape[0])
+            met = met.unsqueeze(-1).to(out.dtype)
             return torch.addcmul(out, met * self._amount.to(out.dtype), _one_hot(column, out.shape[-1], out))
         part = call["input"].index_select(-1, column.view(1)).to(out.dtype)
         return torch.addcmul(out, part * self._amount.to(out.dtype), _one_hot(row, out.shape[-1], out))

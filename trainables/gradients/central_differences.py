@@ -1,0 +1,268 @@
+"""Central difference gradient: the slope of the loss along each weight, from two forward passes a weight.
+
+    g_i = [L(w + epsilon e_i) - L(w - epsilon e_i)] / (2 epsilon)
+
+P weights take 2 P forward passes. The error against the gradient is of the order of epsilon^2 from the curvature, and
+of u |L| / epsilon from rounding, u the precision of the loss's dtype.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from trainables.errors import UserError
+from trainables.gradients.model_loss import Loss, ModelLoss, matching_names, updates_statistics
+from trainables.gradients.normalised_sgd import NormalisedSGD
+from trainables.gradients.perturbations import MEMORY_BYTES, Perturbations
+
+#: Seconds after which a long estimate shows how far it is.
+_SILENT_S = 5.0
+
+
+def central_difference(
+    loss: Loss,
+    model: nn.Module,
+    epsilon: float = 0.1,
+    names: str | Iterable[str] | None = None,
+    chunk_size: int | None = None,
+    *,
+    memory_bytes: int = MEMORY_BYTES,
+) -> dict[str, Tensor]:
+    """Return the central difference gradient of a loss by parameter name, each of the parameter's shape.
+
+    The model, its buffers and all generators are afterwards as before. Weights of layers are changed at the layers'
+    outputs (`rank_one`); the other parameters as they are. An estimate that takes more than five seconds shows on
+    stderr how far it is and how long it still takes.
+
+    Args:
+        loss: loss(model) is a scalar tensor, regularization terms included.
+        model: in the mode in which the loss is meant. Dropout is the same in all evaluations; batch norms in train mode
+            use the batch's statistics and do not update their running ones.
+        epsilon: half the distance of the two evaluations, > 0.
+        names: names or patterns of parameters (``conv*``); None: those that require a gradient.
+        chunk_size: weights evaluated at once, None to have it tuned.
+        memory_bytes: bound on the memory of what is evaluated at once.
+
+    Raises:
+        UserError: an epsilon that is not above 0, or too small to change a weight; a loss that is no scalar tensor or
+            does not repeat; a name that matches nothing.
+
+    Warns:
+        UserWarning: an epsilon at which rounding dominates, batch norms in train mode, or a loss that
+            `torch.func.vmap` cannot treat.
+    """
+    chosen = matching_names(model, names)
+    if updates_statistics(model):
+        warnings.warn(
+            "batch norms are in train mode: they use the batch's statistics and leave their running ones as they are; "
+            "model.eval() uses the running ones",
+            stacklevel=2,
+        )
+    losses = Perturbations(loss, model, chunk_size=chunk_size, memory_bytes=memory_bytes)
+    check_epsilon(epsilon, model, chosen, losses.dtype)
+    return estimate(losses, chosen, epsilon, progress=True)
+
+
+def estimate(
+    losses: Perturbations, names: Iterable[str], epsilon: float, *, progress: bool = False
+) -> dict[str, Tensor]:
+    """Return the central difference gradient from an engine; the inputs are not checked.
+
+    Args:
+        losses: the loss at changed weights.
+        names: of parameters.
+        epsilon: half the distance of the two evaluations.
+        progress: whether to show how far it is.
+    """
+    parameters = dict(losses.model.named_parameters())
+    chosen = list(names)
+    found = {}
+    total = 2 * sum(parameters[name].numel() for name in chosen)
+    with tqdm(
+        total=total, desc="central differences", unit="loss", delay=_SILENT_S, disable=not progress, leave=False
+    ) as shown:
+        for name in chosen:
+            parameter = parameters[name]
+            count = parameter.numel()
+            both = torch.arange(count, device=parameter.device).repeat(2)
+            amounts = torch.full((2 * count,), epsilon, dtype=losses.dtype, device=parameter.device)
+            amounts[count:].neg_()
+            above, below = losses.losses(name, both, amounts, shown.update).chunk(2)
+            slopes = (above - below) / (2 * epsilon)
+            found[name] = slopes.view(parameter.shape).to(parameter.dtype)
+    return found
+
+
+def check_epsilon(epsilon: Any, model: nn.Module, names: Iterable[str], loss_dtype: torch.dtype) -> None:
+    """Raise UserError for an epsilon that is not above 0 or changes no weight; warn where rounding dominates.
+
+    Rounding of the loss L gives an error of about u |L| / epsilon, u the precision of its dtype; below an epsilon of
+    sqrt(u) it was as large as half the gradient on networks in float32.
+    """
+    if not isinstance(epsilon, (int, float)) or not math.isfinite(epsilon) or epsilon <= 0:
+        raise UserError(f"epsilon must be a number above 0, got {epsilon!r}")
+    parameters = dict(model.named_parameters())
+    for name in names:
+        weights = parameters[name].detach()
+        if weights.numel() and bool(weights.abs().max() + epsilon == weights.abs().max()):
+            least = torch.finfo(weights.dtype).eps * float(weights.abs().max())
+            raise UserError(
+                f"epsilon must be above {least:.1g} to change the weights of {name} ({_short(weights.dtype)}), "
+                f"got {epsilon!r}"
+            )
+    floor = least_epsilon(loss_dtype)
+    if epsilon < floor:
+        warnings.warn(
+            f"epsilon={epsilon!r} is below {floor:.1g}, where rounding of a loss in {_short(loss_dtype)} is of the "
+            "order of the differences: take a larger one, or a model in float64",
+            stacklevel=3,
+        )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def autograd_gradient(loss: Loss, model: nn.Module, names: str | Iterable[str] | None = None) -> dict[str, Tensor]:
+    """Return the gradient by backpropagation, by parameter name; the model and its ``.grad`` are left as they are.
+
+    Args:
+        loss: loss(model) is a scalar tensor.
+        model: as for `central_difference`.
+        names: as for `central_difference`.
+    """
+    parameters = dict(model.named_parameters())
+    leaves = {name: parameters[name].detach().requires_grad_() for name in matching_names(model, names)}
+    function = ModelLoss(loss, model)
+    with function.evaluating(), torch.enable_grad():
+        grads = torch.autograd.grad(function.at(leaves), list(leaves.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf) if grad is None else grad
+        for (name, leaf), grad in zip(leaves.items(), grads, strict=True)
+    }
+
+
+def relative_error(estimated: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
+    """Return |estimate - reference| / |reference|, norms over all parameters of the estimate together.
+
+    Args:
+        estimated: of `central_difference`.
+        reference: of `autograd_gradient`; may have more parameters.
+
+    Raises:
+        UserError: the reference lacks a parameter, or is zero everywhere.
+    """
+    lacking = [name for name in estimated if name not in reference]
+    if lacking:
+        raise UserError(f"the reference must have every parameter of the estimate, it lacks {', '.join(lacking)}")
+    size = _norm(reference[name] for name in estimated)
+    if not size:
+        raise UserError("the reference is zero for every parameter, so no error is relative to it")
+    return _norm(estimated[name] - reference[name] for name in estimated) / size
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors))
+
+
+class CentralDifferenceSGD(NormalisedSGD):
+    """Descent along central differences.
+
+        optimizer = CentralDifferenceSGD(model, lr=0.1, epsilon=0.01)
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [30_000, 40_000])
+        for x, y in batches:
+            optimizer.step(lambda model: F.cross_entropy(model(x), y))
+            scheduler.step()
+
+    Any schedule of torch decays the learning rate and, jointly, epsilon: both keep their ratio.
+
+    Args:
+        model: whose parameters are descended.
+        lr: length of a step (with ``normalise``), > 0.
+        epsilon: half the distance of the two evaluations at the first learning rate, > 0.
+        names: names or patterns of parameters; None: those that require a gradient.
+        normalise: whether a step has the length ``lr``; otherwise it is lr times the estimate.
+        epsilon_follows_lr: whether epsilon decays with the learning rate.
+        chunk_size: as for `central_difference`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.1,
+        epsilon: float = 0.1,
+        *,
+        names: str | Iterable[str] | None = None,
+        normalise: bool = True,
+        epsilon_follows_lr: bool = True,
+        chunk_size: int | None = None,
+    ) -> None:
+        self._model = model
+        self._names = matching_names(model, names)
+        self._chunk_size = chunk_size
+        self._losses: Perturbations | None = None
+        parameters = dict(model.named_parameters())
+        super().__init__(
+            [parameters[name] for name in self._names],
+            lr,
+            normalise=normalise,
+            epsilon=epsilon,
+            first_lr=lr,
+            epsilon_follows_lr=epsilon_follows_lr,
+        )
+
+    @property
+    def epsilon(self) -> float:
+        """Return epsilon as it is now."""
+        group = self.param_groups[0]
+        ratio = group["lr"] / group["first_lr"] if group["epsilon_follows_lr"] else 1.0
+        return scaled_epsilon(group["epsilon"], ratio, group["params"][0].dtype)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Tensor:  # type: ignore[override]  # the loss takes the model
+        """Take one step and return the loss before it.
+
+        Args:
+            closure: the loss, of which `closure(model)` is a scalar tensor.
+
+        Raises:
+            UserError: as `central_difference`, or no loss.
+        """
+        if closure is None:
+            raise UserError("step(loss) needs the loss: a function of the model that returns a scalar tensor")
+        losses = Perturbations(closure, self._model, chunk_size=self._chunk_size, like=self._losses)
+        if self._losses is None:
+            check_epsilon(self.epsilon, self._model, self._names, losses.dtype)
+        self._losses, before = losses, losses.value
+        parameters = dict(self._model.named_parameters())
+        for name, slopes in estimate(losses, self._names, self.epsilon).items():
+            parameters[name].grad = slopes
+        self.take_step()
+        return before
+
+
+def least_epsilon(dtype: torch.dtype) -> float:
+    """Return sqrt(u), u the precision of a dtype: below it rounding dominates differences of a loss.
+
+    >>> round(least_epsilon(torch.float32), 6)
+    0.000345
+    """
+    return math.sqrt(torch.finfo(dtype).eps)
+
+
+def scaled_epsilon(epsilon: float, lr_ratio: float, dtype: torch.dtype) -> float:
+    """Return epsilon after the learning rate has become ``lr_ratio`` of its first value; it stays above its floor.
+
+    >>> scaled_epsilon(0.01, 0.5, torch.float64)
+    0.005
+    >>> scaled_epsilon(0.01, 0.0, torch.float32) == least_epsilon(torch.float32)
+    True
+    """
+    return max(epsilon * lr_ratio, min(epsilon, least_epsilon(dtype)))
