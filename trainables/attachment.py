@@ -22,11 +22,21 @@ def _nothing() -> None:
     pass
 
 
+@dataclass(frozen=True, kw_only=True)
+class EstimateFlops:
+    """FLOPs of an estimate of gradients, beside those of the step's own forward and backward pass."""
+
+    forward_flops: int = 0
+    """FLOPs of forward passes."""
+    backward_flops: int = 0
+    """FLOPs of backward passes."""
+
+
 class Attached:
     """A method attached to one training run. This base class is the method that does nothing.
 
-    Order of the calls: [begin_step, forward, loss, zero_grad and backward, before_optimizer, the optimizer's step,
-    end_step] for each batch, then the evaluation and end_epoch.
+    Order of the calls: [begin_step, forward, loss, zero_grad and backward, estimate, before_optimizer, the optimizer's
+    step, end_step] for each batch, then the evaluation and end_epoch.
     """
 
     replaces_schedule: bool = False
@@ -38,6 +48,18 @@ class Attached:
     def loss(self, loss: Tensor) -> Tensor:
         """Return the tensor from which the backward pass starts, given the workload's loss."""
         return loss
+
+    def estimate(self, loss: Callable[[nn.Module], Tensor], batch: tuple[Tensor, ...]) -> EstimateFlops | None:
+        """Give gradients in place of the backward pass, or beside it; called after it in each step.
+
+        Args:
+            loss: the workload's loss of a model on the step's batch.
+            batch: the step's batch, on the run's device.
+
+        Returns:
+            What was executed; None if nothing was estimated.
+        """
+        return None
 
     def before_optimizer(self) -> None:
         """Handle the gradients of a step, before the optimizer steps."""

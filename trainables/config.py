@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
+from trainables.gradients.fields import GradientFields, check_gradient_fields
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variable_types import is_number
 from trainables.gradskip.variables import BY_NAME, VARIABLES
@@ -63,7 +64,7 @@ else:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialConfig(_VariableFields, _RunFields):  # in the order of the fields, from the right
+class TrialConfig(GradientFields, _VariableFields, _RunFields):  # in the order of the fields, from the right
     """Configuration of one trial: what it trains and how.
 
     The ``CAC_*`` fields are the variables of Gradient-Skip (`gradskip.variables`); None: the published default.
@@ -131,13 +132,14 @@ class TrialConfig(_VariableFields, _RunFields):  # in the order of the fields, f
             raise UserError(f"device must be cpu or cuda, got {self.device!r}")
         check_integer("forward_cache_mb", self.forward_cache_mb, 0)
         for name in ("CAC_STOP_LAYER_NUM", "CAC_STOP_LAYER_ITR", "CAC_WATCH", "schedule_values",
-                     "pruning_sensitivities", "agp_weights", "unnamed"):  # fmt: skip
+                     "pruning_sensitivities", "agp_weights", "gradient_layers", "unnamed"):  # fmt: skip
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         self.gradskip_settings()
         if self.metric is not None:  # a config is made for every setting that is replayed
             check_metric(self.quality, field_names())
         self._check_compression()
+        check_gradient_fields(self)
 
     def _check_compression(self) -> None:
         if self.saving not in (None, *SAVINGS):

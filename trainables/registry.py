@@ -49,6 +49,17 @@ METHODS: dict[str, Method] = {
             home="trainables.compression.trial.with_gradskip:attach",
             replay_module="trainables.compression.trial.with_gradskip_replay",
         ),
+        *(
+            Method(
+                name=name,
+                description=description,
+                home="trainables.gradients.method:attach",
+                replay_module="trainables.gradients.replay",
+            )
+            for name, description in (
+                ("central_difference", "gradients from differences of the loss, without a backward pass"),
+            )
+        ),
     )
 }
 
@@ -82,6 +93,11 @@ WORKLOADS: dict[str, Entry] = {
         description="your images: Hugging Face Parquet or folders by class (--data PATH), on resnet20, resnet18, ... "
         "(--model NAME, or package.module:function)",
         needs=("data",),
+    ),
+    "rosenbrock": Entry(
+        home="trainables.workloads.rosenbrock:Rosenbrock",
+        default_epochs=80,
+        description="Rosenbrock's function of 100 numbers, minimised by steps of a fixed length; a minute a run",
     ),
     "text": Entry(
         home="trainables.workloads.text:Text",

@@ -16,7 +16,8 @@ CACHE_VARIABLE = "TUNE_CAC_CACHE"
 PLACES = {"images": ("cache", "cache_limit_gb")}
 #: Options of the workload ``script``: its command line, its working directory, a digest of the files that it names.
 SCRIPT_OPTIONS = ("command", "cwd", "files")
-_TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+#: Texts of truth values.
+TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 def read_options(texts: Iterable[str]) -> dict[str, str]:
@@ -122,7 +123,7 @@ def _read(name: str, text: str, hint: Any, default: Any, what: str) -> Any:
     kind = kinds[0] if kinds else str
     try:
         if kind is bool:
-            return _TRUTH[text.lower()]
+            return TRUTH[text.lower()]
         return kind(text) if kind in (int, float, Path) else text
     except (KeyError, ValueError):
         said = {bool: "yes or no", int: "an integer", float: "a number"}[kind]

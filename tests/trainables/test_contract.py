@@ -18,12 +18,14 @@ from search_spaces import SpaceContext
 from search_spaces.space import corners, describe
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
+from trainables.gradients.fields import ESTIMATORS
 from trainables.gradskip.variables import BY_NAME
-from trainables.metrics import ROW
+from trainables.metrics import RELATIVE, metrics_of, named_row
 from trainables.registry import METHODS, WORKLOADS
 from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
+from trainables.workloads import build
 
 #: Prunes, regularizes and quantizes within four epochs: the state of each has to survive.
 PRUNING = """
@@ -59,10 +61,24 @@ ACTIVE: dict[str, dict[str, Any]] = {
         "CAC_STOP_LAYER_ITR": (8, 22),
         "schedule": PRUNING,
     },
+    "central_difference": {"gradient_start_itr": 8, "gradient_epsilon": 0.05},
 }
-CASES = [(method, workload) for method in METHODS for workload in WORKLOADS]
 #: Options under which a workload's run of four epochs takes a second; images get their data below.
-SHORT: dict[str, tuple[str, ...]] = {"text": ("steps_per_epoch=7", "batch_size=2")}
+SHORT: dict[str, tuple[str, ...]] = {
+    "text": ("steps_per_epoch=7", "batch_size=2"),
+    "rosenbrock": ("updates=9", "pairs=3", "decay_from=20", "decay_every=5"),
+}
+#: Parameters that an estimator estimates, where all would take long.
+ESTIMATED: dict[str, tuple[str, ...]] = {
+    "digits": ("norm6.*", "classifier.bias"), "images": ("fc.*",), "text": ("norm.*",), "rosenbrock": ("*",),
+}  # fmt: skip
+#: What a workload without layers refuses, and the words of it.
+REFUSED = {
+    ("gradskip", "rosenbrock"): r"CAC_STOP_LAYER_NUM must be at most 0",
+    ("compression", "rosenbrock"): r"\*weight.* matches no",
+    ("gradskip+compression", "rosenbrock"): r"\*weight.* matches no",
+}
+CASES = [(method, workload) for method in METHODS for workload in WORKLOADS if (method, workload) not in REFUSED]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,9 +92,10 @@ def image_data(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def config_of(method: str, workload: str, **more: Any) -> TrialConfig:
     options = SHORT.get(workload)
-    return TrialConfig(
-        method=method, workload=workload, workload_options=options, epochs=4, **ACTIVE[method], **more
-    )  # fmt: skip
+    active = dict(ACTIVE[method])
+    if method in ESTIMATORS:
+        active["gradient_layers"] = ESTIMATED[workload]
+    return TrialConfig(method=method, workload=workload, workload_options=options, epochs=4, **active, **more)
 
 
 def train(config: TrialConfig) -> tuple[list[Row], list[torch.Tensor]]:
@@ -102,14 +119,26 @@ def test_reports_every_column_every_epoch(method: str, workload: str) -> None:
     rows, _ = trained(method, workload)
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
     kinds = {"int64": int, "Int64": int, "float64": float, "string": str}
-    for row in rows:
-        assert set(row) == {metric.name for metric in ROW}
-        for metric in ROW:
+    quality = build(workload, SHORT.get(workload, ())).quality
+    columns = [metric for name, metric in metrics_of(quality).items() if name not in {m.name for m in RELATIVE}]
+    columns = [metric for metric in columns if metric.name not in (quality.drop, quality.test_drop)]
+    for row in (named_row(row, quality) for row in rows):
+        assert {metric.name for metric in columns} <= set(row)
+        assert all(isinstance(row[name], float) for name in set(row) - {metric.name for metric in columns})
+        for metric in columns:
             if row[metric.name] is None:
                 assert metric.may_lack, metric.name
             else:
                 assert isinstance(row[metric.name], kinds[metric.dtype]), metric.name
-        assert (row["test_accuracy"] is None) == (row["epoch"] < 4)
+        has_test = "test" in build(workload, SHORT.get(workload, ())).splits
+        assert (row[quality.test] is None) == (row["epoch"] < 4 or not has_test)
+
+
+@pytest.mark.parametrize(("method", "workload"), REFUSED)
+def test_what_a_workload_cannot_do_is_refused(method: str, workload: str) -> None:
+    with pytest.raises(UserError, match=REFUSED[method, workload]) as error:
+        train(config_of(method, workload))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow

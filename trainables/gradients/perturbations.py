@@ -116,7 +116,7 @@ class Perturbations:
         self._key = key
         self.flops = 0
         """FLOPs executed by `losses` so far, if they are counted."""
-        self.dtype = self._loss.check_repeats().dtype if like is None else like.dtype
+        self.dtype: torch.dtype = self._loss.check_repeats().dtype if like is None else like.dtype
         """Dtype of the loss."""
         self._one_by_one: bool = like is not None and like._one_by_one
         self._layered: set[str] | None = None if like is None else like._layered

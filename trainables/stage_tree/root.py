@@ -17,8 +17,8 @@ from trainables.workloads.base import Workload
 
 #: Code that determines what a run computes, besides the workload's own.
 _CODE = (
-    "flops.py", "training/*.py", "gradskip/*.py", "workloads/*.py", "stage_tree/*.py", "compression/*.py",
-    "compression/*/*.py",
+    "flops.py", "training/*.py", "gradskip/*.py", "workloads/*.py", "stage_tree/*.py", "gradients/*.py",
+    "compression/*.py", "compression/*/*.py",
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from trainables.runtime.checkpoint_file import CHECKPOINT_FILE, read_state
 from trainables.runtime.generators import generators_state, kept_generators, set_generators
 from trainables.runtime.isolation import ProcessState
 from trainables.training.forward_cache import open_forward_cache
-from trainables.training.run_cost import RunCost
+from trainables.training.run_cost import RunCost, with_estimate
 from trainables.training.run_resources import RunResources
 from trainables.training.warm_up import warm_up
 from trainables.workloads import build
@@ -245,6 +245,9 @@ class TrainingRun:
         whole = self.method.loss(loss)
         if whole.requires_grad:
             self._weighted(whole).backward()
+        estimated = self.method.estimate(lambda model: self.workload.loss(model, batch), batch)
+        if estimated is not None:
+            cost = with_estimate(cost, dense, estimated)
         self.method.before_optimizer()
         self.optimizer.step()
         if not self.method.replaces_schedule:

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from trainables.attachment import EstimateFlops
 from trainables.gradskip.forward_cache.prefix_pass import PassReport
 from trainables.savings import share_of_budget
 from trainables.training.cost import CostTable, StepCost
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_shapes import structure_of
+
+
+def with_estimate(cost: StepCost, dense: StepCost, estimated: EstimateFlops) -> StepCost:
+    """Return the cost of a step in which a method estimated gradients.
+
+    Args:
+        cost: of the step's own forward and backward pass.
+        dense: of a step with nothing stopped, whose optimizer visits what this one's does.
+        estimated: what the estimate executed.
+    """
+    return replace(
+        cost,
+        forward_flops=cost.forward_flops + estimated.forward_flops,
+        backward_flops=cost.backward_flops + estimated.backward_flops,
+        optimizer_bytes=dense.optimizer_bytes,
+    )
 
 
 class RunCost:

@@ -17,6 +17,7 @@ from search_spaces.space import ANY_RUN, corners, searched_fields
 from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import BY_NAME, variable_named
+from trainables.workload_options import TRUTH
 
 #: Fields that have their own options; of those that no space sets, only the budget of the forward cache has none.
 _OPTIONS = {
@@ -62,10 +63,21 @@ def read_value(name: str, value: Any) -> Any:
     if name not in field_names():
         raise unknown_name("setting", name, [field for field in field_names() if field not in _OPTIONS])
     if isinstance(value, str):
-        with suppress(ValueError):  # TrialConfig reports what it must be
-            value = field_kinds()[name](value)
+        value = _read_field(name, field_kinds()[name], value)
     TrialConfig(**{name: value})
     return value
+
+
+def _read_field(name: str, kind: type, text: str) -> Any:
+    if kind is bool:
+        if text.lower() not in TRUTH:
+            raise UserError(f"{name} must be yes or no, got {text!r}")
+        return TRUTH[text.lower()]
+    if kind is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    with suppress(ValueError):  # TrialConfig reports what it must be
+        return kind(text)
+    return text
 
 
 def check_hold(

@@ -1,0 +1,113 @@
+"""Gradient estimators as methods of a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainables.attachment import Attached, EstimateFlops, RunFacts
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.gradients.central_differences import check_epsilon, estimate, scaled_epsilon
+from trainables.gradients.fields import settings_of
+from trainables.gradients.model_loss import matching_names
+from trainables.gradients.perturbations import Perturbations
+from trainables.workloads.base import Batch
+from trainables.workloads.batch_shapes import shapes_of
+
+
+class AttachedEstimator(Attached):
+    """An estimator attached to one training run; a subclass a method.
+
+    From its first iteration on, the estimated parameters take no part in the backward pass.
+    """
+
+    def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
+        self._optimizer = optimizer
+        self._run = run
+        self.settings = settings_of(config)
+        layers = self.settings["gradient_layers"]
+        self._names = matching_names(run.model, layers)
+        self._start = int(self.settings["gradient_start_itr"])
+        self._iteration = 0
+        self._parameters = dict(run.model.named_parameters())
+        self._flop_counts: dict[Hashable, int] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether the estimator gives the gradients of this step."""
+        return self._iteration >= self._start
+
+    def begin_step(self, epoch: int, minibatch: int) -> None:
+        if self.is_on:
+            self._leave_backward_pass()
+
+    def _leave_backward_pass(self) -> None:
+        for name in self._names:
+            self._parameters[name].requires_grad_(False)
+
+    def stop_key(self) -> Hashable:
+        return self.is_on
+
+    def end_step(self) -> None:
+        self._iteration += 1
+
+    def estimate(self, loss: Callable[[nn.Module], Tensor], batch: Batch) -> EstimateFlops | None:
+        return self.direction(loss, shapes_of(batch)) if self.is_on else None
+
+    def direction(self, loss: Callable[[nn.Module], Tensor], shapes: Hashable) -> EstimateFlops:
+        """Set the gradients of the estimated parameters, or change these, and return what that executed."""
+        raise NotImplementedError
+
+    def epsilon(self) -> float:
+        """Return epsilon in this step."""
+        epsilon = float(self.settings["gradient_epsilon"])
+        ratio = 1.0
+        if self.settings["gradient_epsilon_decays"]:
+            ratio = float(self._optimizer.param_groups[0]["lr"]) / self._run.base_lrs[0]
+        return scaled_epsilon(epsilon, ratio, self._parameters[self._names[0]].dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"decision_state": self.decision_state(), "training_state": {}}
+
+    def decision_state(self) -> dict[str, Any]:
+        return {"iteration": self._iteration}
+
+    def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
+        self._iteration = int(decision_state["iteration"])
+
+
+class AttachedCentralDifference(AttachedEstimator):
+    """Central differences in place of the gradients."""
+
+    _losses: Perturbations | None = None
+
+    def direction(self, loss: Callable[[nn.Module], Tensor], shapes: Hashable) -> EstimateFlops:
+        losses = Perturbations(
+            loss, self._run.model, chunk_size="fixed", flop_counts=self._flop_counts, key=shapes, like=self._losses
+        )
+        if self._losses is None:
+            check_epsilon(self.settings["gradient_epsilon"], self._run.model, self._names, losses.dtype)
+        self._losses = losses
+        for name, slopes in estimate(losses, self._names, self.epsilon()).items():
+            self._parameters[name].grad = slopes
+        return EstimateFlops(forward_flops=losses.flops)
+
+
+_ATTACHED: dict[str, type[AttachedEstimator]] = {"central_difference": AttachedCentralDifference}
+
+
+def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> AttachedEstimator:
+    """Attach the configuration's estimator.
+
+    Raises:
+        UserError: names that the model does not have, or layers that the estimator cannot treat.
+    """
+    if config.workers > 1:
+        raise UserError(
+            f"method {config.method} trains in one process, got workers={config.workers}: leave --workers-per-trial out"
+        )
+    return _ATTACHED[config.method](optimizer, config, run)

@@ -1,0 +1,64 @@
+"""Replay of an estimator over recorded training: it is switched on at one step. Does not import torch.
+
+From that step on, everything depends on the estimator's fields, so they are all part of the one intervention; before
+it, a run is that of backpropagation, which all estimators share. What an estimator costs is known from trials alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainables.config import TrialConfig
+from trainables.gradients.fields import settings_of
+from trainables.interventions import Intervention, Recorded, action_text
+from trainables.metrics import METHOD_DEFAULTS
+
+
+def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
+    """Return the same key for all configurations, because their replay needs no facts about the model."""
+    return ("gradients",)
+
+
+def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> EstimatorReplay:
+    """Create the replay of a configuration."""
+    return EstimatorReplay(config)
+
+
+def switched_on(config: TrialConfig) -> Intervention:
+    """Return the intervention that switches a configuration's estimator on."""
+    settings = settings_of(config)
+    start = int(settings.pop("gradient_start_itr"))
+    layers = settings["gradient_layers"]
+    settings["gradient_layers"] = None if layers is None else list(layers)
+    return Intervention(iteration=start, action=action_text({config.method: settings}))
+
+
+class EstimatorReplay:
+    """Replay of one configuration's estimator."""
+
+    kind = "any"
+    first_stage_only = False
+
+    def __init__(self, config: TrialConfig) -> None:
+        self.iteration = 0
+        self._act = switched_on(config)
+
+    def advance(self, recorded: Recorded, until: int) -> Intervention | None:
+        if self.iteration <= self._act.iteration < until:
+            self.iteration = self._act.iteration + 1
+            return self._act
+        self.iteration = max(self.iteration, until)
+        return None
+
+    def is_quiet(self) -> bool:
+        return self.iteration != self._act.iteration
+
+    def columns(self) -> dict[str, Any]:
+        return dict(METHOD_DEFAULTS)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"iteration": self.iteration}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.iteration = int(state["iteration"])
