@@ -22,6 +22,7 @@ SPACES: dict[str, str] = {
     "pruning_sensitivities_by_block": "pruning: one sensitivity a block of layers",
     "agp": "automated gradual pruning: final sparsity, start, end and frequency",
     "distillation": "knowledge distillation: temperature, weight and start",
+    "central_difference": "differences of the loss as gradients of the last layers: which, epsilon, from when on",
     "schedule": "a compression schedule of yours: its values marked !search",
 }
 

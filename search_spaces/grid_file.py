@@ -23,15 +23,14 @@ from typing import Any, NoReturn
 from search_spaces.space import Space, SpaceContext, Suggests, branch_name
 from trainables.compression.schedule.positions import Document, NotYaml, compose
 from trainables.compression.schedule.problems import Path, dotted, line_at, nearest, shown
+from trainables.config import method_of
 from trainables.errors import UserError
-from trainables.gradskip.variables import BY_NAME
 
 #: Name of the space of a grid file.
 GRID = "grid"
 #: Most points of a grid.
 MOST_POINTS = 10_000
 _KINDS = ("any", "join", "all")
-_COMPRESSES = ("pruning_", "agp_", "distill_", "schedule")
 
 Point = dict[str, Any]
 
@@ -216,19 +215,18 @@ def grid_space(grid: Mapping[str, Any]) -> Space:
     """Return the space of the points that `read_grid` returned."""
     settings = tuple(grid["settings"])
     variables = tuple(dict.fromkeys(name for point in settings for name in point))
-    skips = any(name in BY_NAME for name in variables)
-    compressing = [name for name in variables if name.startswith(_COMPRESSES)]
-    prunes = any(not name.startswith("distill_") for name in compressing)
+    method = method_of(variables)
+    prunes = any(name.startswith(("pruning_", "agp_")) for name in variables)
     suggest = GridSuggest(
         settings, tuple(grid.get("unnamed", ())), _tree(settings, range(len(settings)), variables, {})
     )
     return Space(
         name=GRID,
-        method="+".join(["gradskip"] * skips + ["compression"] * bool(compressing)) or "none",
+        method=method,
         suggest=suggest,
         start=suggest.start,
         start_is_published=False,
-        saving="training" if not prunes else "both" if skips else "inference",
+        saving="training" if not prunes else "both" if "gradskip" in method else "inference",
     )
 
 

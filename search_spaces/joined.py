@@ -8,6 +8,7 @@ from typing import Any
 
 from search_spaces.space import ANY_RUN, Space, SpaceContext, Suggests, corners, describe
 from trainables.errors import UserError
+from trainables.gradients.fields import ESTIMATORS
 
 #: Methods in the order of a joined method's name.
 _ORDER = ("gradskip", "compression")
@@ -54,6 +55,12 @@ def joined(spaces: Sequence[Space]) -> Space:
         raise UserError(
             f"spaces of Gradient-Skip can't be searched together, got {'+'.join(names)}: they set the same variables; "
             "join one of them with a space of compression"
+        )
+    alone = [space for space in spaces if space.method in ESTIMATORS]
+    if alone and len(spaces) > 1:
+        raise UserError(
+            f"space {alone[0].name} can't be searched together with another, got {'+'.join(names)}: an estimator "
+            "replaces the gradients that other methods read; search it alone and compare the studies"
         )
     meanings = {name: meaning for space in spaces for name, meaning in space.meanings.items()}
     together_with = {part for method in methods for part in method.split("+")}

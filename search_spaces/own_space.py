@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from search_spaces import agp, distillation
+from search_spaces import agp, central_difference, distillation
 from search_spaces.space import ANY_RUN, MOST_VISITS, Space, SpaceContext, Suggests, TooManyVisits, corners, describe
-from trainables.config import TrialConfig, field_names
+from trainables.config import TrialConfig, field_names, method_of
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import variable_named
 from trainables.workload_options import canonical, read_options
@@ -40,7 +40,7 @@ NOT_OF_A_SPACE = {
     "forward_cache_mb": "--set",
 }
 #: Meanings of fields that are not variables.
-FIELD_MEANINGS = {**agp.SPACE.meanings, **distillation.SPACE.meanings}
+FIELD_MEANINGS = {**agp.SPACE.meanings, **distillation.SPACE.meanings, **central_difference.SPACE.meanings}
 OPTION_MEANING = "option of the workload"
 
 
@@ -238,22 +238,21 @@ def checked(space: Space) -> Space:
         if name not in names:
             raise UserError(f"start of space {space.name}: {unknown_name('parameter', name, names)}")
     fields = {name for corner in values for name in corner if not is_option(name)}
-    compresses = {name for name in fields if not name.startswith("CAC")}
-    parts = [part for part, named in (("gradskip", fields - compresses), ("compression", compresses)) if named]
     for corner in values:
         try:
+            method = method_of(fields)
             TrialConfig(
-                method="+".join(parts) or "none",
+                method=method,
                 **{name: _plain(value) for name, value in corner.items() if not is_option(name)},
             )
         except (UserError, TypeError) as error:
             raise UserError(f"space {space.name}: {error}") from None
-    prunes = any(name.startswith(("pruning", "agp")) for name in compresses)
+    prunes = any(name.startswith(("pruning", "agp")) for name in fields)
     meanings = {name: OPTION_MEANING for corner in values for name in corner if is_option(name)}
     return replace(
         space,
-        method="+".join(parts) or "none",
-        saving=("both" if "gradskip" in parts else "inference") if prunes else space.saving,
+        method=method,
+        saving=("both" if "gradskip" in method else "inference") if prunes else space.saving,
         meanings={**FIELD_MEANINGS, **meanings, **space.meanings},
     )
 

@@ -6,13 +6,13 @@ named like the ``CAC_*`` variables, because users know these names and the searc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, make_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.fields import GradientFields, check_gradient_fields
+from trainables.gradients.fields import GradientFields, check_gradient_fields, estimator_of
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variable_types import is_number
 from trainables.gradskip.variables import BY_NAME, VARIABLES
@@ -22,6 +22,8 @@ from trainables.registry import METHODS, check_workload
 from trainables.savings import SAVINGS
 from trainables.workload_options import canonical, read_options
 
+#: Beginnings of the names of the fields of compression.
+_OF_COMPRESSION = ("pruning_", "agp_", "distill_", "schedule")
 #: The largest seed that numpy's generators accept.
 MOST_SEED = 2**32 - 1
 
@@ -199,6 +201,28 @@ class TrialConfig(GradientFields, _VariableFields, _RunFields):  # in the order 
             if key not in known:
                 raise unknown_name("variable" if key.startswith("CAC") else "setting", key, known)
         return cls(**values)
+
+
+def method_of(names: Iterable[str]) -> str:
+    """Return the method that searched fields belong to, ``none`` for fields of no method.
+
+    >>> method_of(["CAC_VAR_START_THR", "agp_final_sparsity"]), method_of(["gradient_epsilon"]), method_of(["epochs"])
+    ('gradskip+compression', 'central_difference', 'none')
+
+    Raises:
+        UserError: fields of an estimator beside those of another method.
+    """
+    given = set(names)
+    estimator = estimator_of(given)
+    skips = any(name in BY_NAME for name in given)
+    compresses = any(name.startswith(_OF_COMPRESSION) for name in given)
+    parts = [part for part, named in (("gradskip", skips), ("compression", compresses)) if named]
+    if estimator is not None and parts:
+        raise UserError(
+            f"settings of {estimator} can't be searched together with those of {' and '.join(parts)}, got "
+            f"{', '.join(sorted(given))}: search them one after the other"
+        )
+    return estimator or "+".join(parts) or "none"
 
 
 def field_names() -> tuple[str, ...]:

@@ -49,11 +49,11 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 FIELD_NAMES = tuple(field.name for field in fields(GradientFields))
 
 
-def method_of(names: set[str]) -> str | None:
-    """Return the method that fields of a space belong to; None if none of them is of an estimator.
+def estimator_of(names: set[str]) -> str | None:
+    """Return the estimator that fields of a space belong to; None if none of them is of an estimator.
 
-    >>> method_of({"gradient_epsilon", "epochs"}), method_of({"gradient_epsilon", "discrete_stride"}), method_of({"x"})
-    ('central_difference', 'discrete_gradient', None)
+    >>> estimator_of({"gradient_epsilon", "epochs"}), estimator_of({"gradient_epsilon", "discrete_stride"})
+    ('central_difference', 'discrete_gradient')
     """
     own = names & set(FIELD_NAMES)
     for prefix, method in (("discrete_", "discrete_gradient"), ("ste_", "straight_through")):

@@ -9,8 +9,8 @@ from typing import Any
 
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError, cannot_write
+from trainables.gradients.fields import ESTIMATORS, estimator_of
 from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
-from trainables.gradients.fields import ESTIMATORS, method_of
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES
 from tune_cac.cli.options import add_assignments, add_compatible
@@ -39,7 +39,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train one configuration in this process and print one row per epoch."""
     values = read_assignments(arguments.assignments)
-    estimator = method_of(set(values))
+    estimator = estimator_of(set(values))
     method = arguments.method or estimator or ("gradskip" if arguments.schedule is None else "compression")
     if estimator is not None and method not in ESTIMATORS:
         raise UserError(f"settings of method {estimator} need it, got --method {method}: leave that out")
