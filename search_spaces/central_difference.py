@@ -46,7 +46,7 @@ def suggest_start(trial: Suggests, context: SpaceContext) -> int:
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
-    """Return the last parameter alone, from the beginning, at the epsilon of the experiment on Rosenbrock's function."""
+    """Return the last parameter alone, from the beginning, at the epsilon of the notes' experiment."""
     return {"last_layers": 1, "gradient_epsilon": 0.01, "gradient_start_itr": 0}
 
 

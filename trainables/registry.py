@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trainables.errors import UserError, unknown_name
+from trainables.quality import ACCURACY, Quality
 from trainables.workload_options import check_options, read_options
 
 
@@ -79,6 +80,8 @@ class Entry:
     """Description in one line."""
     needs: tuple[str, ...] = ()
     """Required options, which have no default."""
+    quality: Quality = ACCURACY
+    """The metric by which its trials are compared unless a search names another."""
 
 
 WORKLOADS: dict[str, Entry] = {
@@ -98,6 +101,7 @@ WORKLOADS: dict[str, Entry] = {
         home="trainables.workloads.rosenbrock:Rosenbrock",
         default_epochs=80,
         description="Rosenbrock's function of 100 numbers, minimised by steps of a fixed length; a minute a run",
+        quality=Quality(name="value", direction="min", unit=""),
     ),
     "text": Entry(
         home="trainables.workloads.text:Text",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 import textwrap
 
+from analysis.presentation.estimator_text import estimator_text
 from analysis.presentation.schedule_text import compresses
 from trainables.config import TrialConfig
+from trainables.gradients.fields import ESTIMATORS
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME
 
@@ -23,6 +25,12 @@ def environment_lines(config: TrialConfig, *, schedule: str) -> list[str]:
             compresses. A trial that only compresses has no lines to unset or export.
     """
     lines = []
+    if config.method in ESTIMATORS:
+        fields = "".join(f" --set {text}" for text in estimator_text(config.to_dict()).split())
+        return [
+            f"# It trains by {config.method}, which tune_cac.gradients has and no variable sets:",
+            f"#   python -m tune_cac trial --method {config.method}{fields}",
+        ]
     if compresses(config):
         if not config.skips_gradients:
             return [f"# It compresses, and no variable says how: the answer is {schedule}."]

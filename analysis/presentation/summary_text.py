@@ -21,9 +21,11 @@ from analysis.metrics.ranking import price_unit
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import compression_text
 from analysis.presentation.env_file import environment_lines
+from analysis.presentation.estimator_text import estimator_text
 from analysis.presentation.schedule_text import compresses, schedule_text
 from analysis.quality_words import allowed_text, drop_text, drop_words, metric_words, value_text
 from trainables.config import TrialConfig, field_kinds
+from trainables.gradients.fields import ESTIMATORS
 from trainables.gradskip.variables import BY_NAME
 from trainables.quality import Quality, allowed_amount
 from trainables.savings import SAVED, TRAINING, saved_words, share_words
@@ -342,10 +344,11 @@ def settings_text(row: pd.Series) -> str:
     variables = " ".join(
         f"{name.removeprefix('CAC_').removeprefix('VAR_')}={short(value)}"
         for name, value in values.items()
-        if name in BY_NAME and method != "compression"
+        if name in BY_NAME and method not in ("compression", *ESTIMATORS)
     )
     compression = compression_text(values) if "compression" in str(method) else ""
-    return "; ".join(part for part in (searched_options(row), variables, compression) if part)
+    estimator = estimator_text(values, digits=4) if method in ESTIMATORS else ""
+    return "; ".join(part for part in (searched_options(row), variables, compression, estimator) if part)
 
 
 def searched_options(row: pd.Series) -> str:

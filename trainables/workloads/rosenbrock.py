@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 
 from trainables.errors import UserError
 from trainables.gradients.normalised_sgd import NormalisedSGD
-from trainables.quality import Quality
+from trainables.registry import WORKLOADS
 from trainables.workloads.base import Batch, Workload
 
 #: The start is drawn from the integers in [-START, START].
@@ -58,7 +58,7 @@ class Rosenbrock(Workload):
 
     name = "rosenbrock"
     splits = ("train", "validation")
-    quality = Quality(name="value", direction="min", unit="")
+    quality = WORKLOADS[name].quality
 
     def __init__(
         self,

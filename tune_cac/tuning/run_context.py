@@ -7,7 +7,7 @@ from dataclasses import replace
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.quality import ACCURACY, Quality
-from trainables.registry import SCRIPT, is_factory
+from trainables.registry import SCRIPT, WORKLOADS, is_factory
 from tune_cac.study.options import SearchOptions
 
 
@@ -63,10 +63,13 @@ def baseline_config(options: SearchOptions, *, device: str) -> TrialConfig:
 
 def own_metric(options: SearchOptions) -> Quality:
     """Return the metric that the workload itself names; a factory is called for it."""
+    if options.workload in WORKLOADS:
+        return WORKLOADS[options.workload].quality
+    if not is_factory(options.workload):
+        return ACCURACY
     from trainables.workloads import build
 
-    named = is_factory(options.workload)
-    return build(options.workload, options.first_options).quality if named else ACCURACY
+    return build(options.workload, options.first_options).quality
 
 
 def check_measured(config: TrialConfig) -> None:
