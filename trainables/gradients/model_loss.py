@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -70,12 +71,20 @@ class ModelLoss:
         self.model = model
         self._called = _Called(loss, model)
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._norms = [module for module in model.modules() if _updates(module)]
+        kept = {id(buffer) for norm in self._norms for buffer in norm.buffers(recurse=False)}
+        self._buffers = [(f"model.{name}", buffer) for name, buffer in model.named_buffers() if id(buffer) not in kept]
+        # All names of a parameter that is used in several places, by its first.
+        first = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._names: dict[str, list[str]] = defaultdict(list)
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self._names[first[id(parameter)]].append(f"model.{name}")
 
     def at(self, changed: Mapping[str, Tensor]) -> Tensor:
         """Return the loss with some parameters exchanged; buffers that the loss writes are copies."""
-        buffers = {f"model.{name}": buffer.clone() for name, buffer in self.model.named_buffers()}
-        parameters = {f"model.{name}": value for name, value in changed.items()}
-        return functional_call(self._called, {**buffers, **parameters}, ())
+        buffers = {name: buffer.clone() for name, buffer in self._buffers}
+        parameters = {alias: value for name, value in changed.items() for alias in self._names[name]}
+        return functional_call(self._called, {**buffers, **parameters}, (), tie_weights=False)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -83,7 +92,7 @@ class ModelLoss:
 
         Every block begins with the same states of the generators, so that dropout is the same in all of them.
         """
-        with torch.no_grad(), kept_generators([self.device]), batch_statistics(self.model):
+        with torch.no_grad(), kept_generators([self.device]), _batch_statistics(self._norms):
             yield
 
     def value(self) -> Tensor:
@@ -118,29 +127,26 @@ class ModelLoss:
 
 
 @contextmanager
-def batch_statistics(model: nn.Module) -> Iterator[None]:
+def _batch_statistics(norms: Iterable[nn.Module]) -> Iterator[None]:
     """Have batch norms in train mode normalise by the batch, as they do, without updating running statistics."""
-    norms = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.training and module.track_running_stats
-    ]
     kept = [(norm, dict(norm._buffers)) for norm in norms]
     for norm in norms:
-        norm.track_running_stats = False
+        norm.track_running_stats = False  # type: ignore[assignment]
         for name in norm._buffers:
             norm._buffers[name] = None
     try:
         yield
     finally:
         for norm, buffers in kept:
-            norm.track_running_stats = True
+            norm.track_running_stats = True  # type: ignore[assignment]
             norm._buffers.update(buffers)
 
 
 def updates_statistics(model: nn.Module) -> bool:
     """Return whether the model has batch norms that would update running statistics in a forward pass."""
-    return any(
-        isinstance(module, nn.modules.batchnorm._NormBase) and module.training and module.track_running_stats
-        for module in model.modules()
-    )
+    return any(_updates(module) for module in model.modules())
+
+
+def _updates(module: nn.Module) -> bool:
+    norms = nn.modules.batchnorm._NormBase
+    return isinstance(module, norms) and module.training and module.track_running_stats

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,6 +27,8 @@ from trainables.runtime.flops import flop_counter
 MEMORY_BYTES = 256 * 2**20
 #: Tensors as large as the largest one that live at the same time in a forward pass without gradients.
 _ALIVE = 4
+#: Changes of a weight, for each of its rows, from which on they are evaluated by rows.
+_LEAST_ROW = 16
 #: Chunks are tried from this size on, each this many times as large as the one before.
 _FIRST_CHUNK, _GROWTH = 64, 2
 #: The search for a size ends after this many in a row that were slower than the best, a change.
@@ -59,7 +61,9 @@ class Tuning:
             self.size = min(_GROWTH * self.size, self.most)
 
 
-#: Tunings of a model's parameters, by name, shape, memory bound and key.
+#: Whether a model's parameters are changed by rows, by name, shape, memory bound and key.
+_BY_ROWS: WeakKeyDictionary[nn.Module, dict[Hashable, bool]] = WeakKeyDictionary()
+#: Tunings of a model's parameters, likewise.
 _TUNED: WeakKeyDictionary[nn.Module, dict[Hashable, Tuning]] = WeakKeyDictionary()
 
 
@@ -140,19 +144,77 @@ class Perturbations:
         indices = indices.to(self._loss.device)
         amounts = amounts.to(self._loss.device)
         found = torch.empty(len(indices), dtype=self.dtype, device=self._loss.device)
-        done = 0
-        while done < len(indices):
-            size, tuning = self._chunk(name, len(indices) - done)
-            part = slice(done, done + size)
-            begun = time.perf_counter()
-            found[part] = self._counted((name, size), partial(self._run, name, indices[part], amounts[part]))
-            if tuning is not None:
-                if self._loss.device.type == "cuda":
-                    torch.cuda.synchronize(self._loss.device)
-                tuning.told(time.perf_counter() - begun)
-            done += size
-            advance(size)
+        for row, places in self._rows(name, indices):
+            done = 0
+            while done < len(places):
+                size, tuning = self._chunk(name, row is not None, len(places) - done)
+                part = places[done : done + size]
+                begun = time.perf_counter()
+                found[part] = self._counted(
+                    (name, row is not None, size), partial(self._run, name, indices[part], amounts[part], row)
+                )
+                if tuning is not None:
+                    if self._loss.device.type == "cuda":
+                        torch.cuda.synchronize(self._loss.device)
+                    tuning.told(time.perf_counter() - begun)
+                done += size
+                advance(size)
         return found
+
+    def _rows(self, name: str, indices: Tensor) -> Iterator[tuple[int | None, Tensor]]:
+        """Yield groups of changes that are evaluated together: the row that they share, or None, and their places.
+
+        Changes of one row, such as a filter, of a weight change one channel of the layer's output.
+        """
+        parameter = self._parameters[name]
+        if parameter.ndim < 2 or len(indices) < _LEAST_ROW * parameter.shape[0] or not self._goes_by_rows(name):
+            yield None, torch.arange(len(indices), device=indices.device)
+            return
+        order = torch.argsort(indices // parameter[0].numel(), stable=True)
+        rows, counts = torch.unique_consecutive(indices[order] // parameter[0].numel(), return_counts=True)
+        yield from zip(rows.tolist(), order.split(counts.tolist()), strict=True)
+
+    def _goes_by_rows(self, name: str) -> bool:
+        """Return whether changes of a weight may be evaluated by rows, tried once on its last element."""
+        if name not in self._at_outputs() or self._one_by_one:
+            return False
+        known = _BY_ROWS.setdefault(self.model, {})
+        key = (*self._kind(name), self._chunk_size is None)
+        if key not in known:
+            parameter = self._parameters[name]
+            last = torch.full((2,), parameter.numel() - 1, device=self._loss.device)
+            amounts = torch.tensor([1.0, -1.0], dtype=self.dtype, device=self._loss.device)
+            try:
+                by_rows = self._run(name, last, amounts, parameter.shape[0] - 1, must=True)
+            except Exception:  # noqa: BLE001  # a model may do with an activation what a part of one cannot
+                known[key] = False
+            else:
+                whole = self._run(name, last, amounts)
+                known[key] = bool(torch.allclose(by_rows, whole, rtol=1e-3, atol=1e-5, equal_nan=True)) and (
+                    self._chunk_size is not None or self._is_faster_by_rows(name)
+                )
+        return known[key]
+
+    def _kind(self, name: str) -> tuple[Hashable, ...]:
+        return (name, tuple(self._parameters[name].shape), self._memory_bytes, self._key)
+
+    def _is_faster_by_rows(self, name: str) -> bool:
+        """Return whether a change takes less time by rows, measured on one row."""
+        parameter = self._parameters[name]
+        count = parameter[0].numel()
+        inside = torch.arange(2 * count, device=self._loss.device) % count
+        most = min(self._most(name, True), self._most(name, False))
+        across = torch.arange(min(most, parameter.numel()), device=self._loss.device)
+        each = []
+        for indices, row in ((inside[:most], 0), (across, None)):
+            zeros = torch.zeros(len(indices), dtype=self.dtype, device=indices.device)
+            self._run(name, indices, zeros, row)
+            begun = time.perf_counter()
+            self._run(name, indices, zeros, row)
+            if self._loss.device.type == "cuda":
+                torch.cuda.synchronize(self._loss.device)
+            each.append((time.perf_counter() - begun) / len(indices))
+        return each[0] < each[1]
 
     def _counted(self, what: Hashable, evaluate: Callable[[], Tensor]) -> Tensor:
         """Return what ``evaluate`` returns, and add its FLOPs, which are equal for equal ``what``."""
@@ -169,14 +231,16 @@ class Perturbations:
         self.flops += self._counts[key]
         return found
 
-    def _run(self, name: str, indices: Tensor, amounts: Tensor) -> Tensor:
-        changed = self._function(name)
+    def _run(
+        self, name: str, indices: Tensor, amounts: Tensor, row: int | None = None, *, must: bool = False
+    ) -> Tensor:
+        changed = self._function(name, row)
         if not self._one_by_one:
             try:
                 with self._loss.evaluating():
                     return vmap(changed, randomness="same")(indices, amounts)
             except (RuntimeError, NotImplementedError, ValueError) as error:
-                if isinstance(error, (torch.OutOfMemoryError, UserError)):
+                if must or isinstance(error, (torch.OutOfMemoryError, UserError)):
                     raise
                 self._one_by_one = True
                 reason = str(error).strip().splitlines()[0]
@@ -191,13 +255,13 @@ class Perturbations:
                 found.append(changed(index, amount))
         return torch.stack(found)
 
-    def _function(self, name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def _function(self, name: str, row: int | None) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the loss as a function of a flat index and of what is added there."""
         parameter = self._parameters[name]
         if name in self._at_outputs():
 
             def at_output(index: Tensor, amount: Tensor) -> Tensor:
-                with ChangedOutput(parameter, index, amount):
+                with ChangedOutput(parameter, index, amount, row):
                     return self._loss.at({})
 
             return at_output
@@ -216,24 +280,24 @@ class Perturbations:
                 self._layered = layered_parameters(lambda: self._loss.at({}), self._parameters)
         return self._layered
 
-    def _chunk(self, name: str, left: int) -> tuple[int, Tuning | None]:
+    def _chunk(self, name: str, by_rows: bool, left: int) -> tuple[int, Tuning | None]:
         """Return the size of the next chunk, and the tuning that it is part of."""
         if isinstance(self._chunk_size, int):
             return min(self._chunk_size, left), None
         known = _TUNED.setdefault(self.model, {})
-        key = (name, tuple(self._parameters[name].shape), self._memory_bytes, self._key)
+        key = (*self._kind(name), by_rows)
         if key not in known:
-            known[key] = Tuning(self._most(name))
+            known[key] = Tuning(self._most(name, by_rows))
         tuning = known[key]
         if self._chunk_size == "fixed":
             return min(tuning.most, left), None
         # A chunk that the end of the parameter cuts short tells little about its size.
         return min(tuning.size, left), tuning if not tuning.ended and left >= tuning.size else None
 
-    def _most(self, name: str) -> int:
+    def _most(self, name: str, by_rows: bool) -> int:
         """Return the largest power of two of changes whose tensors fit in the memory bound, at least 1."""
         two = torch.zeros(2, dtype=torch.int64, device=self._loss.device)
         with _Largest() as largest:
-            self._run(name, two, torch.zeros(2, dtype=self.dtype, device=self._loss.device))
+            self._run(name, two, torch.zeros(2, dtype=self.dtype, device=self._loss.device), 0 if by_rows else None)
         each = max(1, largest.nbytes // 2) * _ALIVE
         return 1 << max(0, (self._memory_bytes // each).bit_length() - 1)

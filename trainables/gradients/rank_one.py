@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from trainables.gradients.channel_parts import ChannelPart
+
 #: Convolutions by their number of dimensions.
 _CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 #: Functions that return a tensor's numbers as something else.
@@ -98,13 +100,16 @@ class ChangedOutput(TorchFunctionMode):
         parameter: one of `layered_parameters`.
         index: flat index of the element, () int64.
         amount: what is added to it, ().
+        row: the element's index in the parameter's first dimension, where it is known: the output is then a
+            `ChannelPart`, with this channel alone computed anew in what follows.
     """
 
-    def __init__(self, parameter: Tensor, index: Tensor, amount: Tensor) -> None:
+    def __init__(self, parameter: Tensor, index: Tensor, amount: Tensor, row: int | None = None) -> None:
         super().__init__()
         self._parameter = parameter
         self._index = index
         self._amount = amount
+        self._row = row
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -118,6 +123,9 @@ class ChangedOutput(TorchFunctionMode):
         if slot == "bias":
             return out + _one_hot(self._index, out.shape[-1], out) * self._amount.to(out.dtype)
         row, column = self._index // self._parameter.shape[1], self._index % self._parameter.shape[1]
+        if func is F.linear and self._row is not None and isinstance(out, Tensor):
+            part = call["input"].index_select(-1, column.view(1)).to(out.dtype) * self._amount.to(out.dtype)
+            return ChannelPart(out, out.narrow(-1, self._row, 1) + part, self._row, out.ndim - 1)
         if func is F.embedding:
             met = call["input"] == row
             if call.get("padding_idx") is not None:  # a padding's row has no gradient in torch either
@@ -127,7 +135,7 @@ class ChangedOutput(TorchFunctionMode):
         part = call["input"].index_select(-1, column.view(1)).to(out.dtype)
         return torch.addcmul(out, part * self._amount.to(out.dtype), _one_hot(row, out.shape[-1], out))
 
-    def _convolution(self, call: Call, slot: str, out: Tensor, dimensions: int) -> Tensor:
+    def _convolution(self, call: Call, slot: str, out: Tensor, dimensions: int) -> Tensor | ChannelPart:
         channels = out.shape[-dimensions - 1]
         trailing = (1,) * dimensions
         if slot == "bias":
@@ -141,6 +149,8 @@ class ChangedOutput(TorchFunctionMode):
         patches = _patches(call, weight, out.shape[-dimensions:], dimensions)
         part = patches.index_select(0, (place * groups * weight.shape[1] + channel).view(1)).squeeze(0).to(out.dtype)
         part = part.unsqueeze(-dimensions - 1) * self._amount.to(out.dtype)
+        if self._row is not None and out.ndim == dimensions + 2:
+            return ChannelPart(out, out.narrow(1, self._row, 1) + part, self._row, 1)
         return torch.addcmul(out, part, _one_hot(filter_, channels, out).view(channels, *trailing))
 
 

@@ -202,7 +202,7 @@ def test_chunks_bound_the_memory_and_change_no_value() -> None:
                     self.most = max(self.most, tensor.nbytes)
             return found
 
-    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)).double()
+    model = nn.Sequential(nn.Conv2d(1, 24, 1), nn.ReLU(), nn.Flatten(), nn.Linear(24 * 64, 10)).double()
     x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
 
     def loss(m: nn.Module) -> Tensor:
