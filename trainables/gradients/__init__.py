@@ -8,8 +8,30 @@ Importing this package loads no torch; a name's home is loaded when it is first 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trainables.lazy_names import lazy_names
 
-__all__: list[str] = []
+if TYPE_CHECKING:
+    from trainables.gradients.straight_through import (
+        BinaryActivation,
+        activation_mode,
+        backward_noise_ste,
+        sign_ste,
+        stochastic_rounding_ste,
+    )
+    from trainables.gradients.straight_through_directions import StraightThroughSettings, straight_through_direction
 
-__getattr__, __dir__ = lazy_names(__name__, {})
+__all__ = [
+    "sign_ste", "stochastic_rounding_ste", "backward_noise_ste", "BinaryActivation", "activation_mode",
+    "straight_through_direction", "StraightThroughSettings",
+]  # fmt: skip
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "straight_through": ("sign_ste", "stochastic_rounding_ste", "backward_noise_ste", "BinaryActivation",
+                             "activation_mode"),
+        "straight_through_directions": ("straight_through_direction", "StraightThroughSettings"),
+    },
+)  # fmt: skip
