@@ -24,6 +24,7 @@ from trainables.registry import METHODS, WORKLOADS
 from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
+from trainables.workloads import build
 
 #: Prunes, regularizes and quantizes within four epochs: the state of each has to survive.
 PRUNING = """
@@ -60,9 +61,14 @@ ACTIVE: dict[str, dict[str, Any]] = {
         "schedule": PRUNING,
     },
 }
+#: The same for workloads with fewer layers than those stop.
+FEW_LAYERS: dict[str, dict[str, Any]] = {"binary_mlp": {"CAC_STOP_LAYER_NUM": (1, 3)}}
 CASES = [(method, workload) for method in METHODS for workload in WORKLOADS]
 #: Options under which a workload's run of four epochs takes a second; images get their data below.
-SHORT: dict[str, tuple[str, ...]] = {"text": ("steps_per_epoch=7", "batch_size=2")}
+SHORT: dict[str, tuple[str, ...]] = {
+    "binary_mlp": ("steps_per_epoch=7", "batch_size=32"),
+    "text": ("steps_per_epoch=7", "batch_size=2"),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,9 +82,8 @@ def image_data(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def config_of(method: str, workload: str, **more: Any) -> TrialConfig:
     options = SHORT.get(workload)
-    return TrialConfig(
-        method=method, workload=workload, workload_options=options, epochs=4, **ACTIVE[method], **more
-    )  # fmt: skip
+    active = {**ACTIVE[method], **(FEW_LAYERS.get(workload, {}) if "gradskip" in method else {})}
+    return TrialConfig(method=method, workload=workload, workload_options=options, epochs=4, **active, **more)
 
 
 def train(config: TrialConfig) -> tuple[list[Row], list[torch.Tensor]]:
@@ -102,14 +107,17 @@ def test_reports_every_column_every_epoch(method: str, workload: str) -> None:
     rows, _ = trained(method, workload)
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
     kinds = {"int64": int, "Int64": int, "float64": float, "string": str}
+    quality = build(workload, SHORT.get(workload, ())).quality
+    keys = {"accuracy": quality.key, "test_accuracy": quality.test_key}
     for row in rows:
-        assert set(row) == {metric.name for metric in ROW}
+        assert set(row) == {keys.get(metric.name, metric.name) for metric in ROW}
         for metric in ROW:
-            if row[metric.name] is None:
+            value = row[keys.get(metric.name, metric.name)]
+            if value is None:
                 assert metric.may_lack, metric.name
             else:
-                assert isinstance(row[metric.name], kinds[metric.dtype]), metric.name
-        assert (row["test_accuracy"] is None) == (row["epoch"] < 4)
+                assert isinstance(value, kinds[metric.dtype]), metric.name
+        assert (row[quality.test_key] is None) == (row["epoch"] < 4)
 
 
 @pytest.mark.slow
