@@ -133,15 +133,21 @@ class BinaryMLP(Workload):
         return error
 
 
-def pretrain(model: nn.Module) -> None:
-    """Train a network in place, or give it the weights that the same training in this process gave."""
-    key = _digest(model)
+def pretrain(model: nn.Module, steps: int | None = None) -> None:
+    """Train a network in place, or give it the weights that the same training in this process gave.
+
+    Args:
+        model: from `network`.
+        steps: steps of Adam; None for 500.
+    """
+    steps = PRETRAINING_STEPS if steps is None else steps
+    key = f"{steps} {_digest(model)}"
     if key not in _pretrained:
         generator = torch.Generator().manual_seed(PRETRAINING_SEED)
         optimizer = Adam(model.parameters(), lr=PRETRAINING_LEARNING_RATE)
-        schedule = CosineAnnealingLR(optimizer, T_max=PRETRAINING_STEPS)
+        schedule = CosineAnnealingLR(optimizer, T_max=steps)
         with torch.enable_grad():
-            for _ in range(PRETRAINING_STEPS):
+            for _ in range(steps):
                 inputs, targets = draw(generator, PRETRAINING_BATCH_SIZE)
                 optimizer.zero_grad()
                 F.mse_loss(model(inputs), targets).backward()
