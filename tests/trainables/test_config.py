@@ -38,7 +38,7 @@ def test_frozen_and_keyword_only() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"workload": "digit"}, "unknown workload 'digit': did you mean 'digits'? Valid: digits"),
+        ({"workload": "digit"}, "unknown workload 'digit': did you mean 'digits'? Valid: binary_mlp, digits"),
         (
             {"method": "gradskp"},
             "unknown method 'gradskp': did you mean 'gradskip'? Valid: ",

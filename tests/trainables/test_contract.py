@@ -20,7 +20,7 @@ from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
 from trainables.gradients.fields import ESTIMATORS
 from trainables.gradskip.variables import BY_NAME
-from trainables.metrics import RELATIVE, metrics_of, named_row
+from trainables.metrics import ROW
 from trainables.registry import METHODS, WORKLOADS
 from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
 from trainables.stage_tree.shared_run import SharedRun, Sharing
@@ -62,21 +62,30 @@ ACTIVE: dict[str, dict[str, Any]] = {
         "schedule": PRUNING,
     },
     "central_difference": {"gradient_start_itr": 8, "gradient_epsilon": 0.05},
+    "straight_through": {"gradient_start_itr": 8, "ste_samples": 2, "ste_weighting": "effect"},
 }
+#: The same for workloads with fewer layers than those stop.
+FEW_LAYERS: dict[str, dict[str, Any]] = {"binary_mlp": {"CAC_STOP_LAYER_NUM": (1, 3)}}
 #: Options under which a workload's run of four epochs takes a second; images get their data below.
 SHORT: dict[str, tuple[str, ...]] = {
+    "binary_mlp": ("steps_per_epoch=7", "batch_size=32"),
     "text": ("steps_per_epoch=7", "batch_size=2"),
     "rosenbrock": ("updates=9", "pairs=3", "decay_from=20", "decay_every=5"),
 }
 #: Parameters that an estimator estimates, where all would take long.
 ESTIMATED: dict[str, tuple[str, ...]] = {
     "digits": ("norm6.*", "classifier.bias"), "images": ("fc.*",), "text": ("norm.*",), "rosenbrock": ("*",),
+    "binary_mlp": ("*bias",),
 }  # fmt: skip
-#: What a workload without layers refuses, and the words of it.
+#: What a workload refuses, without layers or without binary activations, and the words of it.
 REFUSED = {
     ("gradskip", "rosenbrock"): r"CAC_STOP_LAYER_NUM must be at most 0",
     ("compression", "rosenbrock"): r"\*weight.* matches no",
     ("gradskip+compression", "rosenbrock"): r"\*weight.* matches no",
+} | {
+    ("straight_through", workload): "needs a model with BinaryActivation modules"
+    for workload in WORKLOADS
+    if workload != "binary_mlp"
 }
 CASES = [(method, workload) for method in METHODS for workload in WORKLOADS if (method, workload) not in REFUSED]
 
@@ -92,8 +101,8 @@ def image_data(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def config_of(method: str, workload: str, **more: Any) -> TrialConfig:
     options = SHORT.get(workload)
-    active = dict(ACTIVE[method])
-    if method in ESTIMATORS:
+    active = {**ACTIVE[method], **(FEW_LAYERS.get(workload, {}) if "gradskip" in method else {})}
+    if method in ESTIMATORS and method != "straight_through":
         active["gradient_layers"] = ESTIMATED[workload]
     return TrialConfig(method=method, workload=workload, workload_options=options, epochs=4, **active, **more)
 
@@ -120,18 +129,17 @@ def test_reports_every_column_every_epoch(method: str, workload: str) -> None:
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
     kinds = {"int64": int, "Int64": int, "float64": float, "string": str}
     quality = build(workload, SHORT.get(workload, ())).quality
-    columns = [metric for name, metric in metrics_of(quality).items() if name not in {m.name for m in RELATIVE}]
-    columns = [metric for metric in columns if metric.name not in (quality.drop, quality.test_drop)]
-    for row in (named_row(row, quality) for row in rows):
-        assert {metric.name for metric in columns} <= set(row)
-        assert all(isinstance(row[name], float) for name in set(row) - {metric.name for metric in columns})
-        for metric in columns:
-            if row[metric.name] is None:
+    keys = {"accuracy": quality.key, "test_accuracy": quality.test_key}
+    has_test = "test" in build(workload, SHORT.get(workload, ())).splits
+    for row in rows:
+        assert set(row) - {"further_metrics"} == {keys.get(metric.name, metric.name) for metric in ROW}
+        for metric in ROW:
+            value = row[keys.get(metric.name, metric.name)]
+            if value is None:
                 assert metric.may_lack, metric.name
             else:
-                assert isinstance(row[metric.name], kinds[metric.dtype]), metric.name
-        has_test = "test" in build(workload, SHORT.get(workload, ())).splits
-        assert (row[quality.test] is None) == (row["epoch"] < 4 or not has_test)
+                assert isinstance(value, kinds[metric.dtype]), metric.name
+        assert (row[quality.test_key] is None) == (row["epoch"] < 4 or not has_test)
 
 
 @pytest.mark.parametrize(("method", "workload"), REFUSED)

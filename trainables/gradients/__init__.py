@@ -20,8 +20,20 @@ if TYPE_CHECKING:
         relative_error,
     )
     from trainables.gradients.normalised_sgd import NormalisedSGD
+    from trainables.gradients.straight_through import (
+        BinaryActivation,
+        activation_mode,
+        backward_noise_ste,
+        sign_ste,
+        stochastic_rounding_ste,
+    )
+    from trainables.gradients.straight_through_directions import StraightThroughSettings, straight_through_direction
 
-__all__ = ["central_difference", "CentralDifferenceSGD", "autograd_gradient", "relative_error", "NormalisedSGD"]
+__all__ = [
+    "central_difference", "CentralDifferenceSGD", "autograd_gradient", "relative_error", "NormalisedSGD",
+    "sign_ste", "stochastic_rounding_ste", "backward_noise_ste", "BinaryActivation", "activation_mode",
+    "straight_through_direction", "StraightThroughSettings",
+]  # fmt: skip
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -30,5 +42,8 @@ __getattr__, __dir__ = lazy_names(
             "central_difference", "CentralDifferenceSGD", "autograd_gradient", "relative_error",
         ),
         "normalised_sgd": ("NormalisedSGD",),
+        "straight_through": ("sign_ste", "stochastic_rounding_ste", "backward_noise_ste", "BinaryActivation",
+                             "activation_mode"),
+        "straight_through_directions": ("straight_through_direction", "StraightThroughSettings"),
     },
 )  # fmt: skip

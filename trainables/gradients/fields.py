@@ -13,6 +13,16 @@ from trainables.gradskip.variable_types import is_number
 ESTIMATORS = ("central_difference", "discrete_gradient", "straight_through")
 #: By what the discrete gradient orders what it found: the loss's decrease over the change, or over its square.
 OBJECTIVES = ("decrease/delta", "decrease/delta^2")
+#: Mode of the binary activations from which an estimator's gradients are sampled, by its name; None has none.
+STE_ESTIMATORS: Mapping[str, str | None] = {
+    "sign": "sign",
+    "stochastic_rounding": "stochastic",
+    "backward_noise": "backward",
+    "proposal": "stochastic",
+    "nes": None,
+}
+#: How samples become one direction: their mean; their mean weighted by max(effect, 0); the one of the largest effect.
+STE_WEIGHTINGS = ("uniform", "effect", "best")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +41,22 @@ class GradientFields:
     """discrete_gradient: smallest change of a weight, above 0 and at most epsilon."""
     discrete_objective: str | None = None
     """discrete_gradient: order in which changes are taken, `OBJECTIVES`."""
+    ste_estimator: str | None = None
+    """straight_through: one of `STE_ESTIMATORS`."""
+    ste_samples: int | None = None
+    """straight_through: gradients that are sampled in a step, >= 1; of nes, pairs of forward passes."""
+    ste_weighting: str | None = None
+    """straight_through: how samples become one direction, `STE_WEIGHTINGS`."""
+    ste_normalised: bool | None = None
+    """straight_through: whether the direction has unit length."""
+    ste_trial_step: float | None = None
+    """straight_through: length of the step that measures the effect of a sample, above 0."""
+    ste_candidates: int | None = None
+    """straight_through, estimator proposal: directions drawn beside the mean, >= 1."""
+    ste_spread: float | None = None
+    """straight_through, estimator proposal: factor of the samples' deviations, above 0."""
+    ste_sigma: float | None = None
+    """straight_through, estimator nes: standard deviation of a weight's perturbation, above 0."""
 
 
 #: Values of fields that are None, by method.
@@ -43,7 +69,17 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "discrete_stride": 1e-4,
         "discrete_objective": OBJECTIVES[0],
     },
-    "straight_through": {"gradient_start_itr": 0},
+    "straight_through": {
+        "gradient_start_itr": 0,
+        "ste_estimator": "stochastic_rounding",
+        "ste_samples": 1,
+        "ste_weighting": "uniform",
+        "ste_normalised": False,
+        "ste_trial_step": 0.01,
+        "ste_candidates": 4,
+        "ste_spread": 1.0,
+        "ste_sigma": 0.01,
+    },
 }
 #: Names of the fields.
 FIELD_NAMES = tuple(field.name for field in fields(GradientFields))
@@ -87,15 +123,23 @@ def check_gradient_fields(config: Any) -> None:
         for name in named:
             if name not in readable:
                 raise unknown_name(f"setting of method {config.method}", name, readable)
-    for name in ("gradient_epsilon", "discrete_stride"):
+    for name in ("gradient_epsilon", "discrete_stride", "ste_trial_step", "ste_spread", "ste_sigma"):
         value = getattr(config, name)
         if value is not None and not (is_number(value) and value > 0):
             raise UserError(f"{name} must be a number above 0, got {value!r}")
     start = config.gradient_start_itr
     if start is not None and not (isinstance(start, int) and not isinstance(start, bool) and start >= 0):
         raise UserError(f"gradient_start_itr must be an integer >= 0, got {start!r}")
-    if config.discrete_objective not in (None, *OBJECTIVES):
-        raise unknown_name("discrete_objective", str(config.discrete_objective), OBJECTIVES)
+    for name, valid in (
+        ("discrete_objective", OBJECTIVES), ("ste_estimator", STE_ESTIMATORS), ("ste_weighting", STE_WEIGHTINGS)
+    ):  # fmt: skip
+        value = getattr(config, name)
+        if value is not None and value not in valid:
+            raise unknown_name(name, str(value), valid)
+    for name in ("ste_samples", "ste_candidates"):
+        value = getattr(config, name)
+        if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+            raise UserError(f"{name} must be an integer >= 1, got {value!r}")
     if config.method == "discrete_gradient":
         settings = settings_of(config)
         if settings["discrete_stride"] > settings["gradient_epsilon"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -12,11 +13,19 @@ from trainables.attachment import Attached, EstimateFlops, RunFacts
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.gradients.central_differences import check_epsilon, estimate, scaled_epsilon
-from trainables.gradients.fields import settings_of
-from trainables.gradients.model_loss import matching_names
+from trainables.gradients.fields import STE_ESTIMATORS, settings_of
+from trainables.gradients.model_loss import ModelLoss, matching_names
 from trainables.gradients.perturbations import Perturbations
+from trainables.gradients.straight_through import binary_activations
+from trainables.gradients.straight_through_directions import (
+    Direction,
+    StraightThroughSettings,
+    straight_through_direction,
+)
+from trainables.runtime.flops import flop_counter
 from trainables.workloads.base import Batch
 from trainables.workloads.batch_shapes import shapes_of
+from trainables.workloads.seeded_loader import epoch_seed
 
 
 class AttachedEstimator(Attached):
@@ -35,6 +44,7 @@ class AttachedEstimator(Attached):
         self._iteration = 0
         self._parameters = dict(run.model.named_parameters())
         self._flop_counts: dict[Hashable, int] = {}
+        self._passes: dict[Hashable, tuple[int, int]] = {}  # FLOPs of a forward and a backward pass, by shapes
 
     @property
     def is_on(self) -> bool:
@@ -97,7 +107,56 @@ class AttachedCentralDifference(AttachedEstimator):
         return EstimateFlops(forward_flops=losses.flops)
 
 
-_ATTACHED: dict[str, type[AttachedEstimator]] = {"central_difference": AttachedCentralDifference}
+class AttachedStraightThrough(AttachedEstimator):
+    """Directions through binary activations."""
+
+    def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
+        super().__init__(optimizer, config, run)
+        self._seed = config.seed
+        own = {name.removeprefix("ste_"): value for name, value in self.settings.items() if name.startswith("ste_")}
+        own["normalise"] = own.pop("normalised")
+        self._estimator = StraightThroughSettings(**own)
+        if STE_ESTIMATORS[self._estimator.estimator] is not None:
+            binary_activations(run.model)  # which it must have
+
+    def direction(self, loss: Callable[[nn.Module], Tensor], shapes: Hashable) -> EstimateFlops:
+        for name in self._names:
+            self._parameters[name].requires_grad_(True)
+        try:
+            if shapes not in self._passes:
+                self._passes[shapes] = self._count(loss)
+            # One seed a step, so that a run goes on anywhere.
+            found = self._direction(loss, epoch_seed(self._iteration, self._seed))
+        finally:
+            self._leave_backward_pass()
+        for name in self._names:
+            self._parameters[name].grad = found.gradient.get(name)
+        forward, backward = self._passes[shapes]
+        return EstimateFlops(
+            forward_flops=forward * found.forward_passes, backward_flops=backward * found.backward_passes
+        )
+
+    def _direction(self, loss: Callable[[nn.Module], Tensor], seed: int) -> Direction:
+        with ModelLoss(loss, self._run.model).evaluating(), torch.enable_grad():
+            return straight_through_direction(loss, self._run.model, self._estimator, seed)
+
+    def _count(self, loss: Callable[[nn.Module], Tensor]) -> tuple[int, int]:
+        """Return the FLOPs of a forward and of a backward pass."""
+        function = ModelLoss(loss, self._run.model)
+        forward, backward = flop_counter(), flop_counter()
+        trained = [parameter for parameter in self._run.model.parameters() if parameter.requires_grad]
+        with function.evaluating(), torch.enable_grad():
+            with forward:
+                value = loss(self._run.model)
+            with backward:
+                torch.autograd.grad(value, trained, allow_unused=True)
+        return int(forward.get_total_flops()), int(backward.get_total_flops())
+
+
+_ATTACHED: dict[str, type[AttachedEstimator]] = {
+    "central_difference": AttachedCentralDifference,
+    "straight_through": AttachedStraightThrough,
+}
 
 
 def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> AttachedEstimator:

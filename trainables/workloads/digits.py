@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
+from trainables.errors import unknown_name
+from trainables.gradients.straight_through import BinaryActivation
 from trainables.workloads.base import Batch, Workload, count_hits
 from trainables.workloads.seeded_loader import epoch_seed
 
@@ -32,6 +34,8 @@ EVALUATION_BATCH_SIZE = 128  # fits a core's cache: twice as fast as the whole s
 IMAGE_SIZE = 16
 #: Output channels and stride of each convolution.
 CONVOLUTIONS = ((8, 1), (8, 1), (16, 2), (16, 1), (32, 2), (32, 1))
+#: Modules between convolutions, by the value of the option ``activations``.
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "binary": BinaryActivation}
 LEARNING_RATE = 0.2
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
@@ -72,9 +76,21 @@ def _splits() -> dict[str, tuple[Tensor, Tensor]]:
 
 
 class Digits(Workload):
-    """Six 3x3 convolutions with batch norm, SGD with momentum and weight decay, cosine schedule."""
+    """Six 3x3 convolutions with batch norm, SGD with momentum and weight decay, cosine schedule.
+
+    Args:
+        activations: ``relu``, or ``binary`` for the sign with a straight-through gradient.
+
+    Raises:
+        UserError: no such activations.
+    """
 
     name = "digits"
+
+    def __init__(self, *, activations: str = "relu") -> None:
+        if activations not in ACTIVATIONS:
+            raise unknown_name("activations of workload digits", activations, ACTIVATIONS)
+        self._activations = activations
 
     @property
     def steps_per_epoch(self) -> int:
@@ -86,7 +102,7 @@ class Digits(Workload):
         for number, (width, stride) in enumerate(CONVOLUTIONS, start=1):
             layers[f"conv{number}"] = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
             layers[f"norm{number}"] = nn.BatchNorm2d(width)
-            layers[f"relu{number}"] = nn.ReLU()
+            layers[f"{self._activations}{number}"] = ACTIVATIONS[self._activations]()
             channels = width
         layers["pool"] = nn.AdaptiveAvgPool2d(1)
         layers["flatten"] = nn.Flatten()
@@ -105,7 +121,7 @@ class Digits(Workload):
             yield images[part], labels[part]
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(super().fingerprint().encode())
+        digest = hashlib.sha256(f"{super().fingerprint()} {self._activations}".encode())
         for images, labels in _splits().values():
             digest.update(images.numpy().tobytes())
             digest.update(labels.numpy().tobytes())

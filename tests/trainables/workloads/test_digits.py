@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.gradients import BinaryActivation
 from trainables.training.run import TrainingRun
+from trainables.workloads import build
 from trainables.workloads.digits import Digits, _splits
 
 
@@ -80,3 +83,24 @@ def test_the_data_is_scikit_learns(monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.array_equal(images, theirs.images)
         assert np.array_equal(labels, theirs.target)
         monkeypatch.setattr(digits, "_DATA_FILE", ("nowhere",))  # then scikit-learn itself is asked
+
+
+def test_binary_activations_stand_in_the_relus_place_and_change_nothing_else() -> None:
+    torch.manual_seed(0)
+    plain = Digits().make_model()
+    torch.manual_seed(0)
+    binary = build("digits", ("activations=binary",)).make_model()
+    kinds = [(type(a), type(b)) for a, b in zip(plain, binary, strict=True) if type(a) is not type(b)]
+    assert kinds == [(torch.nn.ReLU, BinaryActivation)] * 6
+    assert plain.state_dict().keys() == binary.state_dict().keys()
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), binary.parameters(), strict=True))
+    assert Digits().fingerprint() != Digits(activations="binary").fingerprint()
+    with pytest.raises(UserError, match="unknown activations of workload digits 'binry': did you mean 'binary'"):
+        build("digits", ("activations=binry",))
+
+
+@pytest.mark.slow
+def test_a_network_of_binary_activations_learns() -> None:
+    with TrainingRun(TrialConfig(workload_options=("activations=binary",), method="none", epochs=4)) as run:
+        rows = [run.train_epoch() for _ in range(4)]
+    assert rows[-1]["accuracy"] > 0.5

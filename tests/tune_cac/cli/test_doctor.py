@@ -185,7 +185,7 @@ def test_a_machine_trains_as_many_trials_as_its_processors_allow(monkeypatch: py
         (["--trials", "0"], "--trials must be an integer >= 1, got 0"),
         (["--epochs", "0"], "epochs must be an integer >= 1, got 0"),
         (["--option", "depth"], "a workload option must be NAME=VALUE"),
-        (["--option", "depth=3"], "workload digits takes no options, got depth=3"),
+        (["--option", "depth=3"], "unknown option of workload digits 'depth': Valid: activations"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 VALID_VARIABLES = "Valid: " + ", ".join(sorted(BY_NAME))
 
 
+VALID_WORKLOADS = "Valid: binary_mlp, digits, images, package.module:function, text"
 VALID_SPACES = f"Valid: {', '.join(sorted(SPACES))}"
 
 
@@ -50,7 +51,7 @@ def a_study(root: Path, **changes: object) -> Layout:
         ),
         (
             "search --workload digit",
-            "unknown workload 'digit': did you mean 'digits'? Valid: digits, images, package.module:function, text",
+            f"unknown workload 'digit': did you mean 'digits'? {VALID_WORKLOADS}",
         ),
         ("search --trials 0", "--trials must be an integer >= 1, got 0"),
         ("search --epochs 0", "--epochs must be an integer >= 1, got 0"),
@@ -177,7 +178,10 @@ def a_study(root: Path, **changes: object) -> Layout:
             "--set and --schedule need a method that heeds them, got --method none",
         ),
         ("trial --epochs 0", "epochs must be an integer >= 1, got 0"),
-        ("trial --workload x", "unknown workload 'x': Valid: digits, images, package.module:function, text"),
+        (
+            "trial --workload x",
+            f"unknown workload 'x': {VALID_WORKLOADS}",
+        ),
         ("spaces zzz", f"unknown space 'zzz': {VALID_SPACES}"),
         ("spaces auto_thresholds --epochs 0", "--epochs must be an integer >= 1, got 0"),
         ("rank nothing", "no study 'nothing' in results: there is no study there yet"),

@@ -1,0 +1,85 @@
+"""The lab's script: losses along a line against forward passes, and a short run of all its parts."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from trainables.config import TrialConfig
+from trainables.training.run import TrainingRun
+from trainables.workloads import binary_mlp
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    threads = torch.get_num_threads()
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module("ste_lab")
+    torch.set_num_threads(threads)
+
+
+def test_losses_along_a_line_are_those_of_forward_passes(lab: ModuleType) -> None:
+    torch.manual_seed(0)
+    model = binary_mlp.network()
+    direction = lab.unit({name: torch.randn_like(p) for name, p in model.named_parameters()})
+    inputs, targets = binary_mlp.draw(torch.Generator().manual_seed(1), 128)
+    rates = torch.arange(0, 301, dtype=torch.float64) * 0.01  # far enough for many signs to change
+    precise = copy.deepcopy(model).double()
+    weights = {name: p.detach() for name, p in precise.named_parameters()}
+
+    def loss(rate: Tensor) -> Tensor:
+        moved = {name: weight - rate * direction[name].double() for name, weight in weights.items()}
+        return F.mse_loss(functional_call(precise, moved, (inputs.double(),)), targets.double())
+
+    found = lab.line_losses(model, direction, (inputs, targets), rates)
+    torch.testing.assert_close(found, vmap(loss, chunk_size=50)(rates), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(lab.line_losses(model, direction, (inputs, targets), rates[7:8]), found[7:8])
+
+
+def test_noise_has_its_norm_and_no_direction(lab: ModuleType) -> None:
+    plain = lab.unit({"a": torch.ones(50, 40), "b": torch.ones(7)})
+    noisy = lab.with_noise(plain, 0.5, torch.Generator().manual_seed(0))
+    assert lab.norm(noisy) == pytest.approx(1, abs=1e-6)
+    # In d = 2007 dimensions noise is nearly at right angles: its cosine deviates from 0 by 1 / sqrt(d).
+    cosine = sum(float((plain[name] * noisy[name]).sum()) for name in plain)
+    assert abs(cosine - 1 / (1 + 0.5**2) ** 0.5) < 5 * 0.5 / 2007**0.5
+
+
+@pytest.mark.slow
+def test_its_training_with_the_plain_estimator_is_the_trials(lab: ModuleType) -> None:
+    with TrainingRun(TrialConfig(workload_options=("activations=binary",), method="none", epochs=2, seed=3)) as run:
+        rows = [run.train_epoch() for _ in range(2)]
+    torch.set_num_threads(1)
+    assert lab.train_digits(lab.TRAININGS["STE"], 3, 2) == rows[-1]["accuracy"]
+
+
+@pytest.mark.slow
+def test_a_short_run(lab: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(lab, "BATCHES", 3)
+    monkeypatch.setattr(lab, "SAMPLES", 2)
+    arguments = "--step 1e-3 --models 1 --pretraining-steps 5 --digits-seeds 2 --epochs 1"
+    monkeypatch.setattr("sys.argv", ["ste_lab.py", *arguments.split()])
+    lab.main()
+    out = capsys.readouterr().out
+    assert "1 models, 3 batches of 1024, 500 rates" in out
+    raw, pretrained = out.split("raw models")[1].split("pretrained models")
+    for text in (raw, pretrained):
+        rows = dict(re.findall(r"^  ([^|]+?) \| (\d+ \+ \d+) \| ", text, re.MULTILINE))
+        assert (rows["STE"], rows["sr, n = 2"]) == ("1 + 1", "2 + 2")
+        assert (rows["nes, 100 pairs"], rows["sr, n = 10, effect"]) == ("200 + 0", "21 + 10")
+        assert "STE | 1 + 1 | 0 of 3 (0) | 0 of 3 (0) |" in text  # nothing beats itself
+    # On raw models a step of any unit direction is longer than 0.5 gradients: length decides.
+    assert "sr, n = any of 1..2 beats STE, own length: 3 of 3 (3), held out 3 of 3 (3)" in raw
+    assert len(re.findall(r"^digits, activations=binary, 1 epochs, .*n = 2\); minus STE's", out, re.MULTILINE)) == 4

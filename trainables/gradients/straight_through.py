@@ -1,0 +1,159 @@
+"""Binary activations with straight-through estimators (STE) of their gradient.
+
+Definitions, for an activation x, a gradient g that arrives from above, and u ~ U(-1, 1), drawn anew for each element:
+
+- sign: forward sign(x), which is +1 at 0; backward g 1[|x| <= 1] (Courbariaux et al. 2016, arXiv:1602.02830).
+- stochastic rounding: forward sign(x + u), which is +1 with probability clip((x + 1) / 2, 0, 1); the same backward.
+- backward noise: forward sign(x); backward g 1[|x + u| <= 1], the plain estimator's window at the value whose sign
+  stochastic rounding takes. Its expectation is g clip(1 - |x| / 2, 0, 1): the window smoothed by u, of the same area.
+
+A NaN stays one, so that a diverged training is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainables.errors import UserError, unknown_name
+
+#: Modes of `BinaryActivation`: sign, stochastic rounding, backward noise as defined above.
+MODES = ("sign", "stochastic", "backward")
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Values in the forward pass, a window over the gradient in the backward pass; both are found outside."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, values: Tensor, window: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (window,) = ctx.saved_tensors
+        return gradient * window, None, None
+
+
+def _straight_through(x: Tensor, rounded: Tensor, windowed: Tensor) -> Tensor:
+    """Return sign(rounded) with the gradient 1[|windowed| <= 1] with respect to x."""
+    with torch.no_grad():
+        values = torch.where(rounded >= 0, 1.0, torch.where(rounded < 0, -1.0, rounded)).to(x.dtype)
+        window = windowed.abs() <= 1
+    result: Tensor = _StraightThrough.apply(x, values, window)
+    return result
+
+
+def _dithered(x: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Return x + u, u ~ U(-1, 1), in float32 at least: 8 bits would be a coarse probability."""
+    with torch.no_grad():
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return x + (2 * torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device) - 1)
+
+
+def sign_ste(x: Tensor) -> Tensor:
+    """Return sign(x), +1 at 0, with the gradient 1[|x| <= 1].
+
+    >>> x = torch.tensor([-2.0, -0.5, 0.0, 1.0], requires_grad=True)
+    >>> sign_ste(x).sum().backward()
+    >>> sign_ste(x).tolist(), x.grad.tolist()
+    ([-1.0, -1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0])
+    """
+    return _straight_through(x, x.detach(), x.detach())
+
+
+def stochastic_rounding_ste(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Return +1 with probability clip((x + 1) / 2, 0, 1), else -1, with the gradient 1[|x| <= 1].
+
+    Args:
+        x: activation.
+        generator: what is drawn from; None for torch's own. Under vmap its ``randomness`` must be named.
+    """
+    return _straight_through(x, _dithered(x.detach(), generator), x.detach())
+
+
+def backward_noise_ste(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Return sign(x), +1 at 0, with the random gradient 1[|x + u| <= 1], u ~ U(-1, 1).
+
+    Args:
+        x: activation.
+        generator: as for `stochastic_rounding_ste`.
+    """
+    return _straight_through(x, x.detach(), _dithered(x.detach(), generator))
+
+
+class BinaryActivation(nn.Module):
+    """Sign of the input, with a straight-through estimator of the gradient.
+
+    Args:
+        mode: one of `MODES`. It holds in train mode; in eval mode the activation is the plain sign.
+
+    Raises:
+        UserError: no such mode.
+    """
+
+    def __init__(self, mode: str = "sign") -> None:
+        super().__init__()
+        self.mode = mode
+
+    @property
+    def mode(self) -> str:
+        """Return the mode; it may be set."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        if mode not in MODES:
+            raise unknown_name("mode of a BinaryActivation", str(mode), MODES)
+        self._mode = mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x of any shape to -1 and 1."""
+        if self._mode == "sign" or not self.training:
+            return sign_ste(x)
+        return stochastic_rounding_ste(x) if self._mode == "stochastic" else backward_noise_ste(x)
+
+    def extra_repr(self) -> str:
+        return f"mode={self._mode!r}"
+
+
+def binary_activations(model: nn.Module) -> list[BinaryActivation]:
+    """Return the binary activations of a model.
+
+    Raises:
+        UserError: there are none.
+    """
+    found = [module for module in model.modules() if isinstance(module, BinaryActivation)]
+    if not found:
+        raise UserError(
+            f"a straight-through estimator needs a model with BinaryActivation modules, got {type(model).__name__} "
+            "without: build it with tune_cac.gradients.BinaryActivation, or try --workload binary_mlp"
+        )
+    return found
+
+
+@contextmanager
+def activation_mode(model: nn.Module, mode: str) -> Iterator[None]:
+    """Run the block with all binary activations of a model in a mode, whether it trains or is evaluated.
+
+    Raises:
+        UserError: no such mode, or a model without binary activations.
+    """
+    modules = binary_activations(model)
+    before = [(module.mode, module.training) for module in modules]
+    try:
+        for module in modules:
+            module.mode, module.training = mode, True
+        yield
+    finally:
+        for module, (own, training) in zip(modules, before, strict=True):
+            module.mode, module.training = own, training

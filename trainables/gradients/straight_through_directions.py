@@ -1,0 +1,266 @@
+"""Directions from straight-through estimators, by averaging, weighting, a proposal distribution, or NES.
+
+Symbols: w all parameters that are trained, as one vector; L(w) the loss with plain sign activations; g_1..g_n sampled
+gradients; t `trial_step`. The *effect* of a direction d is L(w) - L(w - t d / |d|), measured on the same batch with the
+same random numbers.
+
+- sign, stochastic_rounding, backward_noise: g_i is a backward pass in that mode, see
+  `trainables.gradients.straight_through`.
+- proposal: stochastic-rounding samples g_1..g_n define a Gaussian of their mean and covariance (deviations
+  times `spread`); candidates are the mean and `candidates` draws from it, weighted by effect or the best alone.
+- nes: (1 / 2 n sigma) sum_i (L(w + sigma e_i) - L(w - sigma e_i)) e_i, e_i ~ N(0, I) (Wierstra et al. 2014, JMLR 15,
+  with antithetic samples, Salimans et al. 2017, arXiv:1703.03864): an estimate of the gradient of E L(w + sigma e).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainables.errors import UserError, unknown_name
+from trainables.gradients.fields import STE_ESTIMATORS, STE_WEIGHTINGS
+from trainables.gradients.straight_through import activation_mode
+from trainables.runtime.generators import kept_generators
+
+#: Loss of a model, a scalar that depends on its parameters.
+Loss = Callable[[nn.Module], Tensor]
+#: A direction by parameter name; positive along the gradient, so a step goes against it.
+Gradient = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StraightThroughSettings:
+    """Settings of an estimator.
+
+    Raises:
+        UserError: a value out of range, or two that do not fit together.
+    """
+
+    estimator: str = "stochastic_rounding"
+    """One of `STE_ESTIMATORS`."""
+    samples: int = 1
+    """n: backward passes that are sampled; of nes, pairs of forward passes. 1 for sign, >= 2 for proposal."""
+    weighting: str = "uniform"
+    """One of `STE_WEIGHTINGS`; effect or best for proposal, uniform for nes. One sample is never weighted."""
+    normalise: bool = False
+    """Whether the direction is scaled to unit length over all parameters."""
+    trial_step: float = 0.01
+    """t: length of the step that measures an effect, > 0."""
+    candidates: int = 4
+    """Of proposal: draws beside the mean, >= 1."""
+    spread: float = 1.0
+    """Of proposal: factor of the samples' deviations from their mean, > 0."""
+    sigma: float = 0.01
+    """Of nes: standard deviation of a weight's perturbation, > 0."""
+
+    def __post_init__(self) -> None:
+        if self.estimator not in STE_ESTIMATORS:
+            raise unknown_name("straight-through estimator", str(self.estimator), STE_ESTIMATORS)
+        if self.weighting not in STE_WEIGHTINGS:
+            raise unknown_name("weighting of a straight-through estimator", str(self.weighting), STE_WEIGHTINGS)
+        for name, value in (("samples", self.samples), ("candidates", self.candidates)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(f"{name} of a straight-through estimator must be an integer of at least 1, got {value}")
+        for name in ("trial_step", "spread", "sigma"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+                raise UserError(f"{name} of a straight-through estimator must be a number above 0, got {number}")
+        if self.estimator == "sign" and self.samples > 1:
+            raise UserError(
+                f"samples must be 1 for estimator sign, whose samples are equal, got {self.samples}: choose "
+                "stochastic_rounding or backward_noise"
+            )
+        if self.estimator == "proposal" and self.samples < 2:
+            raise UserError(f"samples must be at least 2 for estimator proposal, a covariance, got {self.samples}")
+        if self.estimator == "proposal" and self.weighting == "uniform":
+            raise UserError("weighting must be effect or best for estimator proposal, got uniform")
+        if self.estimator == "nes" and self.weighting != "uniform":
+            raise UserError(
+                f"weighting must be uniform for estimator nes, which weights by losses itself, got {self.weighting}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Direction:
+    """A direction and what it cost."""
+
+    gradient: Gradient
+    """Estimate by parameter name; parameters that the loss does not use, or that are not trained, are left out."""
+    forward_passes: int
+    """Forward passes executed."""
+    backward_passes: int
+    """Backward passes executed."""
+
+
+def straight_through_direction(loss: Loss, model: nn.Module, settings: StraightThroughSettings, seed: int) -> Direction:
+    """Return a direction, equal for equal seeds; model, gradients, buffers, modes and generators stay as they were.
+
+    Args:
+        loss: maps the model to a scalar, such as ``lambda m: F.cross_entropy(m(x), y)``; all of one batch.
+        model: with `BinaryActivation` modules, unless the estimator is nes.
+        settings: the estimator and its settings.
+        seed: seed of all that is drawn, by the estimator and by layers such as dropout.
+
+    Raises:
+        UserError: no binary activations, nothing to train, or a loss that is not a scalar.
+    """
+    search = _Search(loss, model, settings, seed)
+    with _untouched(model), kept_generators(_devices(model)):
+        gradient = search.nes() if settings.estimator == "nes" else search.straight_through()
+    if settings.normalise:
+        length = norm(gradient)
+        gradient = {name: part / length for name, part in gradient.items()} if length > 0 else gradient
+    return Direction(gradient=gradient, forward_passes=search.forward_passes, backward_passes=search.backward_passes)
+
+
+class _Search:
+    """The passes of one direction, counted."""
+
+    def __init__(self, loss: Loss, model: nn.Module, settings: StraightThroughSettings, seed: int) -> None:
+        self.forward_passes = self.backward_passes = 0
+        self._loss, self._model, self._settings, self._seed = loss, model, settings, seed
+        self._mode = STE_ESTIMATORS[settings.estimator]
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self._parameters:
+            raise UserError("a direction needs a parameter with requires_grad, got a model that has none")
+
+    def straight_through(self) -> Gradient:
+        """Return the direction of all estimators but nes."""
+        settings = self._settings
+        _seed(self._seed, self._model)
+        samples = [self._sample() for _ in range(settings.samples)]
+        if settings.estimator == "proposal":
+            samples = self._proposed(samples)
+        if settings.weighting == "uniform" or len(samples) == 1:
+            return combined(samples, [1 / len(samples)] * len(samples))
+        effects = self._effects(samples)
+        if settings.weighting == "best":
+            return samples[effects.index(max(effects))]
+        gains = [max(effect, 0.0) for effect in effects]  # without any, all count the same
+        total = sum(gains)
+        return combined(samples, [gain / total if total > 0 else 1 / len(gains) for gain in gains])
+
+    def nes(self) -> Gradient:
+        """Return the antithetic estimate."""
+        settings = self._settings
+        noise = torch.Generator().manual_seed(self._seed)
+        total: Gradient = {}
+        for _ in range(settings.samples):
+            drawn = self._normal(noise)
+            above, below = (self._plain_loss(drawn, sign * settings.sigma) for sign in (1, -1))
+            slope = (above - below) / (2 * settings.sigma * settings.samples)
+            total = combined([total, drawn], [1.0, slope])
+        return total
+
+    def _sample(self) -> Gradient:
+        """Return one gradient in the estimator's mode."""
+        assert self._mode is not None
+        with activation_mode(self._model, self._mode), torch.enable_grad():
+            value = self._value()
+            if not value.requires_grad:
+                raise UserError("the loss must depend on the model's parameters: return it as a tensor, not detached")
+            found = torch.autograd.grad(value, list(self._parameters.values()), allow_unused=True)
+        self.backward_passes += 1
+        return {name: part for name, part in zip(self._parameters, found, strict=True) if part is not None}
+
+    def _proposed(self, samples: Sequence[Gradient]) -> list[Gradient]:
+        """Return the mean of the samples, and draws from the Gaussian of their mean and covariance."""
+        settings, count = self._settings, len(samples)
+        mean = combined(samples, [1 / count] * count)
+        noise = torch.Generator().manual_seed(self._seed)
+        found = [mean]
+        for _ in range(settings.candidates):
+            # sum_i z_i (g_i - mean) / sqrt(n - 1) has the samples' covariance; as weights of the samples themselves:
+            z = torch.randn(count, generator=noise, dtype=torch.float64) * settings.spread / math.sqrt(count - 1)
+            found.append(combined(samples, (z - z.mean() + 1 / count).tolist()))
+        return found
+
+    def _effects(self, directions: Sequence[Gradient]) -> list[float]:
+        before = self._plain_loss({}, 0.0)
+        lengths = [norm(direction) for direction in directions]
+        steps = [-self._settings.trial_step / length if length > 0 else 0.0 for length in lengths]
+        return [before - self._plain_loss(d, step) for d, step in zip(directions, steps, strict=True)]
+
+    def _plain_loss(self, direction: Gradient, step: float) -> float:
+        """Return L(w + step * direction), always with the same random numbers."""
+        plain = nullcontext() if self._mode is None else activation_mode(self._model, "sign")
+        parameters = {name: self._parameters[name] for name in direction}
+        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        _seed(self._seed, self._model)
+        try:
+            # .data: a graph of the caller's whose backward pass is still to come stays valid
+            for name, parameter in parameters.items():
+                parameter.data.add_(direction[name], alpha=step)
+            with plain, torch.no_grad():
+                return float(self._value())
+        finally:
+            for name, parameter in parameters.items():
+                parameter.data.copy_(before[name])
+
+    def _value(self) -> Tensor:
+        self.forward_passes += 1
+        value = self._loss(self._model)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise UserError(f"loss(model) must be a scalar tensor, got {got}: return the mean over the batch")
+        return value.squeeze()
+
+    def _normal(self, generator: torch.Generator) -> Gradient:
+        """Return e ~ N(0, I), drawn on the CPU, so that a seed has the same meaning on every device."""
+        return {
+            name: torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p)
+            for name, p in self._parameters.items()
+        }
+
+
+def combined(parts: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
+    """Return the weighted sum of gradients; a name that some of them lack counts as zero there."""
+    total: Gradient = {}
+    for part, weight in zip(parts, weights, strict=True):
+        for name, value in part.items():
+            total[name] = total[name] + weight * value if name in total else weight * value
+    return total
+
+
+def norm(gradient: Gradient) -> float:
+    """Return the Euclidean norm over all parameters."""
+    return math.sqrt(sum(float(part.double().pow(2).sum()) for part in gradient.values()))
+
+
+def _devices(model: nn.Module) -> set[torch.device]:
+    return {parameter.device for parameter in model.parameters()}
+
+
+def _seed(seed: int, model: nn.Module) -> None:
+    """Seed what a forward pass may draw from; other GPUs than the model's are left alone."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    for device in _devices(model):
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            torch.cuda.default_generators[index].manual_seed(seed)
+
+
+@contextmanager
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers after the block: batch norm's statistics follow every forward pass in train mode."""
+    saved = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, values in saved:
+            buffer.data.copy_(values)
+            module._buffers[name] = buffer
