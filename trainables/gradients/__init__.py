@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         central_difference,
         relative_error,
     )
+    from trainables.gradients.discrete_gradients import DiscreteGradient, discrete_gradient, discrete_gradient_of
     from trainables.gradients.normalised_sgd import NormalisedSGD
     from trainables.gradients.straight_through import (
         BinaryActivation,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "central_difference", "CentralDifferenceSGD", "autograd_gradient", "relative_error", "NormalisedSGD",
+    "discrete_gradient", "discrete_gradient_of", "DiscreteGradient",
     "sign_ste", "stochastic_rounding_ste", "backward_noise_ste", "BinaryActivation", "activation_mode",
     "straight_through_direction", "StraightThroughSettings",
 ]  # fmt: skip
@@ -41,6 +43,7 @@ __getattr__, __dir__ = lazy_names(
         "central_differences": (
             "central_difference", "CentralDifferenceSGD", "autograd_gradient", "relative_error",
         ),
+        "discrete_gradients": ("discrete_gradient", "discrete_gradient_of", "DiscreteGradient"),
         "normalised_sgd": ("NormalisedSGD",),
         "straight_through": ("sign_ste", "stochastic_rounding_ste", "backward_noise_ste", "BinaryActivation",
                              "activation_mode"),

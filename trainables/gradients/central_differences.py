@@ -23,7 +23,7 @@ from trainables.gradients.normalised_sgd import NormalisedSGD
 from trainables.gradients.perturbations import MEMORY_BYTES, Perturbations
 
 #: Seconds after which a long estimate shows how far it is.
-_SILENT_S = 5.0
+SILENT_S = 5.0
 
 
 def central_difference(
@@ -86,7 +86,7 @@ def estimate(
     found = {}
     total = 2 * sum(parameters[name].numel() for name in chosen)
     with tqdm(
-        total=total, desc="central differences", unit="loss", delay=_SILENT_S, disable=not progress, leave=False
+        total=total, desc="central differences", unit="loss", delay=SILENT_S, disable=not progress, leave=False
     ) as shown:
         for name in chosen:
             parameter = parameters[name]
@@ -108,15 +108,7 @@ def check_epsilon(epsilon: Any, model: nn.Module, names: Iterable[str], loss_dty
     """
     if not isinstance(epsilon, (int, float)) or not math.isfinite(epsilon) or epsilon <= 0:
         raise UserError(f"epsilon must be a number above 0, got {epsilon!r}")
-    parameters = dict(model.named_parameters())
-    for name in names:
-        weights = parameters[name].detach()
-        if weights.numel() and bool(weights.abs().max() + epsilon == weights.abs().max()):
-            least = torch.finfo(weights.dtype).eps * float(weights.abs().max())
-            raise UserError(
-                f"epsilon must be above {least:.1g} to change the weights of {name} ({_short(weights.dtype)}), "
-                f"got {epsilon!r}"
-            )
+    check_changes_weights("epsilon", epsilon, model, names)
     floor = least_epsilon(loss_dtype)
     if epsilon < floor:
         warnings.warn(
@@ -124,6 +116,26 @@ def check_epsilon(epsilon: Any, model: nn.Module, names: Iterable[str], loss_dty
             "order of the differences: take a larger one, or a model in float64",
             stacklevel=3,
         )
+
+
+def check_changes_weights(what: str, amount: float, model: nn.Module, names: Iterable[str]) -> None:
+    """Raise UserError if an amount is lost where it is added to the largest weight of a parameter.
+
+    Args:
+        what: name of the amount.
+        amount: to be added.
+        model: whose parameters.
+        names: of parameters.
+    """
+    parameters = dict(model.named_parameters())
+    for name in names:
+        largest = parameters[name].detach().abs().max() if parameters[name].numel() else torch.zeros(())
+        if bool(largest + amount == largest) and largest > 0:
+            least = torch.finfo(largest.dtype).eps * float(largest)
+            raise UserError(
+                f"{what} must be above {least:.1g} to change the weights of {name} ({_short(largest.dtype)}), "
+                f"got {amount!r}"
+            )
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -160,6 +160,16 @@ class Perturbations:
                 done += size
                 advance(size)
         return found
+
+    def together(self, changes: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss with tensors added to parameters, in these parameters' own dtype, ()."""
+        changed = {name: self._parameters[name].detach() + change for name, change in changes.items()}
+
+        def evaluate() -> Tensor:
+            with self._loss.evaluating():
+                return self._loss.at(changed)
+
+        return self._counted("value", evaluate)
 
     def _rows(self, name: str, indices: Tensor) -> Iterator[tuple[int | None, Tensor]]:
         """Yield groups of changes that are evaluated together: the row that they share, or None, and their places.

@@ -381,7 +381,7 @@ def test_warnings_tell_what_an_estimate_is_worth() -> None:
 def test_a_long_estimate_shows_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("trainables.gradients.central_differences._SILENT_S", 0.0)
+    monkeypatch.setattr("trainables.gradients.central_differences.SILENT_S", 0.0)
     model, loss = CASES["regularized"]
     central_difference(loss, model, chunk_size=4)
     shown = capsys.readouterr().err

@@ -1,0 +1,292 @@
+"""Discrete gradient: the smallest change of each weight that lowers the loss, and the best of these together.
+
+For each element d of the parameters, changes of +-stride (i + 1), i = 0, 1, ..., are tried until the loss decreases or
+the change exceeds epsilon; the smallest change delta_d that decreases it is kept, with its sign and its decrease.
+Sorted by an objective, decrease / delta or decrease / delta^2, they are taken while the sum of delta^2 is below
+epsilon^2, and applied together. If the loss does not decrease by that, the better half is taken, until it does.
+
+On smooth functions nearly every delta is the stride, so a step is one along signs, and stalls near a minimum: nothing
+is claimed about convergence. With binary activations the loss is constant in places, where a gradient says nothing.
+
+Shapes: P elements of a parameter; multiples (P,) int64, delta = stride x multiple, negative ones lower the element, 0:
+nothing found; decreases (P,).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from trainables.errors import UserError, unknown_name
+from trainables.gradients.central_differences import SILENT_S, check_changes_weights
+from trainables.gradients.fields import OBJECTIVES
+from trainables.gradients.model_loss import Loss, matching_names
+from trainables.gradients.perturbations import MEMORY_BYTES, Perturbations
+
+#: Multiples of the stride that are tried at once, at first and at most; each time twice as many.
+_FIRST_MULTIPLES, _MOST_MULTIPLES = 1, 64
+#: Pairs of changes whose indices are held at once.
+_MOST_AT_ONCE = 2**21
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscreteGradient:
+    """What a search found, and the changes that were taken."""
+
+    stride: float
+    """Smallest change that was tried."""
+    multiples: Mapping[str, Tensor]
+    """Smallest change that lowers the loss, in strides with its sign, by parameter name; 0 where none was found."""
+    decreases: Mapping[str, Tensor]
+    """By how much it lowers the loss; 0 where none was found."""
+    taken: Mapping[str, Tensor]
+    """The changes that are made together, to be added to the parameters; zeros elsewhere."""
+    loss_before: float
+    """Loss of the model as it was."""
+    loss_after: float
+    """Loss with the changes that were taken; equal to `loss_before` if none was."""
+    retries: int
+    """How often a smaller set was tried, since the one before did not lower the loss."""
+    evaluations: int
+    """Losses that were evaluated."""
+
+    @property
+    def found(self) -> int:
+        """Return the number of elements with a change that lowers the loss."""
+        return sum(int((multiple != 0).sum()) for multiple in self.multiples.values())
+
+    @property
+    def count_taken(self) -> int:
+        """Return the number of elements that are changed together."""
+        return sum(int((change != 0).sum()) for change in self.taken.values())
+
+    def deltas(self) -> Tensor:
+        """Return the size of each change that was found, (found,), for its distribution."""
+        return torch.cat([m[m != 0].abs().flatten() for m in self.multiples.values()]).double() * self.stride
+
+    @torch.no_grad()
+    def apply(self, model: nn.Module) -> None:
+        """Change the parameters of a model."""
+        parameters = dict(model.named_parameters())
+        for name, change in self.taken.items():
+            parameters[name].add_(change)
+
+
+def discrete_gradient(
+    loss: Loss,
+    model: nn.Module,
+    epsilon: float = 1e-2,
+    stride: float = 1e-4,
+    names: str | Iterable[str] | None = None,
+    *,
+    objective: str = OBJECTIVES[0],
+    guarantee: bool = True,
+    chunk_size: int | None = None,
+    memory_bytes: int = MEMORY_BYTES,
+) -> DiscreteGradient:
+    """Return the discrete gradient of a loss; the model is left as it is, `DiscreteGradient.apply` changes one.
+
+    Args:
+        loss: loss(model) is a scalar tensor.
+        model: in the mode in which the loss is meant.
+        epsilon: largest change of an element, and bound on the length of the joint change.
+        stride: smallest change of an element.
+        names: names or patterns of parameters; None: those that require a gradient.
+        objective: order in which changes are taken, one of `OBJECTIVES`.
+        guarantee: whether the set is halved until the loss decreases, down to single elements in their order. Where a
+            single change that lowered the loss at a layer's output does not do so in the weight, rounded to its dtype,
+            the next is tried; if none does, nothing is taken. False: the first set is taken whatever it does.
+        chunk_size: changes evaluated at once, None to have it tuned.
+        memory_bytes: bound on the memory of what is evaluated at once.
+
+    Raises:
+        UserError: an epsilon or stride that is not above 0, a stride above epsilon or too small to change a weight, an
+            unknown objective, a loss that is no scalar tensor or does not repeat, a name that matches nothing.
+    """
+    chosen = matching_names(model, names)
+    check_discrete(epsilon, stride, objective)
+    losses = Perturbations(loss, model, chunk_size=chunk_size, memory_bytes=memory_bytes)
+    check_changes_weights("stride", stride, model, chosen)
+    return search(losses, chosen, epsilon, stride, objective=objective, guarantee=guarantee, progress=True)
+
+
+def discrete_gradient_of(function: Callable[[Tensor], Tensor], x: Tensor, **settings: Any) -> DiscreteGradient:
+    """Return the discrete gradient of a function of a tensor; its only parameter is named ``x``.
+
+    Args:
+        function: of a tensor like ``x``, returns a scalar tensor.
+        x: where it is searched; not changed.
+        settings: as for `discrete_gradient`.
+    """
+    return discrete_gradient(lambda point: function(point()), _Point(x), **settings)
+
+
+class _Point(nn.Module):
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self.x = nn.Parameter(x.detach().clone())
+
+    def forward(self) -> Tensor:
+        return self.x
+
+
+def check_discrete(epsilon: float, stride: float, objective: str) -> None:
+    """Raise UserError for an epsilon or stride out of range, or an unknown objective."""
+    for name, value in (("epsilon", epsilon), ("stride", stride)):
+        if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+            raise UserError(f"{name} must be a number above 0, got {value!r}")
+    if stride > epsilon:
+        raise UserError(f"stride must be at most epsilon={epsilon!r}, got {stride!r}")
+    if objective not in OBJECTIVES:
+        raise unknown_name("objective", str(objective), OBJECTIVES)
+
+
+def search(
+    losses: Perturbations,
+    names: Iterable[str],
+    epsilon: float,
+    stride: float,
+    *,
+    objective: str = OBJECTIVES[0],
+    guarantee: bool = True,
+    progress: bool = False,
+) -> DiscreteGradient:
+    """Return the discrete gradient from an engine; the inputs are not checked.
+
+    Args:
+        losses: the loss at changed weights.
+        names: of parameters.
+        epsilon: as for `discrete_gradient`.
+        stride: as for `discrete_gradient`.
+        objective: as for `discrete_gradient`.
+        guarantee: as for `discrete_gradient`.
+        progress: whether to show how far it is.
+    """
+    chosen = list(names)
+    parameters = dict(losses.model.named_parameters())
+    most = most_multiples(epsilon, stride)
+    multiples, decreases = {}, {}
+    counted = _Counted()
+    total = sum(parameters[name].numel() for name in chosen)
+    with tqdm(
+        total=total, desc="discrete gradient", unit="weight", delay=SILENT_S, disable=not progress, leave=False
+    ) as shown:
+        for name in chosen:
+            multiples[name], decreases[name] = _smallest(losses, name, stride, most, counted)
+            shown.update(parameters[name].numel())
+    flat = torch.cat([multiples[name] for name in chosen])
+    order = taken_first(flat, torch.cat([decreases[name] for name in chosen]), epsilon, stride, objective)
+    before = float(losses.value)
+    tried, after, picked = 0, before, order[:0]
+    for part in _smaller_sets(order) if guarantee else [order][: len(order)]:
+        value = float(losses.together(_changes(flat, part, stride, chosen, parameters)))
+        tried += 1
+        if value < before or not guarantee:
+            after, picked = value, part
+            break
+    return DiscreteGradient(
+        stride=stride,
+        multiples={name: multiples[name].view(parameters[name].shape) for name in chosen},
+        decreases={name: decreases[name].view(parameters[name].shape) for name in chosen},
+        taken=_changes(flat, picked, stride, chosen, parameters),
+        loss_before=before,
+        loss_after=after,
+        retries=max(0, tried - 1),
+        evaluations=counted.evaluations + tried + 1,
+    )
+
+
+@dataclass
+class _Counted:
+    evaluations: int = 0
+
+
+def most_multiples(epsilon: float, stride: float) -> int:
+    """Return the largest number of strides that is at most epsilon.
+
+    >>> most_multiples(0.1, 0.0001), most_multiples(0.1, 0.03)
+    (1000, 3)
+    """
+    return math.floor(epsilon / stride * (1 + 1e-9))
+
+
+def _smallest(losses: Perturbations, name: str, stride: float, most: int, counted: _Counted) -> tuple[Tensor, Tensor]:
+    """Return the smallest multiple of the stride that lowers the loss, and the decrease, for each element, (P,) each.
+
+    Blocks of multiples are tried at once for all elements that still search: small ones at first, since on most
+    functions the first one decreases the loss for nearly every element.
+    """
+    parameter = dict(losses.model.named_parameters())[name]
+    device, count = parameter.device, parameter.numel()
+    found = torch.zeros(count, dtype=torch.int64, device=device)
+    decreases = torch.zeros(count, dtype=losses.dtype, device=device)
+    searching = torch.arange(count, device=device)
+    tried, block = 0, _FIRST_MULTIPLES
+    while tried < most and len(searching):
+        block = max(1, min(block, most - tried, _MOST_AT_ONCE // len(searching)))
+        steps = torch.arange(tried + 1, tried + block + 1, device=device)
+        signed = torch.stack([steps, -steps], 1)  # (block, 2)
+        indices = searching.repeat_interleave(2 * block)
+        amounts = signed.flatten().repeat(len(searching)).to(losses.dtype) * stride
+        values = losses.losses(name, indices, amounts).view(len(searching), block, 2)
+        counted.evaluations += values.numel()
+        gains, signs = (losses.value - values).max(2)  # the better of the two signs
+        gains = torch.where(gains.isnan(), -torch.inf, gains)
+        lowers = gains > 0
+        place = lowers.int().argmax(1)  # the first that lowers the loss
+        done = lowers.any(1)
+        rows = torch.arange(len(searching), device=device)
+        found[searching[done]] = signed[place, signs[rows, place]][done]
+        decreases[searching[done]] = gains[rows, place][done]
+        searching = searching[~done]
+        tried, block = tried + block, min(2 * block, _MOST_MULTIPLES)
+    return found, decreases
+
+
+def taken_first(multiples: Tensor, decreases: Tensor, epsilon: float, stride: float, objective: str) -> Tensor:
+    """Return the elements that are taken, in order: the longest beginning of the order within the budget.
+
+    The sum of delta^2 stays below epsilon^2, in exact integers of strides.
+
+    Args:
+        multiples: (D,) of all elements, 0 where none was found.
+        decreases: (D,).
+        epsilon: bound on the length.
+        stride: of the multiples.
+        objective: one of `OBJECTIVES`; ties are in the order of the elements.
+    """
+    having = torch.nonzero(multiples).flatten()
+    sizes = multiples[having].abs()
+    power = 2 if objective == OBJECTIVES[1] else 1
+    value = decreases[having].double() / (sizes.double() * stride) ** power
+    order = torch.argsort(value, descending=True, stable=True)
+    spent = sizes[order].square().cumsum(0).double()
+    return having[order][spent < (epsilon / stride) ** 2 * (1 - 1e-12)]
+
+
+def _smaller_sets(order: Tensor) -> Iterator[Tensor]:
+    """Yield the set, its first halves down to one element, and then each other element alone."""
+    part = order
+    while len(part) > 1:
+        yield part
+        part = part[: len(part) // 2]
+    for place in range(len(order)):
+        yield order[place : place + 1]
+
+
+def _changes(
+    multiples: Tensor, picked: Tensor, stride: float, names: Iterable[str], parameters: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    flat = torch.zeros(len(multiples), dtype=torch.float64, device=multiples.device)
+    flat[picked] = multiples[picked].double() * stride
+    sizes = [parameters[name].numel() for name in names]
+    return {
+        name: part.view(parameters[name].shape).to(parameters[name].dtype)
+        for name, part in zip(names, flat.split(sizes), strict=True)
+    }
