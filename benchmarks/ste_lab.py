@@ -1,12 +1,12 @@
 """Repeat the lab notes' experiment on stochastic-rounding STE, with controls; and train digits with each estimator.
 
-    python benchmarks/ste_lab.py [--step 1e-5] [--models 10] [--digits-seeds 10]
+    python benchmarks/ste_lab.py [--step 1e-5] [--largest 0.5] [--models 10] [--digits-seeds 10]
 
 For each model (raw, and pretrained 500 steps at batch 16,000) and each of ten batches of 1,024: directions from one
-batch, scaled to unit length; the loss of that batch with plain sign activations at every learning rate of a grid from
---step to 0.5; the smallest loss and its rate; and the loss of another batch at that rate. Printed: in how many batches
-a direction beats the plain STE, by each fixed number n of samples and by the notes' own count (any n of 1..10), beside
-noise on the plain STE's direction, by batch and held out.
+batch, scaled to unit length unless it says otherwise; the loss of that batch with plain sign activations at every
+learning rate from --step to --largest in steps of --step; the smallest loss and its rate; and the loss of another batch
+at that rate. Printed: in how many batches a direction beats the plain STE, by each fixed number n of samples and by the
+notes' own count (any n of 1..10), beside noise on the plain STE's direction, by batch and held out.
 
 The losses along a line are exact: each activation changes its sign at known rates, and between two of them the loss of
 a sample is a quadratic function of the rate. A sample has a few such pieces, instead of 50,000 forward passes.
@@ -29,7 +29,7 @@ from trainables.gradients import StraightThroughSettings, straight_through_direc
 from trainables.gradients.straight_through_directions import norm
 from trainables.workloads import binary_mlp, build
 
-BATCHES, BATCH_SIZE, SAMPLES, LARGEST_RATE = 10, 1024, 10, 0.5
+BATCHES, BATCH_SIZE, SAMPLES = 10, 1024, 10
 TRIAL_STEP, NES_SIGMA = 0.1, 0.02
 DATA_SEED = 1_000
 #: Names of directions, before the number of samples or of the draw.
@@ -275,6 +275,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--step", type=float, default=1e-5, help="distance of two learning rates (default: 1e-5)")
+    parser.add_argument("--largest", type=float, default=0.5, help="largest learning rate (default: 0.5)")
     parser.add_argument("--models", type=int, default=10, help="seeds of the initial weights (default: 10)")
     parser.add_argument("--pretraining-steps", type=int, default=None, help="default: 500")
     parser.add_argument("--digits-seeds", type=int, default=10, help="trainings of each (default: 10; 0: none)")
@@ -282,8 +283,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(header("benchmarks/ste_lab.py"))
-    rates = given.step * torch.arange(1, round(LARGEST_RATE / given.step) + 1, dtype=torch.float64)
-    print(f"{given.models} models, {BATCHES} batches of {BATCH_SIZE}, {len(rates)} rates, held out: another batch")
+    rates = given.step * torch.arange(1, round(given.largest / given.step) + 1, dtype=torch.float64)
+    print(f"{given.models} models, {BATCHES} batches of {BATCH_SIZE}, {len(rates)} rates to {given.largest}")
     for state in ("raw", "pretrained"):
         models = []
         for seed in range(given.models):

@@ -73,7 +73,7 @@ def test_a_short_run(lab: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr("sys.argv", ["ste_lab.py", *arguments.split()])
     lab.main()
     out = capsys.readouterr().out
-    assert "1 models, 3 batches of 1024, 500 rates" in out
+    assert "1 models, 3 batches of 1024, 500 rates to 0.5" in out
     raw, pretrained = out.split("raw models")[1].split("pretrained models")
     for text in (raw, pretrained):
         rows = dict(re.findall(r"^  ([^|]+?) \| (\d+ \+ \d+) \| ", text, re.MULTILINE))
