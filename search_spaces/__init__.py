@@ -23,6 +23,8 @@ SPACES: dict[str, str] = {
     "agp": "automated gradual pruning: final sparsity, start, end and frequency",
     "distillation": "knowledge distillation: temperature, weight and start",
     "central_difference": "differences of the loss as gradients of the last layers: which, epsilon, from when on",
+    "discrete_gradient": "smallest changes that lower the loss, in the last layers: which, step, stride, from when on",
+    "straight_through": "gradients through binary activations: estimator, samples, weighting, from when on",
     "schedule": "a compression schedule of yours: its values marked !search",
 }
 

@@ -59,6 +59,7 @@ METHODS: dict[str, Method] = {
             )
             for name, description in (
                 ("central_difference", "gradients from differences of the loss, without a backward pass"),
+                ("discrete_gradient", "the smallest changes of weights that lower the loss, the best of them together"),
                 ("straight_through", "gradients through binary activations, from samples"),
             )
         ),

@@ -62,6 +62,7 @@ ACTIVE: dict[str, dict[str, Any]] = {
         "schedule": PRUNING,
     },
     "central_difference": {"gradient_start_itr": 8, "gradient_epsilon": 0.05},
+    "discrete_gradient": {"gradient_start_itr": 20, "gradient_epsilon": 0.02, "discrete_stride": 0.005},
     "straight_through": {"gradient_start_itr": 8, "ste_samples": 2, "ste_weighting": "effect"},
 }
 #: The same for workloads with fewer layers than those stop.

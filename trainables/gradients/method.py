@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from trainables.attachment import Attached, EstimateFlops, RunFacts
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradients.central_differences import check_epsilon, estimate, scaled_epsilon
+from trainables.gradients.central_differences import check_changes_weights, check_epsilon, estimate, scaled_epsilon
+from trainables.gradients.discrete_gradients import search
 from trainables.gradients.fields import STE_ESTIMATORS, settings_of
 from trainables.gradients.model_loss import ModelLoss, matching_names
 from trainables.gradients.perturbations import Perturbations
@@ -107,6 +108,26 @@ class AttachedCentralDifference(AttachedEstimator):
         return EstimateFlops(forward_flops=losses.flops)
 
 
+class AttachedDiscreteGradient(AttachedEstimator):
+    """Discrete gradient steps in place of the optimizer's; epsilon is the length that a step may have."""
+
+    _losses: Perturbations | None = None
+
+    def direction(self, loss: Callable[[nn.Module], Tensor], shapes: Hashable) -> EstimateFlops:
+        losses = Perturbations(
+            loss, self._run.model, chunk_size="fixed", flop_counts=self._flop_counts, key=shapes, like=self._losses
+        )
+        stride = float(self.settings["discrete_stride"])
+        if self._losses is None:
+            check_changes_weights("discrete_stride", stride, self._run.model, self._names)
+        self._losses = losses
+        epsilon = max(self.epsilon(), stride)
+        found = search(losses, self._names, epsilon, stride, objective=self.settings["discrete_objective"])
+        # Parameters without a gradient are left as they are by every optimizer.
+        found.apply(self._run.model)
+        return EstimateFlops(forward_flops=losses.flops)
+
+
 class AttachedStraightThrough(AttachedEstimator):
     """Directions through binary activations."""
 
@@ -155,6 +176,7 @@ class AttachedStraightThrough(AttachedEstimator):
 
 _ATTACHED: dict[str, type[AttachedEstimator]] = {
     "central_difference": AttachedCentralDifference,
+    "discrete_gradient": AttachedDiscreteGradient,
     "straight_through": AttachedStraightThrough,
 }
 
