@@ -22,9 +22,9 @@ SPACES: dict[str, str] = {
     "pruning_sensitivities_by_block": "pruning: one sensitivity a block of layers",
     "agp": "automated gradual pruning: final sparsity, start, end and frequency",
     "distillation": "knowledge distillation: temperature, weight and start",
-    "central_difference": "differences of the loss as gradients of the last layers: which, epsilon, from when on",
-    "discrete_gradient": "smallest changes that lower the loss, in the last layers: which, step, stride, from when on",
-    "straight_through": "gradients through binary activations: estimator, samples, weighting, from when on",
+    "central_difference": "differences of the loss as gradients of the last layers: epsilon, when",
+    "discrete_gradient": "smallest changes that lower the loss, in the last layers: step, stride, when",
+    "straight_through": "gradients through binary activations: estimator, samples, weighting",
     "schedule": "a compression schedule of yours: its values marked !search",
 }
 

@@ -265,6 +265,10 @@ def _conditions(
 def _checked(file: str, name: str, value: Any) -> Any:
     """Return a value as Optuna stores it, a list as text, after a check against what the name stands for."""
     if isinstance(value, list):
+        if any(isinstance(part, (list, dict)) for part in value):
+            raise UserError(
+                f"space {file}: {name} must be one value, got {value!r}: give several as {{choices: [...]}}"
+            )
         value = ",".join(map(str, value))
     kind = BY_NAME[name].kind if name in BY_NAME else None if is_option(name) else field_kinds()[name]
     if kind is float or (kind is None and isinstance(value, str)):

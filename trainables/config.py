@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.fields import GradientFields, check_gradient_fields, estimator_of
+from trainables.gradients.fields import ESTIMATORS, GradientFields, check_gradient_fields, estimator_of
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variable_types import is_number
 from trainables.gradskip.variables import BY_NAME, VARIABLES
@@ -158,7 +158,7 @@ class TrialConfig(GradientFields, _VariableFields, _RunFields):  # in the order 
             is_number(self.distill_temperature) and self.distill_temperature > 0
         ):
             raise UserError(f"distill_temperature must be a number > 0, got {self.distill_temperature!r}")
-        if "compression" in self.method and self.workers > 1:
+        if ("compression" in self.method or self.method in ESTIMATORS) and self.workers > 1:
             raise UserError(
                 f"method {self.method} trains in one process, got workers={self.workers}: leave --workers-per-trial out"
             )

@@ -90,12 +90,19 @@ def estimator_of(names: set[str]) -> str | None:
 
     >>> estimator_of({"gradient_epsilon", "epochs"}), estimator_of({"gradient_epsilon", "discrete_stride"})
     ('central_difference', 'discrete_gradient')
+
+    Raises:
+        UserError: fields of two estimators.
     """
     own = names & set(FIELD_NAMES)
-    for prefix, method in (("discrete_", "discrete_gradient"), ("ste_", "straight_through")):
-        if any(name.startswith(prefix) for name in own):
-            return method
-    return "central_difference" if own else None
+    prefixes = {"discrete_": "discrete_gradient", "ste_": "straight_through"}
+    found = [method for prefix, method in prefixes.items() if any(name.startswith(prefix) for name in own)]
+    if len(found) > 1:
+        raise UserError(
+            f"settings of {' and '.join(found)} can't be searched together, got {', '.join(sorted(own))}: search them "
+            "one after the other"
+        )
+    return found[0] if found else "central_difference" if own else None
 
 
 def settings_of(config: Any) -> dict[str, Any]:

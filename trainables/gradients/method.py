@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from trainables.attachment import Attached, EstimateFlops, RunFacts
 from trainables.config import TrialConfig
-from trainables.errors import UserError
 from trainables.gradients.central_differences import check_changes_weights, check_epsilon, estimate, scaled_epsilon
 from trainables.gradients.discrete_gradients import search
 from trainables.gradients.fields import STE_ESTIMATORS, settings_of
@@ -181,14 +180,23 @@ _ATTACHED: dict[str, type[AttachedEstimator]] = {
 }
 
 
+def check_model(method: str, model: nn.Module, layers: Iterable[str] | None = None) -> None:
+    """Raise UserError for a model that no configuration of the method can train.
+
+    Args:
+        method: an estimator.
+        model: to be trained.
+        layers: names or patterns of the estimated parameters, where they are fixed.
+    """
+    matching_names(model, layers)
+    if method == "straight_through":
+        binary_activations(model)
+
+
 def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> AttachedEstimator:
     """Attach the configuration's estimator.
 
     Raises:
         UserError: names that the model does not have, or layers that the estimator cannot treat.
     """
-    if config.workers > 1:
-        raise UserError(
-            f"method {config.method} trains in one process, got workers={config.workers}: leave --workers-per-trial out"
-        )
     return _ATTACHED[config.method](optimizer, config, run)

@@ -16,6 +16,7 @@ from search_spaces import Space, first_options
 from search_spaces.grid_file import GRID
 from trainables.config import check_integer
 from trainables.errors import UserError, unknown_name
+from trainables.gradients.fields import ESTIMATORS
 from trainables.gradskip.variable_types import is_number
 from trainables.metrics import check_metric
 from trainables.quality import ACCURACY, Quality, default_drop, quality_named, read_drop
@@ -221,10 +222,11 @@ class SearchOptions(StudyOptions):
                 "space distillation needs a teacher: --set distill_teacher=NAME, --set distill_checkpoint=FILE, or "
                 "both, got neither"
             )
-        if not self.compresses:
+        if not self.compresses and not self.estimates:
             return
         if self.is_script:
-            raise UserError(f"a script compresses by itself: space {self.space} needs a workload, got --script")
+            does = "compresses" if self.compresses else "estimates its gradients"
+            raise UserError(f"a script {does} by itself: space {self.space} needs a workload, got --script")
         if self.workers_per_trial > 1:
             raise UserError(
                 f"space {self.space} trains in one process, got --workers-per-trial {self.workers_per_trial}"
@@ -270,6 +272,11 @@ class SearchOptions(StudyOptions):
     def compresses(self) -> bool:
         """Return whether a compression schedule is searched."""
         return "compression" in self.loaded_space.method
+
+    @property
+    def estimates(self) -> bool:
+        """Return whether a gradient estimator is searched."""
+        return self.loaded_space.method in ESTIMATORS
 
     @property
     def skips_gradients(self) -> bool:

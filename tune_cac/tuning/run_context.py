@@ -72,6 +72,17 @@ def own_metric(options: SearchOptions) -> Quality:
     return build(options.workload, options.first_options).quality
 
 
+def check_estimated(options: SearchOptions) -> None:
+    """Raise UserError for a model that the space's gradient estimator cannot train."""
+    from trainables.gradients.method import check_model
+    from trainables.runtime.isolation import isolated
+    from trainables.workloads import build
+
+    with isolated(seed=options.seed, threads=options.cpus_per_trial):
+        model = build(options.workload, options.first_options).make_model()
+    check_model(options.loaded_space.method, model, options.fixed.get("gradient_layers"))
+
+
 def check_measured(config: TrialConfig) -> None:
     """Raise UserError unless the workload measures the config's metric, tried on an untrained model."""
     import torch

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 VALID_VARIABLES = "Valid: " + ", ".join(sorted(BY_NAME))
 
 
-VALID_WORKLOADS = "Valid: binary_mlp, digits, images, package.module:function, text"
+VALID_WORKLOADS = "Valid: binary_mlp, digits, images, package.module:function, rosenbrock, text"
 VALID_SPACES = f"Valid: {', '.join(sorted(SPACES))}"
 
 
@@ -91,9 +91,11 @@ def a_study(root: Path, **changes: object) -> Layout:
         (
             "search --set forward_cache=1",
             f"unknown setting 'forward_cache': did you mean 'forward_cache_mb'? {VALID_VARIABLES}, "
-            "agp_final_sparsity, agp_initial_sparsity, distill_checkpoint, distill_start_epoch, distill_teacher, "
-            "distill_temperature, distill_weight, forward_cache_mb, pruning_end_epoch, pruning_frequency, "
-            "pruning_start_epoch",
+            "agp_final_sparsity, agp_initial_sparsity, discrete_objective, discrete_stride, distill_checkpoint, "
+            "distill_start_epoch, distill_teacher, distill_temperature, distill_weight, forward_cache_mb, "
+            "gradient_epsilon, gradient_epsilon_decays, gradient_layers, gradient_start_itr, pruning_end_epoch, "
+            "pruning_frequency, pruning_start_epoch, ste_candidates, ste_estimator, ste_normalised, ste_samples, "
+            "ste_sigma, ste_spread, ste_trial_step, ste_weighting",
         ),
         ("search --set forward_cache_mb=lots", "forward_cache_mb must be an integer >= 0, got 'lots'"),
         ("search --set CAC_WHOLE_UNITS=maybe", "CAC_WHOLE_UNITS must be 0 or 1, got 'maybe'"),

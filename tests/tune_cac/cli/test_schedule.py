@@ -165,7 +165,7 @@ def test_arguments_of_learning_rate_schedules_are_checked(file: Path, capsys: py
          "model a:b is tried on images of the data: give --data PATH, too"),
         (["s.yaml", "--workload", "digit"],
          "unknown workload 'digit': did you mean 'digits'? Valid: binary_mlp, digits, images, package.module:function, "
-         "text"),
+         "rosenbrock, text"),
         (["s.yaml", "--workload", "images", "--option", "classes=x"],
          "option classes of workload images must be an integer, got 'x'"),
     ],

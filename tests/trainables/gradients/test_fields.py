@@ -1,0 +1,99 @@
+"""The estimators' fields of a configuration: their defaults, their checks, and the method that they belong to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainables.config import TrialConfig, method_of
+from trainables.errors import UserError
+from trainables.gradients.fields import DEFAULTS, ESTIMATORS, FIELD_NAMES, STE_ESTIMATORS, settings_of
+from trainables.gradients.replay import EstimatorReplay, switched_on
+from trainables.gradients.straight_through_directions import StraightThroughSettings
+from trainables.registry import METHODS
+
+
+def test_every_estimator_is_a_method_with_defaults_that_are_fields() -> None:
+    assert set(ESTIMATORS) == set(DEFAULTS)
+    assert set(ESTIMATORS) <= set(METHODS)
+    for method in ESTIMATORS:
+        assert set(DEFAULTS[method]) <= set(FIELD_NAMES)
+        assert settings_of(TrialConfig(method=method)) == {**DEFAULTS[method], "gradient_layers": None}
+    # The library's own defaults, which have another home.
+    own = StraightThroughSettings()
+    for name, value in DEFAULTS["straight_through"].items():
+        if name.startswith("ste_"):
+            assert getattr(own, {"ste_normalised": "normalise"}.get(name, name.removeprefix("ste_"))) == value
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gradient_epsilon": 0.0}, "gradient_epsilon must be a number above 0, got 0.0"),
+        ({"discrete_stride": "x"}, "discrete_stride must be a number above 0, got 'x'"),
+        ({"ste_sigma": -1}, "ste_sigma must be a number above 0, got -1"),
+        ({"gradient_start_itr": -1}, "gradient_start_itr must be an integer >= 0, got -1"),
+        ({"gradient_start_itr": True}, "gradient_start_itr must be an integer >= 0, got True"),
+        ({"ste_samples": 0}, "ste_samples must be an integer >= 1, got 0"),
+        ({"ste_estimator": "sine"}, "unknown ste_estimator 'sine': did you mean 'sign'"),
+        ({"ste_weighting": "equal"}, "unknown ste_weighting 'equal'"),
+        ({"discrete_objective": "x"}, "unknown discrete_objective 'x'"),
+        ({"method": "discrete_gradient", "discrete_stride": 0.5},
+         "discrete_stride must be at most gradient_epsilon=0.01, got 0.5"),
+        ({"method": "central_difference", "discrete_stride": 0.5},
+         "unknown setting of method central_difference 'discrete_stride': "),
+        ({"method": "central_difference", "workers": 2},
+         "method central_difference trains in one process, got workers=2: leave --workers-per-trial out"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_one_line(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        TrialConfig(**values)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_method_is_that_of_the_fields() -> None:
+    assert method_of(["gradient_layers", "ste_samples", "epochs"]) == "straight_through"
+    assert method_of(["discrete_stride"]) == "discrete_gradient"
+    assert method_of(["gradient_epsilon"]) == "central_difference"
+    assert method_of(["CAC_VAR_START_THR", "pruning_sensitivities"]) == "gradskip+compression"
+    assert method_of(["seed"]) == "none"
+    with pytest.raises(UserError, match="settings of central_difference can't be searched together with those of grad"):
+        method_of(["gradient_epsilon", "CAC_VAR_START_THR"])
+    with pytest.raises(
+        UserError, match="settings of discrete_gradient and straight_through can't be searched together"
+    ):
+        method_of(["discrete_stride", "ste_samples"])
+
+
+def test_the_intervention_is_the_estimator_with_all_it_depends_on() -> None:
+    """A default that is written out is the same training; the iteration is no part of the text."""
+    plain = switched_on(TrialConfig(method="central_difference"))
+    same = switched_on(TrialConfig(method="central_difference", gradient_epsilon=0.1, gradient_start_itr=0))
+    other = switched_on(TrialConfig(method="central_difference", gradient_epsilon=0.2))
+    late = switched_on(TrialConfig(method="central_difference", gradient_start_itr=7))
+    assert plain == same
+    assert plain.action != other.action
+    assert (late.iteration, late.action) == (7, plain.action)
+    texts = {switched_on(TrialConfig(method="straight_through", ste_estimator=name)).action for name in STE_ESTIMATORS
+             if name != "proposal"}  # fmt: skip
+    assert len(texts) == 4
+
+
+def test_replay_acts_once_and_goes_on_from_its_state() -> None:
+    class Nothing:
+        def at(self, name: str, iteration: int) -> float:
+            raise AssertionError("an estimator reads no signal")
+
+    replay = EstimatorReplay(TrialConfig(method="central_difference", gradient_start_itr=5))
+    assert replay.advance(Nothing(), 5) is None
+    assert (replay.iteration, replay.is_quiet()) == (5, False)
+    state = replay.state_dict()
+    act = replay.advance(Nothing(), 9)
+    assert act is not None
+    assert (act.iteration, replay.iteration) == (5, 6)
+    assert replay.advance(Nothing(), 40) is None
+    replay.load_state_dict(state)
+    assert replay.advance(Nothing(), 9) == act
