@@ -115,6 +115,11 @@ def test_fields_of_compression() -> None:
         ("lr: {choices: 3}", "space s.yaml: lr needs a list of choices, got 3"),
         ("lr: {choices: [1, 1]}", "space s.yaml: lr needs different choices, got 1 twice"),
         ("lr: {choices: [1, 2], start: 3}", "space s.yaml: lr needs a start among its choices, got 3"),
+        (
+            "gradient_layers: [[a], [b, c]]",
+            "space s.yaml: gradient_layers must be one value, got [['a'], ['b', 'c']]: give several as "
+            "{choices: [...]}",
+        ),
         ("lr: {choices: [{a: 1}]}", "space s.yaml: lr must be a number or a text, got {'a': 1}"),
         ("lr: {choices: [1, 2], meaning: 3}", "space s.yaml: lr needs a text for meaning, got 3"),
         ("lr: {value: 1, start: 3}", "space s.yaml: lr takes start with a range or choices, got value and start"),

@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.presentation.summary_text import config_of
 from trainables.config import TrialConfig
+from trainables.metrics import named_row
 from trainables.script.run import ScriptRun
 from trainables.stage_tree.shared_run import SharedRun
 from trainables.training.run import TrainingRun
@@ -63,6 +64,7 @@ def comparable(trials: pd.DataFrame) -> pd.DataFrame:
 
 def assert_equals_alone(trial: pd.Series) -> None:
     """A trial of a loaded study ended as its configuration does, trained in this process without Ray."""
-    last = rows_alone(config_of(trial))[-1]
+    config = config_of(trial)
+    last = named_row(rows_alone(config)[-1], config.quality)
     known = {name: None if pd.isna(trial[name]) else trial[name] for name in last}
     assert known == last, trial["trial"]

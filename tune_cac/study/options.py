@@ -20,7 +20,7 @@ from trainables.gradients.fields import ESTIMATORS
 from trainables.gradskip.variable_types import is_number
 from trainables.metrics import check_metric
 from trainables.quality import ACCURACY, Quality, default_drop, quality_named, read_drop
-from trainables.registry import SCRIPT, check_workload, is_factory
+from trainables.registry import SCRIPT, WORKLOADS, check_workload, is_factory
 from trainables.savings import SAVINGS
 from trainables.script.placeholders import names
 from trainables.workload_options import canonical, read_options
@@ -129,7 +129,9 @@ class SearchOptions(StudyOptions):
         check_sampler(self.sampler, self.part)
         # A factory's own metric, its direction and its unit are known only later (`with_metric`).
         if self.allowed_drop is not None and not is_factory(self.workload):
-            object.__setattr__(self, "allowed_drop", read_drop(self.allowed_drop, self.quality))
+            own = WORKLOADS[self.workload].quality if self.workload in WORKLOADS else ACCURACY
+            quality = quality_named(self.metric, self.direction, self.metric_unit, own=own)
+            object.__setattr__(self, "allowed_drop", read_drop(self.allowed_drop, quality))
         object.__setattr__(self, "checkpoint_budget", read_bytes(self.checkpoint_budget))
         if self.time_budget is not None:
             object.__setattr__(self, "time_budget", read_duration(self.time_budget))
