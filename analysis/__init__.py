@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from analysis.io.studies import load
     from analysis.metrics.accounting import SearchCost, search_cost
     from analysis.metrics.baseline import relative_to_baseline
+    from analysis.metrics.compute_budgets import equal_compute
     from analysis.metrics.confidence import Interval, confirm_table, paired_interval
     from analysis.metrics.controls import accuracy_when_shorter, beats_shorter, control_line
     from analysis.metrics.interaction import interactions
@@ -47,6 +48,7 @@ __all__ = [
     "interactions",
     "compare",
     "Comparison",
+    "equal_compute",
     "export_trial",
     "export_table",
     "replay",
@@ -71,6 +73,7 @@ _HOMES = {
     "accuracy_when_shorter": "analysis.metrics.controls",
     "beats_shorter": "analysis.metrics.controls",
     "control_line": "analysis.metrics.controls",
+    "equal_compute": "analysis.metrics.compute_budgets",
     "interactions": "analysis.metrics.interaction",
     "importance": "analysis.metrics.parameter_importance",
     "best": "analysis.metrics.ranking",

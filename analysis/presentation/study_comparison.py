@@ -285,6 +285,25 @@ def _front_columns(quality: Quality) -> _Columns:
     }
 
 
+def equal_compute_table(reached: pd.DataFrame, quality: Quality) -> list[list[str]]:
+    """Return a frame of `analysis.equal_compute` as text cells, header first."""
+
+    def gain(value: float) -> str:
+        return drop_cell(-value, quality)
+
+    columns: _Columns = {
+        "budget": ("budget", percent),
+        "study": ("study", str),
+        "trials": ("trials", str),
+        "best trial": ("trial", str),
+        "epochs": ("epoch", str),
+        "executed": ("executed", percent),
+        quality.name: (quality.name, lambda value: value_text(value, quality)),
+        f"{drop_words(quality)} against dense": ("gain", gain),
+    }
+    return _cells(reached, columns)
+
+
 def comparison_table(comparison: Comparison) -> list[list[str]]:
     """Return the studies as text cells, header first."""
     return _cells(comparison.studies, _study_columns(comparison.quality))

@@ -22,6 +22,10 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
         "--allowed-drop", help="how much worse the metric may be, such as 0.005 or 2%% (default: the studies')"
     )
     parser.add_argument("--top", type=int, default=20, help="rows of the joint front to show (default: 20)")
+    parser.add_argument(
+        "--budgets", default=None, metavar="SHARES",
+        help="shares of the dense run's FLOPs at which the studies are compared, such as 0.5,1,4 (default: quarters)",
+    )  # fmt: skip
     parser.add_argument("--svg", metavar="FILE", help="write the picture as SVG")
     parser.add_argument("--png", metavar="FILE", help="write the picture as PNG")
     add_results(parser)
@@ -37,13 +41,20 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.top < 1:
         raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
     from analysis.formatting import plural
+    from analysis.metrics.compute_budgets import BUDGETS, equal_compute
     from analysis.presentation.png.comparison_picture import comparison_picture
     from analysis.presentation.study_comparison import compare as compare_studies
-    from analysis.presentation.study_comparison import comparison_line, comparison_table, joint_front_table
+    from analysis.presentation.study_comparison import (
+        comparison_line,
+        comparison_table,
+        equal_compute_table,
+        joint_front_table,
+    )
     from analysis.quality_words import drop_words, plotted, unit_of_drop
     from tune_cac.cli.console import print_table, write_asked
     from tune_cac.study.folder import find_study
 
+    budgets = BUDGETS if arguments.budgets is None else _read_budgets(arguments.budgets)
     roots = [find_study(Path(arguments.results), name).root for name in arguments.studies]
     found = compare_studies(roots, allowed_drop=arguments.allowed_drop)
     files = {format: file for format in ("svg", "png") if (file := getattr(arguments, format)) is not None}
@@ -58,6 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
         shown = f", {arguments.top} of them" if front > arguments.top else ""
         print(f"\nJoint front, {plural(front, 'trial')}{shown}:\n")
         print_table(joint_front_table(found, top=arguments.top))
+    try:
+        reached = equal_compute(roots, budgets)
+    except UserError as error:  # of studies whose fronts can be compared nevertheless
+        print(f"\nNo comparison at equal compute: {error}")
+    else:
+        print("\nAt equal compute, shares of the dense run's FLOPs; each trial as it was then, in its own schedule:\n")
+        print_table(equal_compute_table(reached, found.quality))
     print(f"\n{comparison_line(found)}")
     print(
         f"Hypervolume: above nothing saved at {reference}. One seed a trial: "
@@ -68,3 +86,14 @@ def run(arguments: argparse.Namespace) -> int:
     for file in files.values():
         print(f"Picture: {file}")
     return 0 if len(found.candidates) else 1
+
+
+def _read_budgets(text: str) -> list[float]:
+    try:
+        budgets = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--budgets must be numbers separated by commas, such as 0.5,1,4, got {text!r}") from None
+    from analysis.metrics.compute_budgets import check_budgets
+
+    check_budgets(budgets)
+    return budgets
