@@ -41,6 +41,8 @@ from trainables.savings import TRAINING, saved_words
 _MOST_BARS = 10
 #: Margin above and below, as a share of the range of values shown.
 _MARGIN = 0.12
+#: Trials that cost this many times the median of the costly ones are left of the Pareto picture.
+_FAR = 3.0
 #: Minimum reach below the worst reference outcome of the Pareto picture, if it has trials: points of accuracy, or
 #: percent of another metric's value.
 _LEAST_REACH = 3.0
@@ -88,20 +90,23 @@ def pareto(data: ReportData) -> Figure | None:
     limits = [] if len(baseline) == 0 else [float(baseline["y"].mean()) - lost]
     references = [*baseline["y"], *shorter["y"], *chosen["y"], *limits] or [front["y"].iloc[0]]
     y_range = _y_range(references, [*trials["y"], *front["y"]], quality)
+    groups = (trials, published, random_stops)
+    x_range = _x_range(
+        [*trials["x"], *published["x"], *random_stops["x"]], [*baseline["x"], *shorter["x"], *front["x"]]
+    )
     layout = {
-        "xaxis": axis(f"{data.saved_words} (%)"),
+        "xaxis": axis(f"{data.saved_words} (%)", **({} if x_range is None else {"range": x_range})),
         "yaxis": axis(axis_words(quality), range=y_range),
         "shapes": [limit(value) for value in limits],
         "annotations": [note(f"allowed {drop_words(quality)}", x=0, y=value) for value in limits],
     }
     notes = ["Up and to the right is better. Point at a mark to see its trials; of equal outcomes one mark is drawn."]
-    below = sum(
-        int(group.loc[quality.sign * (group["y"] - y_range[0]) < 0, "count"].sum())
-        for group in (trials, published, random_stops)
-    )
-    if below:
-        said = "1 trial lies" if below == 1 else f"{below} trials lie"
-        notes.append(f"{said} below the picture; a double click shows all.")
+    below = sum(int(group.loc[quality.sign * (group["y"] - y_range[0]) < 0, "count"].sum()) for group in groups)
+    left = 0 if x_range is None else sum(int(group.loc[group["x"] < x_range[0], "count"].sum()) for group in groups)
+    for count, where in ((below, "below the picture"), (left, "left of it, at many times the dense run's compute")):
+        if count:
+            said = "1 trial lies" if count == 1 else f"{count} trials lie"
+            notes.append(f"{said} {where}; a double click shows all.")
     best = max(zip(front["x"], front["y"], strict=True), default=None)
     reach = "" if best is None else f", reaching {best[0]:.1f} % {data.saved_words} at {_shown(best[1], quality)}"
     alt = (
@@ -116,6 +121,20 @@ def _shown(y: float, quality: Quality) -> str:
     """Return a value as it is plotted, with its unit and the metric's name."""
     value = plotted_text(y, quality)
     return f"{value} {quality.name}" if quality.is_fraction else f"{quality.name} {value}"
+
+
+def _x_range(trials: list[float], others: list[float]) -> list[float] | None:
+    """Return the initial range of the saving, in percent; None where all of it can be shown.
+
+    Methods that cost more than they save may cost hundreds of dense runs. Trials that cost more than `_FAR` times as
+    much as half of the costly ones are left out at first.
+    """
+    costly = [-x for x in trials if x < 0]
+    if not costly or max(costly) <= (most := _FAR * max(100.0, float(np.median(costly)))):
+        return None
+    shown = [x for x in [*trials, *others, 0.0] if -x <= most]
+    margin = _MARGIN / 2 * (max(shown) - min(shown))
+    return [min(shown) - margin, max(shown) + margin]
 
 
 def _y_range(references: list[float], others: list[float], quality: Quality) -> list[float]:

@@ -328,3 +328,25 @@ class TestVariance:
             ("START_THR 0.9", 0.9),
             ("MT_THR 0.96, SLOPE_THR 0.961", 0.961),
         ]
+
+
+def test_a_trial_at_hundreds_of_dense_runs_does_not_squash_the_others() -> None:
+    """The axis ends at three times the median of what costs more; the note counts what lies left of it."""
+    figure = pareto(study((0.89, 0.3), (0.91, -0.5), (0.92, -1.2), (0.93, -250.0), (0.92, -30.0)))
+    assert figure is not None
+    low, high = figure.layout["xaxis"]["range"]
+    assert -120.0 > low > -3 * 1560.0 * 1.2
+    assert high > 30.0
+    assert any(
+        note.startswith("1 trial lies left of it, at many times the dense run's compute") for note in figure.notes
+    )
+    assert (-25_000.0, pytest.approx(93.0)) in places(figure, "trials")
+    for outcomes in ([(0.89, 0.3)], [(0.91, -3.0), (0.92, -2.0)], [(0.91, -250.0), (0.92, -240.0)]):
+        assert "range" not in pareto(study(*outcomes)).layout["xaxis"]  # type: ignore[union-attr]
+
+
+def test_a_study_that_only_costs_has_no_volume_and_no_answer() -> None:
+    data = study((0.91, -3.0), (0.92, -250.0))
+    assert data.best is None or data.best["role"] == "baseline"
+    assert area_above(np.array([[0.0, -3.0]]), (-0.05, 0.0)) == 0
+    assert data.ranking["compute_saved"].tolist() == [0.0, -3.0, -250.0]
