@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from trainables.gradients.straight_through import sign_ste
+
 _ADDITIONS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__iadd__, Tensor.add_)
 _POOLS = (
     F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
@@ -27,6 +29,7 @@ _POOLS = (
 _ELEMENTWISE = frozenset({
     F.relu, torch.relu, torch.tanh, F.tanh, torch.sigmoid, F.sigmoid, F.gelu, F.silu, F.leaky_relu, F.elu, F.hardtanh,
     F.softplus, F.relu6, F.hardswish, F.mish, F.selu, torch.square, torch.abs, torch.exp, torch.sin, torch.sign,
+    sign_ste,
 })  # fmt: skip
 #: Methods of a tensor that treat each element alone.
 _ELEMENTWISE_METHODS = (

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from trainables.errors import UserError, unknown_name
 
@@ -47,10 +48,15 @@ class _StraightThrough(torch.autograd.Function):
 def _straight_through(x: Tensor, rounded: Tensor, windowed: Tensor) -> Tensor:
     """Return sign(rounded) with the gradient 1[|windowed| <= 1] with respect to x."""
     with torch.no_grad():
-        values = torch.where(rounded >= 0, 1.0, torch.where(rounded < 0, -1.0, rounded)).to(x.dtype)
+        values = _sign(rounded).to(x.dtype)
         window = windowed.abs() <= 1
     result: Tensor = _StraightThrough.apply(x, values, window)
     return result
+
+
+def _sign(x: Tensor) -> Tensor:
+    """Return the sign, +1 at 0; a NaN stays one."""
+    return torch.where(x >= 0, 1.0, torch.where(x < 0, -1.0, x))
 
 
 def _dithered(x: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -68,6 +74,11 @@ def sign_ste(x: Tensor) -> Tensor:
     >>> sign_ste(x).tolist(), x.grad.tolist()
     ([-1.0, -1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0])
     """
+    if has_torch_function_unary(x):  # an activation that is known by parts, or a mode that looks on
+        found: Tensor = handle_torch_function(sign_ste, (x,), x)
+        return found
+    if not torch.is_grad_enabled():
+        return _sign(x)
     return _straight_through(x, x.detach(), x.detach())
 
 

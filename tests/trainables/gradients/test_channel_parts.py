@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainables.gradients import BinaryActivation
 from trainables.gradients.channel_parts import ChannelPart
 from trainables.gradients.perturbations import Perturbations
 
@@ -37,6 +38,7 @@ OPERATIONS: list[tuple[str, Callable[[Any], Any], bool]] = [
     ("relu in place", lambda x: F.relu(x, inplace=True), True),
     ("module", nn.GELU(), True),
     ("method", lambda x: x.tanh(), True),
+    ("binary", BinaryActivation(), True),
     ("max pool", nn.MaxPool2d(2), True),
     ("average pool", nn.AvgPool2d(3, stride=2, padding=1), True),
     ("adaptive pool", nn.AdaptiveAvgPool2d(2), True),

@@ -30,7 +30,15 @@ def results(tmp_path: Path) -> Path:
 
 
 def run(results: Path, *studies: str, **given: Any) -> int:
-    options = {"allowed_drop": None, "svg": None, "png": None, "top": 10, "budgets": None, "results": str(results), **given}
+    options = {
+        "allowed_drop": None,
+        "svg": None,
+        "png": None,
+        "top": 10,
+        "budgets": None,
+        "results": str(results),
+        **given,
+    }
     return compare(argparse.Namespace(studies=list(studies), **options))
 
 
