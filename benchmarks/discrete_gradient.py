@@ -125,9 +125,8 @@ def main() -> None:
                 every = torch.cat([deltas(step.found, name) for step in steps])
                 count = sum(step.found.multiples[name].numel() for step in steps)
                 low, middle, high = torch.quantile(every, torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist()
-                print(
-                    f"  {name:<15} found {len(every) / count:6.1%}  delta median {middle:.2g} (10 % {low:.2g}, 90 % {high:.2g})"
-                )
+                reach = f"delta median {middle:.2g} (10 % {low:.2g}, 90 % {high:.2g})"
+                print(f"  {name:<15} found {len(every) / count:6.1%}  {reach}")
             print(f"  taken of found   {spread([step.found.count_taken / max(1, step.found.found) for step in steps])}")
             print(f"  retries          {spread([float(step.found.retries) for step in steps])}")
             print(f"  evaluations      {spread([float(step.found.evaluations) for step in steps])}")

@@ -2,9 +2,9 @@
 
     python benchmarks/rosenbrock.py [--seeds 3] [--scale 1] [--output rosenbrock.png]
 
-N = 100 numbers in 50 pairs, a = 1, b = 100, a start of uniform random integers in [-10, 10], steps of length 0.1, epsilon
-0.01; from 30,000 updates on both are a tenth every 10,000 updates, 80,000 in all. A second run keeps epsilon at 0.01.
---scale 10 makes everything but the numbers ten times shorter. A run takes about 80 seconds on one core.
+N = 100 numbers in 50 pairs, a = 1, b = 100, a start of uniform random integers in [-10, 10], steps of length 0.1 and an
+epsilon of 0.01; from 30,000 updates on both are a tenth every 10,000 updates, 80,000 in all. A second run keeps epsilon
+at 0.01. --scale 10 makes everything but the numbers ten times shorter. A run takes about 80 seconds on one core.
 """
 
 from __future__ import annotations

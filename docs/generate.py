@@ -5,13 +5,19 @@ A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`; a
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import search_spaces
 from analysis.io.study_options import Option, options_of
 from search_spaces import SPACES
+from trainables.gradients import fields as estimator_settings
+from trainables.gradients.fields import DEFAULTS, ESTIMATORS, FIELD_NAMES, GradientFields
 from trainables.gradskip.variables import VARIABLES
 from trainables.savings import saved_words
 from tune_cac.study.options import SearchOptions
@@ -68,11 +74,47 @@ def spaces() -> str:
     )
 
 
+def estimator_fields() -> str:
+    """Return the table of the estimators' fields, with the methods that read them and their defaults there."""
+    described = attribute_docstrings(GradientFields)
+    readers = {
+        name: [m for m in ESTIMATORS if name in DEFAULTS[m] or name == "gradient_layers"] for name in FIELD_NAMES
+    }
+    return table(
+        ("field", "default", "meaning"),
+        (
+            (
+                f"`{name}`",
+                ", ".join(dict.fromkeys(_plain(DEFAULTS[method].get(name, "all")) for method in readers[name])),
+                re.sub("`([A-Z_]+)`", lambda found: ", ".join(getattr(estimator_settings, found[1])), described[name]),
+            )
+            for name in FIELD_NAMES
+        ),
+    )
+
+
+def _plain(value: Any) -> str:
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def attribute_docstrings(described: type) -> dict[str, str]:
+    """Return the texts below the fields of a class, on one line each."""
+    (body,) = (node for node in ast.walk(ast.parse(inspect.getsource(described))) if isinstance(node, ast.ClassDef))
+    pairs = pairwise(body.body)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairs
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }  # fmt: skip
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "published_variables": lambda: variables(published=True),
     "other_variables": lambda: variables(published=False),
     "search_options": search_options,
     "spaces": spaces,
+    "estimator_fields": estimator_fields,
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from trainables.errors import UserError
 from trainables.gradients.model_loss import Loss, ModelLoss, matching_names, updates_statistics

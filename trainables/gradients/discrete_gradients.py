@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.central_differences import SILENT_S, check_changes_weights
