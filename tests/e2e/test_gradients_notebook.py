@@ -74,6 +74,7 @@ def test_it_runs_small_and_what_it_shows_is_right(tmp_path: Path, monkeypatch: p
     assert all(0 <= value <= 1 for values in told["trained"].values() for value in values)
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 3
