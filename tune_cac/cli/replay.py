@@ -14,6 +14,7 @@ import search_spaces
 from search_spaces import Space
 from trainables.config import check_integer
 from trainables.errors import UserError, cannot_write
+from trainables.gradients.fields import ESTIMATORS, estimator_of
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES
 from trainables.quality import ACCURACY, Quality
@@ -54,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) is not None:
             check_integer(f"--{name}", getattr(arguments, name), low)
     space = None if arguments.space is None else search_spaces.load(arguments.space)
+    estimator = estimator_of(set(values)) if space is None or space.method not in ESTIMATORS else space.method
+    _check_replayed(estimator)
 
     from analysis.trace_replay.traces import load_trace
     from tune_cac.study.folder import find_study
@@ -68,8 +71,18 @@ def run(arguments: argparse.Namespace) -> int:
         _one(layout, trace, values)
     else:
         info = layout.read_info()
-        _many(layout, trace, values, space or search_spaces.load(info.space, info.space_files, info.grid), arguments)
+        space = space or search_spaces.load(info.space, info.space_files, info.grid)
+        _check_replayed(space.method)
+        _many(layout, trace, values, space, arguments)
     return 0
+
+
+def _check_replayed(method: str | None) -> None:
+    if method in ESTIMATORS:
+        raise UserError(
+            f"replay predicts Gradient-Skip alone, got settings of {method}: what an estimator costs is known from "
+            "trials alone, so search it"
+        )
 
 
 def completed(layout: Layout, trace: RunTrace, settings: Any) -> RunTrace:
