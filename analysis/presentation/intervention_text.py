@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.presentation.estimator_text import estimator_text
+from trainables.gradients.fields import ESTIMATORS
 from trainables.gradskip.settings import Settings
 
 #: The key of a compression schedule's actions (`trainables.compression.trial.replay`).
@@ -26,6 +28,8 @@ def action_words(action: str, layer_names: Sequence[str], *, before: str | None 
     'stop through conv1.bias, braking 6'
     >>> action_words('{"prune":0.5}', [])
     'prune 0.5'
+    >>> action_words('{"central_difference":{"gradient_epsilon":0.01,"gradient_layers":["fc.bias"]}}', [])
+    'central difference gradient_layers=fc.bias gradient_epsilon=0.01'
     """
     values = _values(action)
     if values is None:
@@ -40,6 +44,9 @@ def _other_words(values: dict[str, Any], layer_names: Sequence[str], before: str
         return _stop_words(values, layer_names, _values(before or "") or {})
     if "rule" in values:
         return _rule_words(values)
+    for method in ESTIMATORS:
+        if method in values:
+            return f"{method.replace('_', ' ')} {estimator_text(values[method], digits=4)}"
     return ", ".join(_pair(name, value) for name, value in values.items())
 
 
