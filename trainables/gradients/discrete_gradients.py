@@ -181,10 +181,10 @@ def search(
             multiples[name], decreases[name] = _smallest(losses, name, stride, most, counted)
             shown.update(parameters[name].numel())
     flat = torch.cat([multiples[name] for name in chosen])
-    order = taken_first(flat, torch.cat([decreases[name] for name in chosen]), epsilon, stride, objective)
+    order, first = taken_first(flat, torch.cat([decreases[name] for name in chosen]), epsilon, stride, objective)
     before = float(losses.value)
     tried, after, picked = 0, before, order[:0]
-    for part in _smaller_sets(order) if guarantee else [order][: len(order)]:
+    for part in _smaller_sets(order, first) if guarantee else [order[:first]][:first]:
         value = float(losses.together(_changes(flat, part, stride, chosen, parameters)))
         tried += 1
         if value < before or not guarantee:
@@ -236,8 +236,8 @@ def _smallest(losses: Perturbations, name: str, stride: float, most: int, counte
         amounts = signed.flatten().repeat(len(searching)).to(losses.dtype) * stride
         values = losses.losses(name, indices, amounts).view(len(searching), block, 2)
         counted.evaluations += values.numel()
-        gains, signs = (losses.value - values).max(2)  # the better of the two signs
-        gains = torch.where(gains.isnan(), -torch.inf, gains)
+        gains = losses.value - values
+        gains, signs = torch.where(gains.isnan(), -torch.inf, gains).max(2)  # the better of the two signs
         lowers = gains > 0
         place = lowers.int().argmax(1)  # the first that lowers the loss
         done = lowers.any(1)
@@ -249,10 +249,13 @@ def _smallest(losses: Perturbations, name: str, stride: float, most: int, counte
     return found, decreases
 
 
-def taken_first(multiples: Tensor, decreases: Tensor, epsilon: float, stride: float, objective: str) -> Tensor:
-    """Return the elements that are taken, in order: the longest beginning of the order within the budget.
+def taken_first(
+    multiples: Tensor, decreases: Tensor, epsilon: float, stride: float, objective: str
+) -> tuple[Tensor, int]:
+    """Return the elements in the order in which they are taken, and how many are within the budget together.
 
-    The sum of delta^2 stays below epsilon^2, in exact integers of strides.
+    The sum of their delta^2 stays below epsilon^2, in exact integers of strides. An element whose change alone has the
+    length epsilon is left out.
 
     Args:
         multiples: (D,) of all elements, 0 where none was found.
@@ -261,18 +264,19 @@ def taken_first(multiples: Tensor, decreases: Tensor, epsilon: float, stride: fl
         stride: of the multiples.
         objective: one of `OBJECTIVES`; ties are in the order of the elements.
     """
-    having = torch.nonzero(multiples).flatten()
+    budget = (epsilon / stride) ** 2 * (1 - 1e-12)
+    having = torch.nonzero((multiples != 0) & (multiples.double().square() < budget)).flatten()
     sizes = multiples[having].abs()
     power = 2 if objective == OBJECTIVES[1] else 1
     value = decreases[having].double() / (sizes.double() * stride) ** power
     order = torch.argsort(value, descending=True, stable=True)
     spent = sizes[order].square().cumsum(0).double()
-    return having[order][spent < (epsilon / stride) ** 2 * (1 - 1e-12)]
+    return having[order], int((spent < budget).sum())
 
 
-def _smaller_sets(order: Tensor) -> Iterator[Tensor]:
-    """Yield the set, its first halves down to one element, and then each other element alone."""
-    part = order
+def _smaller_sets(order: Tensor, first: int) -> Iterator[Tensor]:
+    """Yield the first elements, their first halves down to one, and then each element alone."""
+    part = order[:first]
     while len(part) > 1:
         yield part
         part = part[: len(part) // 2]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainables.errors import UserError
 from trainables.gradients import BinaryActivation, discrete_gradient, discrete_gradient_of
-from trainables.gradients.discrete_gradients import most_multiples, taken_first
+from trainables.gradients.discrete_gradients import _smaller_sets, most_multiples, taken_first
 
 Loss = Callable[[nn.Module], Tensor]
 
@@ -88,7 +88,8 @@ def test_finds_what_the_definition_says(case: str) -> None:
     assert found.found == sum(delta != 0 for delta in deltas)
     assert sorted(found.deltas().tolist()) == pytest.approx(sorted(abs(d) for d in deltas if d))
     # What is taken, by the definition: from the best on, while there is budget.
-    best = sorted((d for d in range(len(deltas)) if deltas[d]), key=lambda d: -decreases[d] / abs(deltas[d]))
+    alone = [d for d in range(len(deltas)) if deltas[d] and abs(deltas[d]) < epsilon * (1 - 1e-9)]
+    best = sorted(alone, key=lambda d: -decreases[d] / abs(deltas[d]))
     budget, wanted = 0.0, []
     for d in best:
         budget += deltas[d] ** 2
@@ -137,6 +138,28 @@ def test_a_set_that_raises_the_loss_is_halved_until_it_lowers_it() -> None:
     assert free.loss_after > free.loss_before
 
 
+def test_a_change_as_long_as_the_budget_does_not_keep_the_others_out() -> None:
+    """The first number would gain most, by a change of epsilon itself; the second fits."""
+    found = discrete_gradient_of(
+        lambda x: torch.where(x[0] > 0.095, -100.0, 0.0) + x[1] ** 2, torch.tensor([0.0, 1.0]), epsilon=0.1, stride=0.01
+    )
+    assert found.multiples["x"].tolist() == [10, -1]
+    assert found.taken["x"].tolist() == [0.0, pytest.approx(-0.01)]
+    assert found.loss_after < found.loss_before
+
+
+def test_single_changes_beyond_the_first_set_are_tried_too() -> None:
+    """The best change is lost where it is made in the weight; the next one does not fit beside it, but alone."""
+    order, first = torch.tensor([4, 2, 7]), 1
+    assert [part.tolist() for part in _smaller_sets(order, first)] == [[4], [2], [7]]
+    assert [part.tolist() for part in _smaller_sets(order, 3)] == [[4, 2, 7], [4], [2], [7]]
+
+
+def test_an_undefined_loss_on_one_side_hides_no_decrease_on_the_other() -> None:
+    found = discrete_gradient_of(lambda x: -(1.0 - x).log().sum(), torch.tensor([0.995]), epsilon=0.1, stride=0.01)
+    assert found.multiples["x"].tolist() == [-1]
+
+
 def test_at_a_minimum_nothing_is_taken_and_it_says_so() -> None:
     found = discrete_gradient_of(lambda x: (x**2).sum(), torch.zeros(3), epsilon=0.1, stride=0.01)
     assert (found.found, found.count_taken, found.retries) == (0, 0, 0)
@@ -177,12 +200,15 @@ def test_the_budget_is_never_exceeded_and_no_better_change_is_left_out(
 ) -> None:
     multiples = torch.tensor([multiple for multiple, _ in found])
     decreases = torch.tensor([decrease for _, decrease in found], dtype=torch.float64)
-    taken = taken_first(multiples, decreases, strides * 1e-3, 1e-3, objective)
+    order, first = taken_first(multiples, decreases, strides * 1e-3, 1e-3, objective)
+    taken = order[:first]
     assert int(multiples[taken].square().sum()) < strides**2
     assert bool((multiples[taken] != 0).all())
     power = 2 if objective.endswith("2") else 1
     value = decreases / (multiples.abs() * 1e-3).double() ** power
-    left = sorted(set(torch.nonzero(multiples).flatten().tolist()) - set(taken.tolist()))
+    fits = (multiples != 0) & (multiples.square() < strides**2)
+    assert sorted(order.tolist()) == torch.nonzero(fits).flatten().tolist()
+    left = sorted(set(order.tolist()) - set(taken.tolist()))
     if len(taken) and left:
         assert float(value[left].max()) <= float(value[taken].min()) * (1 + 1e-12)
     if left:  # and the next one would have exceeded it
@@ -193,8 +219,9 @@ def test_the_budget_is_never_exceeded_and_no_better_change_is_left_out(
 
 def test_the_objective_changes_the_order() -> None:
     multiples, decreases = torch.tensor([4, 1]), torch.tensor([4.0, 0.5])
-    assert taken_first(multiples, decreases, 1.0, 0.1, "decrease/delta").tolist() == [0, 1]
-    assert taken_first(multiples, decreases, 1.0, 0.1, "decrease/delta^2").tolist() == [1, 0]
+    for objective, expected in (("decrease/delta", [0, 1]), ("decrease/delta^2", [1, 0])):
+        order, first = taken_first(multiples, decreases, 1.0, 0.1, objective)
+        assert (order.tolist(), first) == (expected, 2)
     assert most_multiples(1e-1, 1e-4) == most_multiples(1e-2, 1e-5) == 1000
 
 
