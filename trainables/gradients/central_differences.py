@@ -106,7 +106,7 @@ def check_epsilon(epsilon: Any, model: nn.Module, names: Iterable[str], loss_dty
     Rounding of the loss L gives an error of about u |L| / epsilon, u the precision of its dtype; below an epsilon of
     sqrt(u) it was as large as half the gradient on networks in float32.
     """
-    if not isinstance(epsilon, (int, float)) or not math.isfinite(epsilon) or epsilon <= 0:
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < math.inf:
         raise UserError(f"epsilon must be a number above 0, got {epsilon!r}")
     check_changes_weights("epsilon", epsilon, model, names)
     floor = least_epsilon(loss_dtype)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from trainables.gradients.straight_through import sign_ste
 
-_ADDITIONS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__iadd__, Tensor.add_)
+_ADDITIONS = (torch.add, Tensor.add, Tensor.__add__)
 _POOLS = (
     F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
     F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
@@ -51,11 +51,20 @@ _FACTS = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cud
 _FACT_CALLS = ("size", "dim", "numel", "is_floating_point", "is_complex", "stride", "is_contiguous")
 
 
+class PartError(TypeError):
+    """A model writes into an activation that is known by parts."""
+
+
+def _writes(name: str) -> bool:
+    """Return whether a function of this name writes into its first argument."""
+    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
+
+
 class ChannelPart:
     """An activation whose channels a to b are other ones than in a known activation.
 
     It stands for the tensor in calls of torch functions, methods and operators; what it cannot do by parts is done with
-    `whole`.
+    `whole`. Writing into it raises `PartError`, but for the functions that are known here.
 
     Args:
         base: the known activation.
@@ -95,6 +104,8 @@ class ChannelPart:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if "out" in kwargs or (_writes(getattr(func, "__name__", "")) and isinstance(args[0], ChannelPart)):
+            raise PartError(f"{func} writes into an activation")
         if func in _ADDITIONS and len(args) == 2 and not kwargs and isinstance(args[1], ChannelPart):
             return args[1]._added(args[0], lambda mine, its: its + mine)
         first = args[0] if args else None
@@ -110,10 +121,7 @@ class ChannelPart:
         if func in _ELEMENTWISE:
             more = {name: value for name, value in kwargs.items() if name != "inplace"}
             found = self._each(lambda x: func(x, *args, **more))
-            if not kwargs.get("inplace"):
-                return found
-            self.base, self.part = found.base, found.part  # the known activation itself is used again
-            return self
+            return self._become(found) if kwargs.get("inplace") else found
         if func in _POOLS and self.dimension == 1 and self.base.ndim > 2 and not kwargs.get("return_indices"):
             return self._each(lambda x: func(x, *args, **kwargs))
         if func is torch.flatten and (args or (kwargs.get("start_dim"),)) == (1,) and not kwargs.get("end_dim"):
@@ -170,6 +178,19 @@ class ChannelPart:
     def __add__(self, other: Any) -> Any:
         return self._added(other, operator.add)
 
+    def __iadd__(self, other: Any) -> Any:
+        return self._become(self + other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._become(self * other)
+
+    def _become(self, found: Any) -> ChannelPart:
+        """Take the value of another part, as an operation in place does."""
+        if not isinstance(found, ChannelPart):
+            raise PartError("an operation in place needs the whole activation")
+        self.base, self.part = found.base, found.part  # the known activation itself is used again
+        return self
+
     def __radd__(self, other: Any) -> Any:
         return self._added(other, lambda mine, its: its + mine)
 
@@ -201,7 +222,13 @@ class ChannelPart:
             return lambda *args, **kwargs: self._each(lambda x: getattr(x, name)(*args, **kwargs))
         if name.startswith("__"):
             raise AttributeError(name)
+        if _writes(name):
+            raise PartError(f"{name} writes into an activation")
         return getattr(self.whole(), name)
+
+
+def _refuse(self: ChannelPart, *_: Any) -> Any:
+    raise PartError("an operation in place writes into an activation")
 
 
 def _operate(name: str) -> Callable[..., Any]:
@@ -216,6 +243,10 @@ for _name in (
     "__lt__", "__le__", "__gt__", "__ge__", "__len__", "__iter__",
 ):  # fmt: skip
     setattr(ChannelPart, _name, _operate(_name))
+
+
+for _name in ("__setitem__", "__isub__", "__itruediv__", "__ipow__", "__imatmul__", "__iand__", "__ior__", "__ixor__"):
+    setattr(ChannelPart, _name, _refuse)
 
 
 def _whole(values: Any) -> Any:

@@ -139,7 +139,7 @@ class _Point(nn.Module):
 def check_discrete(epsilon: float, stride: float, objective: str) -> None:
     """Raise UserError for an epsilon or stride out of range, or an unknown objective."""
     for name, value in (("epsilon", epsilon), ("stride", stride)):
-        if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise UserError(f"{name} must be a number above 0, got {value!r}")
     if stride > epsilon:
         raise UserError(f"stride must be at most epsilon={epsilon!r}, got {stride!r}")

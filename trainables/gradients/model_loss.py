@@ -68,6 +68,12 @@ class ModelLoss:
     """
 
     def __init__(self, loss: Loss, model: nn.Module) -> None:
+        for name, module in model.named_modules():
+            if getattr(module, "max_norm", None) is not None:
+                raise UserError(
+                    f"{type(module).__name__} {name!r} must not write its weight in forward passes, got "
+                    f"max_norm={module.max_norm}: build it without"
+                )
         self.model = model
         self._called = _Called(loss, model)
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -109,6 +115,8 @@ class ModelLoss:
             )
         if found.ndim:
             raise UserError(f"loss(model) must return a scalar tensor, got shape {tuple(found.shape)}: take its mean")
+        if not found.is_floating_point():
+            raise UserError(f"loss(model) must return a floating-point number, got {found.dtype}: add .float()")
         return found
 
     def check_repeats(self) -> Tensor:

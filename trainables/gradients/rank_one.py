@@ -79,8 +79,10 @@ class _Uses(TorchFunctionMode):
         return found
 
 
-def layered_parameters(call: Callable[[], Any], parameters: Mapping[str, Tensor]) -> set[str]:
-    """Return the parameters that a call uses only as weights or biases of layers whose outputs can be changed instead.
+def layered_parameters(call: Callable[[], Tensor], parameters: Mapping[str, Tensor]) -> tuple[Tensor, set[str]]:
+    """Return what a call returns, and the parameters that it uses only as weights or biases of layers.
+
+    The outputs of these layers can be changed instead.
 
     A weight that is also in a regularization term, tied to another layer or computed with otherwise is not among them.
 
@@ -89,8 +91,8 @@ def layered_parameters(call: Callable[[], Any], parameters: Mapping[str, Tensor]
         parameters: the tensors that it uses, by name.
     """
     with _Uses(parameters) as uses:
-        call()
-    return {name for name in uses.layered if name not in uses.otherwise}
+        found = call()
+    return found, {name for name in uses.layered if name not in uses.otherwise}
 
 
 class ChangedOutput(TorchFunctionMode):

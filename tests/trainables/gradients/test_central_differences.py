@@ -235,8 +235,8 @@ def test_flops_are_those_of_the_passes() -> None:
     x = torch.randn(7, 6, dtype=torch.float64)
     product = 2 * 7 * 6 * 5
     for loss, expected in (
-        (lambda m: m(x).square().sum(), 6 * product),
-        (lambda m: m(x).square().sum() + m.weight.abs().sum(), 60 * product),
+        (lambda m: m(x).square().sum(), (1 + 6) * product),  # one to see how the loss uses its weights
+        (lambda m: m(x).square().sum() + m.weight.abs().sum(), (1 + 60) * product),
     ):
         losses = Perturbations(loss, model, chunk_size=10, flop_counts={})
         losses.losses("weight", torch.arange(30).repeat(2), torch.full((60,), 0.1))
@@ -284,6 +284,19 @@ def test_a_plain_step_is_torchs_on_the_estimate() -> None:
         torch.testing.assert_close(mine, torchs)
 
 
+def test_a_loss_that_begins_to_regularize_is_seen() -> None:
+    model, loss = copy.deepcopy(CASES["regularized"])
+    x = torch.randn(4, 3, dtype=torch.float64)
+    optimizer = CentralDifferenceSGD(model, lr=1e-9, epsilon=1e-4)
+    optimizer.step(lambda m: m(x).sin().sum())
+    reference = autograd_gradient(loss, model)
+    optimizer.step(loss)
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert relative_error(found, reference) < 1e-6  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="must return a scalar tensor"):
+        optimizer.step(lambda m: m(x))
+
+
 def test_the_optimizer_resumes_bit_for_bit() -> None:
     def steps(model: Point, optimizer: CentralDifferenceSGD, count: int) -> None:
         for _ in range(count):
@@ -329,6 +342,9 @@ DRAWN = iter(range(100))
         ({"chunk_size": 0}, "chunk_size must be an integer >= 1, or None to have it tuned, got 0"),
         ({"loss": lambda m: m(torch.ones(2, 3, dtype=torch.float64))},
          r"loss\(model\) must return a scalar tensor, got shape \(2, 2\): take its mean"),
+        ({"epsilon": True}, "epsilon must be a number above 0, got True"),
+        ({"loss": lambda m: (m(torch.ones(2, 3, dtype=torch.float64)) > 0).sum()},
+         r"loss\(model\) must return a floating-point number, got torch.int64: add .float\(\)"),
         ({"loss": lambda m: 0.5}, r"loss\(model\) must return a scalar tensor, got float: leave its .item\(\) out"),
         ({"loss": lambda m: m.get_parameter("0.bias").sum() + next(DRAWN)},
          r"loss\(model\) must be deterministic, got \S+ and \S+ for the same parameters: evaluate it on one fixed"),
@@ -342,6 +358,11 @@ def test_refusals_are_one_line(change: dict[str, object], message: str) -> None:
 
 
 def test_other_refusals() -> None:
+    renormed = nn.Sequential(nn.Embedding(7, 5, max_norm=0.5), nn.Linear(5, 2))
+    before = renormed[0].weight.detach().clone()
+    with pytest.raises(UserError, match=r"Embedding '0' must not write its weight in forward passes, got max_norm=0.5"):
+        central_difference(lambda m: m(torch.arange(7)).sin().sum(), renormed, names="1.*")
+    assert torch.equal(renormed[0].weight, before)
     model = nn.Linear(2, 2)
     whole = nn.Module()
     whole.register_parameter("counts", nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainables.gradients import BinaryActivation
+from trainables.gradients import BinaryActivation, autograd_gradient, central_difference, relative_error
 from trainables.gradients.channel_parts import ChannelPart
 from trainables.gradients.perturbations import Perturbations
 
@@ -149,4 +149,55 @@ def test_channels_that_did_not_change_are_not_computed_again() -> None:
     losses = Perturbations(lambda m: m(x).square().sum(), model, chunk_size=1000, flop_counts={})
     losses.losses("0.weight", torch.arange(120).repeat(2), torch.full((240,), 0.1))
     base, column = 2 * 7 * (20 * 6 + 6 * 5), 2 * 7 * 1 * 5
-    assert losses.flops == 6 * (base + 40 * column)
+    assert losses.flops == base + 6 * (base + 40 * column)  # the first to see how the loss uses its weights
+
+
+X = torch.randn(6, 12, dtype=torch.float64)
+
+
+def plain(m: nn.Module) -> Tensor:
+    return m(X).sin().sum()
+
+
+def in_place(m: nn.Module) -> Tensor:
+    hidden = m[0](X)
+    F.relu_(hidden)
+    return m[2](hidden).sin().sum()
+
+
+def far_from_zero(m: nn.Module) -> Tensor:
+    return in_place(m) + 1e4
+
+
+def assigned(m: nn.Module) -> Tensor:
+    hidden = m[0](X)
+    hidden[:, 0] = 1.0
+    return m[2](hidden).sin().sum()
+
+
+def method(m: nn.Module) -> Tensor:
+    hidden = m[0](X)
+    before = hidden
+    hidden += 0.25
+    before.clamp_(-0.5, 0.5)
+    return m[2](hidden).sin().sum()
+
+
+def kept(m: nn.Module) -> Tensor:
+    hidden = m[0](X)
+    also = hidden
+    hidden *= 2.0
+    return (m[2](hidden) + m[2](also)).sin().sum()
+
+
+@pytest.mark.parametrize("loss", [in_place, far_from_zero, assigned, method, kept])
+@pytest.mark.parametrize("warmed", [False, True])
+def test_writing_into_an_activation_is_seen_whatever_loss_came_before(
+    loss: Callable[[nn.Module], Tensor], warmed: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    if warmed:
+        central_difference(plain, model, 1e-4, chunk_size=64)
+    found = central_difference(loss, model, 1e-5, chunk_size=64)
+    assert relative_error(found, autograd_gradient(loss, model)) < 1e-4

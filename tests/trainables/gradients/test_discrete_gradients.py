@@ -54,7 +54,8 @@ def mlp(activation: type[nn.Module]) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), activation(), nn.Linear(4, 4), activation(), nn.Linear(4, 2)).double()
 
 
-X, Y = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+_DATA = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+X, Y = _DATA[:, :3], _DATA[:, 3:]
 
 
 def error(model: nn.Module) -> Tensor:
