@@ -176,6 +176,55 @@ def test_nothing_is_moved(case: str) -> None:
     assert (states[2] == np.random.get_state()[1]).all()
 
 
+class Stopped(Exception):
+    """What a user's loss may raise."""
+
+
+@pytest.mark.filterwarnings("ignore:batch norms are in train mode")
+def test_all_is_put_back_after_an_exception_in_the_loss() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    before, state, calls = copy.deepcopy(model.state_dict()), torch.get_rng_state(), iter(range(9))
+
+    def loss(m: nn.Module) -> Tensor:
+        if next(calls) == 3:
+            raise Stopped
+        return m(x + torch.randn(5, 3, dtype=torch.float64)).square().sum()
+
+    with pytest.raises(Stopped):
+        central_difference(loss, model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert model[1].track_running_stats
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:epsilon=")
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.05), (torch.float16, 0.02)])
+def test_half_precision_with_a_loss_in_float32(dtype: torch.dtype, bound: float) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).to(dtype)
+    x = torch.randn(16, 6).to(dtype)
+
+    def loss(m: nn.Module) -> Tensor:
+        return m(x).float().square().mean()
+
+    found = central_difference(loss, model)
+    assert found["0.weight"].dtype == dtype
+    assert relative_error(found, autograd_gradient(loss, model)) < bound
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_weight_that_is_computed_is_changed_where_it_comes_from() -> None:
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)).double()
+    x = torch.randn(4, 5, dtype=torch.float64)
+
+    def loss(m: nn.Module) -> Tensor:
+        return m(x).sin().sum()
+
+    found = central_difference(loss, model, 1e-4)
+    assert set(found) == {"bias", "parametrizations.weight.original0", "parametrizations.weight.original1"}
+    assert relative_error(found, autograd_gradient(loss, model)) < 1e-6
+
+
 def test_names_and_patterns_choose() -> None:
     model, loss = CASES["convolutions"]
     some = central_difference(loss, model, 1e-3, names=["0.*", "11.bias"])
