@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainables.config import TrialConfig
-from trainables.interventions import MethodReplay, NeverActs
+from trainables.interventions import MethodReplay, PlannedActs
 from trainables.metrics import METHOD_DEFAULTS
 from trainables.quality import ACCURACY, Quality
 from trainables.registry import METHODS
@@ -169,6 +169,6 @@ def start_replay(config: TrialConfig, model_metadata: Mapping[str, Any]) -> Meth
     """Start the replay of the configuration's method over recorded training. Loads no torch."""
     module = METHODS[config.method].replay_module
     if module is None:
-        return NeverActs(METHOD_DEFAULTS)
+        return PlannedActs((), METHOD_DEFAULTS)
     replay: MethodReplay = importlib.import_module(module).start_replay(config, model_metadata)
     return replay

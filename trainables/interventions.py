@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,22 +83,36 @@ class MethodReplay(Protocol):
         """Restore a state returned by `state_dict`."""
 
 
-class NeverActs:
-    """Replay of plain training, without interventions."""
+class PlannedActs:
+    """Replay of a method whose interventions depend on no signal, so that they are known before the training.
+
+    Args:
+        acts: its interventions, ascending, at most one per iteration; none for plain training.
+        columns: the method's own result columns.
+    """
 
     kind = "any"
     first_stage_only = False
 
-    def __init__(self, columns: Mapping[str, Any]) -> None:
+    def __init__(self, acts: Sequence[Intervention], columns: Mapping[str, Any]) -> None:
+        self._acts = acts
         self._columns = dict(columns)
         self.iteration = 0
 
+    def next_action(self) -> int | None:
+        """Return the iteration of the next intervention; None if there is none."""
+        return next((act.iteration for act in self._acts if act.iteration >= self.iteration), None)
+
     def advance(self, recorded: Recorded, until: int) -> Intervention | None:
+        for act in self._acts:
+            if self.iteration <= act.iteration < until:
+                self.iteration = act.iteration + 1
+                return act
         self.iteration = max(self.iteration, until)
         return None
 
     def is_quiet(self) -> bool:
-        return True
+        return self.next_action() != self.iteration
 
     def columns(self) -> dict[str, Any]:
         return dict(self._columns)

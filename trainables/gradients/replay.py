@@ -11,7 +11,7 @@ from typing import Any
 
 from trainables.config import TrialConfig
 from trainables.gradients.fields import settings_of
-from trainables.interventions import Intervention, Recorded, action_text
+from trainables.interventions import Intervention, PlannedActs, action_text
 from trainables.metrics import METHOD_DEFAULTS
 
 
@@ -20,9 +20,9 @@ def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
     return ("gradients",)
 
 
-def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> EstimatorReplay:
+def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> PlannedActs:
     """Create the replay of a configuration."""
-    return EstimatorReplay(config)
+    return PlannedActs((switched_on(config),), METHOD_DEFAULTS)
 
 
 def switched_on(config: TrialConfig) -> Intervention:
@@ -32,33 +32,3 @@ def switched_on(config: TrialConfig) -> Intervention:
     layers = settings["gradient_layers"]
     settings["gradient_layers"] = None if layers is None else list(layers)
     return Intervention(iteration=start, action=action_text({config.method: settings}))
-
-
-class EstimatorReplay:
-    """Replay of one configuration's estimator."""
-
-    kind = "any"
-    first_stage_only = False
-
-    def __init__(self, config: TrialConfig) -> None:
-        self.iteration = 0
-        self._act = switched_on(config)
-
-    def advance(self, recorded: Recorded, until: int) -> Intervention | None:
-        if self.iteration <= self._act.iteration < until:
-            self.iteration = self._act.iteration + 1
-            return self._act
-        self.iteration = max(self.iteration, until)
-        return None
-
-    def is_quiet(self) -> bool:
-        return self.iteration != self._act.iteration
-
-    def columns(self) -> dict[str, Any]:
-        return dict(METHOD_DEFAULTS)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"iteration": self.iteration}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.iteration = int(state["iteration"])

@@ -9,7 +9,7 @@ import pytest
 from trainables.config import TrialConfig, method_of
 from trainables.errors import UserError
 from trainables.gradients.fields import DEFAULTS, ESTIMATORS, FIELD_NAMES, STE_ESTIMATORS, settings_of
-from trainables.gradients.replay import EstimatorReplay, switched_on
+from trainables.gradients.replay import start_replay, switched_on
 from trainables.gradients.straight_through_directions import StraightThroughSettings
 from trainables.registry import METHODS
 
@@ -87,7 +87,7 @@ def test_replay_acts_once_and_goes_on_from_its_state() -> None:
         def at(self, name: str, iteration: int) -> float:
             raise AssertionError("an estimator reads no signal")
 
-    replay = EstimatorReplay(TrialConfig(method="central_difference", gradient_start_itr=5))
+    replay = start_replay(TrialConfig(method="central_difference", gradient_start_itr=5), {})
     assert replay.advance(Nothing(), 5) is None
     assert (replay.iteration, replay.is_quiet()) == (5, False)
     state = replay.state_dict()

@@ -9,7 +9,7 @@ import pytest
 
 from trainables.config import TrialConfig
 from trainables.gradskip.replay import start_replay
-from trainables.interventions import Intervention, MethodReplay, NeverActs
+from trainables.interventions import Intervention, MethodReplay, PlannedActs
 from trainables.training.run import TrainingRun
 
 STEPS = 60
@@ -42,7 +42,7 @@ def test_a_quiet_step_has_no_look_and_no_action(settings: dict[str, Any]) -> Non
     config = TrialConfig(epochs=6, **settings)
     with TrainingRun(config) as run:
         replay: MethodReplay = (
-            NeverActs({}) if config.method == "none" else start_replay(config, run.method.model_metadata())
+            PlannedActs((), {}) if config.method == "none" else start_replay(config, run.method.model_metadata())
         )
     acted: list[Intervention] = []
     quiet = looked = 0

@@ -10,7 +10,7 @@ Symbols: i iteration, S steps of an epoch, e epoch: an epoch's first step is i =
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from trainables.compression.schedule.policy_configs import KINDS, RANGE
 from trainables.compression.schedule.timing import Timing
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
-from trainables.interventions import Intervention, Recorded, action_text
+from trainables.interventions import Intervention, PlannedActs, action_text
 from trainables.metrics import METHOD_DEFAULTS
 
 #: Name prefixes of classes that observe training before they first act, and the number of epochs before.
@@ -95,38 +95,11 @@ def _content(component: Mapping[str, Any]) -> dict[str, str]:
     return {"content": digest.hexdigest()[:24]}
 
 
-class CompressionReplay:
+class CompressionReplay(PlannedActs):
     """Replay of one configuration's schedule over recorded training."""
 
-    kind = "any"
-    first_stage_only = False
-
     def __init__(self, config: TrialConfig, facts: Mapping[str, Any]) -> None:
-        self.iteration = 0
-        self._acts: Sequence[Intervention] = interventions_of(
+        acts = interventions_of(
             schedule_of(config), steps_per_epoch=int(facts["steps_per_epoch"]), epochs=config.epochs
         )
-
-    def next_action(self) -> int | None:
-        """Return the iteration of the next intervention; None if there is none."""
-        return next((act.iteration for act in self._acts if act.iteration >= self.iteration), None)
-
-    def advance(self, recorded: Recorded, until: int) -> Intervention | None:
-        for act in self._acts:
-            if self.iteration <= act.iteration < until:
-                self.iteration = act.iteration + 1
-                return act
-        self.iteration = max(self.iteration, until)
-        return None
-
-    def is_quiet(self) -> bool:
-        return self.next_action() != self.iteration
-
-    def columns(self) -> dict[str, Any]:
-        return dict(METHOD_DEFAULTS)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"iteration": self.iteration}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.iteration = int(state["iteration"])
+        super().__init__(acts, METHOD_DEFAULTS)
