@@ -36,7 +36,7 @@ class Step:
     """One search, and the decreases of the loss by steps of one length."""
 
     found: DiscreteGradient
-    """What was found."""
+    """Result of the search."""
     seconds: float
     """Time of the search."""
     discrete: tuple[float, float]

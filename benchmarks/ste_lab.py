@@ -119,7 +119,7 @@ def line_losses(model: nn.Sequential, direction: Direction, batch: tuple[Tensor,
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a direction does on one batch."""
+    """Effect of a direction on one batch."""
 
     loss: float
     """Smallest loss on the batch along the direction."""

@@ -147,7 +147,8 @@ class TrialConfig(GradientFields, _VariableFields, _RunFields):  # in the order 
         if self.saving not in (None, *SAVINGS):
             raise unknown_name("saving", str(self.saving), SAVINGS)
         for name, low in (("pruning_start_epoch", 0), ("pruning_end_epoch", 1), ("pruning_frequency", 1),
-                          ("distill_start_epoch", 0)):  # fmt: skip
+                          ("distill_start_epoch", 0), ("gradient_start_itr", 0), ("ste_samples", 1),
+                          ("ste_candidates", 1)):  # fmt: skip
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), low)
         for name in ("agp_initial_sparsity", "agp_final_sparsity", "distill_weight"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from trainables.errors import UserError
 from trainables.gradients.model_loss import Loss, ModelLoss, matching_names, updates_statistics
 from trainables.gradients.normalised_sgd import NormalisedSGD
 from trainables.gradients.perturbations import MEMORY_BYTES, Perturbations
+from trainables.gradskip.variable_types import is_number
 
 #: Seconds after which a long estimate shows how far it is.
 SILENT_S = 5.0
@@ -85,19 +86,29 @@ def estimate(
     chosen = list(names)
     found = {}
     total = 2 * sum(parameters[name].numel() for name in chosen)
-    with tqdm(
-        total=total, desc="central differences", unit="loss", delay=SILENT_S, disable=not progress, leave=False
-    ) as shown:
+    with progress_bar("central differences", total, "loss", shown=progress) as bar:
         for name in chosen:
             parameter = parameters[name]
             count = parameter.numel()
             both = torch.arange(count, device=parameter.device).repeat(2)
             amounts = torch.full((2 * count,), epsilon, dtype=losses.dtype, device=parameter.device)
             amounts[count:].neg_()
-            above, below = losses.losses(name, both, amounts, shown.update).chunk(2)
+            above, below = losses.losses(name, both, amounts, bar.update).chunk(2)
             slopes = (above - below) / (2 * epsilon)
             found[name] = slopes.view(parameter.shape).to(parameter.dtype)
     return found
+
+
+def progress_bar(what: str, total: int, unit: str, *, shown: bool) -> tqdm[Never]:
+    """Return a bar on stderr that appears only when the work takes long.
+
+    Args:
+        what: words for the work.
+        total: units of it.
+        unit: word for one.
+        shown: False for none at all.
+    """
+    return tqdm(total=total, desc=what, unit=unit, delay=SILENT_S, disable=not shown, leave=False)
 
 
 def check_epsilon(epsilon: Any, model: nn.Module, names: Iterable[str], loss_dtype: torch.dtype) -> None:
@@ -106,7 +117,7 @@ def check_epsilon(epsilon: Any, model: nn.Module, names: Iterable[str], loss_dty
     Rounding of the loss L gives an error of about u |L| / epsilon, u the precision of its dtype; below an epsilon of
     sqrt(u) it was as large as half the gradient on networks in float32.
     """
-    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < math.inf:
+    if not (is_number(epsilon) and epsilon > 0):
         raise UserError(f"epsilon must be a number above 0, got {epsilon!r}")
     check_changes_weights("epsilon", epsilon, model, names)
     floor = least_epsilon(loss_dtype)

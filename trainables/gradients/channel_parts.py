@@ -45,7 +45,9 @@ _ELEMENTWISE_METHODS = (
     "float",
     "double",
 )
-_CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
+#: Convolutions by their number of dimensions, and their arguments in order.
+CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
+CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 #: What a tensor tells about itself without its numbers.
 _FACTS = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_sparse", "is_nested", "names")
 _FACT_CALLS = ("size", "dim", "numel", "is_floating_point", "is_complex", "stride", "is_contiguous")
@@ -104,13 +106,15 @@ class ChannelPart:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if "out" in kwargs or (_writes(getattr(func, "__name__", "")) and isinstance(args[0], ChannelPart)):
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        if "out" in kwargs or (_writes(getattr(func, "__name__", "")) and isinstance(first, ChannelPart)):
             raise PartError(f"{func} writes into an activation")
         if func in _ADDITIONS and len(args) == 2 and not kwargs and isinstance(args[1], ChannelPart):
-            return args[1]._added(args[0], lambda mine, its: its + mine)
-        first = args[0] if args else None
-        if isinstance(first, ChannelPart) and not any(
-            isinstance(a, ChannelPart) for a in (*args[1:], *kwargs.values())
+            return args[1]._combined(first, lambda mine, its: its + mine)
+        if (
+            args
+            and isinstance(first, ChannelPart)
+            and not any(isinstance(a, ChannelPart) for a in (*args[1:], *kwargs.values()))
         ):
             found = first._by_parts(func, args[1:], kwargs)
             if found is not None:
@@ -130,15 +134,14 @@ class ChannelPart:
             weight = args[0] if args else kwargs["weight"]
             columns = weight.narrow(1, self.start, self.width)
             return func(self.base, *args, **kwargs) + F.linear(self._difference(), columns)
-        if func in _CONVOLUTIONS and self.dimension == 1 and self.base.ndim == _CONVOLUTIONS[func] + 2:
+        if func in CONVOLUTIONS and self.dimension == 1 and self.base.ndim == CONVOLUTIONS[func] + 2:
             return self._convolved(func, args, kwargs)
         if func is F.batch_norm and self.dimension == 1:
             return self._normalised(*args, **kwargs)
         return None
 
     def _convolved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names = ("weight", "bias", "stride", "padding", "dilation", "groups")
-        call = {**dict(zip(names, args, strict=False)), **kwargs}
+        call = {**dict(zip(CONVOLUTION_ARGUMENTS[1:], args, strict=False)), **kwargs}
         if call.get("groups", 1) != 1:
             return None
         columns = call["weight"].narrow(1, self.start, self.width)
@@ -167,16 +170,17 @@ class ChannelPart:
         places = self.base[0, 0].numel()
         return ChannelPart(self.base.flatten(1), self.part.flatten(1), self.start * places, 1)
 
-    def _added(self, other: Any, add: Callable[[Any, Any], Any]) -> Any:
+    def _combined(self, other: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """Return what an operator gives that treats each element alone, with this activation on the left."""
         if isinstance(other, Tensor) and other.shape == self.base.shape:
-            part = add(self.part, self._of(other))
-            return ChannelPart(add(self.base, other), part, self.start, self.dimension)
+            part = combine(self.part, self._of(other))
+            return ChannelPart(combine(self.base, other), part, self.start, self.dimension)
         if isinstance(other, (int, float)):
-            return self._each(lambda x: add(x, other))
-        return add(self.whole(), _whole(other))
+            return self._each(lambda x: combine(x, other))
+        return combine(self.whole(), _whole(other))
 
     def __add__(self, other: Any) -> Any:
-        return self._added(other, operator.add)
+        return self._combined(other, operator.add)
 
     def __iadd__(self, other: Any) -> Any:
         return self._become(self + other)
@@ -192,10 +196,10 @@ class ChannelPart:
         return self
 
     def __radd__(self, other: Any) -> Any:
-        return self._added(other, lambda mine, its: its + mine)
+        return self._combined(other, lambda mine, its: its + mine)
 
     def __mul__(self, other: Any) -> Any:
-        return self._added(other, operator.mul)
+        return self._combined(other, operator.mul)
 
     __rmul__ = __mul__
 

@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.central_differences import SILENT_S, check_changes_weights
+from trainables.gradients.central_differences import check_changes_weights, progress_bar
 from trainables.gradients.fields import OBJECTIVES
 from trainables.gradients.model_loss import Loss, matching_names
 from trainables.gradients.perturbations import MEMORY_BYTES, Perturbations
+from trainables.gradskip.variable_types import is_number
 
 #: Multiples of the stride that are tried at once, at first and at most; each time twice as many.
 _FIRST_MULTIPLES, _MOST_MULTIPLES = 1, 64
@@ -37,7 +37,7 @@ _MOST_AT_ONCE = 2**21
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteGradient:
-    """What a search found, and the changes that were taken."""
+    """Result of a search: the changes that lower the loss, and those that are made together."""
 
     stride: float
     """Smallest change that was tried."""
@@ -52,7 +52,7 @@ class DiscreteGradient:
     loss_after: float
     """Loss with the changes that were taken; equal to `loss_before` if none was."""
     retries: int
-    """How often a smaller set was tried, since the one before did not lower the loss."""
+    """Number of smaller sets that were tried, since the ones before did not lower the loss."""
     evaluations: int
     """Losses that were evaluated."""
 
@@ -139,7 +139,7 @@ class _Point(nn.Module):
 def check_discrete(epsilon: float, stride: float, objective: str) -> None:
     """Raise UserError for an epsilon or stride out of range, or an unknown objective."""
     for name, value in (("epsilon", epsilon), ("stride", stride)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        if not (is_number(value) and value > 0):
             raise UserError(f"{name} must be a number above 0, got {value!r}")
     if stride > epsilon:
         raise UserError(f"stride must be at most epsilon={epsilon!r}, got {stride!r}")
@@ -172,14 +172,13 @@ def search(
     parameters = dict(losses.model.named_parameters())
     most = most_multiples(epsilon, stride)
     multiples, decreases = {}, {}
-    counted = _Counted()
+    evaluations = 1  # the loss before
     total = sum(parameters[name].numel() for name in chosen)
-    with tqdm(
-        total=total, desc="discrete gradient", unit="weight", delay=SILENT_S, disable=not progress, leave=False
-    ) as shown:
+    with progress_bar("discrete gradient", total, "weight", shown=progress) as bar:
         for name in chosen:
-            multiples[name], decreases[name] = _smallest(losses, name, stride, most, counted)
-            shown.update(parameters[name].numel())
+            multiples[name], decreases[name], count = _smallest(losses, name, stride, most)
+            evaluations += count
+            bar.update(parameters[name].numel())
     flat = torch.cat([multiples[name] for name in chosen])
     order, first = taken_first(flat, torch.cat([decreases[name] for name in chosen]), epsilon, stride, objective)
     before = float(losses.value)
@@ -198,13 +197,8 @@ def search(
         loss_before=before,
         loss_after=after,
         retries=max(0, tried - 1),
-        evaluations=counted.evaluations + tried + 1,
+        evaluations=evaluations + tried,
     )
-
-
-@dataclass
-class _Counted:
-    evaluations: int = 0
 
 
 def most_multiples(epsilon: float, stride: float) -> int:
@@ -216,8 +210,8 @@ def most_multiples(epsilon: float, stride: float) -> int:
     return math.floor(epsilon / stride * (1 + 1e-9))
 
 
-def _smallest(losses: Perturbations, name: str, stride: float, most: int, counted: _Counted) -> tuple[Tensor, Tensor]:
-    """Return the smallest multiple of the stride that lowers the loss, and the decrease, for each element, (P,) each.
+def _smallest(losses: Perturbations, name: str, stride: float, most: int) -> tuple[Tensor, Tensor, int]:
+    """Return the smallest multiple of the stride that lowers the loss, the decrease, (P,) each, and losses evaluated.
 
     Blocks of multiples are tried at once for all elements that still search: small ones at first, since on most
     functions the first one decreases the loss for nearly every element.
@@ -227,7 +221,7 @@ def _smallest(losses: Perturbations, name: str, stride: float, most: int, counte
     found = torch.zeros(count, dtype=torch.int64, device=device)
     decreases = torch.zeros(count, dtype=losses.dtype, device=device)
     searching = torch.arange(count, device=device)
-    tried, block = 0, _FIRST_MULTIPLES
+    tried, block, evaluations = 0, _FIRST_MULTIPLES, 0
     while tried < most and len(searching):
         block = max(1, min(block, most - tried, _MOST_AT_ONCE // len(searching)))
         steps = torch.arange(tried + 1, tried + block + 1, device=device)
@@ -235,7 +229,7 @@ def _smallest(losses: Perturbations, name: str, stride: float, most: int, counte
         indices = searching.repeat_interleave(2 * block)
         amounts = signed.flatten().repeat(len(searching)).to(losses.dtype) * stride
         values = losses.losses(name, indices, amounts).view(len(searching), block, 2)
-        counted.evaluations += values.numel()
+        evaluations += values.numel()
         gains = losses.value - values
         gains, signs = torch.where(gains.isnan(), -torch.inf, gains).max(2)  # the better of the two signs
         lowers = gains > 0
@@ -246,7 +240,7 @@ def _smallest(losses: Perturbations, name: str, stride: float, most: int, counte
         decreases[searching[done]] = gains[rows, place][done]
         searching = searching[~done]
         tried, block = tried + block, min(2 * block, _MOST_MULTIPLES)
-    return found, decreases
+    return found, decreases, evaluations
 
 
 def taken_first(

@@ -48,7 +48,7 @@ class GradientFields:
     ste_weighting: str | None = None
     """straight_through: how samples become one direction, `STE_WEIGHTINGS`."""
     ste_normalised: bool | None = None
-    """straight_through: whether the direction has unit length."""
+    """straight_through: True for a direction of unit length."""
     ste_trial_step: float | None = None
     """straight_through: length of the step that measures the effect of a sample, above 0."""
     ste_candidates: int | None = None
@@ -134,19 +134,12 @@ def check_gradient_fields(config: Any) -> None:
         value = getattr(config, name)
         if value is not None and not (is_number(value) and value > 0):
             raise UserError(f"{name} must be a number above 0, got {value!r}")
-    start = config.gradient_start_itr
-    if start is not None and not (isinstance(start, int) and not isinstance(start, bool) and start >= 0):
-        raise UserError(f"gradient_start_itr must be an integer >= 0, got {start!r}")
     for name, valid in (
         ("discrete_objective", OBJECTIVES), ("ste_estimator", STE_ESTIMATORS), ("ste_weighting", STE_WEIGHTINGS)
     ):  # fmt: skip
         value = getattr(config, name)
         if value is not None and value not in valid:
             raise unknown_name(name, str(value), valid)
-    for name in ("ste_samples", "ste_candidates"):
-        value = getattr(config, name)
-        if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-            raise UserError(f"{name} must be an integer >= 1, got {value!r}")
     if config.method == "discrete_gradient":
         settings = settings_of(config)
         if settings["discrete_stride"] > settings["gradient_epsilon"]:

@@ -17,12 +17,9 @@ from trainables.gradients.fields import STE_ESTIMATORS, settings_of
 from trainables.gradients.model_loss import ModelLoss, matching_names
 from trainables.gradients.perturbations import Perturbations
 from trainables.gradients.straight_through import binary_activations
-from trainables.gradients.straight_through_directions import (
-    Direction,
-    StraightThroughSettings,
-    straight_through_direction,
-)
+from trainables.gradients.straight_through_directions import StraightThroughSettings, straight_through_direction
 from trainables.runtime.flops import flop_counter
+from trainables.runtime.generators import kept_generators
 from trainables.workloads.base import Batch
 from trainables.workloads.batch_shapes import shapes_of
 from trainables.workloads.seeded_loader import epoch_seed
@@ -43,8 +40,6 @@ class AttachedEstimator(Attached):
         self._start = int(self.settings["gradient_start_itr"])
         self._iteration = 0
         self._parameters = dict(run.model.named_parameters())
-        self._flop_counts: dict[Hashable, int] = {}
-        self._passes: dict[Hashable, tuple[int, int]] = {}  # FLOPs of a forward and a backward pass, by shapes
 
     @property
     def is_on(self) -> bool:
@@ -90,41 +85,59 @@ class AttachedEstimator(Attached):
         self._iteration = int(decision_state["iteration"])
 
 
-class AttachedCentralDifference(AttachedEstimator):
+class AttachedPerturbations(AttachedEstimator):
+    """An estimator that evaluates the loss under changes of single weights."""
+
+    def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
+        super().__init__(optimizer, config, run)
+        self._losses: Perturbations | None = None
+        self._flop_counts: dict[Hashable, int] = {}
+
+    def direction(self, loss: Callable[[nn.Module], Tensor], shapes: Hashable) -> EstimateFlops:
+        losses = Perturbations(
+            loss, self._run.model, chunk_size="fixed", flop_counts=self._flop_counts, key=shapes, like=self._losses
+        )
+        if self._losses is None:
+            self.check(losses)
+        self._losses = losses
+        self.use(losses)
+        return EstimateFlops(forward_flops=losses.flops)
+
+    def check(self, losses: Perturbations) -> None:
+        """Raise UserError in the first step for settings that change no weight."""
+        raise NotImplementedError
+
+    def use(self, losses: Perturbations) -> None:
+        """Set the gradients of the estimated parameters, or change these."""
+        raise NotImplementedError
+
+
+class AttachedCentralDifference(AttachedPerturbations):
     """Central differences in place of the gradients."""
 
-    _losses: Perturbations | None = None
+    def check(self, losses: Perturbations) -> None:
+        check_epsilon(self.settings["gradient_epsilon"], self._run.model, self._names, losses.dtype)
 
-    def direction(self, loss: Callable[[nn.Module], Tensor], shapes: Hashable) -> EstimateFlops:
-        losses = Perturbations(
-            loss, self._run.model, chunk_size="fixed", flop_counts=self._flop_counts, key=shapes, like=self._losses
-        )
-        if self._losses is None:
-            check_epsilon(self.settings["gradient_epsilon"], self._run.model, self._names, losses.dtype)
-        self._losses = losses
+    def use(self, losses: Perturbations) -> None:
         for name, slopes in estimate(losses, self._names, self.epsilon()).items():
             self._parameters[name].grad = slopes
-        return EstimateFlops(forward_flops=losses.flops)
 
 
-class AttachedDiscreteGradient(AttachedEstimator):
+class AttachedDiscreteGradient(AttachedPerturbations):
     """Discrete gradient steps in place of the optimizer's; epsilon is the length that a step may have."""
 
-    _losses: Perturbations | None = None
+    def check(self, losses: Perturbations) -> None:
+        check_changes_weights("discrete_stride", self._stride, self._run.model, self._names)
 
-    def direction(self, loss: Callable[[nn.Module], Tensor], shapes: Hashable) -> EstimateFlops:
-        losses = Perturbations(
-            loss, self._run.model, chunk_size="fixed", flop_counts=self._flop_counts, key=shapes, like=self._losses
-        )
-        stride = float(self.settings["discrete_stride"])
-        if self._losses is None:
-            check_changes_weights("discrete_stride", stride, self._run.model, self._names)
-        self._losses = losses
-        epsilon = max(self.epsilon(), stride)
-        found = search(losses, self._names, epsilon, stride, objective=self.settings["discrete_objective"])
+    def use(self, losses: Perturbations) -> None:
+        epsilon = max(self.epsilon(), self._stride)
+        found = search(losses, self._names, epsilon, self._stride, objective=self.settings["discrete_objective"])
         # Parameters without a gradient are left as they are by every optimizer.
         found.apply(self._run.model)
-        return EstimateFlops(forward_flops=losses.flops)
+
+    @property
+    def _stride(self) -> float:
+        return float(self.settings["discrete_stride"])
 
 
 class AttachedStraightThrough(AttachedEstimator):
@@ -133,6 +146,7 @@ class AttachedStraightThrough(AttachedEstimator):
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
         super().__init__(optimizer, config, run)
         self._seed = config.seed
+        self._passes: dict[Hashable, tuple[int, int]] = {}  # FLOPs of a forward and a backward pass, by shapes
         own = {name.removeprefix("ste_"): value for name, value in self.settings.items() if name.startswith("ste_")}
         own["normalise"] = own.pop("normalised")
         self._estimator = StraightThroughSettings(**own)
@@ -143,10 +157,12 @@ class AttachedStraightThrough(AttachedEstimator):
         for name in self._names:
             self._parameters[name].requires_grad_(True)
         try:
-            if shapes not in self._passes:
-                self._passes[shapes] = self._count(loss)
-            # One seed a step, so that a run goes on anywhere.
-            found = self._direction(loss, epoch_seed(self._iteration, self._seed))
+            with ModelLoss(loss, self._run.model).evaluating(), torch.enable_grad():
+                if shapes not in self._passes:
+                    self._passes[shapes] = self._count(loss)
+                # One seed a step, so that a run goes on anywhere.
+                seed = epoch_seed(self._iteration, self._seed)
+                found = straight_through_direction(loss, self._run.model, self._estimator, seed)
         finally:
             self._leave_backward_pass()
         for name in self._names:
@@ -156,16 +172,11 @@ class AttachedStraightThrough(AttachedEstimator):
             forward_flops=forward * found.forward_passes, backward_flops=backward * found.backward_passes
         )
 
-    def _direction(self, loss: Callable[[nn.Module], Tensor], seed: int) -> Direction:
-        with ModelLoss(loss, self._run.model).evaluating(), torch.enable_grad():
-            return straight_through_direction(loss, self._run.model, self._estimator, seed)
-
     def _count(self, loss: Callable[[nn.Module], Tensor]) -> tuple[int, int]:
         """Return the FLOPs of a forward and of a backward pass."""
-        function = ModelLoss(loss, self._run.model)
         forward, backward = flop_counter(), flop_counter()
         trained = [parameter for parameter in self._run.model.parameters() if parameter.requires_grad]
-        with function.evaluating(), torch.enable_grad():
+        with kept_generators([trained[0].device]):
             with forward:
                 value = loss(self._run.model)
             with backward:

@@ -154,14 +154,11 @@ class Perturbations:
             while done < len(places):
                 size, tuning = self._chunk(name, row is not None, len(places) - done)
                 part = places[done : done + size]
-                begun = time.perf_counter()
-                found[part] = self._counted(
-                    (name, row is not None, size), partial(self._run, name, indices[part], amounts[part], row)
-                )
+                evaluate = partial(self._run, name, indices[part], amounts[part], row)
+                begun = 0.0 if tuning is None else self._now()
+                found[part] = self._counted((name, row is not None, size), evaluate)
                 if tuning is not None:
-                    if self._loss.device.type == "cuda":
-                        torch.cuda.synchronize(self._loss.device)
-                    tuning.told(time.perf_counter() - begun)
+                    tuning.told(self._now() - begun)
                 done += size
                 advance(size)
         return found
@@ -226,12 +223,16 @@ class Perturbations:
         for indices, row in ((inside[:most], 0), (across, None)):
             zeros = torch.zeros(len(indices), dtype=self.dtype, device=indices.device)
             self._run(name, indices, zeros, row)
-            begun = time.perf_counter()
+            begun = self._now()
             self._run(name, indices, zeros, row)
-            if self._loss.device.type == "cuda":
-                torch.cuda.synchronize(self._loss.device)
-            each.append((time.perf_counter() - begun) / len(indices))
+            each.append((self._now() - begun) / len(indices))
         return each[0] < each[1]
+
+    def _now(self) -> float:
+        """Return the time in seconds when everything that was begun on the device is done."""
+        if self._loss.device.type == "cuda":
+            torch.cuda.synchronize(self._loss.device)
+        return time.perf_counter()
 
     def _counted(self, what: Hashable, evaluate: Callable[[], Tensor]) -> Tensor:
         """Return what ``evaluate`` returns, and add its FLOPs, which are equal for equal ``what``."""

@@ -23,10 +23,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from trainables.gradients.channel_parts import ChannelPart
+from trainables.gradients.channel_parts import CONVOLUTION_ARGUMENTS, CONVOLUTIONS, ChannelPart
 
-#: Convolutions by their number of dimensions.
-_CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
+#: Arguments in order of functions at whose output a change of a weight has a form.
+_ARGUMENTS: dict[Any, tuple[str, ...]] = {
+    F.linear: ("input", "weight", "bias"),
+    F.embedding: ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
+    **dict.fromkeys(CONVOLUTIONS, CONVOLUTION_ARGUMENTS),
+}
 #: Functions that return a tensor's numbers as something else.
 _READERS = ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__array__", "__deepcopy__")
 
@@ -34,22 +38,13 @@ _READERS = ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__ar
 Call = Mapping[str, Any]
 
 
-def _signature(func: Any) -> tuple[str, ...] | None:
-    if func is F.linear:
-        return ("input", "weight", "bias")
-    if func in _CONVOLUTIONS:
-        return ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    if func is F.embedding:
-        return ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-    return None
+def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    """Return a call's arguments by name; None for a function that is not in `_ARGUMENTS`."""
+    return {**dict(zip(_ARGUMENTS[func], args, strict=False)), **kwargs} if func in _ARGUMENTS else None
 
 
-def _slot(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameter: Tensor) -> str | None:
+def _slot(call: Call, parameter: Tensor) -> str | None:
     """Return where a call takes the parameter in a way that has a form at the output: ``weight``, ``bias`` or None."""
-    names = _signature(func)
-    if names is None:
-        return None
-    call = {**dict(zip(names, args, strict=False)), **kwargs}
     slots = [name for name, value in call.items() if value is parameter]
     if slots not in (["weight"], ["bias"]) or call.get("max_norm") is not None:
         return None
@@ -68,11 +63,12 @@ class _Uses(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
+        call = _call(func, args, kwargs)
         for leaf in tree_leaves((args, kwargs)):
             name = self._names.get(id(leaf)) if isinstance(leaf, Tensor) else None
             if name is None:
                 continue
-            if _slot(func, args, kwargs, leaf):
+            if call is not None and _slot(call, leaf):
                 self.layered[name] += 1
             elif getattr(func, "__name__", "") in _READERS or any(isinstance(t, Tensor) for t in tree_leaves(found)):
                 self.otherwise.add(name)
@@ -80,11 +76,10 @@ class _Uses(TorchFunctionMode):
 
 
 def layered_parameters(call: Callable[[], Tensor], parameters: Mapping[str, Tensor]) -> tuple[Tensor, set[str]]:
-    """Return what a call returns, and the parameters that it uses only as weights or biases of layers.
+    """Return the result of a call, and the parameters that it uses only as weights or biases of layers.
 
-    The outputs of these layers can be changed instead.
-
-    A weight that is also in a regularization term, tied to another layer or computed with otherwise is not among them.
+    The outputs of these layers can be changed instead. A weight that is also in a regularization term, tied to another
+    layer or computed with otherwise is not among them.
 
     Args:
         call: runs the loss.
@@ -116,12 +111,12 @@ class ChangedOutput(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        slot = _slot(func, args, kwargs, self._parameter)
-        if slot is None:
+        call = _call(func, args, kwargs)
+        slot = None if call is None else _slot(call, self._parameter)
+        if call is None or slot is None:
             return out
-        call = {**dict(zip(_signature(func) or (), args, strict=False)), **kwargs}
-        if func in _CONVOLUTIONS:
-            return self._convolution(call, slot, out, _CONVOLUTIONS[func])
+        if func in CONVOLUTIONS:
+            return self._convolution(call, slot, out, CONVOLUTIONS[func])
         if slot == "bias":
             return out + _one_hot(self._index, out.shape[-1], out) * self._amount.to(out.dtype)
         row, column = self._index // self._parameter.shape[1], self._index % self._parameter.shape[1]

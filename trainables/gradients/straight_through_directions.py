@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.fields import STE_ESTIMATORS, STE_WEIGHTINGS
 from trainables.gradients.straight_through import activation_mode
+from trainables.gradskip.variable_types import is_number
 from trainables.runtime.generators import kept_generators
 
 #: Loss of a model, a scalar that depends on its parameters.
@@ -50,7 +51,7 @@ class StraightThroughSettings:
     weighting: str = "uniform"
     """One of `STE_WEIGHTINGS`; effect or best for proposal, uniform for nes. One sample is never weighted."""
     normalise: bool = False
-    """Whether the direction is scaled to unit length over all parameters."""
+    """True for a direction of unit length over all parameters."""
     trial_step: float = 0.01
     """t: length of the step that measures an effect, > 0."""
     candidates: int = 4
@@ -70,7 +71,7 @@ class StraightThroughSettings:
                 raise UserError(f"{name} of a straight-through estimator must be an integer of at least 1, got {value}")
         for name in ("trial_step", "spread", "sigma"):
             number = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+            if not (is_number(number) and number > 0):
                 raise UserError(f"{name} of a straight-through estimator must be a number above 0, got {number}")
         if self.estimator == "sign" and self.samples > 1:
             raise UserError(

@@ -165,6 +165,12 @@ def in_place(m: nn.Module) -> Tensor:
     return m[2](hidden).sin().sum()
 
 
+def by_keyword(m: nn.Module) -> Tensor:
+    hidden = m[0](X)
+    torch.relu_(input=hidden)
+    return m[2](hidden).sin().sum()
+
+
 def far_from_zero(m: nn.Module) -> Tensor:
     return in_place(m) + 1e4
 
@@ -190,7 +196,7 @@ def kept(m: nn.Module) -> Tensor:
     return (m[2](hidden) + m[2](also)).sin().sum()
 
 
-@pytest.mark.parametrize("loss", [in_place, far_from_zero, assigned, method, kept])
+@pytest.mark.parametrize("loss", [in_place, by_keyword, far_from_zero, assigned, method, kept])
 @pytest.mark.parametrize("warmed", [False, True])
 def test_writing_into_an_activation_is_seen_whatever_loss_came_before(
     loss: Callable[[nn.Module], Tensor], warmed: bool
