@@ -33,7 +33,8 @@ def history(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
     Returns:
         One row per trial and epoch, sorted by both: ``trial``, ``role``, the columns of `trainables.metrics.ROW`; for
         several paths, with a first column ``study`` as in `analysis.load`. Counts are sums since the run's start. Units
-        and meanings of the columns are in ``df.attrs["columns"]``. Rows that Ray is just writing are left out.
+        and meanings of the columns are in ``df.attrs["columns"]``, of one path the metric's name, direction and unit in
+        ``df.attrs["quality"]``. Rows that Ray is just writing are left out.
 
     Raises:
         UserError: there is no study and no Ray experiment, its trials are not `trainables.trial.Trial`, or a file was
@@ -70,7 +71,9 @@ def _history(source: Source) -> pd.DataFrame:
         for row in epochs.values()
     ]
     dtypes = {"trial": "int64", "role": "string", **row_dtypes(quality, further_names(rows, quality))}
-    return described(typed(pd.DataFrame(rows, dtype="object"), dtypes))
+    frame = described(typed(pd.DataFrame(rows, dtype="object"), dtypes))
+    frame.attrs["quality"] = quality.all_fields()
+    return frame
 
 
 def _roles(layout: Layout, trials: list[RayTrial]) -> dict[int, str]:

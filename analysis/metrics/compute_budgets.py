@@ -10,11 +10,9 @@ import pandas as pd
 
 from analysis.io.epoch_rows import history
 from analysis.io.sources import distinct_names, sources
-from analysis.io.studies import load
 from analysis.metrics.controls import is_control
-from analysis.metrics.quality import quality_of
 from trainables.errors import UserError
-from trainables.quality import Quality
+from trainables.quality import Quality, quality_in
 
 #: Budgets as shares of the dense run's FLOPs.
 BUDGETS = (0.25, 0.5, 0.75, 1.0)
@@ -47,12 +45,12 @@ def equal_compute(paths: str | Path | Iterable[str | Path], budgets: Sequence[fl
     found = sources(paths)
     names = distinct_names(found)
     check_budgets(budgets)
-    qualities = {name: quality_of(load(source.path)) for name, source in zip(names, found, strict=True)}
+    epochs = {name: history(source.path) for name, source in zip(names, found, strict=True)}
+    qualities = {name: quality_in(frame.attrs["quality"]) for name, frame in epochs.items()}
     quality = next(iter(qualities.values()))
     if any(other.name != quality.name for other in qualities.values()):
         shown = ", ".join(f"{other.name} ({name})" for name, other in qualities.items())
         raise UserError(f"studies can be compared if their metric is the same, got {shown}: leave out what differs")
-    epochs = {name: history(source.path) for name, source in zip(names, found, strict=True)}
     return reached_within(epochs, quality, budgets)
 
 

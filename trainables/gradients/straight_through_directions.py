@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.fields import STE_ESTIMATORS, STE_WEIGHTINGS
+from trainables.gradients.fields import DEFAULTS, STE_ESTIMATORS, STE_WEIGHTINGS
 from trainables.gradients.straight_through import activation_mode
 from trainables.gradskip.variable_types import is_number
 from trainables.runtime.generators import kept_generators
@@ -36,6 +36,10 @@ Loss = Callable[[nn.Module], Tensor]
 Gradient = dict[str, Tensor]
 
 
+#: Defaults by the name of a trial's field.
+_DEFAULTS = DEFAULTS["straight_through"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class StraightThroughSettings:
     """Settings of an estimator.
@@ -44,21 +48,21 @@ class StraightThroughSettings:
         UserError: a value out of range, or two that do not fit together.
     """
 
-    estimator: str = "stochastic_rounding"
+    estimator: str = _DEFAULTS["ste_estimator"]
     """One of `STE_ESTIMATORS`."""
-    samples: int = 1
+    samples: int = _DEFAULTS["ste_samples"]
     """n: backward passes that are sampled; of nes, pairs of forward passes. 1 for sign, >= 2 for proposal."""
-    weighting: str = "uniform"
+    weighting: str = _DEFAULTS["ste_weighting"]
     """One of `STE_WEIGHTINGS`; effect or best for proposal, uniform for nes. One sample is never weighted."""
-    normalise: bool = False
+    normalise: bool = _DEFAULTS["ste_normalised"]
     """True for a direction of unit length over all parameters."""
-    trial_step: float = 0.01
+    trial_step: float = _DEFAULTS["ste_trial_step"]
     """t: length of the step that measures an effect, > 0."""
-    candidates: int = 4
+    candidates: int = _DEFAULTS["ste_candidates"]
     """Of proposal: draws beside the mean, >= 1."""
-    spread: float = 1.0
+    spread: float = _DEFAULTS["ste_spread"]
     """Of proposal: factor of the samples' deviations from their mean, > 0."""
-    sigma: float = 0.01
+    sigma: float = _DEFAULTS["ste_sigma"]
     """Of nes: standard deviation of a weight's perturbation, > 0."""
 
     def __post_init__(self) -> None:
