@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from differentiated_models import CASES
 from torch import Tensor, nn
 
 from trainables.errors import UserError
@@ -22,14 +22,6 @@ from trainables.gradients import (
     relative_error,
 )
 from trainables.gradients.central_differences import least_epsilon
-from trainables.gradients.perturbations import Perturbations, Tuning
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
 
 
 def loop(loss: Callable[[nn.Module], Tensor], model: nn.Module, epsilon: float, name: str) -> Tensor:
@@ -45,82 +37,6 @@ def loop(loss: Callable[[nn.Module], Tensor], model: nn.Module, epsilon: float, 
                 values.append(loss(changed))
         slopes.view(-1)[index] = (values[0] - values[1]) / (2 * epsilon)
     return slopes
-
-
-class Tied(nn.Module):
-    """A weight that embeds and decodes, and one that is used twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(5, 4)
-        self.twice = nn.Linear(4, 4)
-        self.decoder = nn.Linear(4, 5, bias=False)
-        self.decoder.weight = self.embedding.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.decoder(torch.tanh(self.twice(torch.tanh(self.twice(self.embedding(tokens))))))
-
-
-class Attention(nn.Module):
-    """Normalisation, attention and an embedding that nothing else uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(5, 8, padding_idx=0)
-        self.norm = nn.LayerNorm(8)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.norm(self.embedding(tokens))
-        return self.scale * self.attention(hidden, hidden, hidden, need_weights=False)[0].sum(-1)
-
-
-def convolutions() -> nn.Sequential:
-    """Every kind of convolution: strided, dilated, grouped, with other padding, in one to three dimensions."""
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3, stride=2, padding=1),
-        nn.Tanh(),
-        nn.Conv2d(4, 6, (2, 3), padding="same", groups=2, dilation=(1, 2)),
-        nn.Sigmoid(),
-        nn.Conv2d(6, 4, 3, padding=1, padding_mode="circular", bias=False),
-        nn.Flatten(2),
-        nn.Conv1d(4, 3, 3, stride=3, padding="valid"),
-        nn.Tanh(),
-        nn.Unflatten(2, (1, 1, 5)),
-        nn.Conv3d(3, 2, (1, 1, 2), dilation=(1, 1, 2), padding=(0, 0, 1)),
-        nn.Flatten(),
-        nn.Linear(10, 3),
-    )
-
-
-def cases() -> dict[str, tuple[nn.Module, Callable[[nn.Module], Tensor]]]:
-    torch.manual_seed(0)
-    images, labels = torch.randn(3, 2, 8, 8, dtype=torch.float64), torch.tensor([0, 2, 1])
-    tokens = torch.tensor([[0, 1, 4], [3, 3, 2]])
-    x, y = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
-
-    def regularized(model: nn.Module) -> Tensor:
-        return F.mse_loss(model(x), y) + 0.1 * sum(p.pow(2).sum() for p in model.parameters())
-
-    return {
-        "convolutions": (convolutions().double(), lambda m: F.cross_entropy(m(images), labels)),
-        "regularized": (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), regularized),
-        "batch norm": (
-            nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double(),
-            lambda m: F.mse_loss(m(x), y),
-        ),
-        "tied": (Tied().double(), lambda m: m(tokens).logsumexp(-1).square().mean()),
-        "attention": (Attention().double(), lambda m: m(tokens).square().mean()),
-        "recurrent": (nn.LSTM(3, 2).double(), lambda m: m(x[:, None])[0].square().mean()),
-        "dropout": (
-            nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 2)).double(),
-            lambda m: F.mse_loss(m(x), y),
-        ),
-    }
-
-
-CASES = cases()
 
 
 @pytest.mark.filterwarnings("ignore:batch norms are in train mode", "ignore:the loss cannot be evaluated for many")
@@ -235,145 +151,6 @@ def test_names_and_patterns_choose() -> None:
     frozen[0].requires_grad_(False)
     assert "0.weight" not in central_difference(loss, frozen, 1e-3)
     assert list(central_difference(loss, frozen, 1e-3, "0.bias")) == ["0.bias"]
-
-
-def test_chunks_bound_the_memory_and_change_no_value() -> None:
-    """What is allocated is seen by torch's dispatcher, not by the engine."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Allocated(TorchDispatchMode):
-        most = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            found = func(*args, **(kwargs or {}))
-            for tensor in found if isinstance(found, (tuple, list)) else [found]:
-                if isinstance(tensor, Tensor):
-                    self.most = max(self.most, tensor.nbytes)
-            return found
-
-    model = nn.Sequential(nn.Conv2d(1, 24, 1), nn.ReLU(), nn.Flatten(), nn.Linear(24 * 64, 10)).double()
-    x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
-
-    def loss(m: nn.Module) -> Tensor:
-        return m(x).square().mean()
-
-    free = central_difference(loss, model, 1e-2, "0.weight")
-    with Allocated() as seen:
-        small = central_difference(loss, model, 1e-2, "0.weight", memory_bytes=2**20)
-    torch.testing.assert_close(small, free, rtol=1e-9, atol=1e-12)
-    assert seen.most <= 2**20
-    with Allocated() as seen:
-        central_difference(loss, model, 1e-2, "0.weight")
-    assert seen.most > 2**20
-
-
-def test_tuning_finds_the_fastest_size_and_stays_below_the_most() -> None:
-    tuning, times = Tuning(most=2048), {64: 1.0, 128: 1.1, 256: 1.9, 512: 5.0, 1024: 12.0}
-    while not tuning.ended:
-        tuning.told(times[tuning.size])
-    assert tuning.size == 256
-    tuning = Tuning(most=100)
-    tuning.told(1.0)
-    tuning.told(1.0)
-    assert (tuning.ended, tuning.size) == (True, 100)
-
-
-def test_flops_are_those_of_the_passes() -> None:
-    """A linear layer: with changes at its output the product is computed once a chunk; in the weight, once a change."""
-    model = nn.Linear(6, 5, bias=False).double()
-    x = torch.randn(7, 6, dtype=torch.float64)
-    product = 2 * 7 * 6 * 5
-    for loss, expected in (
-        (lambda m: m(x).square().sum(), (1 + 6) * product),  # one to see how the loss uses its weights
-        (lambda m: m(x).square().sum() + m.weight.abs().sum(), (1 + 60) * product),
-    ):
-        losses = Perturbations(loss, model, chunk_size=10, flop_counts={})
-        losses.losses("weight", torch.arange(30).repeat(2), torch.full((60,), 0.1))
-        assert losses.flops == expected
-
-
-def rosenbrock(x: Tensor) -> Tensor:
-    odd, even = x.view(-1, 2).unbind(1)
-    return (100 * (odd**2 - even) ** 2 + (odd - 1) ** 2).sum()
-
-
-class Point(nn.Module):
-    def __init__(self, *values: float) -> None:
-        super().__init__()
-        self.x = nn.Parameter(torch.tensor(values, dtype=torch.float64))
-
-
-def test_descends_by_steps_of_the_learning_rate_and_any_schedule_decays_epsilon_too() -> None:
-    model = Point(-1.0, 2.0, 3.0, 3.0)
-    optimizer = CentralDifferenceSGD(model, lr=0.05, epsilon=0.02)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1)
-    lengths, epsilons, values = [], [], []
-    for _ in range(4):
-        before = model.x.detach().clone()
-        epsilons.append(optimizer.epsilon)
-        values.append(optimizer.step(lambda m: rosenbrock(m.x)))
-        lengths.append(float((model.x.detach() - before).norm()))
-        schedule.step()
-    assert lengths == pytest.approx([0.05, 0.05, 0.005, 0.005])
-    assert epsilons == pytest.approx([0.02, 0.02, 0.002, 0.002])
-    assert float(values[0]) == (100 + 4) + (3600 + 4)
-    fixed = CentralDifferenceSGD(model, lr=0.05, epsilon=0.02, epsilon_follows_lr=False)
-    fixed.param_groups[0]["lr"] = 1e-3
-    assert fixed.epsilon == 0.02
-
-
-def test_a_plain_step_is_torchs_on_the_estimate() -> None:
-    model, loss = copy.deepcopy(CASES["regularized"])
-    twin = copy.deepcopy(model)
-    CentralDifferenceSGD(model, lr=0.1, epsilon=1e-3, normalise=False).step(loss)
-    for name, slopes in central_difference(loss, twin, 1e-3).items():
-        dict(twin.named_parameters())[name].grad = slopes
-    torch.optim.SGD(twin.parameters(), lr=0.1).step()
-    for mine, torchs in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(mine, torchs)
-
-
-def test_a_loss_that_begins_to_regularize_is_seen() -> None:
-    model, loss = copy.deepcopy(CASES["regularized"])
-    x = torch.randn(4, 3, dtype=torch.float64)
-    optimizer = CentralDifferenceSGD(model, lr=1e-9, epsilon=1e-4)
-    optimizer.step(lambda m: m(x).sin().sum())
-    reference = autograd_gradient(loss, model)
-    optimizer.step(loss)
-    found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    assert relative_error(found, reference) < 1e-6  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="must return a scalar tensor"):
-        optimizer.step(lambda m: m(x))
-
-
-def test_the_optimizer_resumes_bit_for_bit() -> None:
-    def steps(model: Point, optimizer: CentralDifferenceSGD, count: int) -> None:
-        for _ in range(count):
-            optimizer.step(lambda m: rosenbrock(m.x))
-            optimizer.param_groups[0]["lr"] *= 0.9
-
-    whole = Point(-1.0, 2.0)
-    steps(whole, CentralDifferenceSGD(whole), 10)
-    first = Point(-1.0, 2.0)
-    optimizer = CentralDifferenceSGD(first)
-    steps(first, optimizer, 4)
-    second = Point(*first.x.tolist())
-    again = CentralDifferenceSGD(second)
-    again.load_state_dict(optimizer.state_dict())
-    steps(second, again, 6)
-    assert torch.equal(whole.x, second.x)
-
-
-def test_normalised_steps_ignore_a_gradient_of_zero_and_missing_ones() -> None:
-    used, unused = nn.Parameter(torch.tensor([3.0, 4.0])), nn.Parameter(torch.ones(2))
-    optimizer = NormalisedSGD([{"params": [used]}, {"params": [unused], "lr": 7.0}], lr=0.5)
-    optimizer.step()
-    used.grad = torch.zeros(2)
-    optimizer.step()
-    assert used.tolist() == [3.0, 4.0]
-    assert optimizer.step(lambda: (used.square().sum() / 2).backward() or 5) == 5
-    torch.testing.assert_close(used.detach(), torch.tensor([2.7, 3.6]))
-    assert unused.tolist() == [1.0, 1.0]
 
 
 #: Drawn anew at each evaluation, from no generator that could be put back.
