@@ -1,0 +1,281 @@
+"""Optimization methods whose direction can be asked for at any time without disturbing the training.
+
+A method draws samples (`draw`), combines their gradients (`gradient`), and gives them to a torch optimizer (`step`).
+`grad` is the direction in which `step` would go. `draw`, `gradient` and `grad` have no side effects: no weight, buffer,
+gradient, counter or random generator is changed, so that a training that is measured is, bit for bit, one that is not.
+Work that a method does now and then is in `refresh` (snapshots, about a pass over the data) and `observe` (about a
+gradient's cost), which only `step` calls.
+
+Source: Faghri, Duvenaud, Fleet, Ba, "A Study of Gradient Variance in Deep Learning", arXiv:2007.04532, 2020, whose
+abstraction of optimizers this is.
+
+Shapes: B samples of a batch; a gradient has an entry for each parameter that is trained, of the parameter's shape.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainables.errors import UserError
+from trainables.gradients.flop_meter import FlopMeter
+from trainables.gradients.model_loss import ModelLoss
+from trainables.gradients.output_rows import OutputRows
+from trainables.gradients.step_direction import step_direction
+from trainables.runtime.generators import cpu_generators, kept_generators, set_cpu_generators
+from trainables.workloads.base import Batch
+from trainables.workloads.batch_shapes import shapes_of
+from trainables.workloads.sample_access import samples_of
+from trainables.workloads.seeded_loader import epoch_seed
+
+#: Gradients by parameter name.
+Gradients = dict[str, Tensor]
+#: Sets the process's generators to the state in which a pass begins.
+Randomness = Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """Samples of one gradient."""
+
+    batch: Batch
+    """Tensors (B, ...) on the model's device."""
+    randomness: Randomness
+    """Sets the generators before a pass on them, so that dropout is the same in every pass."""
+    numbers: Tensor | None = None
+    """(B,) int64, their numbers in the data; None where the caller chose them."""
+    weights: Tensor | None = None
+    """(B,) weight of each sample's gradient in their mean; None: 1."""
+
+    @property
+    def size(self) -> int:
+        """Return B."""
+        return len(self.batch[0])
+
+
+class GradientMethod:
+    """Gradients of batches drawn uniformly, under any torch optimizer: SGD, SGD with momentum, Adam. Base of others.
+
+        method = GradientMethod(model, loss, loader, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        for _ in range(1000):
+            method.step()
+
+    Args:
+        model: in the mode in which it is trained.
+        loss: (model, batch) -> mean loss over the batch, a tuple of tensors.
+        data: what `samples_of` takes.
+        optimizer: turns gradients into steps; None: for measuring alone.
+        batch_size: samples of a batch; None: the data's own.
+        seed: of all draws.
+
+    Raises:
+        UserError: data without numbers, no parameter to train, or a batch size out of range.
+    """
+
+    #: Its name in statistics.
+    name = "sgd"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[nn.Module, Batch], Tensor],
+        data: Any,
+        optimizer: Optimizer | None = None,
+        *,
+        batch_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.loss, self.optimizer, self.seed = model, loss, optimizer, seed
+        self.data = samples_of(data)
+        self.batch_size = self.data.batch_size if batch_size is None else batch_size
+        if not 1 <= self.batch_size <= self.data.count:
+            raise UserError(f"batch_size must be in 1..{self.data.count}, the samples there are, got {self.batch_size}")
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise UserError("the model has no parameter that requires a gradient: there is nothing to train")
+        self.device = next(iter(self.parameters.values())).device
+        self.meter = FlopMeter()
+        self.iteration = 0
+        """Steps so far."""
+
+    def draw(self, generator: torch.Generator) -> Draw:
+        """Draw the samples of one gradient; they depend on the generator and the method's state alone."""
+        numbers = torch.randperm(self.data.count, generator=generator)[: self.batch_size]
+        return self.drawn(numbers, generator)
+
+    def drawn(self, numbers: Tensor, generator: torch.Generator, weights: Tensor | None = None) -> Draw:
+        """Return the samples of these numbers, on the model's device."""
+        batch = self.data.batch(numbers, generator)
+        seed = int(torch.randint(2**31, (), generator=generator))
+        return Draw(
+            batch=tuple(tensor.to(self.device, non_blocking=True) for tensor in batch),
+            numbers=numbers,
+            weights=None if weights is None else weights.to(self.device, torch.float32, non_blocking=True),
+            randomness=lambda: seed_generators(seed, self.device),
+        )
+
+    def rows(self, draw: Draw) -> AbstractContextManager[Any]:
+        """Return the block in which a pass on a draw runs; it weighs the samples' gradients."""
+        if draw.weights is None:
+            return nullcontext()
+        weights = draw.weights
+        return OutputRows(self.model, draw.size, lambda gradient: weights)
+
+    def gradient(self, draw: Draw) -> Gradients:
+        """Return the method's estimate of the gradient from these samples, without side effects."""
+        return self.adjust(self.plain_gradient(draw), draw)
+
+    def plain_gradient(
+        self, draw: Draw, at: Mapping[str, Tensor] | None = None, watch: AbstractContextManager[Any] | None = None
+    ) -> Gradients:
+        """Return the mean of the samples' weighted gradients, without side effects.
+
+        Args:
+            draw: the samples.
+            at: parameters by name in place of the model's own.
+            watch: entered for the pass.
+        """
+        own = at is None
+        with self.pass_on(draw) as evaluate:
+            places = (
+                self.parameters
+                if at is None
+                else {name: value.detach().requires_grad_(True) for name, value in at.items()}
+            )
+            with watch or nullcontext(), self.rows(draw):
+                key = ("pass", shapes_of(draw.batch), tuple(places))
+                with self.meter.forward(key):
+                    loss = evaluate({} if own else places)
+                with self.meter.backward(key):
+                    found = torch.autograd.grad(loss, list(places.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(value) if gradient is None else gradient
+            for (name, value), gradient in zip(places.items(), found, strict=True)
+        }
+
+    @contextmanager
+    def pass_on(self, draw: Draw) -> Iterator[Callable[[Mapping[str, Tensor]], Tensor]]:
+        """Yield a function of changed parameters that returns the loss on a draw, without side effects."""
+        evaluated = ModelLoss(lambda model: self.loss(model, draw.batch), self.model)
+        with evaluated.evaluating(), torch.enable_grad():
+            draw.randomness()
+            yield evaluated.at
+
+    def adjust(self, gradients: Gradients, draw: Draw) -> Gradients:
+        """Return the method's estimate, given the mean of the samples' weighted gradients; without side effects."""
+        return gradients
+
+    def grad(self, generator: torch.Generator | None = None) -> Gradients:
+        """Return the direction of a step, without side effects: parameters change by -lr times it.
+
+        Args:
+            generator: source of the samples; None: those of the next `step`.
+        """
+        draw = self.draw(self.generator() if generator is None else generator)
+        gradients = self.gradient(draw)
+        return gradients if self.optimizer is None else step_direction(self.optimizer, self.parameters, gradients)
+
+    def generator(self, purpose: int = 0) -> torch.Generator:
+        """Return the generator of this iteration; it depends on seed, iteration and purpose alone."""
+        return torch.Generator().manual_seed(epoch_seed(3 * self.iteration + purpose, self.seed))
+
+    def refresh(self) -> None:
+        """Do what is due before this iteration at the cost of a pass over the data; nothing here."""
+
+    def observe(self, draw: Draw, rows: Any) -> None:
+        """Do what is due in this iteration at the cost of a gradient; nothing here.
+
+        Args:
+            draw: the step's samples.
+            rows: what the block of `rows` was entered as.
+        """
+
+    def step(self) -> Tensor:
+        """Execute one training step and return its loss on the drawn samples, detached.
+
+        Raises:
+            UserError: the method was built without an optimizer.
+        """
+        if self.optimizer is None:
+            raise UserError("a step needs an optimizer, got None: give one, such as torch.optim.SGD(...)")
+        self.refresh()
+        draw = self.draw(self.generator())
+        self.optimizer.zero_grad(set_to_none=True)
+        with ExitStack() as stack:
+            # Dropout goes on from the draw's own seed, as it does where `grad` measures.
+            stack.enter_context(seeded_pass(draw, self.device))
+            rows = stack.enter_context(self.rows(draw))
+            loss = self.loss(self.model, draw.batch)
+            loss.backward()
+        self.observe(draw, rows)
+        self.set_gradients(self.adjust(self.gradients(), draw))
+        self.optimizer.step()
+        self.iteration += 1
+        return loss.detach()
+
+    def gradients(self) -> Gradients:
+        """Return the parameters' current gradients, zeros where there is none."""
+        return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self.parameters.items()}
+
+    def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Set the gradients of parameters that have one, for the optimizer."""
+        for name, gradient in gradients.items():
+            if self.parameters[name].grad is not None and self.parameters[name].grad is not gradient:
+                self.parameters[name].grad = gradient
+
+    def check(self) -> None:
+        """Raise UserError for a model that the method cannot treat; nothing here."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the method's state in tensors and plain types; the optimizer's is its own."""
+        return {"iteration": self.iteration, **self.extra_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `state_dict`."""
+        self.iteration = int(state["iteration"])
+        self.load_extra_state(state)
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return what a subclass keeps beside the iteration."""
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `extra_state` returned."""
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators of Python, numpy, torch and, on a GPU, of the device."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def seeded_pass(draw: Draw, device: torch.device) -> Iterator[None]:
+    """Run a training pass with the draw's randomness, and leave the process's generators as they were."""
+    with kept_generators([device]):
+        draw.randomness()
+        yield
+
+
+def captured_randomness(device: torch.device) -> Randomness:
+    """Return a function that sets the generators to what they are now."""
+    states = cpu_generators()
+    gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restore() -> None:
+        set_cpu_generators(states)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu, device)
+
+    return restore

@@ -1,0 +1,206 @@
+"""Inputs and output gradients of linear and convolution layers in one backward pass: all that their gradients are of.
+
+Shapes: B samples; T places of a sample at which a layer applies its weights (1 for vectors, H_out W_out for images, the
+length of a sequence); I inputs of a place (a convolution's patch, C_in times the kernel), O outputs. The gradient of
+the layer's weight, as (O, I), is the sum over samples and places of output gradient times input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainables.errors import UserError
+
+#: Norms have few weights, which take their plain gradients everywhere.
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSignal:
+    """What a layer saw in one pass."""
+
+    inputs: Tensor
+    """(B, T, I)."""
+    output_gradients: Tensor
+    """(B, T, O), gradients of the loss."""
+
+    @property
+    def per_sample_flops(self) -> int:
+        """Return the FLOPs of `sample_gradients` of the whole batch."""
+        count, places, width = self.inputs.shape
+        return 2 * count * places * width * self.output_gradients.shape[2]
+
+    def sample_gradients(self, rows: slice = slice(None)) -> Tensor:
+        """Return what each sample adds to the weight's gradient: (B, O, I)."""
+        return torch.einsum("bto,bti->boi", self.output_gradients[rows], self.inputs[rows])
+
+    def squared_norms(self) -> Tensor:
+        """Return the squared norm of each sample's part of the weight's gradient: (B,); memory B T (T + I + O)."""
+        if self.inputs.shape[1] == 1:
+            return self.inputs.square().sum((1, 2)) * self.output_gradients.square().sum((1, 2))
+        count, places, width = self.inputs.shape
+        outputs = self.output_gradients.shape[2]
+        if places * places < width * outputs:  # ||sum_t d_t a_t^T||^2 = sum_ts (d_t d_s) (a_t a_s)
+            a = self.inputs @ self.inputs.transpose(1, 2)
+            d = self.output_gradients @ self.output_gradients.transpose(1, 2)
+            return (a * d).sum((1, 2))
+        return torch.cat([self.sample_gradients(rows).square().sum((1, 2)) for rows in chunks(count, width * outputs)])
+
+
+#: Numbers that per-sample gradients of one layer may take at a time.
+CHUNK_NUMBERS = 1 << 22
+
+
+def chunks(count: int, numbers_each: int) -> Iterator[slice]:
+    """Yield slices of samples whose per-sample gradients stay within the memory bound `CHUNK_NUMBERS`."""
+    size = max(1, CHUNK_NUMBERS // max(1, numbers_each))
+    for start in range(0, count, size):
+        yield slice(start, start + size)
+
+
+def treatable_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the linear and convolution layers that can be watched, by name, in the model's order.
+
+    A layer whose weight another module holds, too (tied embeddings), is none of them, nor is one that takes its weight
+    from a parametrization.
+    """
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if _is_treatable(module) and owners.get(id(module.weight), 0) == 1 and module.weight.requires_grad
+    }
+
+
+def _is_treatable(module: nn.Module) -> bool:
+    if type(module).__name__ == "NonDynamicallyQuantizableLinear":  # attention uses its weight without calling it
+        return False
+    if isinstance(module, nn.Linear):
+        return isinstance(module._parameters.get("weight"), nn.Parameter)
+    convolution = isinstance(module, (nn.Conv1d, nn.Conv2d)) and not isinstance(
+        module, nn.modules.conv._ConvTransposeNd
+    )
+    return convolution and module.groups == 1 and isinstance(module._parameters.get("weight"), nn.Parameter)
+
+
+def untreated_parameters(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
+    """Return the names of parameters that belong neither to these layers nor to norms."""
+    treated = {id(parameter) for layer in layers.values() for parameter in layer.parameters()}
+    treated |= {id(p) for module in model.modules() if isinstance(module, NORMS) for p in module.parameters()}
+    return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in treated]
+
+
+class LayerSignals:
+    """Record layers in the forward and backward passes inside the block.
+
+    Args:
+        layers: of `treatable_layers`, by name.
+
+    After the backward pass, `signals` has a `LayerSignal` of each layer that was called; a layer that was called
+    several times has its places one after the other. Recording does not change the pass.
+    """
+
+    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
+        self._layers = layers
+        self._inputs: dict[str, list[Tensor]] = {}
+        self._outputs: dict[str, list[Tensor | None]] = {}
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def __enter__(self) -> LayerSignals:
+        for name, layer in self._layers.items():
+            self._handles.append(layer.register_forward_hook(self._seen(name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _seen(self, name: str):  # type: ignore[no-untyped-def]
+        def hook(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+            if not output.requires_grad:
+                return
+            calls = self._outputs.setdefault(name, [])
+            self._inputs.setdefault(name, []).append(arguments[0].detach())
+            place = len(calls)
+            calls.append(None)
+
+            def keep(gradient: Tensor) -> None:
+                calls[place] = gradient.detach()
+
+            output.register_hook(keep)
+
+        return hook
+
+    @property
+    def signals(self) -> dict[str, LayerSignal]:
+        """Return the signals of the layers that a backward pass went through."""
+        found = {}
+        for name, layer in self._layers.items():
+            calls = [
+                (rows_of_inputs(layer, inputs), rows_of_outputs(layer, gradient))
+                for inputs, gradient in zip(self._inputs.get(name, ()), self._outputs.get(name, ()), strict=True)
+                if gradient is not None
+            ]
+            if calls:
+                inputs, gradients = zip(*calls, strict=True)
+                found[name] = LayerSignal(inputs=torch.cat(inputs, 1), output_gradients=torch.cat(gradients, 1))
+        return found
+
+
+def rows_of_inputs(layer: nn.Module, inputs: Tensor) -> Tensor:
+    """Return a layer's input as (B, T, I): patches of a convolution."""
+    if isinstance(layer, nn.Linear):
+        return inputs.reshape(inputs.shape[0], -1, inputs.shape[-1])
+    assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
+    if layer.padding_mode != "zeros":
+        mode = layer.padding_mode
+        padded = F.pad(inputs, layer._reversed_padding_repeated_twice, mode=mode)
+        padding: tuple[int, ...] = (0,) * len(layer.kernel_size)
+    elif isinstance(layer.padding, str):
+        padded = F.pad(inputs, layer._reversed_padding_repeated_twice)
+        padding = (0,) * len(layer.kernel_size)
+    else:
+        padded, padding = inputs, tuple(layer.padding)
+    sizes = (layer.kernel_size, layer.dilation, padding, layer.stride)
+    if inputs.dim() == 3:  # an image of height 1
+        padded = padded.unsqueeze(2)
+        sizes = tuple((fill, size[0]) for fill, size in zip((1, 1, 0, 1), sizes, strict=True))  # type: ignore[assignment]
+    kernel, dilation, padding, stride = sizes
+    return F.unfold(padded, kernel, dilation=dilation, padding=padding, stride=stride).transpose(1, 2)
+
+
+def rows_of_outputs(layer: nn.Module, outputs: Tensor) -> Tensor:
+    """Return a layer's output, or its gradient, as (B, T, O)."""
+    if isinstance(layer, nn.Linear):
+        return outputs.reshape(outputs.shape[0], -1, outputs.shape[-1])
+    return outputs.flatten(2).transpose(1, 2)
+
+
+def check_some(layers: Mapping[str, nn.Module], method: str, model: nn.Module) -> None:
+    """Raise UserError if there is no layer that a method could treat."""
+    if not layers:
+        kinds = ", ".join(sorted({type(m).__name__ for m in model.modules() if list(m.parameters(recurse=False))}))
+        raise UserError(
+            f"{method} needs linear or ungrouped convolution layers (Conv1d, Conv2d) with weights of their own, got a "
+            f"model of {kinds or 'no layers'}: use another method"
+        )
+
+
+def named(names: Iterable[str], most: int = 5) -> str:
+    """Return names in a line, the first few.
+
+    >>> named(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    known = list(names)
+    return ", ".join(known[:most]) + (f" and {len(known) - most} more" if len(known) > most else "")

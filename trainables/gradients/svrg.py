@@ -1,0 +1,100 @@
+"""Stochastic variance-reduced gradients: a control variate from a snapshot of the weights.
+
+Symbols: w weights, w0 those of the snapshot, mu the mean gradient of all samples at w0, g_B the gradient of batch B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainables.errors import UserError
+from trainables.gradients.gradient_method import Draw, GradientMethod, Gradients
+
+
+class SVRG(GradientMethod):
+    """Direction g_B(w) - alpha (g_B(w0) - mu), unbiased whatever alpha is.
+
+    Sources: Johnson, Zhang, "Accelerating Stochastic Gradient Descent using Predictive Variance Reduction", 2013; the
+    coefficient: Yin et al., "A Coefficient Makes SVRG Effective", arXiv:2311.05589, 2023, section 4, whose alpha falls
+    linearly to 0.
+
+    Args:
+        alpha: coefficient of the control variate, in [0, 1]; 0 is SGD, and costs nothing.
+        alpha_end: iteration at which alpha has fallen linearly to 0; None: alpha stays.
+        snapshot_every: iterations from one snapshot to the next, >= 1; a snapshot costs a pass over the data.
+
+    A batch norm in train mode makes a sample's gradient depend on its batch, so mu is then that of one random partition
+    of the data into batches, and the direction is unbiased only up to that.
+    """
+
+    name = "svrg"
+
+    def __init__(
+        self, *args: Any, alpha: float = 1.0, alpha_end: int | None = None, snapshot_every: int = 100, **more: Any
+    ) -> None:
+        super().__init__(*args, **more)
+        if not 0 <= alpha <= 1:
+            raise UserError(f"alpha must be in [0, 1], got {alpha!r}")
+        if snapshot_every < 1:
+            raise UserError(f"snapshot_every must be an integer >= 1, got {snapshot_every!r}")
+        if alpha_end is not None and alpha_end < 1:
+            raise UserError(f"alpha_end must be an integer >= 1, got {alpha_end!r}")
+        self.alpha, self.alpha_end, self.snapshot_every = alpha, alpha_end, snapshot_every
+        self._weights: dict[str, Tensor] = {}
+        self._mean: dict[str, Tensor] = {}
+        self._training: bool | None = None
+        self._age = 0
+
+    def alpha_at(self, iteration: int) -> float:
+        """Return the coefficient of an iteration."""
+        if self.alpha_end is None:
+            return self.alpha
+        return self.alpha * max(0.0, 1 - iteration / self.alpha_end)
+
+    def refresh(self) -> None:
+        if self.alpha_at(self.iteration) > 0 and (not self._weights or self._age >= self.snapshot_every):
+            self.snapshot()
+        self._age += 1
+
+    def snapshot(self) -> None:
+        """Keep the current weights and the mean gradient of all samples; one pass over the data."""
+        self._weights = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        self._training = self.model.training
+        self._age = 0
+        total = {name: torch.zeros_like(parameter) for name, parameter in self._weights.items()}
+        generator = self.generator(purpose=1)
+        order = torch.randperm(self.data.count, generator=generator)
+        for numbers in order.split(self.batch_size):
+            found = self.plain_gradient(self.drawn(numbers, generator))
+            torch._foreach_add_(list(total.values()), list(found.values()), alpha=len(numbers) / self.data.count)
+        self._mean = total
+
+    def adjust(self, gradients: Gradients, draw: Draw) -> Gradients:
+        """Add the control variate.
+
+        Raises:
+            UserError: the model is in another mode than at the snapshot.
+        """
+        alpha = self.alpha_at(self.iteration)
+        if alpha == 0 or not self._weights:
+            return gradients
+        if self.model.training != self._training:
+            mode = {True: "train", False: "eval"}
+            raise UserError(
+                f"SVRG's snapshot was taken in {mode[bool(self._training)]} mode and must be used in it, got a model "
+                f"in {mode[self.model.training]} mode: set the mode before the first step, or call snapshot() again"
+            )
+        old = self.plain_gradient(draw, at=self._weights)
+        return {name: g - alpha * (old[name] - self._mean[name]) for name, g in gradients.items()}
+
+    def extra_state(self) -> dict[str, Any]:
+        return {"weights": dict(self._weights), "mean": dict(self._mean), "training": self._training, "age": self._age}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        self._weights = {name: value.to(self.device) for name, value in state["weights"].items()}
+        self._mean = {name: value.to(self.device) for name, value in state["mean"].items()}
+        self._training, self._age = state["training"], int(state["age"])

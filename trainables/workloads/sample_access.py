@@ -1,0 +1,193 @@
+"""Training samples by number: what methods that choose samples themselves need of a data set.
+
+Shapes: N samples; B samples of a batch; numbers (B,) int64 in 0..N-1, on the CPU; a batch is a tuple of tensors
+(B, ...).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from trainables.errors import UserError
+from trainables.runtime.generators import cpu_generators, set_cpu_generators
+from trainables.workloads.base import Batch
+from trainables.workloads.batch_structure import flatten
+
+#: What `samples_of` takes, in words.
+_TAKES = "a DataLoader of a map-style data set, such a data set, or a tuple of tensors"
+
+
+class Samples(ABC):
+    """Training samples by number."""
+
+    count: int
+    """N, the samples that there are."""
+    batch_size: int = 1
+    """Samples of a batch where nobody names another size."""
+
+    @abstractmethod
+    def batch(self, numbers: Tensor, generator: torch.Generator) -> Batch:
+        """Return the samples of these numbers, on the CPU.
+
+        Args:
+            numbers: (B,) int64.
+            generator: source of whatever is drawn, such as augmentation.
+        """
+
+    def in_order(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Batch]]:
+        """Yield numbers and batches of all samples, each once."""
+        for numbers in torch.arange(self.count).split(batch_size):
+            yield numbers, self.batch(numbers, generator)
+
+
+class TensorSamples(Samples):
+    """Samples that are the rows of tensors.
+
+    Args:
+        tensors: each (N, ...), on the CPU.
+        batch_size: of a batch where nobody names another size.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], batch_size: int = 1) -> None:
+        self.tensors = tuple(tensors)
+        self.count = len(self.tensors[0])
+        self.batch_size = batch_size
+
+    def batch(self, numbers: Tensor, generator: torch.Generator) -> Batch:
+        return tuple(tensor[numbers] for tensor in self.tensors)
+
+
+class DatasetSamples(Samples):
+    """Samples of a map-style data set; its draws (augmentation) do not move the process's generators.
+
+    Args:
+        dataset: with ``__len__`` and ``__getitem__``.
+        collate: a list of items in, a batch out.
+        batch_size: of a batch where nobody names another size.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] = default_collate, batch_size: int = 1):
+        self._dataset, self._collate = dataset, collate
+        self.count = len(dataset)
+        self.batch_size = batch_size
+
+    def batch(self, numbers: Tensor, generator: torch.Generator) -> Batch:
+        before = cpu_generators()
+        seed = int(torch.randint(2**31, (), generator=generator))
+        _seed_all(seed)
+        try:
+            return flatten(self._collate([self._dataset[number] for number in numbers.tolist()]))
+        finally:
+            set_cpu_generators(before)
+
+
+def _seed_all(seed: int) -> None:
+    """Seed the process's generators on the CPU."""
+    import random
+
+    import numpy as np
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+
+
+class IndexedDataset(Dataset[tuple[int, Any]]):
+    """A map-style data set whose items begin with their number: ``(number, item)``.
+
+    Args:
+        dataset: with ``__len__`` and ``__getitem__``.
+
+    Raises:
+        UserError: it has none.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        _check_map_style(dataset)
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, number: int) -> tuple[int, Any]:
+        return number, self.dataset[number]
+
+
+def samples_of(data: Any) -> Samples:
+    """Return the samples of a data set in whatever form training code has it.
+
+    Args:
+        data: `Samples`, a DataLoader of a map-style data set, such a data set, or tensors (N, ...).
+
+    Raises:
+        UserError: a stream without numbers, or nothing of the kind.
+    """
+    if isinstance(data, Samples):
+        return data
+    if isinstance(data, (tuple, list)) and data and all(isinstance(part, Tensor) for part in data):
+        sizes = {len(part) for part in data}
+        if len(sizes) > 1:
+            raise UserError(f"tensors of samples must be equally long, got {' and '.join(map(str, sorted(sizes)))}")
+        return _checked(TensorSamples(data))
+    if isinstance(data, DataLoader):
+        _check_map_style(data.dataset)
+        size = data.batch_size or getattr(data.batch_sampler, "batch_size", None) or 1
+        return _checked(DatasetSamples(data.dataset, data.collate_fn or default_collate, int(size)))
+    _check_map_style(data)
+    return _checked(DatasetSamples(data))
+
+
+def _checked(samples: Samples) -> Samples:
+    if samples.count == 0:
+        raise UserError(f"data must have samples, got none: give {_TAKES}")
+    return samples
+
+
+def _check_map_style(dataset: Any) -> None:
+    stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+    if stream and hasattr(dataset, "__iter__"):
+        raise UserError(
+            f"samples must have numbers, and an iterable stream ({type(dataset).__name__}) has none: keep a bounded "
+            "part of it, reservoir(batches, most=5000, seed=0)"
+        )
+    if stream or not hasattr(dataset, "__len__"):
+        raise UserError(f"data must be {_TAKES}, got {type(dataset).__name__}")
+
+
+def reservoir(batches: Iterable[Any], *, most: int, seed: int, batch_size: int = 1) -> TensorSamples:
+    """Return at most so many samples of a stream, each with equal probability; all of them if there are no more.
+
+    Source: Vitter, "Random sampling with a reservoir", 1985, algorithm R.
+
+    Args:
+        batches: finite; tensors, tuples, lists or dicts of tensors (B, ...).
+        most: samples that are kept, >= 1.
+        seed: of the choice.
+        batch_size: `Samples.batch_size` of the result.
+
+    Raises:
+        UserError: no sample at all.
+    """
+    if most < 1:
+        raise UserError(f"most must be an integer >= 1, got {most!r}")
+    generator = torch.Generator().manual_seed(seed)
+    kept: list[Batch] = []
+    seen = 0
+    for found in batches:
+        batch = flatten(found)
+        for row in range(len(batch[0])):
+            sample = tuple(tensor[row] for tensor in batch)
+            if len(kept) < most:
+                kept.append(sample)
+            elif (place := int(torch.randint(seen + 1, (), generator=generator))) < most:
+                kept[place] = sample
+            seen += 1
+    if not kept:
+        raise UserError("a reservoir needs samples, got a stream without any")
+    return TensorSamples([torch.stack(parts) for parts in zip(*kept, strict=True)], batch_size)
