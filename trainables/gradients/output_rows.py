@@ -121,5 +121,5 @@ def sample_losses(
     with torch.no_grad():
         try:
             return torch.func.vmap(one)(output, *batch)
-        except Exception:  # a loss that branches on values, or reads them, cannot be vectorised
+        except Exception:  # noqa: BLE001  # a loss that branches on values, or reads them, cannot be vectorised
             return torch.stack([one(output[i], *(part[i] for part in batch)) for i in range(len(output))])

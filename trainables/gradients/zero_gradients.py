@@ -1,0 +1,120 @@
+"""Zero gradients: samples whose loss gradient is nearly zero take no part in the backward pass.
+
+Every sample runs forward, which the loss needs; a sample whose loss hardly depends on its output any more is left out
+of the products of the backward pass. What that spares is counted as saved.
+
+Shapes: B samples of a batch; norms, weights (B,).
+Symbols: n_i norm of the gradient of sample i's loss with respect to the model's output (cross entropy: the distance
+between probabilities and label, in [0, sqrt(2)]).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainables.errors import UserError
+from trainables.gradients.gradient_method import Draw, GradientMethod
+from trainables.gradients.output_rows import OutputRows, row_norms
+from trainables.gradients.sliced_backward import SlicedBackward
+
+
+def kept_weights(norms: Tensor, threshold: float, chances: Tensor | None = None) -> Tensor:
+    """Return the weight of each sample's gradient: 0 where it is left out.
+
+    Without chances, samples with n_i < threshold are left out, and the gradient is biased by what they would have
+    added: at most threshold in the norm of each output's gradient. With chances, such a sample is kept with
+    probability n_i / threshold and then weighs threshold / n_i, which is unbiased.
+
+    Args:
+        norms: (B,), >= 0.
+        threshold: > 0.
+        chances: (B,) uniform in [0, 1).
+
+    >>> kept_weights(torch.tensor([0.5, 0.01]), 0.1).tolist()
+    [1.0, 0.0]
+    """
+    if chances is None:
+        return (norms >= threshold).to(norms.dtype)
+    probability = (norms / threshold).clamp(max=1)
+    return torch.where(chances < probability, 1 / probability, torch.zeros_like(norms))
+
+
+class SkippingRows(OutputRows):
+    """Leave samples out of the backward pass of the forward pass inside the block.
+
+    Args:
+        model: whose output is meant.
+        samples: B.
+        threshold: see `kept_weights`.
+        seed: of the chances of the unbiased form; None: the biased one.
+    """
+
+    def __init__(self, model: torch.nn.Module, samples: int, threshold: float, seed: int | None) -> None:
+        super().__init__(model, samples, self._leave_out)
+        self._threshold, self._seed = threshold, seed
+        self.sliced = SlicedBackward(samples)
+        """Counts the FLOPs that were spared."""
+
+    def __enter__(self) -> SkippingRows:
+        super().__enter__()
+        self.sliced.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.sliced.__exit__(*error)
+        super().__exit__(*error)
+
+    def _leave_out(self, gradient: Tensor) -> Tensor | None:
+        norms = row_norms(gradient.float())
+        chances = None
+        if self._seed is not None:
+            chances = torch.rand(len(norms), generator=torch.Generator().manual_seed(self._seed)).to(norms.device)
+        weights = kept_weights(norms, self._threshold, chances)
+        # Shapes depend on it, so the device is waited for: the decision of this step.
+        keep = weights.nonzero().flatten()
+        self.kept = len(keep)
+        if len(keep) == len(norms):
+            return None if chances is None else weights
+        self.sliced.keep = keep
+        return weights
+
+
+class ZeroGradients(GradientMethod):
+    """Batches drawn uniformly, of which samples with nearly no loss gradient are left out of the backward pass.
+
+    Args:
+        threshold: samples with n_i below it are left out, > 0.
+        unbiased: True keeps some of them with a larger weight, see `kept_weights`.
+
+    A batch norm in train mode makes every sample's gradient depend on the others': what the left-out samples would
+    receive through the batch's statistics is dropped, in the unbiased form, too, which then is biased by that.
+
+    Raises:
+        UserError: a threshold out of range.
+    """
+
+    name = "zero_gradients"
+
+    def __init__(self, *args: Any, threshold: float = 0.01, unbiased: bool = False, **more: Any) -> None:
+        super().__init__(*args, **more)
+        check_threshold(threshold)
+        self.threshold, self.unbiased = threshold, unbiased
+
+    def rows(self, draw: Draw) -> SkippingRows:
+        generator = self.generator(purpose=2)
+        seed = int(torch.randint(2**31, (), generator=generator)) + (
+            0 if draw.numbers is None else int(draw.numbers.sum())
+        )
+        return SkippingRows(self.model, draw.size, self.threshold, seed if self.unbiased else None)
+
+    def observe(self, draw: Draw, rows: Any) -> None:
+        self.meter.add(-rows.sliced.spared_flops)
+
+
+def check_threshold(threshold: Any) -> None:
+    """Raise UserError for a threshold out of range."""
+    if not threshold > 0:
+        raise UserError(f"threshold must be a number above 0, got {threshold!r}")
