@@ -223,8 +223,8 @@ class KFAC(GradientMethod):
         except UserError:
             scores = None
         classes = None if scores is None else _class_scores(scores, targets)
-        counted = targets.flatten() >= 0
-        terms: Tensor | int = draw.size if classes is None else counted.sum().clamp(min=1)
+        counted = None if classes is None else targets.flatten() >= 0
+        terms: Tensor | int = draw.size if counted is None else counted.sum().clamp(min=1)
         if self.fisher == "empirical":
             return loss.float() * terms if loss.dtype.itemsize < 4 else loss * terms, terms
         if scores is None:
@@ -233,7 +233,7 @@ class KFAC(GradientMethod):
                 f"a mapping, got {type(output).__name__}: use fisher='empirical'"
             )
         source = torch.Generator(self.device).manual_seed(self.generator(purpose=2).initial_seed())
-        if classes is not None:
+        if classes is not None and counted is not None:
             rows = classes.to(_precise(classes.dtype))
             # The smallest of exponential times with the classes' rates; torch.multinomial waits for the device.
             waits = torch.empty_like(rows).exponential_(generator=source)
@@ -254,6 +254,7 @@ class KFAC(GradientMethod):
         self, layer: nn.Module, calls: list[tuple[Tensor, Tensor]], terms: Tensor | int, *, bias: bool
     ) -> Factors:
         """Return the factors of one pass; patches of a convolution are made of a few samples at a time."""
+        assert isinstance(layer.weight, Tensor)
         weight = layer.weight.flatten(1)
         outputs, inputs = weight.shape[0], weight.shape[1] + bias
         dtype = _precise(weight.dtype)

@@ -88,15 +88,14 @@ def _is_treatable(module: nn.Module) -> bool:
         return False
     if isinstance(module, nn.Linear):
         return isinstance(module._parameters.get("weight"), nn.Parameter)
-    convolution = isinstance(module, (nn.Conv1d, nn.Conv2d)) and not isinstance(
-        module, nn.modules.conv._ConvTransposeNd
-    )
-    return convolution and module.groups == 1 and isinstance(module._parameters.get("weight"), nn.Parameter)
+    if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        return False
+    return module.groups == 1 and isinstance(module._parameters.get("weight"), nn.Parameter)
 
 
 def untreated_parameters(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
     """Return the names of parameters that belong neither to these layers nor to norms."""
-    treated = {id(parameter) for layer in layers.values() for parameter in layer.parameters()}
+    treated = {id(layer._parameters.get(kind)) for layer in layers.values() for kind in ("weight", "bias")}
     treated |= {id(p) for module in model.modules() if isinstance(module, NORMS) for p in module.parameters()}
     return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in treated]
 
