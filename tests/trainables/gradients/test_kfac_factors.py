@@ -109,6 +109,34 @@ def test_factors_of_a_dilated_convolution_by_loops(chunk: int, monkeypatch: pyte
     torch.testing.assert_close(found.factors["0"].outputs, g)
 
 
+def test_labels_that_are_all_ignored_leave_finite_factors() -> None:
+    x, y = table()
+    found = method(table_net(), (x, torch.full_like(y, -100)), lambda model, batch: model(batch[0]).sum())
+    found.step()
+    assert not found.factors["2"].outputs.any()
+
+
+def test_layers_side_by_side_and_one_that_is_called_later() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.later = nn.Linear(5, 3), nn.Linear(5, 3), nn.Linear(5, 3)
+            self.all = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.left(x) + self.right(x)
+            return y + self.later(x) if self.all else y
+
+    model, data = Branches(), table()
+    found = method(model, data, fisher="empirical", factor_every=1)
+    found.step()
+    assert set(found.factors) == set(found.bases) == {"left", "right"}
+    torch.testing.assert_close(found.factors["left"], found.factors["right"])
+    model.all = True
+    found.step()
+    assert set(found.bases) == {"left", "right", "later"}  # long before the next decompositions
+
+
 def test_a_layer_that_is_called_twice_has_the_places_of_both_calls() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from kfac_nets import image_net, images, method, table
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from trainables.gradients.kfac import KFAC
 
@@ -79,6 +80,18 @@ def test_a_layer_with_a_shared_bias_is_left_plain() -> None:
     with pytest.warns(UserWarning, match=r"taken of 0\.weight, 0\.bias, 2\.weight"):
         found = method(model, table())
     assert list(found.layers) == ["3"]
+
+
+def test_a_parametrized_bias_is_left_plain() -> None:
+    model = nn.Sequential(nn.Linear(5, 3))
+    parametrize.register_parametrization(model[0], "bias", nn.Tanh())
+    with pytest.warns(UserWarning, match=r"taken of 0\.parametrizations\.bias\.original"):
+        found = method(model, table())
+    found.step()
+    assert found.factors["0"].inputs.shape == (5, 5)  # no column of ones
+    draw = found.draw(found.generator())
+    plain, direction = found.plain_gradient(draw), found.gradient(draw)
+    assert [name for name in plain if torch.equal(plain[name], direction[name])] == ["0.parametrizations.bias.original"]
 
 
 def test_layers_that_stop_are_left_out() -> None:
