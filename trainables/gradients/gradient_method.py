@@ -146,7 +146,7 @@ class GradientMethod:
         own = at is None
         with self.pass_on(draw) as evaluate:
             places = (
-                self.parameters
+                {name: p for name, p in self.parameters.items() if p.requires_grad}  # others have stopped
                 if at is None
                 else {name: value.detach().requires_grad_(True) for name, value in at.items()}
             )
@@ -156,9 +156,10 @@ class GradientMethod:
                     loss = evaluate({} if own else places)
                 with self.meter.backward(key):
                     found = torch.autograd.grad(loss, list(places.values()), allow_unused=True)
+        reached = dict(zip(places, found, strict=True))
         return {
-            name: torch.zeros_like(value) if gradient is None else gradient
-            for (name, value), gradient in zip(places.items(), found, strict=True)
+            name: torch.zeros_like(value) if reached.get(name) is None else reached[name]
+            for name, value in (self.parameters if own else places).items()
         }
 
     @contextmanager

@@ -66,8 +66,8 @@ def chunks(count: int, numbers_each: int) -> Iterator[slice]:
 def treatable_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the linear and convolution layers that can be watched, by name, in the model's order.
 
-    A layer whose weight another module holds, too (tied embeddings), is none of them, nor is one that takes its weight
-    from a parametrization.
+    A layer whose weight or bias another module holds, too (tied embeddings), is none of them, nor is one that takes its
+    weight from a parametrization.
     """
     owners: dict[int, int] = {}
     for module in model.modules():
@@ -77,7 +77,9 @@ def treatable_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if _is_treatable(module) and owners.get(id(module.weight), 0) == 1 and module.weight.requires_grad
+        if _is_treatable(module)
+        and module.weight.requires_grad
+        and all(owners[id(own)] == 1 for own in module._parameters.values() if own is not None)
     }
 
 
@@ -86,15 +88,14 @@ def _is_treatable(module: nn.Module) -> bool:
         return False
     if isinstance(module, nn.Linear):
         return isinstance(module._parameters.get("weight"), nn.Parameter)
-    convolution = isinstance(module, (nn.Conv1d, nn.Conv2d)) and not isinstance(
-        module, nn.modules.conv._ConvTransposeNd
-    )
-    return convolution and module.groups == 1 and isinstance(module._parameters.get("weight"), nn.Parameter)
+    if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        return False
+    return module.groups == 1 and isinstance(module._parameters.get("weight"), nn.Parameter)
 
 
 def untreated_parameters(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
     """Return the names of parameters that belong neither to these layers nor to norms."""
-    treated = {id(parameter) for layer in layers.values() for parameter in layer.parameters()}
+    treated = {id(layer._parameters.get(kind)) for layer in layers.values() for kind in ("weight", "bias")}
     treated |= {id(p) for module in model.modules() if isinstance(module, NORMS) for p in module.parameters()}
     return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in treated]
 
@@ -114,6 +115,8 @@ class LayerSignals:
         self._inputs: dict[str, list[Tensor]] = {}
         self._outputs: dict[str, list[Tensor | None]] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self.edges: list[torch.autograd.graph.GradientEdge] = []
+        """The layers' outputs as `torch.autograd.grad` takes them, for a backward pass without weights' gradients."""
 
     def __enter__(self) -> LayerSignals:
         for name, layer in self._layers.items():
@@ -124,6 +127,7 @@ class LayerSignals:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self.edges.clear()  # they hold the graph
 
     def _seen(self, name: str):  # type: ignore[no-untyped-def]
         def hook(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
@@ -138,8 +142,15 @@ class LayerSignals:
                 calls[place] = gradient.detach()
 
             output.register_hook(keep)
+            # An activation that changes the output in place takes the tensor away from this node.
+            self.edges.append(torch.autograd.graph.get_gradient_edge(output))
 
         return hook
+
+    def calls(self, name: str) -> list[tuple[Tensor, Tensor]]:
+        """Return the inputs and output gradients, in the layer's own shapes, of a layer's calls that were passed."""
+        pairs = zip(self._inputs.get(name, ()), self._outputs.get(name, ()), strict=True)
+        return [(inputs, gradient) for inputs, gradient in pairs if gradient is not None]
 
     @property
     def signals(self) -> dict[str, LayerSignal]:
@@ -148,8 +159,7 @@ class LayerSignals:
         for name, layer in self._layers.items():
             calls = [
                 (rows_of_inputs(layer, inputs), rows_of_outputs(layer, gradient))
-                for inputs, gradient in zip(self._inputs.get(name, ()), self._outputs.get(name, ()), strict=True)
-                if gradient is not None
+                for inputs, gradient in self.calls(name)
             ]
             if calls:
                 inputs, gradients = zip(*calls, strict=True)
