@@ -83,6 +83,7 @@ def test_nan_weights_stop_nothing_and_warn_once() -> None:
         (Settings(rule="freezeout", rule_start_itr=60, rule_end_itr=200), 60),
         (Settings(rule="freezeout", rule_start_itr=60, rule_end_itr=200, rule_cubic=True), 6),
         (Settings(rule="gradient_norm", rule_start_itr=30, rule_interval=20), 50),
+        (Settings(rule="gradient_variance", rule_start_itr=30, rule_interval=20), 50),
         (Settings(rule="plasticity", rule_start_itr=30, rule_interval=20, rule_window=3), 110),
     ],
 )
