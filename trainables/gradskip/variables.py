@@ -131,7 +131,7 @@ class VariableFields:
         mode="gradient_norm", published=False,
     )
     rule_noise: float = variable(
-        "CAC_RULE_NOISE", 0.9, within("(0, 1]"),
+        "CAC_RULE_NOISE", 1.0, within("(0, 1]"),
         "the first layers stop whose normalised gradient variance is at least this; 1 is noise alone",
         mode="gradient_variance", published=False,
     )

@@ -117,7 +117,7 @@ LEFT_OVER = {
     "CAC_STOP_LAYER_NUM": "3", "CAC_STOP_LAYER_ITR": "1", "CAC_RULE": "plasticity", "CAC_RULE_START_ITR": "900",
     "CAC_RULE_END_ITR": "9", "CAC_RULE_DEPTH": "0.3", "CAC_RULE_CUBIC": "1", "CAC_RULE_SCALED": "1",
     "CAC_RULE_INTERVAL": "7", "CAC_RULE_PERCENTILE": "3", "CAC_RULE_TOLERANCE": "0.7", "CAC_RULE_WINDOW": "x",
-    "CAC_WATCH": "linear,Bottleneck", "CAC_WHOLE_UNITS": "1", "CAC_NORM_STATISTICS": "hold",
+    "CAC_RULE_NOISE": "0.7", "CAC_WATCH": "linear,Bottleneck", "CAC_WHOLE_UNITS": "1", "CAC_NORM_STATISTICS": "hold",
     "CAC_PREFIX_AUTOGRAD": "0", "CAC_VAR_START_ITR": "1", "CAC_VAR_START_THR": "-1", "CAC_VAR_MT_COUNT_THR": "1",
     "CAC_VAR_MT_THR": "7", "CAC_VAR_SLOPE_THR": "0.1", "CAC_VAR_SAMPLES": "3", "CAC_BRAKING_DISTANCE": "99",
 }  # fmt: skip
@@ -136,7 +136,7 @@ def samples() -> list[dict[str, Any]]:
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
         for steps in (7, 300, 450_450):
             context = SpaceContext(total_steps=steps, layer_names=tuple("abcdefghi"), unit_ends=(2, 4, 6))
-            found += [search_spaces.load(name).suggest(study.ask(), context) for _ in range(6)]
+            found += [search_spaces.load(name).suggest(study.ask(), context) for _ in range(12)]
             study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
     return found
 

@@ -61,7 +61,7 @@ class TestSignal:
     @pytest.mark.parametrize("scale", [1.0, 1e-5, 1e-12, 1e5])
     @pytest.mark.parametrize("noise", NOISES)
     def test_is_numpys_at_every_scale(self, noise: float, scale: float) -> None:
-        """Also where the mean dominates: at the smallest noise NV is 1e-6 for most elements, 16 roundings of float32."""
+        """Also where the mean dominates: at the smallest noise most elements have an NV of 1e-6."""
         steps = drawn(50, noise, scale)
         found = observed(steps).measure(UNITS)
         assert found.tolist() == pytest.approx([expected(steps, unit.watched) for unit in UNITS], rel=1e-4)
