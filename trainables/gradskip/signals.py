@@ -163,7 +163,8 @@ class GradientVarianceSignal(GradientSignal):
         found = self._gradients(units)
         if not found:
             return
-        gradients = [g.float() if g.dtype in _HALF else g for g in found.values()]
+        gradients = [g.to_dense() if g.is_sparse else g for g in found.values()]
+        gradients = [g.float() if g.dtype in _HALF else g for g in gradients]
         kept: float | Tensor = 1.0
         if found_inf is not None:
             gradients = unscaled(gradients, grad_scale, found_inf)

@@ -119,6 +119,20 @@ class TestSignal:
         found = observed(steps).measure(UNITS).tolist()
         assert found == pytest.approx([expected(steps, unit.watched) for unit in UNITS], rel=1e-4)
 
+    def test_a_sparse_gradient_is_what_it_is_in_full(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        steps: list[list[Tensor]] = []
+        weight = nn.Parameter(torch.randn(6, 3, generator=generator))
+        signal, unit = GradientVarianceSignal([weight]), Unit(number=0, watched=(0,), end=0)
+        for _ in range(7):
+            weight.grad = None
+            rows = torch.randint(5, (4,), generator=generator)  # the last row never has a gradient
+            nn.functional.embedding(rows, weight, sparse=True).pow(3).sum().backward()
+            assert weight.grad is not None
+            steps.append([weight.grad.to_dense()])
+            signal.observe([unit], None, None)
+        assert float(signal.measure([unit])) == pytest.approx(expected(steps, (0,)), rel=1e-4)
+
     def test_a_measurement_frees_what_was_summed(self) -> None:
         signal = observed(drawn(3, 1.0))
         signal.measured()
