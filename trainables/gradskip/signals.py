@@ -173,12 +173,15 @@ class GradientVarianceSignal(GradientSignal):
             if number not in self._steps:
                 self._means[number], self._squares[number] = torch.zeros_like(gradient), torch.zeros_like(gradient)
             self._steps[number] = self._steps.get(number, 0.0) + kept
-        means = [self._means[n] for n in found]
+        means, squares = [self._means[n] for n in found], [self._squares[n] for n in found]
         # mean += (g - mean) / T and sum += (g - mean)^2 (T - 1) / T; both by nothing in a step that is skipped.
         shares: list[Any] = [kept / _at_least_one(self._steps[n]) for n in found]
         away = torch._foreach_sub(gradients, means)
-        rest = torch._foreach_mul(away, [kept - share for share in shares])
-        torch._foreach_addcmul_([self._squares[n] for n in found], away, rest)
+        rests: list[Any] = [kept - share for share in shares]
+        if any(isinstance(rest, Tensor) for rest in rests):
+            torch._foreach_addcmul_(squares, away, torch._foreach_mul(away, rests))
+        else:
+            torch._foreach_addcmul_(squares, away, away, rests)
         torch._foreach_mul_(away, shares)
         torch._foreach_add_(means, away)
 
