@@ -2,9 +2,10 @@
 
     python benchmarks/gradient_variance.py [--seeds 10]
 
-First dense runs: the signal of each convolution over intervals of 10 and 30 of the 300 steps, and beside it the study's
-statistic at fixed weights, over the interval's batches again at the weights that the interval ends with; medians over
-seeds. Then runs with rule `gradient_variance` by start, interval and threshold, beside the published rule and a linear
+First the cost of a step in which the rule is not due, ResNet-50's parameters; no more with ``--seeds 0``. Then dense
+runs: the signal of each convolution over intervals of 10 and 30 of the 300 steps, and beside it the study's statistic
+at fixed weights, over the interval's batches again at the weights that the interval ends with; medians over seeds.
+Then runs with rule `gradient_variance` by start, interval and threshold, beside the published rule and a linear
 schedule: compute saved, and test accuracy minus the dense run's of the same seed.
 """
 
@@ -16,12 +17,16 @@ from collections.abc import Sequence
 from statistics import mean, median, stdev
 from typing import Any
 
+import torch
 from clock_savings import run
-from machine import header
+from machine import header, seconds, spread
+from step_overhead import resnet50_shapes
+from torch import nn
 
 from search_spaces import auto_thresholds
 from search_spaces.space import SpaceContext
 from trainables.config import TrialConfig
+from trainables.gradskip import SGD, Settings
 from trainables.gradskip.layer_plan import Unit
 from trainables.gradskip.layers import make_plan, numbered
 from trainables.gradskip.signals import GradientVarianceSignal
@@ -62,12 +67,36 @@ def _fixed(training: TrainingRun, units: Sequence[Unit], epochs: range, seed: in
     return signal.measure(units).tolist()
 
 
+def step_costs() -> None:
+    """Print the time of a step under rules that observe every gradient, over one without a rule, in pairs."""
+    ratios: dict[str, list[float]] = {"gradient_norm": [], "gradient_variance": []}
+    torch.set_num_threads(1)
+    for _ in range(7):
+        times = {}
+        for rule in ("off", *ratios):
+            chosen = Settings(start_thr=-1) if rule == "off" else Settings(rule=rule, rule_interval=10**6)
+            weights = [nn.Parameter(torch.randn(shape)) for shape in resnet50_shapes()]
+            for weight in weights:
+                weight.grad = torch.randn_like(weight)
+            optimizer = SGD(weights, lr=1e-4, momentum=0.9, settings=chosen)
+            times[rule] = median(seconds(optimizer.step, 10))
+        for rule in ratios:
+            ratios[rule].append(times[rule] / times["off"])
+    for rule, found in ratios.items():
+        print(f"step under {rule} over one without a rule, ResNet-50's parameters, SGD foreach: {spread(found)}")
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10, help="seeds of each setting (default: 10)")
+    parser.add_argument(
+        "--seeds", type=int, default=10, help="seeds of each setting (default: 10); 0: cost of a step alone"
+    )
     seeds = range(parser.parse_args().seeds)
     print(header("benchmarks/gradient_variance.py"), f"| digits, 30 epochs of 10 steps, {len(seeds)} seeds")
+    step_costs()
+    if not seeds:
+        return
     for interval in (10, 30):
         runs = [course(seed, interval) for seed in seeds]
         print(f"interval {interval}: step, then each convolution's median over seeds | the same at fixed weights")
@@ -109,10 +138,10 @@ def main() -> None:
         rows = [run(TrialConfig(seed=seed, CAC_WHOLE_UNITS=True, **values)) for seed in seeds]
         saved = [row["compute_saved"] for row in rows]
         differences = [row["test_accuracy"] - plain["test_accuracy"] for row, plain in zip(rows, dense, strict=True)]
-        spread = stdev(differences) if len(seeds) > 1 else 0.0
+        deviation = stdev(differences) if len(seeds) > 1 else 0.0
         print(
             f"{name}: saved {mean(saved):.3f} ({min(saved):.3f} to {max(saved):.3f}), test accuracy "
-            f"{mean(differences):+.4f} ± {spread:.4f} ({min(differences):+.4f} to {max(differences):+.4f})",
+            f"{mean(differences):+.4f} ± {deviation:.4f} ({min(differences):+.4f} to {max(differences):+.4f})",
             flush=True,
         )
 
