@@ -175,6 +175,15 @@ VARIABLES: tuple[Variable, ...] = declared_variables(VariableFields)
 BY_NAME: dict[str, Variable] = {variable.name: variable for variable in VARIABLES}
 
 
+def ratio_name(rule: str) -> str:
+    """Return what a stop's number is, by the rule in its event.
+
+    >>> ratio_name("slope"), ratio_name("gradient_norm")
+    ('variance/peak', 'ratio')
+    """
+    return "ratio" if rule in MEASURED_RULES else "variance/peak"
+
+
 def variable_named(name: str) -> Variable:
     """Return the variable of that name; raise UserError with the nearest name and the list if there is none."""
     if name not in BY_NAME:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from dataclasses import replace
@@ -17,7 +18,7 @@ import search_spaces
 from analysis.io.layout import StudyInfo
 from analysis.io.studies import to_frame
 from analysis.presentation.markdown_report import report_markdown
-from analysis.presentation.ranked_table import ranked_table
+from analysis.presentation.ranked_table import ranked_table, stop_table
 from analysis.presentation.summary_text import best_env, config_of, headline, settings_text
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
@@ -156,6 +157,15 @@ def test_answers_of_every_space_survive_frame_file_and_polluted_shell(tmp_path: 
         text = best_env(INFO, row, 0.005)
         assert Settings.from_environment(source(text, **LEFT_OVER)) == wanted.gradskip_settings(), text
         assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(("rule", "ratio"), [("slope", "variance/peak"), ("gradient_variance", "ratio")])
+def test_a_table_of_stops_names_what_the_rule_measured(rule: str, ratio: str) -> None:
+    event = {"iteration": 5, "layer": 3, "name": "b", "ratio": 0.98765, "rule": rule}
+    assert stop_table(pd.Series({"stop_events": json.dumps([event])})) == [
+        ["iteration", "layer", "name", "rule", ratio],
+        ["5", "3", "b", rule, "0.9877"],
+    ]
 
 
 def test_off_survives_a_polluted_shell() -> None:
