@@ -15,6 +15,7 @@ from analysis.metrics.saving import saving_of
 from analysis.presentation.figures.plain_columns import stop_events
 from analysis.presentation.summary_text import settings_text
 from analysis.quality_words import drop_cell, drop_words, value_text
+from trainables.gradskip.variables import ratio_name
 from trainables.quality import Quality
 from trainables.savings import BOTH, SAVED, TRAINING
 
@@ -84,8 +85,9 @@ def ranked_table(
 
 def stop_table(row: pd.Series) -> list[list[str]]:
     """Return the stops of a trial as text cells, header first."""
-    table = [["iteration", "layer", "name", "rule", "variance / peak"]]
-    for event in stop_events(row.get("stop_events")):
+    events = stop_events(row.get("stop_events"))
+    table = [["iteration", "layer", "name", "rule", ratio_name(str(events[0].get("rule")) if events else "")]]
+    for event in events:
         ratio = event.get("ratio")
         seen = f"{ratio:.4f}" if isinstance(ratio, (int, float)) else ""
         names = [str(event.get(name) or "") for name in ("name", "rule")]

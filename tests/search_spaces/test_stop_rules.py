@@ -44,9 +44,8 @@ def test_a_rule_gets_its_own_variables_and_all_of_them(rule: str, samples: dict[
 
 
 def test_the_variance_branch_is_auto_thresholds() -> None:
-    own = {
-        r.name.removeprefix("variance."): str(r) for r in describe(load("stop_rules"), CONTEXT) if "variance." in r.name
-    }
+    found = describe(load("stop_rules"), CONTEXT)
+    own = {r.name.removeprefix("variance."): str(r) for r in found if r.name.startswith("variance.")}
     assert own == {r.name: str(r) for r in describe(load("auto_thresholds"), CONTEXT)}
 
 
@@ -61,6 +60,7 @@ def test_ranges_of_the_other_rules() -> None:
     assert found["linear.CAC_RULE_START_ITR"] == "0 .. 150"
     assert found["freezeout.CAC_RULE_START_ITR"] == "30 .. 270"
     assert found["plasticity.CAC_RULE_INTERVAL"] == found["gradient_norm.CAC_RULE_INTERVAL"] == "1 .. 20 (log)"
+    assert found["gradient_variance.CAC_RULE_INTERVAL"] == "2 .. 20 (log)"  # one step has no variance
     assert found["plasticity.CAC_RULE_TOLERANCE"] == "0.02 .. 0.8 (log)"
 
 

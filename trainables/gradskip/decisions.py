@@ -16,7 +16,13 @@ from trainables.gradskip.numbering import Numbering
 from trainables.gradskip.rules.state_machine import SkipMachine, StepPlan
 from trainables.gradskip.rules.stop_rule import NEVER
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.signals import GradientNormSignal, PlasticitySignal, Signal, VarianceSignal
+from trainables.gradskip.signals import (
+    GradientNormSignal,
+    GradientVarianceSignal,
+    PlasticitySignal,
+    Signal,
+    VarianceSignal,
+)
 from trainables.gradskip.stops import Stops
 
 
@@ -84,6 +90,8 @@ class Decisions:
         parameters, model = self._numbering.parameters, self._numbering.model
         if self._settings.mode == "gradient_norm":
             return GradientNormSignal(parameters)
+        if self._settings.mode == "gradient_variance":
+            return GradientVarianceSignal(parameters)
         if self._settings.mode == "plasticity":
             assert isinstance(model, nn.Module)
             return PlasticitySignal(parameters, model)

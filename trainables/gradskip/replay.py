@@ -13,6 +13,7 @@ from trainables.gradskip.layer_plan import Blueprint, StopEvent
 from trainables.gradskip.rules.state_machine import SkipMachine
 from trainables.gradskip.rules.stop_rule import Decision
 from trainables.gradskip.settings import Settings
+from trainables.gradskip.variables import MEASURED_RULES
 from trainables.interventions import Intervention, MissingSignal, Recorded, action_text
 
 
@@ -45,11 +46,11 @@ def variance_name(watched: Sequence[int]) -> str:
 
 
 def checkpoint_kind(settings: Settings) -> str:
-    """Return the kind of a checkpoint that holds the rule's own measurements (sums of gradients, a lagged copy).
+    """Return the kind of a checkpoint that holds the rule's own measurements (sums over gradients, a lagged copy).
 
     They cover the layers that this rule watches, and end when none of these is left.
     """
-    if settings.mode in ("gradient_norm", "plasticity"):
+    if settings.mode in MEASURED_RULES:
         layers = hashlib.sha256(repr((settings.watch, settings.whole_units)).encode()).hexdigest()[:8]
         return f"{settings.mode}-{settings.rule_start_itr}-{settings.rule_interval}-{layers}"
     return "any"

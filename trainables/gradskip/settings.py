@@ -10,7 +10,7 @@ from typing import Any
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variable_types import as_text, parse_names, shown
-from trainables.gradskip.variables import BY_NAME, DEFAULT_SAMPLES, VARIABLES, VariableFields
+from trainables.gradskip.variables import BY_NAME, DEFAULT_SAMPLES, MEASURED_RULES, VARIABLES, VariableFields
 
 #: Prefixes of variables; unknown variables with one of them cause a warning, as they may be misspelt.
 _PREFIXES = ("CAC_VAR_", "CAC_STOP_", "CAC_BRAKING_", "CAC_RULE", "CAC_WATCH", "CAC_WHOLE_", "CAC_NORM_", "CAC_PREFIX_")
@@ -59,6 +59,11 @@ class Settings(VariableFields):
                         f"reference=True takes the published steps, which know no {variable.name}: leave it at "
                         f"{variable.default_text}, got {shown(getattr(self, variable.field))}"
                     )
+        if self.mode == "gradient_variance" and self.rule_interval < 2:
+            raise UserError(
+                "CAC_RULE_INTERVAL must be at least 2 with CAC_RULE=gradient_variance, since one step has no variance, "
+                f"got {self.rule_interval}"
+            )
         if self.stop_layer_num is not None or self.rule not in ("linear", "freezeout"):
             return
         if self.rule_end_itr is None:
@@ -97,7 +102,7 @@ class Settings(VariableFields):
     @property
     def looks(self) -> tuple[int, int]:
         """Return the first iteration at which a rule may measure layers, and the iterations between measurements."""
-        if self.rule in ("gradient_norm", "plasticity"):
+        if self.rule in MEASURED_RULES:
             return self.rule_start_itr, self.rule_interval
         return (self.start_itr if self.rule == "variance" else 0), self.sampling_interval
 

@@ -78,29 +78,45 @@ class VarianceSignal(Signal):
         return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
 
 
-class GradientNormSignal(Signal):
-    """Norm of the sum of a layer's gradients since the last measurement. Costs a copy of the watched gradients."""
+class GradientSignal(Signal):
+    """Base of signals that are accumulated from the gradients of every step, and measured of all layers together."""
 
     every_step = True
     together = True
+
+    def _gradients(self, units: Sequence[Unit]) -> dict[int, Tensor]:
+        """Return the gradients of the watched weights that have one, by number."""
+        numbers = (n for unit in units for n in unit.watched)
+        return {n: g for n in numbers if (g := self._parameters[n].grad) is not None}
+
+
+def unscaled(gradients: Sequence[Tensor], grad_scale: Tensor | None, found_inf: Tensor) -> list[Tensor]:
+    """Return gradients without GradScaler's scale, and 0 in a step that it skips.
+
+    A fused optimizer unscales gradients itself, unless `unscale_` has, and skips steps with infinities.
+    """
+    scale = 1.0 if grad_scale is None else grad_scale
+    kept = 1.0 - found_inf
+    return [torch.nan_to_num(g / scale, nan=0.0, posinf=0.0, neginf=0.0) * kept for g in gradients]
+
+
+class GradientNormSignal(GradientSignal):
+    """Norm of the sum of a layer's gradients since the last measurement. Costs a copy of the watched gradients."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__(parameters)
         self._sums: dict[int, Tensor] = {}
 
     def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        numbers = [n for unit in units for n in unit.watched if self._parameters[n].grad is not None]
-        gradients = [g for n in numbers if (g := self._parameters[n].grad) is not None]
+        found = self._gradients(units)
+        gradients = list(found.values())
         if found_inf is not None:
-            # A fused optimizer unscales gradients itself, unless `unscale_` has, and skips steps with infinities.
-            scale = 1.0 if grad_scale is None else grad_scale
-            kept = 1.0 - found_inf
-            gradients = [torch.nan_to_num(g / scale, nan=0.0, posinf=0.0, neginf=0.0) * kept for g in gradients]
-        for number in numbers:
+            gradients = unscaled(gradients, grad_scale, found_inf)
+        for number in found:
             if number not in self._sums:
                 self._sums[number] = torch.zeros_like(self._parameters[number].detach())
-        if numbers:
-            torch._foreach_add_([self._sums[n] for n in numbers], gradients)
+        if gradients:
+            torch._foreach_add_([self._sums[n] for n in found], gradients)
 
     def measure(self, units: Sequence[Unit]) -> Tensor:
         numbers = [n for unit in units for n in unit.watched if n in self._sums]
@@ -119,6 +135,95 @@ class GradientNormSignal(Signal):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._sums = {int(n): total.clone().to(self._parameters[int(n)].device) for n, total in state["sums"].items()}
+
+
+class GradientVarianceSignal(GradientSignal):
+    """Normalised variance of a layer's gradients since the last measurement. Costs two copies of watched gradients.
+
+    It is the mean over the layer's elements of V[g] / E[g^2], with the unbiased variance V and the mean E over the T
+    steps in which the weight had a gradient: 0 where the gradient is constant, 1 in expectation where its sign is
+    random, at most T / (T - 1). It does not depend on the gradients' scale, since nothing is added to E[g^2]; elements
+    without any gradient (in float32 below about 1e-19, whose square it can't hold) are left out. NaN if T < 2 or no
+    element is left.
+
+    Successive steps' gradients also change because the weights move, so this is a cheap stand-in for the statistic of
+    Faghri, Duvenaud, Fleet, Ba, "A Study of Gradient Variance in Deep Learning", 2020, section 3, which is measured at
+    fixed weights. It rises when noise dominates the gradient, and also when the gradient itself turns.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        super().__init__(parameters)
+        self._means: dict[int, Tensor] = {}
+        self._squares: dict[int, Tensor] = {}
+        """Sums of squared deviations from the mean (Welford): S2 - S1^2 / T would cancel where the mean dominates."""
+        self._steps: dict[int, float | Tensor] = {}
+        """T; on the device where GradScaler skips steps there."""
+
+    def observe(self, units: Sequence[Unit], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        found = self._gradients(units)
+        if not found:
+            return
+        gradients = [g.to_dense() if g.is_sparse else g for g in found.values()]
+        gradients = [g.float() if g.dtype in _HALF else g for g in gradients]
+        kept: float | Tensor = 1.0
+        if found_inf is not None:
+            gradients = unscaled(gradients, grad_scale, found_inf)
+            kept = 1.0 - found_inf.detach().reshape(())
+        for number, gradient in zip(found, gradients, strict=True):
+            if number not in self._steps:
+                self._means[number], self._squares[number] = torch.zeros_like(gradient), torch.zeros_like(gradient)
+            self._steps[number] = self._steps.get(number, 0.0) + kept
+        means, squares = [self._means[n] for n in found], [self._squares[n] for n in found]
+        # mean += (g - mean) / T and sum += (g - mean)^2 (T - 1) / T; both by nothing in a step that is skipped.
+        shares: list[Any] = [kept / _at_least_one(self._steps[n]) for n in found]
+        away = torch._foreach_sub(gradients, means)
+        rests: list[Any] = [kept - share for share in shares]
+        if any(isinstance(rest, Tensor) for rest in rests):
+            torch._foreach_addcmul_(squares, away, torch._foreach_mul(away, rests))
+        else:
+            torch._foreach_addcmul_(squares, away, away, rests)
+        torch._foreach_mul_(away, shares)
+        torch._foreach_add_(means, away)
+
+    def measure(self, units: Sequence[Unit]) -> Tensor:
+        return torch.stack([self._of_layer([n for n in unit.watched if n in self._steps]) for unit in units])
+
+    def _of_layer(self, numbers: Sequence[int]) -> Tensor:
+        total = count = torch.zeros((), device=self._parameters[0].device)
+        for number in numbers:
+            squares, mean, steps = self._squares[number], self._means[number], self._steps[number]
+            second_moment = squares / steps + mean * mean
+            smallest = torch.finfo(second_moment.dtype).tiny
+            counts = second_moment >= smallest
+            # NaN remains NaN: after one step 0 / 0, or where a gradient was not finite.
+            total = total + whole((squares / (steps - 1) / second_moment.clamp(min=smallest) * counts).sum())
+            count = count + whole(counts.sum())
+        return total / count
+
+    def measured(self) -> None:
+        for held in (self._means, self._squares, self._steps):
+            held.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "means": {number: mean.clone() for number, mean in self._means.items()},
+            "squares": {number: total.clone() for number, total in self._squares.items()},
+            "steps": {n: steps.clone() if isinstance(steps, Tensor) else steps for n, steps in self._steps.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        def loaded(values: dict[Any, Any]) -> dict[int, Any]:
+            return {
+                int(n): v.clone().to(self._parameters[int(n)].device) if isinstance(v, Tensor) else float(v)
+                for n, v in values.items()
+            }
+
+        self._means, self._squares, self._steps = (loaded(state[name]) for name in ("means", "squares", "steps"))
+
+
+def _at_least_one(steps: float | Tensor) -> float | Tensor:
+    """Return T, or 1 where every step so far was skipped."""
+    return steps.clamp(min=1.0) if isinstance(steps, Tensor) else max(1.0, steps)
 
 
 def similarity_distance(a: Tensor, b: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from trainables.gradskip.layers import make_plan, numbered
 from trainables.gradskip.replay import signal_name
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import variance
+from trainables.gradskip.variables import MEASURED_RULES
 from trainables.interventions import MissingSignal
 from trainables.stage_tree.store import Chunk
 from trainables.training.run import TrainingRun
@@ -46,7 +47,7 @@ class SignalRecorder:
         self._ahead: set[int] = set()
         self._stopped_through = -1
         self._begin = run.step
-        if self._gradskip is not None and self._gradskip.settings.mode in ("gradient_norm", "plasticity"):
+        if self._gradskip is not None and self._gradskip.settings.mode in MEASURED_RULES:
             settings = self._gradskip.settings
             self._gradskip.on_measured.append(
                 lambda unit, number: self._measured(signal_name(settings, unit.watched), number)

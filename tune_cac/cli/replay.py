@@ -128,11 +128,11 @@ def said_of(found: Mapping[str, Any], trace: RunTrace, trained_as: Sequence[int]
     """
     from analysis.formatting import percent
     from trainables.gradskip.advice.why_nothing import why_nothing_stopped
+    from trainables.gradskip.variables import ratio_name
 
     lines, mode = [], settings.mode
-    measured = "variance/peak" if mode == "auto" else "ratio"
     for event in json.loads(found["stop_events"]):
-        ratio = "" if event["ratio"] is None else f" at {measured} {event['ratio']:.4f}"
+        ratio = "" if event["ratio"] is None else f" at {ratio_name(event['rule'])} {event['ratio']:.4f}"
         estimated = "" if event["iteration"] < found["exact_until"] else " (estimate)"
         lines.append(
             f"iteration {event['iteration']}: stops through {event['layer']} ({event['name']}), {event['rule']}{ratio}"

@@ -12,7 +12,7 @@ from trainables.errors import TrainingDiverged, UserError, cannot_write
 from trainables.gradients.fields import ESTIMATORS, estimator_of
 from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
 from trainables.gradskip.settings import Settings
-from trainables.gradskip.variables import BY_NAME, VARIABLES
+from trainables.gradskip.variables import BY_NAME, VARIABLES, ratio_name
 from tune_cac.cli.options import add_assignments, add_compatible
 from tune_cac.cli.workload_arguments import add_run, config_of
 from tune_cac.messages import say
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     if config.skips_gradients and not events:
         print(f"nothing stopped: {why_nothing_stopped(config.gradskip_settings(), run.total_steps)}")
     for event in events:
-        ratio = "" if event["ratio"] is None else f" at variance/peak {event['ratio']:.4f}"
+        ratio = "" if event["ratio"] is None else f" at {ratio_name(event['rule'])} {event['ratio']:.4f}"
         where = f"stopped through {event['layer']} ({event['name']})"
         print(f"iteration {event['iteration']}: {where}, {event['rule']}{ratio}")
     return 0

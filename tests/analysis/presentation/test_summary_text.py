@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from dataclasses import replace
@@ -17,7 +18,7 @@ import search_spaces
 from analysis.io.layout import StudyInfo
 from analysis.io.studies import to_frame
 from analysis.presentation.markdown_report import report_markdown
-from analysis.presentation.ranked_table import ranked_table
+from analysis.presentation.ranked_table import ranked_table, stop_table
 from analysis.presentation.summary_text import best_env, config_of, headline, settings_text
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
@@ -117,7 +118,7 @@ LEFT_OVER = {
     "CAC_STOP_LAYER_NUM": "3", "CAC_STOP_LAYER_ITR": "1", "CAC_RULE": "plasticity", "CAC_RULE_START_ITR": "900",
     "CAC_RULE_END_ITR": "9", "CAC_RULE_DEPTH": "0.3", "CAC_RULE_CUBIC": "1", "CAC_RULE_SCALED": "1",
     "CAC_RULE_INTERVAL": "7", "CAC_RULE_PERCENTILE": "3", "CAC_RULE_TOLERANCE": "0.7", "CAC_RULE_WINDOW": "x",
-    "CAC_WATCH": "linear,Bottleneck", "CAC_WHOLE_UNITS": "1", "CAC_NORM_STATISTICS": "hold",
+    "CAC_RULE_NOISE": "0.7", "CAC_WATCH": "linear,Bottleneck", "CAC_WHOLE_UNITS": "1", "CAC_NORM_STATISTICS": "hold",
     "CAC_PREFIX_AUTOGRAD": "0", "CAC_VAR_START_ITR": "1", "CAC_VAR_START_THR": "-1", "CAC_VAR_MT_COUNT_THR": "1",
     "CAC_VAR_MT_THR": "7", "CAC_VAR_SLOPE_THR": "0.1", "CAC_VAR_SAMPLES": "3", "CAC_BRAKING_DISTANCE": "99",
 }  # fmt: skip
@@ -136,7 +137,7 @@ def samples() -> list[dict[str, Any]]:
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
         for steps in (7, 300, 450_450):
             context = SpaceContext(total_steps=steps, layer_names=tuple("abcdefghi"), unit_ends=(2, 4, 6))
-            found += [search_spaces.load(name).suggest(study.ask(), context) for _ in range(6)]
+            found += [search_spaces.load(name).suggest(study.ask(), context) for _ in range(12)]
             study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
     return found
 
@@ -156,6 +157,15 @@ def test_answers_of_every_space_survive_frame_file_and_polluted_shell(tmp_path: 
         text = best_env(INFO, row, 0.005)
         assert Settings.from_environment(source(text, **LEFT_OVER)) == wanted.gradskip_settings(), text
         assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(("rule", "ratio"), [("slope", "variance/peak"), ("gradient_variance", "ratio")])
+def test_a_table_of_stops_names_what_the_rule_measured(rule: str, ratio: str) -> None:
+    event = {"iteration": 5, "layer": 3, "name": "b", "ratio": 0.98765, "rule": rule}
+    assert stop_table(pd.Series({"stop_events": json.dumps([event])})) == [
+        ["iteration", "layer", "name", "rule", ratio],
+        ["5", "3", "b", rule, "0.9877"],
+    ]
 
 
 def test_off_survives_a_polluted_shell() -> None:

@@ -42,6 +42,10 @@ USED = {
     "_DropoutNd": "dropouts have one base",
     "_foreach_add_": "lists are added at once",
     "_foreach_norm": "lists are added at once",
+    "_foreach_sub": "lists have factors of their own",
+    "_foreach_mul": "lists have factors of their own",
+    "_foreach_mul_": "lists have factors of their own",
+    "_foreach_addcmul_": "lists have factors of their own",
     "_C": "the backward pass has a number",
     "_overloadpacket": "an operation knows its packet",
 }
@@ -158,6 +162,18 @@ def test_a_change_in_place_is_counted() -> None:
 def test_dropouts_have_one_base() -> None:
     kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
     assert all(issubclass(kind, nn.modules.dropout._DropoutNd) for kind in kinds)
+
+
+def test_lists_have_factors_of_their_own() -> None:
+    """One a tensor, as numbers and as scalars on the device."""
+    values, others = [torch.full((2,), 3.0), torch.full((3,), 5.0)], [torch.ones(2), torch.ones(3)]
+    away = torch._foreach_sub(values, others)
+    assert [float(t[0]) for t in away] == [2.0, 4.0]
+    assert [float(t[0]) for t in torch._foreach_mul(away, [torch.tensor(0.5), torch.tensor(2.0)])] == [1.0, 8.0]
+    torch._foreach_addcmul_(others, away, away, [1.0, 0.5])
+    assert [float(t[0]) for t in others] == [5.0, 9.0]
+    torch._foreach_mul_(away, [3.0, 0.5])
+    assert [float(t[0]) for t in away] == [6.0, 2.0]
 
 
 def test_lists_are_added_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,13 @@ def test_trial_trains_here_without_ray(tune_cac_command: Run) -> None:
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "torch" in loaded
     assert "ray" not in loaded
+
+
+def test_a_trial_does_not_call_another_rules_number_a_variance(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("CAC_RULE=gradient_variance", "CAC_RULE_INTERVAL=5", "CAC_RULE_NOISE=0.5")
+    assert main(["trial", "--epochs", "2", *(part for setting in settings for part in ("--set", setting))]) == 0
+    said = r"^iteration 5: stopped through \d+ \(.*\), gradient_variance at ratio \d\.\d{4}$"
+    assert re.search(said, capsys.readouterr().out, re.M)
 
 
 def test_trial_warns_of_a_start_past_the_end(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Stop rules that use a measured signal other than weight variance: gradient norms and representations.
+"""Stop rules that use a measured signal other than weight variance: gradients and representations.
 
 Symbols: T number of a measurement; g_T(l) the signal of layer l at it.
 """
@@ -94,6 +94,40 @@ class GradientNormRule(_Timed):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.load_target(state)
         self.before = {int(layer): float(norm) for layer, norm in state["before"].items()}
+
+
+class GradientVarianceRule(_Timed):
+    """Rule that stops the front layers whose gradients are mostly noise. Experimental.
+
+    Each measurement is the normalised variance of a layer's gradients over the interval before it
+    (`signals.GradientVarianceSignal`). Layers stop from the front as long as each one's is at or above the threshold.
+    The first measurement comes one interval after the start, so that all cover equally many steps.
+
+    Source of the statistic: Faghri, Duvenaud, Fleet, Ba, "A Study of Gradient Variance in Deep Learning", 2020, section
+    3. That layers stop by it is an idea of ours, which the paper does not test.
+    """
+
+    def __init__(self, settings: Settings, targets: Sequence[int]) -> None:
+        super().__init__(settings, targets)
+        self.noise = settings.rule_noise
+
+    def first_stop(self) -> int:
+        return self.start + self.interval if self.targets else NEVER
+
+    def decide(self, iteration: int, signal_of: SignalOf) -> Decision | None:
+        if self.next_due(iteration) != iteration or iteration == self.start:
+            return None  # at the start the steps before it are forgotten
+        found = None
+        while self.position < len(self.targets) and (noise := signal_of(self.targets[self.position])) >= self.noise:
+            found = Decision(layer=self.targets[self.position], rule="gradient_variance", ratio=noise)
+            self.position += 1
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.target_state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.load_target(state)
 
 
 class PlasticityRule(_Timed):

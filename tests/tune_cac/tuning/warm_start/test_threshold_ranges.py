@@ -190,7 +190,7 @@ def test_a_space_of_which_a_part_can_be_predicted_gets_as_large_a_part() -> None
     trace = replace(trace, facts={**trace.facts, **whole})
     space = search_spaces.load("stop_rules")
     params = spread_starts(space, context_of(trace), trace, BASE, {}, 10, 0)
-    assert 5 <= len(params) <= 7  # three of five rules
+    assert 4 <= len(params) <= 6  # three of six rules
     assert {p["CAC_RULE"] for p in params} <= {"variance", "linear", "freezeout"}
     assert spread_starts(space, context_of(trace), replace(trace, facts={}), BASE, {}, 10, 0) == []
 
