@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.fields import IMPORTANCE_SCORES
 from trainables.gradients.gradient_method import Draw, GradientMethod
 from trainables.gradients.layer_signals import LayerSignals, check_some, treatable_layers
 from trainables.gradients.output_rows import OutputRows, sample_losses
+from trainables.gradients.variance_fields import IMPORTANCE_SCORES
 
 
 class ImportanceSampling(GradientMethod):
