@@ -39,17 +39,33 @@ class LayerSignal:
         """Return what each sample adds to the weight's gradient: (B, O, I)."""
         return torch.einsum("bto,bti->boi", self.output_gradients[rows], self.inputs[rows])
 
-    def squared_norms(self) -> Tensor:
-        """Return the squared norm of each sample's part of the weight's gradient: (B,); memory B T (T + I + O)."""
-        if self.inputs.shape[1] == 1:
-            return self.inputs.square().sum((1, 2)) * self.output_gradients.square().sum((1, 2))
-        count, places, width = self.inputs.shape
+    @property
+    def _by_places(self) -> bool:
+        """Return whether products of places are fewer than those of per-sample gradients."""
+        places, width = self.inputs.shape[1:]
         outputs = self.output_gradients.shape[2]
-        if places * places < width * outputs:  # ||sum_t d_t a_t^T||^2 = sum_ts (d_t d_s) (a_t a_s)
+        return places * (width + outputs) < width * outputs
+
+    @property
+    def norm_flops(self) -> int:
+        """Return the FLOPs of `squared_norms`."""
+        count, places, width = self.inputs.shape
+        if places == 1:
+            return 0
+        pairs = 2 * count * places * places * (width + self.output_gradients.shape[2])
+        return pairs if self._by_places else self.per_sample_flops
+
+    def squared_norms(self) -> Tensor:
+        """Return the squared norm of each sample's part of the weight's gradient: (B,)."""
+        count, places, width = self.inputs.shape
+        if places == 1:
+            return self.inputs.square().sum((1, 2)) * self.output_gradients.square().sum((1, 2))
+        if self._by_places:  # ||sum_t d_t a_t^T||^2 = sum_ts (d_t d_s) (a_t a_s)
             a = self.inputs @ self.inputs.transpose(1, 2)
             d = self.output_gradients @ self.output_gradients.transpose(1, 2)
             return (a * d).sum((1, 2))
-        return torch.cat([self.sample_gradients(rows).square().sum((1, 2)) for rows in chunks(count, width * outputs)])
+        numbers = width * self.output_gradients.shape[2]
+        return torch.cat([self.sample_gradients(rows).square().sum((1, 2)) for rows in chunks(count, numbers)])
 
 
 #: Numbers that per-sample gradients of one layer may take at a time.
@@ -151,6 +167,22 @@ class LayerSignals:
         """Return the inputs and output gradients, in the layer's own shapes, of a layer's calls that were passed."""
         pairs = zip(self._inputs.get(name, ()), self._outputs.get(name, ()), strict=True)
         return [(inputs, gradient) for inputs, gradient in pairs if gradient is not None]
+
+    def parts(self) -> Iterator[tuple[str, slice, LayerSignal]]:
+        """Yield each layer's signal, a few samples at a time, so that patches stay within `CHUNK_NUMBERS`."""
+        for name, layer in self._layers.items():
+            calls = self.calls(name)
+            if not calls:
+                continue
+            weight = layer.weight.flatten(1)
+            assert isinstance(weight, Tensor)
+            outputs, width = weight.shape
+            count = len(calls[0][0])
+            places = sum(gradient.numel() for _, gradient in calls) // (count * outputs)
+            for rows in chunks(count, places * (width + outputs + places)):
+                inputs = [rows_of_inputs(layer, seen[rows]) for seen, _ in calls]
+                gradients = [rows_of_outputs(layer, gradient[rows]) for _, gradient in calls]
+                yield name, rows, LayerSignal(inputs=torch.cat(inputs, 1), output_gradients=torch.cat(gradients, 1))
 
     @property
     def signals(self) -> dict[str, LayerSignal]:

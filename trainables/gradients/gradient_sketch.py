@@ -1,0 +1,89 @@
+"""Sketches of per-sample gradients: a few numbers a layer that keep distances between gradients, about.
+
+Symbols: g_i gradient of sample i's own loss with respect to the weights of the treated layers; of a layer it is
+G_i = sum_t d_t a_t^T, d_t the output gradient and a_t the input at place t. Its sketch is P^T G_i Q with fixed random
+matrices P, Q of independent normal numbers of variance 1 / p, so that the expected squared distance of two sketches is
+that of the gradients, and equal gradients have equal sketches. It is computed as sum_t (P^T d_t) (Q^T a_t)^T: no
+per-sample gradient is ever built. A side of a layer of at most p numbers is taken as it is. Biases are left out.
+
+Shapes: B samples of a batch; T places, I inputs, O outputs of a layer (`layer_signals`); S numbers of a sketch, at most
+p^2 a layer; sketches (B, S).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from trainables.errors import UserError
+from trainables.gradients.layer_signals import LayerSignals
+
+#: p, the numbers that a side of a layer is reduced to.
+SIDE = 8
+
+
+class GradientSketch:
+    """Fixed random projections of the layers' gradients.
+
+    Args:
+        layers: of `layer_signals.treatable_layers`.
+        device: of the model.
+        seed: of the projections.
+        side: p, >= 1.
+    """
+
+    def __init__(self, layers: Mapping[str, nn.Module], device: torch.device, seed: int, side: int = SIDE) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._sides: dict[str, tuple[Tensor | None, Tensor | None]] = {}
+        self._places: dict[str, slice] = {}
+        end = 0
+        for name, layer in layers.items():
+            assert isinstance(layer.weight, Tensor)
+            outputs, inputs = layer.weight.flatten(1).shape
+            found = [
+                torch.randn(size, side, generator=generator).div_(side**0.5).to(device) if size > side else None
+                for size in (outputs, inputs)
+            ]
+            self._sides[name] = (found[0], found[1])
+            start, end = end, end + min(outputs, side) * min(inputs, side)
+            self._places[name] = slice(start, end)
+        self.width = end
+        """S."""
+
+    def of(self, recorded: LayerSignals, samples: int, scale: Tensor | float) -> tuple[Tensor, int]:
+        """Return the sketches of a batch's gradients (B, S), and the FLOPs that they took.
+
+        Args:
+            recorded: the layers in one backward pass.
+            samples: B.
+            scale: factor that makes a row's gradient that of the sample's own loss; a number or (B,).
+
+        Raises:
+            UserError: a layer whose first dimension is not the samples', or no layer that the pass went through.
+        """
+        found: Tensor | None = None
+        flops = 0
+        for name, rows, signal in recorded.parts():
+            count = len(recorded.calls(name)[0][0])
+            if count != samples:
+                raise UserError(
+                    f"gradient clustering needs the samples' dimension first, got {count} rows in layer {name} for a "
+                    f"batch of {samples}: set batch_first=True, or use another method"
+                )
+            a, d = signal.inputs.float(), signal.output_gradients.float()
+            outputs, inputs = self._sides[name]
+            if outputs is not None:
+                flops += 2 * d.numel() * outputs.shape[1]
+                d = d @ outputs
+            if inputs is not None:
+                flops += 2 * a.numel() * inputs.shape[1]
+                a = a @ inputs
+            flops += 2 * d.numel() * a.shape[2]
+            if found is None:
+                found = torch.zeros(samples, self.width, device=a.device)
+            found[rows, self._places[name]] = (d.transpose(1, 2) @ a).flatten(1)
+        if found is None:
+            raise UserError("gradient clustering needs a layer that still trains, got none: end it before all stop")
+        return found * (scale if isinstance(scale, float) else scale.view(-1, 1)), flops

@@ -1,0 +1,176 @@
+"""Statistics of gradient estimators in the course of a training, which they do not disturb by a bit.
+
+    statistics = GradientStatistics(model, loader, loss=loss, total_steps=1000)
+    for step in range(1000):
+        statistics.measure(step)          # SGD's; statistics.measure(step, svrg, clustering): others beside it
+        ...                               # the training step
+    statistics.rows()
+
+Symbols: T gradients of a measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainables.errors import UserError
+from trainables.gradients.gradient_method import GradientMethod
+from trainables.gradients.moments import GradientMoments, RunningMoments, moments_of
+from trainables.workloads.base import Batch
+from trainables.workloads.seeded_loader import epoch_seed
+
+#: What the bias of an estimator is relative to: SGD's mean of the same measurement, or the mean over all samples.
+REFERENCES = ("sgd", "data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientMeasurement:
+    """Statistics of one estimator at one step."""
+
+    step: int
+    """Steps before."""
+    estimator: str
+    """Name of the method; ``sgd`` for batches drawn uniformly."""
+    layers: dict[str, GradientMoments]
+    """By parameter."""
+    total: GradientMoments
+    """Of all parameters together."""
+    flops: int
+    """FLOPs that the measurement executed for this estimator."""
+    gradient_evaluations: float
+    """The same in gradients of a batch of SGD's."""
+
+
+class GradientStatistics:
+    """Measure estimators at equal distances of a training.
+
+    Each measurement takes T gradients of SGD and of each other estimator at the model's current weights. Weights,
+    buffers, gradients, every random generator, the methods' counters and the loader's position are left bit for bit as
+    they were. A measured estimator is the one of the method's ``gradient``, before momentum and learning rates.
+
+    Args:
+        model: in the mode in which it is trained.
+        data: what `samples_of` takes.
+        measurements: how many there are in a training, >= 1, the first at step 0.
+        samples: T, >= 2.
+        loss: (model, batch) -> mean loss; None: cross entropy of ``model(inputs)`` and targets.
+        total_steps: steps of the training; None: every call of `measure` measures.
+        batch_size: samples of a batch; None: the data's own.
+        reference: one of `REFERENCES`; "data" costs a pass over all samples in each measurement.
+        seed: of the measured batches.
+
+    Raises:
+        UserError: an option out of range, or data without numbers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        measurements: int = 20,
+        samples: int = 50,
+        *,
+        loss: Callable[[nn.Module, Batch], Tensor] | None = None,
+        total_steps: int | None = None,
+        batch_size: int | None = None,
+        reference: str = "sgd",
+        seed: int = 0,
+    ) -> None:
+        if measurements < 1:
+            raise UserError(f"measurements must be an integer >= 1, got {measurements!r}")
+        if samples < 2:
+            raise UserError(f"samples must be an integer >= 2, since one gradient has no variance, got {samples!r}")
+        if reference not in REFERENCES:
+            raise UserError(f"reference must be one of {', '.join(REFERENCES)}, got {reference!r}")
+        self.sgd = GradientMethod(model, loss or _cross_entropy, data, batch_size=batch_size, seed=seed)
+        """The estimator that others are compared with."""
+        self.measurements, self.samples, self.reference = measurements, samples, reference
+        self.total_steps, self._seed = total_steps, seed
+        self.history: list[GradientMeasurement] = []
+        """All measurements so far."""
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a training with ``total_steps`` is measured before this step, from 0."""
+        if self.total_steps is None:
+            return True
+        count = min(self.measurements, self.total_steps)
+        # Step i T // n of T steps is the i-th of n measurements.
+        number = -(-step * count // self.total_steps)
+        return number < count and number * self.total_steps // count == step
+
+    def measure(self, step: int, *methods: GradientMethod) -> list[GradientMeasurement]:
+        """Measure SGD and these methods if the step is due; return the measurements, SGD's first.
+
+        Args:
+            step: steps executed before.
+            methods: estimators of the same model.
+        """
+        if not self.is_due(step):
+            return []
+        sgd, flops = self._sampled(self.sgd, step)
+        unit = max(1, flops) / self.samples
+        target, extra = sgd, 0
+        if self.reference == "data":
+            target, extra = self._over_data(step)
+        found = [self._measurement(step, "sgd", sgd, target, flops + extra, unit)]
+        for method in methods:
+            moments, flops = self._sampled(method, step)
+            found.append(self._measurement(step, method.name, moments, target, flops, unit))
+        self.history += found
+        return found
+
+    def _sampled(self, method: GradientMethod, step: int) -> tuple[RunningMoments, int]:
+        meter = method.meter
+        before = meter.forward_flops, meter.backward_flops
+        moments = RunningMoments()
+        generator = torch.Generator().manual_seed(epoch_seed(step, self._seed + 1))
+        for _ in range(self.samples):
+            moments.add(method.gradient(method.draw(generator)))
+        flops = meter.forward_flops + meter.backward_flops - sum(before)
+        meter.forward_flops, meter.backward_flops = before
+        return moments, flops
+
+    def _over_data(self, step: int) -> tuple[RunningMoments, int]:
+        """Return the mean gradient over all samples, as of a pool of one, and its FLOPs."""
+        sgd = self.sgd
+        before = sgd.meter.forward_flops + sgd.meter.backward_flops
+        generator = torch.Generator().manual_seed(epoch_seed(step, self._seed + 2))
+        total: dict[str, Tensor] = {}
+        for numbers in torch.randperm(sgd.data.count, generator=generator).split(sgd.batch_size):
+            share = len(numbers) / sgd.data.count
+            for name, gradient in sgd.gradient(sgd.drawn(numbers, generator)).items():
+                total[name] = gradient * share + total[name] if name in total else gradient * share
+        exact = RunningMoments()
+        exact.add(total)
+        return exact, sgd.meter.forward_flops + sgd.meter.backward_flops - before
+
+    def _measurement(
+        self, step: int, name: str, found: RunningMoments, target: RunningMoments, flops: int, unit: float
+    ) -> GradientMeasurement:
+        moments = moments_of(found, target)
+        return GradientMeasurement(
+            step=step,
+            estimator=name,
+            total=moments.pop(""),
+            layers=moments,
+            flops=flops,
+            gradient_evaluations=flops / unit,
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the history as rows of a table: step, estimator, layer (empty for all) and the statistics."""
+        return [
+            {"step": found.step, "estimator": found.estimator, "layer": layer, **asdict(moments)}
+            for found in self.history
+            for layer, moments in {"": found.total, **found.layers}.items()
+        ]
+
+
+def _cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
+    inputs, targets = batch
+    return nn.functional.cross_entropy(model(inputs), targets)
