@@ -103,6 +103,8 @@ class GradientMethod:
             raise UserError("the model has no parameter that requires a gradient: there is nothing to train")
         self.device = next(iter(self.parameters.values())).device
         self.meter = FlopMeter()
+        self._evaluated: ModelLoss | None = None
+        self._batch: Batch = ()
         self.iteration = 0
         """Steps so far."""
 
@@ -165,10 +167,21 @@ class GradientMethod:
     @contextmanager
     def pass_on(self, draw: Draw) -> Iterator[Callable[[Mapping[str, Tensor]], Tensor]]:
         """Yield a function of changed parameters that returns the loss on a draw, without side effects."""
-        evaluated = ModelLoss(lambda model: self.loss(model, draw.batch), self.model)
+        evaluated = self._evaluated or ModelLoss(lambda model: self.loss(model, self._batch), self.model)
+        self._batch = draw.batch
         with evaluated.evaluating(), torch.enable_grad():
             draw.randomness()
             yield evaluated.at
+        self._batch = ()
+
+    @contextmanager
+    def unchanged_model(self) -> Iterator[None]:
+        """Promise that the block changes neither the model nor its mode; passes inside then look at it only once."""
+        self._evaluated = ModelLoss(lambda model: self.loss(model, self._batch), self.model)
+        try:
+            yield
+        finally:
+            self._evaluated = None
 
     def adjust(self, gradients: Gradients, draw: Draw) -> Gradients:
         """Return the method's estimate, given the mean of the samples' weighted gradients; without side effects."""

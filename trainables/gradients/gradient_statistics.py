@@ -129,8 +129,9 @@ class GradientStatistics:
         before = meter.forward_flops, meter.backward_flops
         moments = RunningMoments()
         generator = torch.Generator().manual_seed(epoch_seed(step, self._seed + 1))
-        for _ in range(self.samples):
-            moments.add(method.gradient(method.draw(generator)))
+        with method.unchanged_model():
+            for _ in range(self.samples):
+                moments.add(method.gradient(method.draw(generator)))
         flops = meter.forward_flops + meter.backward_flops - sum(before)
         meter.forward_flops, meter.backward_flops = before
         return moments, flops
@@ -141,10 +142,11 @@ class GradientStatistics:
         before = sgd.meter.forward_flops + sgd.meter.backward_flops
         generator = torch.Generator().manual_seed(epoch_seed(step, self._seed + 2))
         total: dict[str, Tensor] = {}
-        for numbers in torch.randperm(sgd.data.count, generator=generator).split(sgd.batch_size):
-            share = len(numbers) / sgd.data.count
-            for name, gradient in sgd.gradient(sgd.drawn(numbers, generator)).items():
-                total[name] = gradient * share + total[name] if name in total else gradient * share
+        with sgd.unchanged_model():
+            for numbers in torch.randperm(sgd.data.count, generator=generator).split(sgd.batch_size):
+                share = len(numbers) / sgd.data.count
+                for name, gradient in sgd.gradient(sgd.drawn(numbers, generator)).items():
+                    total[name] = gradient * share + total[name] if name in total else gradient * share
         exact = RunningMoments()
         exact.add(total)
         return exact, sgd.meter.forward_flops + sgd.meter.backward_flops - before

@@ -68,9 +68,10 @@ class SVRG(GradientMethod):
         total = {name: torch.zeros_like(parameter) for name, parameter in self._weights.items()}
         generator = self.generator(purpose=1)
         order = torch.randperm(self.data.count, generator=generator)
-        for numbers in order.split(self.batch_size):
-            found = self.plain_gradient(self.drawn(numbers, generator))
-            torch._foreach_add_(list(total.values()), list(found.values()), alpha=len(numbers) / self.data.count)
+        with self.unchanged_model():
+            for numbers in order.split(self.batch_size):
+                found = self.plain_gradient(self.drawn(numbers, generator))
+                torch._foreach_add_(list(total.values()), list(found.values()), alpha=len(numbers) / self.data.count)
         self._mean = total
 
     def adjust(self, gradients: Gradients, draw: Draw) -> Gradients:
