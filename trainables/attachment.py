@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +30,16 @@ class EstimateFlops:
     forward_flops: int = 0
     """FLOPs of forward passes."""
     backward_flops: int = 0
-    """FLOPs of backward passes."""
+    """FLOPs of backward passes; below 0 where a part of the step's own was left out."""
+    all_trained: bool = True
+    """True if parameters that took no part in the step's own backward pass had gradients from the estimate."""
 
 
 class Attached:
     """A method attached to one training run. This base class is the method that does nothing.
 
-    Order of the calls: [begin_step, forward, loss, zero_grad and backward, estimate, before_optimizer, the optimizer's
-    step, end_step] for each batch, then the evaluation and end_epoch.
+    Order of the calls: [begin_step, batch, forward in forward_pass, loss, zero_grad and backward, estimate,
+    before_optimizer, the optimizer's step, end_step] for each batch, then the evaluation and end_epoch.
     """
 
     replaces_schedule: bool = False
@@ -44,6 +47,14 @@ class Attached:
 
     def begin_step(self, epoch: int, minibatch: int) -> None:
         """Handle the start of a step, before its forward pass; an epoch's first step is minibatch 0."""
+
+    def batch(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the batch that the step trains, given the loop's, on the run's device."""
+        return batch
+
+    def forward_pass(self) -> AbstractContextManager[Any]:
+        """Return the block in which the step's forward pass runs."""
+        return nullcontext()
 
     def loss(self, loss: Tensor) -> Tensor:
         """Return the tensor from which the backward pass starts, given the workload's loss."""
@@ -134,6 +145,10 @@ class RunFacts:
     """The workload's loss of a model on a batch."""
     example_batch: Callable[[], tuple[Tensor, ...]] | None = None
     """Returns a training batch on the CPU."""
+    epoch_batches: Callable[[int], Iterator[tuple[Tensor, ...]]] | None = None
+    """Returns the training batches of an epoch, on the CPU."""
+    samples: Any = None
+    """The training samples by number (`workloads.sample_access.Samples`); None where the workload has none."""
     validation_loss: Callable[[], float | None] | None = None
     """Returns the current model's mean loss on the validation split, or None where the workload has none."""
     make_model: Callable[[], nn.Module] | None = None

@@ -12,7 +12,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.fields import ESTIMATORS, GradientFields, check_gradient_fields, estimator_of
+from trainables.gradients.fields import (
+    INTEGERS,
+    GradientFields,
+    check_gradient_fields,
+    estimator_in,
+    estimator_of,
+)
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variable_types import is_number
 from trainables.gradskip.variables import BY_NAME, VARIABLES
@@ -24,6 +30,8 @@ from trainables.workload_options import canonical, read_options
 
 #: Beginnings of the names of the fields of compression.
 _OF_COMPRESSION = ("pruning_", "agp_", "distill_", "schedule")
+#: Estimators that Gradient-Skip can be joined with.
+JOINS_GRADSKIP = ("zero_gradients",)
 #: The largest seed that numpy's generators accept.
 MOST_SEED = 2**32 - 1
 
@@ -147,8 +155,7 @@ class TrialConfig(GradientFields, _VariableFields, _RunFields):  # in the order 
         if self.saving not in (None, *SAVINGS):
             raise unknown_name("saving", str(self.saving), SAVINGS)
         for name, low in (("pruning_start_epoch", 0), ("pruning_end_epoch", 1), ("pruning_frequency", 1),
-                          ("distill_start_epoch", 0), ("gradient_start_itr", 0), ("ste_samples", 1),
-                          ("ste_candidates", 1)):  # fmt: skip
+                          ("distill_start_epoch", 0), *INTEGERS.items()):  # fmt: skip
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), low)
         for name in ("agp_initial_sparsity", "agp_final_sparsity", "distill_weight"):
@@ -159,7 +166,7 @@ class TrialConfig(GradientFields, _VariableFields, _RunFields):  # in the order 
             is_number(self.distill_temperature) and self.distill_temperature > 0
         ):
             raise UserError(f"distill_temperature must be a number > 0, got {self.distill_temperature!r}")
-        if ("compression" in self.method or self.method in ESTIMATORS) and self.workers > 1:
+        if (self.compresses or estimator_in(self.method)) and self.workers > 1:
             raise UserError(
                 f"method {self.method} trains in one process, got workers={self.workers}: leave --workers-per-trial out"
             )
@@ -218,6 +225,8 @@ def method_of(names: Iterable[str]) -> str:
     skips = any(name in BY_NAME for name in given)
     compresses = any(name.startswith(_OF_COMPRESSION) for name in given)
     parts = [part for part, named in (("gradskip", skips), ("compression", compresses)) if named]
+    if estimator in JOINS_GRADSKIP and parts == ["gradskip"]:
+        return f"gradskip+{estimator}"
     if estimator is not None and parts:
         raise UserError(
             f"settings of {estimator} can't be searched together with those of {' and '.join(parts)}, got "

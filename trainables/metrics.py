@@ -76,6 +76,12 @@ ROW: tuple[Metric, ...] = (
        "median time of one sample through a model from which structures were removed, after the last epoch",
        may_lack=True),
     _m("layer_sparsity", "string", "", "", "JSON object: share of zeros by weight"),
+    _m("effective_samples", "Float64", "fraction", "max",
+       "effective sample size of a batch over its size, under importance sampling", may_lack=True),
+    _m("gradient_clusters", "string", "", "",
+       "JSON list of the clusters of equal gradients after the last epoch: size, spread, examples"),
+    _m("gradient_statistics", "string", "", "",
+       "JSON list of the epoch's measurements of gradient statistics: step, estimator, total, layers"),
     _m("stopped_through", "int64", "", "", "index of the last stopped parameter, -1 for none"),
     _m("stop_events", "string", "", "", "JSON list of the stops: iteration, layer, name, ratio, rule"),
 )  # fmt: skip
@@ -193,7 +199,8 @@ def check_metric(quality: Quality, others: Iterable[str] = ()) -> None:
 #: Values of the columns measured on the model where nothing is measured, since the model is as it was built.
 MODEL_DEFAULTS: dict[str, object] = {
     "sparsity": 0.0, "structured_sparsity": 0.0, "inference_saved": 0.0, "dense_macs": None, "effective_macs": None,
-    "parameters": None, "latency_s": None, "layer_sparsity": "{}",
+    "parameters": None, "latency_s": None, "layer_sparsity": "{}", "effective_samples": None,
+    "gradient_clusters": "[]", "gradient_statistics": "[]",
 }  # fmt: skip
 
 #: Values of a method's own columns where the method is not attached.

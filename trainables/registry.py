@@ -63,6 +63,27 @@ METHODS: dict[str, Method] = {
                 ("straight_through", "gradients through binary activations, from samples"),
             )
         ),
+        *(
+            Method(
+                name=name,
+                description=description,
+                home="trainables.gradients.variance_trial:attach",
+                replay_module="trainables.gradients.replay",
+            )
+            for name, description in (
+                ("svrg", "gradients with a control variate from a snapshot of the weights"),
+                ("kfac", "gradients preconditioned by Kronecker factors of the curvature"),
+                ("gradient_clustering", "batches that take samples of all clusters of similar gradients"),
+                ("importance_sampling", "batches that take samples with large losses or gradients more often"),
+                ("zero_gradients", "samples with nearly no loss gradient left out of the backward pass"),
+            )
+        ),
+        Method(
+            name="gradskip+zero_gradients",
+            description="Gradient-Skip, and samples with nearly no loss gradient left out of the backward pass",
+            home="trainables.gradients.with_gradskip:attach",
+            replay_module="trainables.gradients.with_gradskip_replay",
+        ),
     )
 }
 

@@ -7,10 +7,19 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from trainables.errors import UserError, unknown_name
+from trainables.gradients.variance_fields import (
+    LEAST,
+    OF_ANY_METHOD,
+    PREFIXES,
+    VARIANCE_DEFAULTS,
+    VARIANCE_METHODS,
+    VarianceFields,
+    check_variance_fields,
+)
 from trainables.gradskip.variable_types import is_number
 
-#: Methods that estimate gradients.
-ESTIMATORS = ("central_difference", "discrete_gradient", "straight_through")
+#: Methods that take other gradients than backpropagation's of the loop's batches.
+ESTIMATORS = ("central_difference", "discrete_gradient", "straight_through", *VARIANCE_METHODS)
 #: By what the discrete gradient orders what it found: the loss's decrease over the change, or over its square.
 OBJECTIVES = ("decrease/delta", "decrease/delta^2")
 #: Mode of the binary activations from which an estimator's gradients are sampled, by its name; None has none.
@@ -26,7 +35,7 @@ STE_WEIGHTINGS = ("uniform", "effect", "best")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientFields:
+class GradientFields(VarianceFields):
     """Fields of the methods of `ESTIMATORS`; None: the method's default (`DEFAULTS`)."""
 
     gradient_layers: tuple[str, ...] | None = None
@@ -80,9 +89,21 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "ste_spread": 1.0,
         "ste_sigma": 0.01,
     },
+    **VARIANCE_DEFAULTS,
 }
 #: Names of the fields.
-FIELD_NAMES = tuple(field.name for field in fields(GradientFields))
+FIELD_NAMES = tuple(field.name for field in fields(GradientFields) if field.name not in OF_ANY_METHOD)
+#: Least values of the fields that are integers.
+INTEGERS: Mapping[str, int] = {"gradient_start_itr": 0, "ste_samples": 1, "ste_candidates": 1, **LEAST}
+
+
+def estimator_in(method: str) -> str | None:
+    """Return the estimator that is a method, or one of the methods that it joins; None if there is none.
+
+    >>> estimator_in("gradskip+zero_gradients"), estimator_in("gradskip")
+    ('zero_gradients', None)
+    """
+    return next((part for part in method.split("+") if part in ESTIMATORS), None)
 
 
 def estimator_of(names: set[str]) -> str | None:
@@ -96,6 +117,7 @@ def estimator_of(names: set[str]) -> str | None:
     """
     own = names & set(FIELD_NAMES)
     prefixes = {"discrete_": "discrete_gradient", "ste_": "straight_through"}
+    prefixes |= {prefix: method for method, prefix in PREFIXES.items()}
     found = [method for prefix, method in prefixes.items() if any(name.startswith(prefix) for name in own)]
     if len(found) > 1:
         raise UserError(
@@ -112,24 +134,37 @@ def settings_of(config: Any) -> dict[str, Any]:
         config: a `TrialConfig` with a method of `ESTIMATORS`.
     """
     given = {name: getattr(config, name) for name in FIELD_NAMES}
-    defaults = DEFAULTS[config.method]
+    method = estimator_in(config.method)
+    assert method is not None, "a method without an estimator"
+    defaults = DEFAULTS[method]
     return {
         name: defaults.get(name) if value is None else value
         for name, value in given.items()
-        if name in defaults or name == "gradient_layers"
+        if name in readable_fields(method)
     }
+
+
+def readable_fields(method: str) -> set[str]:
+    """Return the fields that an estimator reads."""
+    return set(DEFAULTS[method]) | (set() if method in VARIANCE_METHODS else {"gradient_layers"})
 
 
 def check_gradient_fields(config: Any) -> None:
     """Raise UserError for a value out of range, or a field that the configuration's method does not read."""
+    if config.statistics_samples is not None and config.statistics_measurements is None:
+        raise UserError(
+            f"statistics_samples={config.statistics_samples} needs statistics_measurements, the number of measurements"
+        )
     named = [name for name in FIELD_NAMES if getattr(config, name) is not None]
     if not named:
         return
-    if config.method in ESTIMATORS:
-        readable = {"gradient_layers", *DEFAULTS[config.method]}
+    method = estimator_in(config.method)
+    if method is not None:
+        readable = readable_fields(method)
         for name in named:
             if name not in readable:
-                raise unknown_name(f"setting of method {config.method}", name, readable)
+                raise unknown_name(f"setting of method {method}", name, readable)
+    check_variance_fields(config)
     for name in ("gradient_epsilon", "discrete_stride", "ste_trial_step", "ste_spread", "ste_sigma"):
         value = getattr(config, name)
         if value is not None and not (is_number(value) and value > 0):

@@ -105,8 +105,12 @@ class GradientClustering(GradientMethod):
         numbers, weights = stratified_draw(self.assignments, self.batch_size, generator)
         return self.drawn(numbers, generator, weights)
 
+    @property
+    def is_about_to_pass(self) -> bool:
+        return self.mode == "full" and self._since_update >= self.every
+
     def refresh(self) -> None:
-        if self.mode == "full" and self._since_update >= self.every:
+        if self.is_about_to_pass:
             self.update()
         self._since_update += 1
 

@@ -201,6 +201,11 @@ class GradientMethod:
         """Return the generator of this iteration; it depends on seed, iteration and purpose alone."""
         return torch.Generator().manual_seed(epoch_seed(3 * self.iteration + purpose, self.seed))
 
+    @property
+    def is_about_to_pass(self) -> bool:
+        """Return whether `refresh` would pass over all samples now."""
+        return False
+
     def refresh(self) -> None:
         """Do what is due before this iteration at the cost of a pass over the data; nothing here."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainables.config import TrialConfig
-from trainables.gradients.fields import settings_of
+from trainables.gradients.fields import estimator_in, settings_of
 from trainables.interventions import Intervention, PlannedActs, action_text
 from trainables.metrics import METHOD_DEFAULTS
 
@@ -29,6 +29,6 @@ def switched_on(config: TrialConfig) -> Intervention:
     """Return the intervention that switches a configuration's estimator on."""
     settings = settings_of(config)
     start = int(settings.pop("gradient_start_itr"))
-    layers = settings["gradient_layers"]
-    settings["gradient_layers"] = None if layers is None else list(layers)
-    return Intervention(iteration=start, action=action_text({config.method: settings}))
+    if settings.get("gradient_layers") is not None:
+        settings["gradient_layers"] = list(settings["gradient_layers"])
+    return Intervention(iteration=start, action=action_text({str(estimator_in(config.method)): settings}))

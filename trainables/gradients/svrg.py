@@ -55,8 +55,12 @@ class SVRG(GradientMethod):
             return self.alpha
         return self.alpha * max(0.0, 1 - iteration / self.alpha_end)
 
+    @property
+    def is_about_to_pass(self) -> bool:
+        return self.alpha_at(self.iteration) > 0 and (not self._weights or self._age >= self.snapshot_every)
+
     def refresh(self) -> None:
-        if self.alpha_at(self.iteration) > 0 and (not self._weights or self._age >= self.snapshot_every):
+        if self.is_about_to_pass:
             self.snapshot()
         self._age += 1
 

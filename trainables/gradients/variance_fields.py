@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from trainables.errors import UserError, unknown_name
+from trainables.gradskip.variable_types import is_number
 
 #: What importance sampling draws by.
 IMPORTANCE_SCORES = ("loss", "output_gradient", "gradient")
 #: From which labels K-FAC's factors are measured: drawn from the model's own distribution, or the batch's.
 FISHERS = ("sampled", "empirical")
+#: Gradients of a measurement unless specified, as in the paper.
+STATISTICS_SAMPLES = 50
 #: How clusters of gradients are found: passes over all samples, or from the batches that are trained.
 CLUSTER_MODES = ("full", "online")
 
@@ -58,6 +63,10 @@ class VarianceFields:
     """zero_gradients: norm of a sample's output gradient below which it is left out, above 0."""
     zero_unbiased: bool | None = None
     """zero_gradients: True keeps some of those samples with a larger weight."""
+    statistics_measurements: int | None = None
+    """Any method: how often gradient statistics are measured in the run, >= 1. None: never."""
+    statistics_samples: int | None = None
+    """Any method: gradients of each estimator in a measurement, >= 2. None: `STATISTICS_SAMPLES`."""
 
 
 #: Fields and values where they are None, by method; their options are the fields without the method's prefix.
@@ -98,3 +107,57 @@ VARIANCE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 #: Methods that change a gradient's variance.
 VARIANCE_METHODS = tuple(VARIANCE_DEFAULTS)
+#: Beginnings of the fields' names, by method.
+PREFIXES: Mapping[str, str] = {
+    "svrg": "svrg_",
+    "kfac": "kfac_",
+    "gradient_clustering": "cluster_",
+    "importance_sampling": "importance_",
+    "zero_gradients": "zero_",
+}
+#: Fields that any method may have.
+OF_ANY_METHOD = ("statistics_measurements", "statistics_samples")
+#: Ranges: name, whether a value is valid, and the rule in words.
+_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("svrg_alpha", lambda v: 0 <= v <= 1, "a number in [0, 1]"),
+    ("kfac_damping", lambda v: v > 0, "a number above 0"),
+    ("kfac_kl_clip", lambda v: v > 0, "a number above 0"),
+    ("kfac_decay", lambda v: 0 <= v < 1, "a number in [0, 1)"),
+    ("cluster_decay", lambda v: 0 <= v < 1, "a number in [0, 1)"),
+    ("importance_uniform", lambda v: 0 < v <= 1, "a number in (0, 1]"),
+    ("zero_threshold", lambda v: v > 0, "a number above 0"),
+)
+#: Least values of integers.
+LEAST: Mapping[str, int] = {
+    "svrg_snapshot_every": 1, "kfac_factor_every": 1, "kfac_inverse_every": 1, "cluster_count": 1, "cluster_every": 1,
+    "cluster_iterations": 1, "kept_samples": 1, "importance_update_every": 1, "statistics_measurements": 1,
+    "statistics_samples": 2,
+}  # fmt: skip
+_CHOICES = (("kfac_fisher", FISHERS), ("cluster_mode", CLUSTER_MODES), ("importance_by", IMPORTANCE_SCORES))
+
+
+def check_variance_fields(config: Any) -> None:
+    """Raise UserError for a value out of range; integers are checked with those of other fields."""
+    for name, holds, rule in _RULES:
+        value = getattr(config, name)
+        if value is not None and not (is_number(value) and holds(value)):
+            raise UserError(f"{name} must be {rule}, got {value!r}")
+    for name, valid in _CHOICES:
+        value = getattr(config, name)
+        if value is not None and value not in valid:
+            raise unknown_name(name, str(value), valid)
+
+
+def options_of(method: str, settings: Mapping[str, Any], total_steps: int) -> dict[str, Any]:
+    """Return the keyword arguments of a method's class (`trainables.gradients`) for a trial's settings.
+
+    >>> options_of("svrg", {"svrg_alpha": 0.5, "svrg_alpha_decays": True, "kept_samples": 9}, 300)
+    {'alpha': 0.5, 'alpha_end': 300}
+    """
+    prefix = PREFIXES[method]
+    own = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
+    if own.pop("alpha_decays", False):
+        own["alpha_end"] = total_steps
+    if "count" in own:
+        own["clusters"] = own.pop("count")
+    return own

@@ -86,6 +86,8 @@ class TrainingRun:
             base_lrs=base_lrs,
             loss=self.workload.loss,
             example_batch=lambda: next(iter(self.workload.train_batches(0, config.seed))),
+            epoch_batches=lambda epoch: self.workload.train_batches(epoch, config.seed),
+            samples=self.workload.samples(),
             validation_loss=self._validation_loss,
             make_model=self.workload.make_model,
             quality=self.quality,
@@ -237,8 +239,10 @@ class TrainingRun:
     def _step(self, batch: Batch, indices: Tensor | None = None) -> Tensor:
         dense = self.cost.dense_step(batch)
         self.method.begin_step(self.epoch, self._in_epoch)
+        batch = self.method.batch(batch)
         cache = self.forward_cache
-        with cache.batch(indices) if cache is not None and indices is not None else nullcontext():
+        cached = cache.batch(indices) if cache is not None and indices is not None else nullcontext()
+        with cached, self.method.forward_pass():
             loss = self._loss(batch)
         cost = self.cost.step(self.method.stop_key(), batch, None if cache is None else cache.last)
         self.optimizer.zero_grad(set_to_none=True)

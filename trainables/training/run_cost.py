@@ -28,7 +28,7 @@ def with_estimate(cost: StepCost, dense: StepCost, estimated: EstimateFlops) -> 
         cost,
         forward_flops=cost.forward_flops + estimated.forward_flops,
         backward_flops=cost.backward_flops + estimated.backward_flops,
-        optimizer_bytes=dense.optimizer_bytes,
+        optimizer_bytes=dense.optimizer_bytes if estimated.all_trained else cost.optimizer_bytes,
     )
 
 

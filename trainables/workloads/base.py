@@ -7,7 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainables.errors import unknown_name
 from trainables.quality import ACCURACY, Quality
 from trainables.workload_options import what_is_trained
+
+if TYPE_CHECKING:
+    from trainables.workloads.sample_access import Samples
 
 #: A batch is a tuple of tensors; the first dimension of each indexes the samples.
 Batch = tuple[Tensor, ...]
@@ -109,6 +112,10 @@ class Workload(ABC):
         A workload that has them guarantees that a sample's input is the same in every epoch. None: inputs do not
         repeat (augmentation), or it is unknown whether they do.
         """
+        return None
+
+    def samples(self) -> Samples | None:
+        """Return the training samples by number; None where there are no numbers, as in a stream."""
         return None
 
     def forward_chain(self, model: nn.Module) -> list[str] | None:

@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from trainables.errors import unknown_name
 from trainables.gradients.straight_through import BinaryActivation
 from trainables.workloads.base import Batch, Workload, count_hits
+from trainables.workloads.sample_access import TensorSamples
 from trainables.workloads.seeded_loader import epoch_seed
 
 BATCH_SIZE = 64
@@ -135,6 +136,9 @@ class Digits(Workload):
         # One generator per epoch: the order of epoch k is drawn without drawing those of the epochs before it.
         generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
         yield from torch.randperm(self.train_samples, generator=generator).split(BATCH_SIZE)
+
+    def samples(self) -> TensorSamples:
+        return TensorSamples(_splits()["train"], BATCH_SIZE)
 
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
         images, labels = _splits()[split]

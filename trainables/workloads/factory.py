@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+from torch.utils.data import DataLoader, IterableDataset
 
 from trainables.errors import UserError
 from trainables.quality import ACCURACY, Quality, quality_named
@@ -25,6 +26,7 @@ from trainables.workload_options import call_with_options, read_options
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
 from trainables.workloads.factory_parts import Parts, check_evaluation, check_labels, hits, read_parts
+from trainables.workloads.sample_access import Samples, samples_of
 from trainables.workloads.seeded_loader import seeded_epoch
 from trainables.workloads.smoke_test import smoke_test
 from trainables.workloads.user_code import code_digest, import_function
@@ -138,6 +140,15 @@ class FactoryWorkload(Workload):
             seen += 1
         if seen < wanted:
             raise UserError(f"train of workload {self.name} gave {seen} batches in epoch {epoch}, not {wanted}")
+
+    def samples(self) -> Samples | None:
+        train = self._made.train
+        if not isinstance(train, DataLoader) or isinstance(train.dataset, IterableDataset):
+            return None
+        try:
+            return samples_of(train)
+        except UserError:  # a data set without a length
+            return None
 
     def _taken(self, batch: Any) -> Batch:
         if self._structure is None:

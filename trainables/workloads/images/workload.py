@@ -34,6 +34,7 @@ from trainables.workloads.images import augmentation
 from trainables.workloads.images.classes import count_classes, hold_out
 from trainables.workloads.images.dataset import default_cache, open_images
 from trainables.workloads.images.prefetch import prefetched
+from trainables.workloads.sample_access import Samples
 from trainables.workloads.user_code import code_digest
 
 EVALUATION_BATCH_SIZE = 256
@@ -163,12 +164,7 @@ class Images(Workload):
 
     def _train_batches(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
         for step, rows in enumerate(self._order(epoch, seed)[start:], start=start):
-            images, labels = self._take("train", rows.numpy())
-            if self.augment:
-                images = self._augmented(images, augmentation.generator_of(seed, epoch, step))
-            else:
-                images = augmentation.center_crops(images, self._size)
-            yield augmentation.normalised(images, self._mean, self._deviation), labels
+            yield self.inputs_of(rows, augmentation.generator_of(seed, epoch, step))
 
     def _order(self, epoch: int, seed: int) -> tuple[Tensor, ...]:
         generator = augmentation.generator_of(seed, epoch)
@@ -205,6 +201,15 @@ class Images(Workload):
     def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor] | None:
         return None if self.augment else iter(self._order(epoch, seed))
 
+    def samples(self) -> Samples:
+        return _ImageSamples(self)
+
+    def inputs_of(self, rows: Tensor, generator: torch.Generator) -> Batch:
+        """Return training images of these rows as training sees them, and their labels."""
+        images, labels = self._take("train", rows.numpy())
+        images = self._augmented(images, generator) if self.augment else augmentation.center_crops(images, self._size)
+        return augmentation.normalised(images, self._mean, self._deviation), labels
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         images, labels = batch
         return F.cross_entropy(cast(Tensor, model(images)), labels)
@@ -235,6 +240,18 @@ class Images(Workload):
             images, labels = self._take(split, np.arange(at, min(count, at + EVALUATION_BATCH_SIZE)))
             images = augmentation.center_crops(images, self._size)
             yield augmentation.normalised(images, self._mean, self._deviation), labels
+
+
+class _ImageSamples(Samples):
+    """Training images by row."""
+
+    def __init__(self, images: Images) -> None:
+        self._images = images
+        self.count = len(images._parts["train"])
+        self.batch_size = min(images.batch_size, self.count)
+
+    def batch(self, numbers: Tensor, generator: torch.Generator) -> Batch:
+        return self._images.inputs_of(numbers, generator)
 
 
 def _is_int(value: Any, low: int) -> bool:

@@ -1,0 +1,181 @@
+"""Methods that change a gradient's variance, as methods of a trial."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainables.attachment import Attached, EstimateFlops, RunFacts
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.gradients.fields import estimator_in, settings_of
+from trainables.gradients.gradient_clustering import GradientClustering
+from trainables.gradients.gradient_method import Draw, GradientMethod, captured_randomness
+from trainables.gradients.importance_sampling import ImportanceSampling
+from trainables.gradients.kfac import KFAC
+from trainables.gradients.layer_signals import check_some, treatable_layers
+from trainables.gradients.svrg import SVRG
+from trainables.gradients.variance_fields import options_of
+from trainables.gradients.zero_gradients import ZeroGradients
+from trainables.workloads.base import Batch
+from trainables.workloads.sample_access import Samples, TensorSamples, reservoir
+
+_CLASSES: dict[str, type[GradientMethod]] = {
+    method.name: method for method in (SVRG, KFAC, GradientClustering, ImportanceSampling, ZeroGradients)
+}
+#: Methods that choose the samples of a step themselves.
+_CHOOSING = ("gradient_clustering", "importance_sampling")
+
+
+class AttachedGradientMethod(Attached):
+    """A gradient method attached to one training run.
+
+    It is built in its first step, so that nothing is spent before. Data without numbers are kept in a reservoir, one
+    epoch's samples at most, which is filled anew before a method passes over all samples.
+    """
+
+    def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
+        name = estimator_in(config.method)
+        assert name is not None
+        self._name, self._optimizer, self._run, self._seed = name, optimizer, run, config.seed
+        self.settings = settings_of(config)
+        self._start = int(self.settings["gradient_start_itr"])
+        self._iteration = 0
+        self._epoch = self._filled = 0
+        self._method: GradientMethod | None = None
+        self._draw: Draw | None = None
+        self._rows: Any = None
+        if config.forward_cache_mb and name in _CHOOSING:
+            raise UserError(
+                f"method {name} chooses the samples of a step, which a forward cache would not know, got "
+                f"forward_cache_mb={config.forward_cache_mb}: leave it out"
+            )
+        check_model(name, run.model)
+
+    @property
+    def method(self) -> GradientMethod | None:
+        """Return the method where it is on and has stepped, for measurements."""
+        return self._method
+
+    def begin_step(self, epoch: int, minibatch: int) -> None:
+        self._epoch = epoch
+
+    def batch(self, batch: Batch) -> Batch:
+        self._draw = None
+        if self._iteration < self._start:
+            return batch
+        method = self._built(self._epoch, len(batch[0]))
+        method.iteration = self._iteration
+        if self._run.samples is None and method.is_about_to_pass and self._filled != self._epoch:
+            method.data = self._kept(self._epoch)
+            self._filled = self._epoch
+        method.refresh()
+        if self._name in _CHOOSING:
+            usual, method.batch_size = method.batch_size, len(batch[0])
+            self._draw = method.draw(method.generator())
+            method.batch_size = usual
+        else:
+            self._draw = Draw(batch=batch, randomness=captured_randomness(method.device))
+        return self._draw.batch
+
+    def forward_pass(self) -> AbstractContextManager[Any]:
+        if self._draw is None or self._method is None:
+            return nullcontext()
+        self._rows = self._method.rows(self._draw)
+        return self._rows  # type: ignore[no-any-return]
+
+    def estimate(self, loss: Callable[[nn.Module], Tensor], batch: Batch) -> EstimateFlops | None:
+        method, draw = self._method, self._draw
+        if draw is None or method is None:
+            return None
+        method.observe(draw, self._rows)
+        if type(method).adjust is not GradientMethod.adjust:
+            method.set_gradients(method.adjust(method.gradients(), draw))
+        self._draw = self._rows = None
+        return method.meter.take()
+
+    def end_step(self) -> None:
+        self._iteration += 1
+
+    def _built(self, epoch: int, batch_size: int) -> GradientMethod:
+        if self._method is not None:
+            return self._method
+        data: Samples = self._run.samples
+        if data is None:
+            data = self._kept(epoch)
+            self._filled = epoch
+        options = options_of(self._name, self.settings, self._run.total_steps)
+        if "clusters" in options:
+            options["clusters"] = min(options["clusters"], data.count)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="K-FAC treats")  # said before the search, once
+            self._method = _CLASSES[self._name](
+                self._run.model,
+                self._run.loss,
+                data,
+                self._optimizer,
+                batch_size=min(batch_size, data.count),
+                seed=self._seed,
+                **options,
+            )
+        return self._method
+
+    def _kept(self, epoch: int) -> TensorSamples:
+        """Return the samples of an epoch, as many as may be kept."""
+        assert self._run.epoch_batches is not None
+        most = int(self.settings.get("kept_samples", 1))  # the others only train the loop's own batches
+        return reservoir(self._run.epoch_batches(epoch), most=most, seed=self._seed)
+
+    def measured(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if isinstance(self._method, ImportanceSampling):
+            found["effective_samples"] = self._method.effective_share()
+        if isinstance(self._method, GradientClustering) and self._iteration >= self._run.total_steps:
+            self._run.model.train()
+            clusters = [asdict(cluster) for cluster in self._method.inspect()]
+            found["gradient_clusters"] = json.dumps(clusters)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"decision_state": self.decision_state(), "training_state": self.training_state()}
+
+    def decision_state(self) -> dict[str, Any]:
+        return {"iteration": self._iteration}
+
+    def training_state(self) -> dict[str, Any]:
+        if self._method is None:
+            return {}
+        state = {"state": self._method.state_dict(), "batch_size": self._method.batch_size, "epoch": self._filled}
+        return {"gradient_method": state}
+
+    def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
+        self._iteration = int(decision_state["iteration"])
+        kept = training_state.get("gradient_method")
+        if kept is not None:
+            self._method = None
+            self._built(int(kept["epoch"]), int(kept["batch_size"])).load_state_dict(kept["state"])
+
+    def stop_key(self) -> Hashable:
+        return ()
+
+
+def check_model(method: str, model: nn.Module) -> None:
+    """Raise UserError for a model that no configuration of the method can train."""
+    if method in ("kfac", "gradient_clustering"):
+        check_some(treatable_layers(model), method, model)
+
+
+def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> AttachedGradientMethod:
+    """Attach the configuration's method.
+
+    Raises:
+        UserError: a model that it cannot treat, or a forward cache beside a method that chooses samples.
+    """
+    return AttachedGradientMethod(optimizer, config, run)
