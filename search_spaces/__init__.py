@@ -25,6 +25,11 @@ SPACES: dict[str, str] = {
     "central_difference": "differences of the loss as gradients of the last layers: epsilon, when",
     "discrete_gradient": "smallest changes that lower the loss, in the last layers: step, stride, when",
     "straight_through": "gradients through binary activations: estimator, samples, weighting",
+    "svrg": "a control variate from snapshots: how often, its coefficient, when",
+    "kfac": "Kronecker factors of the curvature: damping, clip, decay, how often",
+    "gradient_clustering": "stratified batches over clusters of gradients: how many, how often",
+    "importance_sampling": "samples drawn by loss or gradient: score, even share, how often",
+    "zero_gradients": "samples with nearly no loss gradient left out of the backward pass: threshold, when",
     "schedule": "a compression schedule of yours: its values marked !search",
 }
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from search_spaces.space import ANY_RUN, Space, SpaceContext, Suggests, corners, describe
+from trainables.config import JOINS_GRADSKIP
 from trainables.errors import UserError
 from trainables.gradients.fields import ESTIMATORS
 
 #: Methods in the order of a joined method's name.
-_ORDER = ("gradskip", "compression")
+_ORDER = ("gradskip", "compression", *JOINS_GRADSKIP)
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,17 @@ def joined(spaces: Sequence[Space]) -> Space:
             f"spaces of Gradient-Skip can't be searched together, got {'+'.join(names)}: they set the same variables; "
             "join one of them with a space of compression"
         )
-    alone = [space for space in spaces if space.method in ESTIMATORS]
+    alone = [space for space in spaces if space.method in ESTIMATORS and space.method not in JOINS_GRADSKIP]
     if alone and len(spaces) > 1:
         raise UserError(
             f"space {alone[0].name} can't be searched together with another, got {'+'.join(names)}: an estimator "
             "replaces the gradients that other methods read; search it alone and compare the studies"
+        )
+    beside = [space for space in spaces if space.method in JOINS_GRADSKIP]
+    if beside and not {*methods} <= {beside[0].method, "gradskip", "none"}:
+        raise UserError(
+            f"space {beside[0].name} can be searched together with spaces of Gradient-Skip alone, got "
+            f"{'+'.join(names)}: join auto_thresholds, braking_distance or manual_layers"
         )
     meanings = {name: meaning for space in spaces for name, meaning in space.meanings.items()}
     together_with = {part for method in methods for part in method.split("+")}
@@ -73,10 +80,12 @@ def joined(spaces: Sequence[Space]) -> Space:
                 raise UserError(f"spaces {asked[name]} and {space.name} both search {name}: join others")
             asked[name] = space.name
         rules = {corner.get("CAC_RULE", "variance") for corner in ends}
-        if "compression" in together_with and rules != {"variance"}:
+        others = together_with - {"gradskip", "none"}
+        if others and rules != {"variance"}:
             raise UserError(
-                f"space {space.name} can't be searched together with compression, got {'+'.join(names)}: other rules "
-                "than variance look at more than weights; join auto_thresholds, braking_distance or manual_layers"
+                f"space {space.name} can't be searched together with {' and '.join(sorted(others))}, got "
+                f"{'+'.join(names)}: other rules than variance look at more than weights; join auto_thresholds, "
+                "braking_distance or manual_layers"
             )
     together = tuple(spaces)
     savings = {space.saving for space in spaces if space.method != "none"} or {"training"}

@@ -12,13 +12,25 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from search_spaces import agp, central_difference, distillation
+from search_spaces import (
+    agp,
+    central_difference,
+    distillation,
+    gradient_clustering,
+    importance_sampling,
+    kfac,
+    svrg,
+    zero_gradients,
+)
 from search_spaces.space import ANY_RUN, MOST_VISITS, Space, SpaceContext, Suggests, TooManyVisits, corners, describe
 from trainables.config import TrialConfig, field_names, method_of
 from trainables.errors import UserError, unknown_name
+from trainables.gradients.variance_fields import OF_ANY_METHOD
 from trainables.gradskip.variables import variable_named
 from trainables.workload_options import canonical, read_options
 
+#: Fields that no space sets and that have no option of their own.
+SET_BY_NAME = ("forward_cache_mb", *OF_ANY_METHOD)
 #: Fields of a trial that a space does not set, and what sets them.
 NOT_OF_A_SPACE = {
     "workload": "--workload",
@@ -37,10 +49,15 @@ NOT_OF_A_SPACE = {
     "schedule": "--schedule",
     "schedule_compatible": "--compatible",
     "schedule_values": "the space schedule",
-    "forward_cache_mb": "--set",
+    **dict.fromkeys(SET_BY_NAME, "--set"),
 }
 #: Meanings of fields that are not variables.
-FIELD_MEANINGS = {**agp.SPACE.meanings, **distillation.SPACE.meanings, **central_difference.SPACE.meanings}
+FIELD_MEANINGS = {
+    name: meaning
+    for space in (agp, distillation, central_difference, svrg, kfac, gradient_clustering, importance_sampling,
+                  zero_gradients)
+    for name, meaning in space.SPACE.meanings.items()
+}  # fmt: skip
 OPTION_MEANING = "option of the workload"
 
 

@@ -76,7 +76,7 @@ ROW: tuple[Metric, ...] = (
        "median time of one sample through a model from which structures were removed, after the last epoch",
        may_lack=True),
     _m("layer_sparsity", "string", "", "", "JSON object: share of zeros by weight"),
-    _m("effective_samples", "Float64", "fraction", "max",
+    _m("effective_samples", "float64", "fraction", "max",
        "effective sample size of a batch over its size, under importance sampling", may_lack=True),
     _m("gradient_clusters", "string", "", "",
        "JSON list of the clusters of equal gradients after the last epoch: size, spread, examples"),

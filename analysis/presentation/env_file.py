@@ -8,7 +8,7 @@ import textwrap
 from analysis.presentation.estimator_text import estimator_text
 from analysis.presentation.schedule_text import compresses
 from trainables.config import TrialConfig
-from trainables.gradients.fields import ESTIMATORS
+from trainables.gradients.fields import estimator_in
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME
 
@@ -25,7 +25,13 @@ def environment_lines(config: TrialConfig, *, schedule: str) -> list[str]:
             compresses. A trial that only compresses has no lines to unset or export.
     """
     lines = []
-    if config.method in ESTIMATORS:
+    estimator = estimator_in(config.method)
+    if estimator is not None and config.skips_gradients:
+        lines.append(
+            f"# It trains by {estimator}, too, which no variable sets: {estimator_text(config.to_dict())}; see "
+            f"python -m tune_cac trial --method {config.method}."
+        )
+    elif estimator is not None:
         fields = "".join(f" --set {text}" for text in estimator_text(config.to_dict()).split())
         return [
             f"# It trains by {config.method}, which tune_cac.gradients has and no variable sets:",

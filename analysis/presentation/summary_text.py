@@ -25,7 +25,7 @@ from analysis.presentation.estimator_text import estimator_text
 from analysis.presentation.schedule_text import compresses, schedule_text
 from analysis.quality_words import allowed_text, drop_text, drop_words, metric_words, value_text
 from trainables.config import TrialConfig, field_kinds
-from trainables.gradients.fields import ESTIMATORS
+from trainables.gradients.fields import ESTIMATORS, estimator_in
 from trainables.gradskip.variables import BY_NAME
 from trainables.quality import Quality, allowed_amount
 from trainables.savings import SAVED, TRAINING, saved_words, share_words
@@ -347,7 +347,7 @@ def settings_text(row: pd.Series) -> str:
         if name in BY_NAME and method not in ("compression", *ESTIMATORS)
     )
     compression = compression_text(values) if "compression" in str(method) else ""
-    estimator = estimator_text(values, digits=4) if method in ESTIMATORS else ""
+    estimator = estimator_text(values, digits=4) if estimator_in(str(method)) else ""
     return "; ".join(part for part in (searched_options(row), variables, compression, estimator) if part)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.fields import ESTIMATORS
+from trainables.gradients.fields import estimator_in
 from trainables.gradskip.rules.published_batch import AutoNumbers
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, DEFAULT_SAMPLES, VARIABLES
@@ -86,7 +86,7 @@ def _sorted_out(
     """Return the batches of settings that differ only in the variance rule's numbers."""
     # The variance rule's numbers have no effect under other rules, so they are left out here.
     probe = TrialConfig(**fixed)
-    if probe.compresses or probe.method in ESTIMATORS:
+    if probe.compresses or estimator_in(probe.method):
         return [Batch(rows=rows, config=probe, foreign=True)]
     found = []
     if probe.method != "none" and probe.gradskip_settings().mode == "auto":
@@ -150,7 +150,7 @@ def _rows(settings: Any) -> tuple[pd.Index, list[dict[str, Any]]]:
 def _fields_of(setting: OneSetting) -> dict[str, Any]:
     """Return the fields that a setting gives and replay reads."""
     method = str(setting.get("method", "") if isinstance(setting, Mapping) else getattr(setting, "method", ""))
-    if method in ESTIMATORS:
+    if estimator_in(method):
         raise UserError(
             f"replay predicts Gradient-Skip alone, got a setting with method {method}: what an estimator costs is "
             "known from trials alone, so train it"

@@ -18,7 +18,6 @@ from search_spaces import SpaceContext
 from search_spaces.space import corners, describe
 from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
-from trainables.gradients.fields import ESTIMATORS
 from trainables.gradskip.variables import BY_NAME
 from trainables.metrics import ROW
 from trainables.registry import METHODS, WORKLOADS
@@ -64,6 +63,18 @@ ACTIVE: dict[str, dict[str, Any]] = {
     "central_difference": {"gradient_start_itr": 8, "gradient_epsilon": 0.05},
     "discrete_gradient": {"gradient_start_itr": 20, "gradient_epsilon": 0.02, "discrete_stride": 0.005},
     "straight_through": {"gradient_start_itr": 8, "ste_samples": 2, "ste_weighting": "effect"},
+    "svrg": {"gradient_start_itr": 8, "svrg_snapshot_every": 5, "svrg_alpha_decays": True},
+    "kfac": {"gradient_start_itr": 8, "kfac_factor_every": 3, "kfac_inverse_every": 6},
+    "gradient_clustering": {"gradient_start_itr": 8, "cluster_count": 3, "cluster_every": 9, "cluster_iterations": 2},
+    "importance_sampling": {"gradient_start_itr": 8, "importance_by": "gradient", "importance_update_every": 3},
+    "zero_gradients": {"gradient_start_itr": 8, "zero_threshold": 0.5},
+    "gradskip+zero_gradients": {
+        "gradient_start_itr": 12,
+        "zero_threshold": 0.5,
+        "zero_unbiased": True,
+        "CAC_STOP_LAYER_NUM": (3, 9),
+        "CAC_STOP_LAYER_ITR": (8, 22),
+    },
 }
 #: The same for workloads with fewer layers than those stop.
 FEW_LAYERS: dict[str, dict[str, Any]] = {"binary_mlp": {"CAC_STOP_LAYER_NUM": (1, 3)}}
@@ -83,6 +94,11 @@ REFUSED = {
     ("gradskip", "rosenbrock"): r"CAC_STOP_LAYER_NUM must be at most 0",
     ("compression", "rosenbrock"): r"\*weight.* matches no",
     ("gradskip+compression", "rosenbrock"): r"\*weight.* matches no",
+    ("gradskip+zero_gradients", "rosenbrock"): r"CAC_STOP_LAYER_NUM must be at most 0",
+    ("kfac", "rosenbrock"): "K-FAC needs linear or ungrouped convolution layers",
+    ("gradient_clustering", "rosenbrock"): "gradient_clustering needs linear or ungrouped convolution layers",
+    ("importance_sampling", "rosenbrock"): "the model's output must have a row for each",
+    ("zero_gradients", "rosenbrock"): "the model's output must have a row for each",
 } | {
     ("straight_through", workload): "needs a model with BinaryActivation modules"
     for workload in WORKLOADS
@@ -103,7 +119,7 @@ def image_data(tmp_path_factory: pytest.TempPathFactory) -> None:
 def config_of(method: str, workload: str, **more: Any) -> TrialConfig:
     options = SHORT.get(workload)
     active = {**ACTIVE[method], **(FEW_LAYERS.get(workload, {}) if "gradskip" in method else {})}
-    if method in ESTIMATORS and method != "straight_through":
+    if method in ("central_difference", "discrete_gradient"):
         active["gradient_layers"] = ESTIMATED[workload]
     return TrialConfig(method=method, workload=workload, workload_options=options, epochs=4, **active, **more)
 

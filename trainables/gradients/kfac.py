@@ -133,14 +133,7 @@ class KFAC(GradientMethod):
 
     def check(self) -> None:
         """Raise UserError if there is no layer to treat; warn of layers that are not treated."""
-        check_some(self.layers, "K-FAC", self.model)
-        others = untreated_parameters(self.model, self.layers)
-        if others:
-            warnings.warn(
-                "K-FAC treats Linear and ungrouped Conv1d and Conv2d layers with weights of their own; plain gradients "
-                f"are taken of {named(others)}",
-                stacklevel=3,
-            )
+        check_treatable(self.model)
 
     def observe(self, draw: Draw, rows: Any) -> None:
         """Measure the factors, and decompose them, where this is due.
@@ -296,6 +289,19 @@ class KFAC(GradientMethod):
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         self.factors = {name: Factors(*(t.to(self.device) for t in ts)) for name, ts in state["factors"].items()}
         self.bases = {name: Basis(*(t.to(self.device) for t in ts)) for name, ts in state["bases"].items()}
+
+
+def check_treatable(model: nn.Module) -> None:
+    """Raise UserError if a model has no layer that K-FAC treats; warn of layers that it does not treat."""
+    layers = treatable_layers(model)
+    check_some(layers, "K-FAC", model)
+    others = untreated_parameters(model, layers)
+    if others:
+        warnings.warn(
+            "K-FAC treats Linear and ungrouped Conv1d and Conv2d layers with weights of their own; plain gradients "
+            f"are taken of {named(others)}",
+            stacklevel=4,
+        )
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:

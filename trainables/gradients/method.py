@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from trainables.attachment import Attached, EstimateFlops, RunFacts
 from trainables.config import TrialConfig
+from trainables.gradients import variance_trial
 from trainables.gradients.central_differences import check_changes_weights, check_epsilon, estimate, scaled_epsilon
 from trainables.gradients.discrete_gradients import search
 from trainables.gradients.fields import STE_ESTIMATORS, settings_of
@@ -18,6 +19,7 @@ from trainables.gradients.model_loss import ModelLoss, matching_names
 from trainables.gradients.perturbations import Perturbations
 from trainables.gradients.straight_through import binary_activations
 from trainables.gradients.straight_through_directions import StraightThroughSettings, straight_through_direction
+from trainables.gradients.variance_fields import VARIANCE_METHODS
 from trainables.runtime.flops import flop_counter
 from trainables.runtime.generators import kept_generators
 from trainables.workloads.base import Batch
@@ -199,6 +201,9 @@ def check_model(method: str, model: nn.Module, layers: Iterable[str] | None = No
         model: to be trained.
         layers: names or patterns of the estimated parameters, where they are fixed.
     """
+    if method in VARIANCE_METHODS:
+        variance_trial.check_model(method, model)
+        return
     matching_names(model, layers)
     if method == "straight_through":
         binary_activations(model)

@@ -19,7 +19,7 @@ from trainables.gradients.fields import estimator_in, settings_of
 from trainables.gradients.gradient_clustering import GradientClustering
 from trainables.gradients.gradient_method import Draw, GradientMethod, captured_randomness
 from trainables.gradients.importance_sampling import ImportanceSampling
-from trainables.gradients.kfac import KFAC
+from trainables.gradients.kfac import KFAC, check_treatable
 from trainables.gradients.layer_signals import check_some, treatable_layers
 from trainables.gradients.svrg import SVRG
 from trainables.gradients.variance_fields import options_of
@@ -57,7 +57,9 @@ class AttachedGradientMethod(Attached):
                 f"method {name} chooses the samples of a step, which a forward cache would not know, got "
                 f"forward_cache_mb={config.forward_cache_mb}: leave it out"
             )
-        check_model(name, run.model)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="K-FAC treats")  # said before the search, once
+            check_model(name, run.model)
 
     @property
     def method(self) -> GradientMethod | None:
@@ -168,7 +170,9 @@ class AttachedGradientMethod(Attached):
 
 def check_model(method: str, model: nn.Module) -> None:
     """Raise UserError for a model that no configuration of the method can train."""
-    if method in ("kfac", "gradient_clustering"):
+    if method == "kfac":
+        check_treatable(model)
+    if method == "gradient_clustering":
         check_some(treatable_layers(model), method, model)
 
 

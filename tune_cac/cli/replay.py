@@ -14,7 +14,7 @@ import search_spaces
 from search_spaces import Space
 from trainables.config import check_integer
 from trainables.errors import UserError, cannot_write
-from trainables.gradients.fields import ESTIMATORS, estimator_of
+from trainables.gradients.fields import estimator_in, estimator_of
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES
 from trainables.quality import ACCURACY, Quality
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) is not None:
             check_integer(f"--{name}", getattr(arguments, name), low)
     space = None if arguments.space is None else search_spaces.load(arguments.space)
-    estimator = estimator_of(set(values)) if space is None or space.method not in ESTIMATORS else space.method
+    estimator = estimator_of(set(values)) if space is None else estimator_in(space.method)
     _check_replayed(estimator)
 
     from analysis.trace_replay.traces import load_trace
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_replayed(method: str | None) -> None:
-    if method in ESTIMATORS:
+    if method is not None and estimator_in(method):
         raise UserError(
             f"replay predicts Gradient-Skip alone, got settings of {method}: what an estimator costs is known from "
             "trials alone, so search it"

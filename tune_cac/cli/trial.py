@@ -9,7 +9,7 @@ from typing import Any
 
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, UserError, cannot_write
-from trainables.gradients.fields import ESTIMATORS, estimator_of
+from trainables.gradients.fields import estimator_in, estimator_of
 from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES, ratio_name
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     values = read_assignments(arguments.assignments)
     estimator = estimator_of(set(values))
     method = arguments.method or estimator or ("gradskip" if arguments.schedule is None else "compression")
-    if estimator is not None and method not in ESTIMATORS:
+    if estimator is not None and not estimator_in(method):
         raise UserError(f"settings of method {estimator} need it, got --method {method}: leave that out")
     if method == "none" and (values or arguments.schedule):
         raise UserError("--set and --schedule need a method that heeds them, got --method none")

@@ -12,16 +12,16 @@ from typing import Any
 
 import search_spaces
 from search_spaces import SpaceContext
-from search_spaces.own_space import NOT_OF_A_SPACE
+from search_spaces.own_space import NOT_OF_A_SPACE, SET_BY_NAME
 from search_spaces.space import ANY_RUN, corners, searched_fields
 from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import BY_NAME, variable_named
 from trainables.workload_options import TRUTH
 
-#: Fields that have their own options; of those that no space sets, only the budget of the forward cache has none.
+#: Fields that have their own options.
 _OPTIONS = {
-    **{name: option for name, option in NOT_OF_A_SPACE.items() if name != "forward_cache_mb"},
+    **{name: option for name, option in NOT_OF_A_SPACE.items() if name not in SET_BY_NAME},
     "workload_options": "--data, --model or --option",
     "workers": "--workers-per-trial of a search",
     "method": "--method of a trial; in a search the space says it",

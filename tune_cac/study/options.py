@@ -16,7 +16,7 @@ from search_spaces import Space, first_options
 from search_spaces.grid_file import GRID
 from trainables.config import check_integer
 from trainables.errors import UserError, unknown_name
-from trainables.gradients.fields import ESTIMATORS
+from trainables.gradients.fields import estimator_in
 from trainables.gradskip.variable_types import is_number
 from trainables.metrics import check_metric
 from trainables.quality import ACCURACY, Quality, default_drop, quality_named, read_drop
@@ -278,7 +278,7 @@ class SearchOptions(StudyOptions):
     @property
     def estimates(self) -> bool:
         """Return whether a gradient estimator is searched."""
-        return self.loaded_space.method in ESTIMATORS
+        return estimator_in(self.loaded_space.method) is not None
 
     @property
     def skips_gradients(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
+from trainables.gradients.fields import estimator_in
 from trainables.quality import ACCURACY, Quality
 from trainables.registry import SCRIPT, WORKLOADS, is_factory
 from tune_cac.study.options import SearchOptions
@@ -80,7 +81,9 @@ def check_estimated(options: SearchOptions) -> None:
 
     with isolated(seed=options.seed, threads=options.cpus_per_trial):
         model = build(options.workload, options.first_options).make_model()
-    check_model(options.loaded_space.method, model, options.fixed.get("gradient_layers"))
+    method = estimator_in(options.loaded_space.method)
+    assert method is not None, "no estimator is searched"
+    check_model(method, model, options.fixed.get("gradient_layers"))
 
 
 def check_measured(config: TrialConfig) -> None:

@@ -1,0 +1,63 @@
+"""Gradient clustering: how many clusters, found by passes over the data or from trained batches, how often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from search_spaces import central_difference
+from search_spaces.space import Branch, Space, SpaceContext, Suggests
+from search_spaces.svrg import interval
+from trainables.gradients.variance_fields import CLUSTER_MODES
+
+#: Clusters, on a logarithmic scale.
+CLUSTERS = (2, 64)
+#: Steps from one update to the next, by mode, on logarithmic scales; a full one costs passes over the data.
+EVERY = {"full": (20, 5000), "online": (1, 50)}
+#: Passes of a full update; decay of the centres in online mode.
+ITERATIONS, DECAYS = (1, 5), (0.5, 0.999)
+
+
+def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
+    """Ask for the clusters and the mode, then for the mode's settings, and the first iteration."""
+    mode = trial.suggest_categorical("cluster_mode", CLUSTER_MODES)
+    branch = Branch(trial, mode)
+    found = {
+        "cluster_mode": mode,
+        "cluster_count": trial.suggest_int("cluster_count", *CLUSTERS, log=True),
+        "cluster_every": branch.suggest_int("cluster_every", *interval(EVERY[mode], context), log=True),
+        "gradient_start_itr": central_difference.suggest_start(trial, context),
+    }
+    if mode == "full":
+        found["cluster_iterations"] = branch.suggest_int("cluster_iterations", *ITERATIONS)
+    else:
+        found["cluster_decay"] = branch.suggest_float("cluster_decay", *DECAYS)
+    return found
+
+
+def start(context: SpaceContext) -> dict[str, Any]:
+    """Return ten clusters, found by three passes every hundred steps or so, from the beginning."""
+    low, high = interval(EVERY["full"], context)
+    return {
+        "cluster_mode": "full",
+        "cluster_count": 10,
+        "full.cluster_every": max(low, min(100, high)),
+        "full.cluster_iterations": 3,
+        "gradient_start_itr": 0,
+    }
+
+
+SPACE = Space(
+    name="gradient_clustering",
+    method="gradient_clustering",
+    suggest=suggest,
+    start=start,
+    start_is_published=False,
+    meanings={
+        "cluster_mode": "clusters from passes over all samples, or from the batches that are trained",
+        "cluster_count": "clusters of similar gradients",
+        "cluster_every": "steps from one update of the clusters to the next",
+        "cluster_iterations": "passes over the data of a full update",
+        "cluster_decay": "decay of the centres in online mode",
+        "gradient_start_itr": central_difference.MEANINGS["gradient_start_itr"],
+    },
+)
