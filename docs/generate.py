@@ -17,7 +17,9 @@ import search_spaces
 from analysis.io.study_options import Option, options_of
 from search_spaces import SPACES
 from trainables.gradients import fields as estimator_settings
-from trainables.gradients.fields import DEFAULTS, ESTIMATORS, FIELD_NAMES, GradientFields
+from trainables.gradients import variance_fields
+from trainables.gradients.fields import DEFAULTS, ESTIMATORS, FIELD_NAMES, GradientFields, readable_fields
+from trainables.gradients.variance_fields import VarianceFields
 from trainables.gradskip.variables import VARIABLES
 from trainables.savings import saved_words
 from tune_cac.study.options import SearchOptions
@@ -76,21 +78,25 @@ def spaces() -> str:
 
 def estimator_fields() -> str:
     """Return the table of the estimators' fields, with the methods that read them and their defaults there."""
-    described = attribute_docstrings(GradientFields)
-    readers = {
-        name: [m for m in ESTIMATORS if name in DEFAULTS[m] or name == "gradient_layers"] for name in FIELD_NAMES
-    }
+    described = attribute_docstrings(GradientFields) | attribute_docstrings(VarianceFields)
+    readers = {name: [m for m in ESTIMATORS if name in readable_fields(m)] for name in FIELD_NAMES}
     return table(
         ("field", "default", "meaning"),
         (
             (
                 f"`{name}`",
                 ", ".join(dict.fromkeys(_plain(DEFAULTS[method].get(name, "all")) for method in readers[name])),
-                re.sub("`([A-Z_]+)`", lambda found: ", ".join(getattr(estimator_settings, found[1])), described[name]),
+                re.sub("`([A-Z_]+)`", lambda found: ", ".join(_choices(found[1])), described[name]),
             )
             for name in FIELD_NAMES
         ),
     )
+
+
+def _choices(name: str) -> Iterable[str]:
+    home = estimator_settings if hasattr(estimator_settings, name) else variance_fields
+    found: Iterable[str] = getattr(home, name)
+    return found
 
 
 def _plain(value: Any) -> str:

@@ -20,6 +20,7 @@ ORDER = (
     ("trainables.registry",),
     # A method's settings belong to the vocabulary, as the configuration's fields are the variables themselves.
     ("trainables.gradskip.variable_types", "trainables.gradskip.variables", "trainables.gradskip.settings"),
+    ("trainables.gradients.variance_fields",),
     ("trainables.gradients.fields",),
     ("trainables.config",),
     ("trainables.attachment",),

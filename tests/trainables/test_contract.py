@@ -97,7 +97,7 @@ REFUSED = {
     ("gradskip+zero_gradients", "rosenbrock"): r"CAC_STOP_LAYER_NUM must be at most 0",
     ("kfac", "rosenbrock"): "K-FAC needs linear or ungrouped convolution layers",
     ("gradient_clustering", "rosenbrock"): "gradient_clustering needs linear or ungrouped convolution layers",
-    ("importance_sampling", "rosenbrock"): "the model's output must have a row for each",
+    ("importance_sampling", "rosenbrock"): "importance sampling by gradient needs linear or ungrouped convolution",
     ("zero_gradients", "rosenbrock"): "the model's output must have a row for each",
 } | {
     ("straight_through", workload): "needs a model with BinaryActivation modules"

@@ -6,7 +6,7 @@ Shapes: N samples; K clusters; B samples of a batch; assignments (N,) int64.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ from trainables.gradients.cluster_assignment import (
 from trainables.gradients.gradient_method import Draw, GradientMethod
 from trainables.gradients.gradient_sketch import GradientSketch
 from trainables.gradients.layer_signals import LayerSignals, check_some, treatable_layers
-from trainables.gradients.output_rows import OutputRows
 from trainables.gradients.stratified_sampling import stratified_draw
 from trainables.gradients.variance_fields import CLUSTER_MODES
 from trainables.workloads.batch_shapes import shapes_of
@@ -243,7 +242,7 @@ class GradientClustering(GradientMethod):
 class _WatchedRows(LayerSignals):
     """Weigh a draw's rows, and record layers in the same pass."""
 
-    def __init__(self, weigh: OutputRows, layers: Mapping[str, Any]) -> None:
+    def __init__(self, weigh: AbstractContextManager[Any], layers: Mapping[str, Any]) -> None:
         super().__init__(layers)
         self._weigh = weigh
         self._stack = ExitStack()

@@ -174,9 +174,8 @@ class LayerSignals:
             calls = self.calls(name)
             if not calls:
                 continue
-            weight = layer.weight.flatten(1)
-            assert isinstance(weight, Tensor)
-            outputs, width = weight.shape
+            assert isinstance(layer.weight, Tensor)
+            outputs, width = layer.weight.flatten(1).shape
             count = len(calls[0][0])
             places = sum(gradient.numel() for _, gradient in calls) // (count * outputs)
             for rows in chunks(count, places * (width + outputs + places)):

@@ -57,7 +57,7 @@ def _twin(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     """Return an optimizer of the same rule for other parameters; a subclass of torch's steps as torch's does."""
     kind = next((k for k in type(optimizer).__mro__ if k.__module__.startswith("torch.optim.")), Optimizer)
     if kind is not Optimizer:
-        return kind(groups)  # type: ignore[call-arg]
+        return kind(groups)
     twin = copy.copy(optimizer)  # an optimizer of the user's own
     twin.param_groups = groups
     twin.state = type(optimizer.state)(optimizer.state.default_factory)

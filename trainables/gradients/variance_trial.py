@@ -24,8 +24,8 @@ from trainables.gradients.layer_signals import check_some, treatable_layers
 from trainables.gradients.svrg import SVRG
 from trainables.gradients.variance_fields import options_of
 from trainables.gradients.zero_gradients import ZeroGradients
-from trainables.workloads.base import Batch
-from trainables.workloads.sample_access import Samples, TensorSamples, reservoir
+from trainables.workloads.base import Batch, Samples
+from trainables.workloads.sample_access import TensorSamples, reservoir
 
 _CLASSES: dict[str, type[GradientMethod]] = {
     method.name: method for method in (SVRG, KFAC, GradientClustering, ImportanceSampling, ZeroGradients)
@@ -51,7 +51,7 @@ class AttachedGradientMethod(Attached):
         self._epoch = self._filled = 0
         self._method: GradientMethod | None = None
         self._draw: Draw | None = None
-        self._rows: Any = None
+        self._rows: AbstractContextManager[Any] = nullcontext()
         if config.forward_cache_mb and name in _CHOOSING:
             raise UserError(
                 f"method {name} chooses the samples of a step, which a forward cache would not know, got "
@@ -91,7 +91,7 @@ class AttachedGradientMethod(Attached):
         if self._draw is None or self._method is None:
             return nullcontext()
         self._rows = self._method.rows(self._draw)
-        return self._rows  # type: ignore[no-any-return]
+        return self._rows
 
     def estimate(self, loss: Callable[[nn.Module], Tensor], batch: Batch) -> EstimateFlops | None:
         method, draw = self._method, self._draw
@@ -100,7 +100,7 @@ class AttachedGradientMethod(Attached):
         method.observe(draw, self._rows)
         if type(method).adjust is not GradientMethod.adjust:
             method.set_gradients(method.adjust(method.gradients(), draw))
-        self._draw = self._rows = None
+        self._draw, self._rows = None, nullcontext()
         return method.meter.take()
 
     def end_step(self) -> None:
@@ -109,6 +109,7 @@ class AttachedGradientMethod(Attached):
     def _built(self, epoch: int, batch_size: int) -> GradientMethod:
         if self._method is not None:
             return self._method
+        assert self._run.loss is not None, "a run of a workload has its loss"
         data: Samples = self._run.samples
         if data is None:
             data = self._kept(epoch)

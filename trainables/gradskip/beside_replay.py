@@ -15,7 +15,7 @@ from trainables.interventions import Intervention, MethodReplay, Recorded, actio
 class KnownActs(MethodReplay, Protocol):
     """A replay that can say when it acts next."""
 
-    iteration: int  # type: ignore[assignment]  # the joint replay sets it
+    iteration: int
 
     def next_action(self) -> int | None:
         """Return the iteration of the next intervention; None if there is none."""

@@ -7,7 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainables.errors import unknown_name
 from trainables.quality import ACCURACY, Quality
 from trainables.workload_options import what_is_trained
-
-if TYPE_CHECKING:
-    from trainables.workloads.sample_access import Samples
 
 #: A batch is a tuple of tensors; the first dimension of each indexes the samples.
 Batch = tuple[Tensor, ...]
@@ -35,6 +32,24 @@ def count_hits(model: nn.Module, batches: Iterable[Batch], device: Any) -> int:
 
 #: Metric that every workload with `evaluation_batches` has.
 VALIDATION_LOSS = "val_loss"
+
+
+class Samples(ABC):
+    """Training samples by number, for methods that choose samples themselves."""
+
+    count: int
+    """N, the samples that there are."""
+    batch_size: int = 1
+    """Samples of a batch where nobody names another size."""
+
+    @abstractmethod
+    def batch(self, numbers: Tensor, generator: torch.Generator) -> Batch:
+        """Return the samples of these numbers, on the CPU.
+
+        Args:
+            numbers: (B,) int64.
+            generator: source of whatever is drawn, such as augmentation.
+        """
 
 
 class Workload(ABC):

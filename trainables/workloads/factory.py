@@ -23,10 +23,10 @@ from trainables.errors import UserError
 from trainables.quality import ACCURACY, Quality, quality_named
 from trainables.runtime.isolation import isolated
 from trainables.workload_options import call_with_options, read_options
-from trainables.workloads.base import Batch, Workload
+from trainables.workloads.base import Batch, Samples, Workload
 from trainables.workloads.batch_structure import flatten, structure_of, unflatten
 from trainables.workloads.factory_parts import Parts, check_evaluation, check_labels, hits, read_parts
-from trainables.workloads.sample_access import Samples, samples_of
+from trainables.workloads.sample_access import samples_of
 from trainables.workloads.seeded_loader import seeded_epoch
 from trainables.workloads.smoke_test import smoke_test
 from trainables.workloads.user_code import code_digest, import_function

@@ -6,8 +6,7 @@ Shapes: N samples; B samples of a batch; numbers (B,) int64 in 0..N-1, on the CP
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,34 +15,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from trainables.errors import UserError
 from trainables.runtime.generators import cpu_generators, set_cpu_generators
-from trainables.workloads.base import Batch
+from trainables.workloads.base import Batch, Samples
 from trainables.workloads.batch_structure import flatten
 
 #: What `samples_of` takes, in words.
 _TAKES = "a DataLoader of a map-style data set, such a data set, or a tuple of tensors"
-
-
-class Samples(ABC):
-    """Training samples by number."""
-
-    count: int
-    """N, the samples that there are."""
-    batch_size: int = 1
-    """Samples of a batch where nobody names another size."""
-
-    @abstractmethod
-    def batch(self, numbers: Tensor, generator: torch.Generator) -> Batch:
-        """Return the samples of these numbers, on the CPU.
-
-        Args:
-            numbers: (B,) int64.
-            generator: source of whatever is drawn, such as augmentation.
-        """
-
-    def in_order(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Batch]]:
-        """Yield numbers and batches of all samples, each once."""
-        for numbers in torch.arange(self.count).split(batch_size):
-            yield numbers, self.batch(numbers, generator)
 
 
 class TensorSamples(Samples):

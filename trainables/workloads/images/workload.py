@@ -29,12 +29,11 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from trainables.errors import UserError, unknown_name
 from trainables.workloads import models
-from trainables.workloads.base import Batch, Workload, count_hits
+from trainables.workloads.base import Batch, Samples, Workload, count_hits
 from trainables.workloads.images import augmentation
 from trainables.workloads.images.classes import count_classes, hold_out
 from trainables.workloads.images.dataset import default_cache, open_images
 from trainables.workloads.images.prefetch import prefetched
-from trainables.workloads.sample_access import Samples
 from trainables.workloads.user_code import code_digest
 
 EVALUATION_BATCH_SIZE = 256
