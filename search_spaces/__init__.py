@@ -29,7 +29,7 @@ SPACES: dict[str, str] = {
     "kfac": "Kronecker factors of the curvature: damping, clip, decay, how often",
     "gradient_clustering": "stratified batches over clusters of gradients: how many, how often",
     "importance_sampling": "samples drawn by loss or gradient: score, even share, how often",
-    "zero_gradients": "samples with nearly no loss gradient left out of the backward pass: threshold, when",
+    "zero_gradients": "samples with nearly no loss gradient left out of the backward pass",
     "schedule": "a compression schedule of yours: its values marked !search",
 }
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from trainables.gradients.gradient_method import GradientMethod
+
 
 def _nothing() -> None:
     pass
@@ -70,6 +72,10 @@ class Attached:
         Returns:
             What was executed; None if nothing was estimated.
         """
+        return None
+
+    def gradient_method(self) -> GradientMethod | None:
+        """Return the gradient method whose statistics can be measured; None where there is none, or not yet."""
         return None
 
     def before_optimizer(self) -> None:

@@ -81,7 +81,7 @@ ROW: tuple[Metric, ...] = (
     _m("gradient_clusters", "string", "", "",
        "JSON list of the clusters of equal gradients after the last epoch: size, spread, examples"),
     _m("gradient_statistics", "string", "", "",
-       "JSON list of the epoch's measurements of gradient statistics: step, estimator, total, layers"),
+       "JSON list of the epoch's measurements of gradient statistics: step, estimator, cost, total, layers"),
     _m("stopped_through", "int64", "", "", "index of the last stopped parameter, -1 for none"),
     _m("stop_events", "string", "", "", "JSON list of the stops: iteration, layer, name, ratio, rule"),
 )  # fmt: skip

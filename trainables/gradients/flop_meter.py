@@ -14,6 +14,7 @@ class FlopMeter:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
+        self._new: Hashable = None
         self.forward_flops = 0
         """FLOPs of forward passes so far."""
         self.backward_flops = 0
@@ -41,6 +42,15 @@ class FlopMeter:
         with flop_counter() as counter:
             yield
         self._known[key] = int(counter.get_total_flops())
+        self._new = key
+
+    def spare(self, key: Hashable, flops: int) -> None:
+        """Take FLOPs that were left out of the last backward pass of a key from its count."""
+        if self._new == ("backward", key):  # counted without them, and later ones may leave out others
+            self._known["backward", key] += flops
+        else:
+            self.backward_flops -= flops
+        self._new = None
 
     def add(self, backward_flops: int) -> None:
         """Add FLOPs of arithmetic on gradients, which are known from shapes; negative for what was spared."""

@@ -129,9 +129,11 @@ class GradientStatistics:
         before = meter.forward_flops, meter.backward_flops
         moments = RunningMoments()
         generator = torch.Generator().manual_seed(epoch_seed(step, self._seed + 1))
+        # A method that draws as SGD does draws from the same data; others know samples by their own numbers.
+        draws = self.sgd if type(method).draw is GradientMethod.draw else method
         with method.unchanged_model():
             for _ in range(self.samples):
-                moments.add(method.gradient(method.draw(generator)))
+                moments.add(method.gradient(draws.draw(generator)))
         flops = meter.forward_flops + meter.backward_flops - sum(before)
         meter.forward_flops, meter.backward_flops = before
         return moments, flops

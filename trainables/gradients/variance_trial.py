@@ -61,9 +61,7 @@ class AttachedGradientMethod(Attached):
             warnings.filterwarnings("ignore", message="K-FAC treats")  # said before the search, once
             check_model(name, run.model)
 
-    @property
-    def method(self) -> GradientMethod | None:
-        """Return the method where it is on and has stepped, for measurements."""
+    def gradient_method(self) -> GradientMethod | None:
         return self._method
 
     def begin_step(self, epoch: int, minibatch: int) -> None:

@@ -110,8 +110,11 @@ class ZeroGradients(GradientMethod):
         )
         return SkippingRows(self.model, draw.size, self.threshold, seed if self.unbiased else None)
 
+    def spared_flops(self, rows: Any) -> int:
+        return int(rows.sliced.spared_flops)
+
     def observe(self, draw: Draw, rows: Any) -> None:
-        self.meter.add(-rows.sliced.spared_flops)
+        self.meter.add(-self.spared_flops(rows))
 
 
 def check_threshold(threshold: Any) -> None:

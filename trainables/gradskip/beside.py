@@ -48,6 +48,9 @@ class GradskipBeside(Attached):
     def estimate(self, loss: Callable[[nn.Module], Tensor], batch: tuple[Tensor, ...]) -> EstimateFlops | None:
         return self.other.estimate(loss, batch)
 
+    def gradient_method(self) -> Any:
+        return self.other.gradient_method()
+
     def before_optimizer(self) -> None:
         self.other.before_optimizer()
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from trainables.config import TrialConfig
+from trainables.gradients.variance_fields import OF_ANY_METHOD
 from trainables.workload_options import what_is_trained
 from trainables.workloads.base import Workload
 
@@ -28,6 +29,8 @@ def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
     Runs with equal facts are equal until a method acts. Fields of the configuration that matter only once a method acts
     are part of its actions, not of these facts.
     """
+    # Rows of runs that are measured have more columns.
+    measured = {name: value for name in OF_ANY_METHOD if (value := getattr(config, name)) is not None}
     return {
         "workload": config.workload,
         "workload_options": list(what_is_trained(config.workload, config.options)),
@@ -41,6 +44,7 @@ def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
         "device": config.device,
         "device_kind": device_kind(config.device),
         "precision": "float32",
+        **measured,
         **config.quality.fields(),  # rows of another metric have other keys
         "torch": torch.__version__,
     }

@@ -24,6 +24,7 @@ from trainables.runtime.isolation import ProcessState
 from trainables.training.forward_cache import open_forward_cache
 from trainables.training.run_cost import RunCost, with_estimate
 from trainables.training.run_resources import RunResources
+from trainables.training.run_statistics import open_statistics
 from trainables.training.warm_up import warm_up
 from trainables.workloads import build
 from trainables.workloads.base import Batch
@@ -95,6 +96,7 @@ class TrainingRun:
             changed=lambda: self.cost.change_model(self.model),
         )
         self.method = attach(self.optimizer, config, facts)
+        self.statistics = open_statistics(config, self.workload, self.model, self.total_steps)
         self.trains_at_first = tuple(p.requires_grad for p in self.model.parameters())
         """True for each parameter that trains at step 0, by number."""
         self._shapes = EpochShapes(self.workload.steps_per_epoch)
@@ -180,6 +182,8 @@ class TrainingRun:
         batch, indices = next(self._epoch_batches)
         self._shapes.see(batch, self._in_epoch)
         samples = len(batch[0])
+        if self.statistics is not None:
+            self.cost.add_measured(self.statistics.before_step(self.step, self.method.gradient_method()))
         self._loss_sum += samples * self._step(tuple(t.to(self.device, non_blocking=True) for t in batch), indices)
         self._samples += samples
         self._in_epoch += 1
@@ -274,6 +278,9 @@ class TrainingRun:
         tested = self._metrics("test") if self.finished and "test" in self.workload.splits else {}
         further = {name: value for name, value in found.items() if name != quality.name}
         further |= {f"test_{name}": value for name, value in tested.items() if name != quality.name}
+        statistics = self.statistics
+        if statistics is not None:
+            further |= statistics.columns()
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -287,6 +294,7 @@ class TrainingRun:
             "stage": "",
             **MODEL_DEFAULTS,
             **self.method.measured(),
+            **({} if statistics is None else {"gradient_statistics": statistics.text(self.epoch)}),
             **METHOD_DEFAULTS,
             **self.method.columns(),
         }
@@ -324,6 +332,7 @@ class TrainingRun:
             "search_flops": self.cost.search_flops,
             "generators": generators_state(self.device),
             "method": self.method.state_dict(),
+            "statistics": {} if self.statistics is None else self.statistics.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -342,6 +351,8 @@ class TrainingRun:
         self.resources.load_state_dict(state)
         if state["method"]:
             self.method.resume(**state["method"])
+        if self.statistics is not None:
+            self.statistics.load_state_dict(state.get("statistics", {}))
         set_generators(state["generators"], self.device)
 
     def save(self, folder: str | Path) -> None:

@@ -113,6 +113,12 @@ class RunCost:
         counts["dense_flops"] += dense.flops
         counts["dense_backward_flops"] += dense.backward_flops
 
+    def add_measured(self, executed: EstimateFlops | None) -> None:
+        """Add what measurements executed beside the steps."""
+        if executed is not None:
+            self.counts["forward_flops"] += executed.forward_flops
+            self.counts["backward_flops"] += executed.backward_flops
+
     def _forward_flops(self, model: nn.Module, batch: Batch) -> int:
         table = self._beside.get(id(model))
         if table is None:

@@ -11,6 +11,7 @@ from trainables.errors import UserError
 from trainables.gradients.fields import DEFAULTS, ESTIMATORS, FIELD_NAMES, STE_ESTIMATORS, settings_of
 from trainables.gradients.replay import start_replay, switched_on
 from trainables.gradients.straight_through_directions import StraightThroughSettings
+from trainables.gradients.variance_fields import VARIANCE_METHODS
 from trainables.registry import METHODS
 
 
@@ -19,7 +20,10 @@ def test_every_estimator_is_a_method_with_defaults_that_are_fields() -> None:
     assert set(ESTIMATORS) <= set(METHODS)
     for method in ESTIMATORS:
         assert set(DEFAULTS[method]) <= set(FIELD_NAMES)
-        assert settings_of(TrialConfig(method=method)) == {**DEFAULTS[method], "gradient_layers": None}
+        assert settings_of(TrialConfig(method=method)) == {
+            **DEFAULTS[method],
+            **({} if method in VARIANCE_METHODS else {"gradient_layers": None}),
+        }
     # The library's own defaults, which have another home.
     own = StraightThroughSettings()
     for name, value in DEFAULTS["straight_through"].items():
@@ -39,6 +43,18 @@ def test_every_estimator_is_a_method_with_defaults_that_are_fields() -> None:
         ({"ste_estimator": "sine"}, "unknown ste_estimator 'sine': did you mean 'sign'"),
         ({"ste_weighting": "equal"}, "unknown ste_weighting 'equal'"),
         ({"discrete_objective": "x"}, "unknown discrete_objective 'x'"),
+        ({"svrg_alpha": 1.5}, r"svrg_alpha must be a number in \[0, 1\], got 1.5"),
+        ({"svrg_snapshot_every": 0}, "svrg_snapshot_every must be an integer >= 1, got 0"),
+        ({"kfac_damping": 0}, "kfac_damping must be a number above 0, got 0"),
+        ({"kfac_decay": 1.0}, r"kfac_decay must be a number in \[0, 1\), got 1.0"),
+        ({"kfac_fisher": "true"}, "unknown kfac_fisher 'true'"),
+        ({"cluster_mode": "batch"}, "unknown cluster_mode 'batch'"),
+        ({"importance_by": "losses"}, "unknown importance_by 'losses': did you mean 'loss'"),
+        ({"importance_uniform": 0.0}, r"importance_uniform must be a number in \(0, 1\], got 0.0"),
+        ({"zero_threshold": "x"}, "zero_threshold must be a number above 0, got 'x'"),
+        ({"method": "svrg", "zero_threshold": 0.1}, "unknown setting of method svrg 'zero_threshold': "),
+        ({"statistics_samples": 5}, "statistics_samples=5 needs statistics_measurements, the number of measurements"),
+        ({"statistics_measurements": 2, "statistics_samples": 1}, "statistics_samples must be an integer >= 2, got 1"),
         ({"method": "discrete_gradient", "discrete_stride": 0.5},
          "discrete_stride must be at most gradient_epsilon=0.01, got 0.5"),
         ({"method": "central_difference", "discrete_stride": 0.5},

@@ -14,7 +14,7 @@ from compression_schedules import EPOCHS, SCHEDULES, distilled, ranked, sections
 from runs import NOT_THE_RUNS, Row, finish, without
 from tiny_workload import STEPS_PER_EPOCH, Tiny, tiny  # noqa: F401 - a fixture
 
-from trainables.compression.trial.with_gradskip_replay import JointReplay
+from trainables.compression.trial.with_gradskip_replay import start_replay
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.stage_tree.shared_run import SharedRun, Sharing
@@ -251,7 +251,7 @@ def test_a_signal_that_is_missing_leaves_both_followers_where_they_were(tmp_path
     config = auto(0.97, SCHEDULES["sensitivity"])
     with TrainingRun(config) as run:
         facts = run.method.model_metadata()
-    replay = JointReplay(config, facts)
+    replay = start_replay(config, facts)
 
     class Recorded:
         def __init__(self, until: int) -> None:
@@ -274,6 +274,6 @@ def test_a_signal_that_is_missing_leaves_both_followers_where_they_were(tmp_path
     assert replay.advance(Recorded(30), 20) is None
     assert replay.iteration == replay.compression.iteration == 20
     state = json.loads(json.dumps(replay.state_dict()))
-    again = JointReplay(config, facts)
+    again = start_replay(config, facts)
     again.load_state_dict(state)
     assert again.state_dict() == replay.state_dict()
