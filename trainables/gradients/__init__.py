@@ -20,6 +20,12 @@ if TYPE_CHECKING:
         relative_error,
     )
     from trainables.gradients.discrete_gradients import DiscreteGradient, discrete_gradient, discrete_gradient_of
+    from trainables.gradients.gradient_clustering import GradientCluster, GradientClustering
+    from trainables.gradients.gradient_method import GradientMethod
+    from trainables.gradients.gradient_statistics import GradientMeasurement, GradientStatistics
+    from trainables.gradients.importance_sampling import ImportanceSampling
+    from trainables.gradients.kfac import KFAC
+    from trainables.gradients.moments import GradientMoments
     from trainables.gradients.normalised_sgd import NormalisedSGD
     from trainables.gradients.straight_through import (
         BinaryActivation,
@@ -29,12 +35,18 @@ if TYPE_CHECKING:
         stochastic_rounding_ste,
     )
     from trainables.gradients.straight_through_directions import StraightThroughSettings, straight_through_direction
+    from trainables.gradients.stratified_sampling import IndexedDataset, StratifiedBatches, reservoir
+    from trainables.gradients.svrg import SVRG
+    from trainables.gradients.zero_gradients import ZeroGradients
 
 __all__ = [
     "central_difference", "CentralDifferenceSGD", "autograd_gradient", "relative_error", "NormalisedSGD",
     "discrete_gradient", "discrete_gradient_of", "DiscreteGradient",
     "sign_ste", "stochastic_rounding_ste", "backward_noise_ste", "BinaryActivation", "activation_mode",
     "straight_through_direction", "StraightThroughSettings",
+    "GradientMethod", "SVRG", "KFAC", "GradientClustering", "GradientCluster", "ImportanceSampling", "ZeroGradients",
+    "GradientStatistics", "GradientMeasurement", "GradientMoments",
+    "StratifiedBatches", "IndexedDataset", "reservoir",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy_names(
@@ -48,5 +60,14 @@ __getattr__, __dir__ = lazy_names(
         "straight_through": ("sign_ste", "stochastic_rounding_ste", "backward_noise_ste", "BinaryActivation",
                              "activation_mode"),
         "straight_through_directions": ("straight_through_direction", "StraightThroughSettings"),
+        "gradient_method": ("GradientMethod",),
+        "svrg": ("SVRG",),
+        "kfac": ("KFAC",),
+        "gradient_clustering": ("GradientClustering", "GradientCluster"),
+        "importance_sampling": ("ImportanceSampling",),
+        "zero_gradients": ("ZeroGradients",),
+        "gradient_statistics": ("GradientStatistics", "GradientMeasurement"),
+        "moments": ("GradientMoments",),
+        "stratified_sampling": ("StratifiedBatches", "IndexedDataset", "reservoir"),
     },
 )  # fmt: skip

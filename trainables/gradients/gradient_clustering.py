@@ -5,7 +5,7 @@ Shapes: N samples; K clusters; B samples of a batch; assignments (N,) int64.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,9 @@ from trainables.gradients.layer_signals import LayerSignals, check_some, treatab
 from trainables.gradients.stratified_sampling import stratified_draw
 from trainables.gradients.variance_fields import CLUSTER_MODES
 from trainables.workloads.batch_shapes import shapes_of
+
+#: Samples for each cluster among which the first centres are chosen.
+FIRST_POINTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +129,8 @@ class GradientClustering(GradientMethod):
         sums: CentreSums | None = None
         assignments = torch.empty(self.data.count, dtype=torch.int64)
         own = torch.empty(self.data.count, dtype=torch.float64)
-        for numbers in torch.randperm(self.data.count, generator=generator).split(self.batch_size):
-            points = self._points(self.drawn(numbers, generator))
-            if self.centres is None:
-                self.centres = first_centres(points, self.clusters, generator)
+        for numbers, points in self._all_points(generator):
+            assert self.centres is not None
             sums = sums or CentreSums(self.centres)
             table = self._distances(points)
             chosen = torch.from_numpy(assign(table, counts))
@@ -141,6 +142,20 @@ class GradientClustering(GradientMethod):
         if weighted:
             self._fill(assignments, generator)
         return assignments, own
+
+    def _all_points(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield numbers and sketches of all samples in random order; without centres, set them from the first ones."""
+        waiting: list[tuple[Tensor, Tensor]] = []
+        order = torch.randperm(self.data.count, generator=generator).split(self.batch_size)
+        with self.unchanged_model():
+            for place, numbers in enumerate(order):
+                waiting.append((numbers, self._points(self.drawn(numbers, generator))))
+                enough = sum(len(each) for each, _ in waiting) >= FIRST_POINTS * self.clusters
+                if self.centres is None and (enough or place == len(order) - 1):
+                    self.centres = first_centres(torch.cat([p for _, p in waiting]), self.clusters, generator)
+                if self.centres is not None:
+                    yield from waiting
+                    waiting = []
 
     def _fill(self, assignments: Tensor, generator: torch.Generator) -> None:
         """Fill empty clusters, in place; their centres begin at those that they were split from."""
@@ -154,6 +169,8 @@ class GradientClustering(GradientMethod):
         with self.pass_on(draw) as evaluate, LayerSignals(self._trained_layers()) as recorded:
             with self.meter.forward(key):
                 loss = evaluate({})
+            if not recorded.edges:
+                raise UserError("gradient clustering needs a layer that still trains, got none: end it before all stop")
             with self.meter.backward(key):
                 torch.autograd.grad(loss, recorded.edges, allow_unused=True)
             return self._sketched(recorded, draw.size, float(draw.size))

@@ -13,7 +13,10 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from trainables.errors import UserError
+from trainables.workloads.sample_access import IndexedDataset, reservoir
 from trainables.workloads.seeded_loader import epoch_seed
+
+__all__ = ["IndexedDataset", "StratifiedBatches", "reservoir", "stratified_draw"]
 
 
 def stratified_draw(assignments: Tensor, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

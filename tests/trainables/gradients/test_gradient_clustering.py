@@ -1,0 +1,256 @@
+"""Gradient clustering: sketches against per-sample gradients, clusters, variance, resumption, refusals."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainables.errors import UserError
+from trainables.gradients import GradientClustering, GradientMethod
+from trainables.gradients.cluster_assignment import CentreSums, assign, first_centres, split_largest, squared_distances
+from trainables.gradients.gradient_sketch import GradientSketch
+from trainables.gradients.layer_signals import LayerSignals, treatable_layers
+from trainables.workloads.digits import _splits
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def small(outputs: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(64, outputs)
+    )
+
+
+def images(count: int, classes: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 1, 8, 8, generator=generator)
+    return x, torch.randint(0, classes, (count,), generator=generator)
+
+
+def digits_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.GroupNorm(1, 8), nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.GroupNorm(1, 16), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10),
+    )  # fmt: skip
+
+
+def sample_gradients(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    """Weights' gradients of each sample's own loss, one backward pass each: (B, P)."""
+    weights = [p for name, p in model.named_parameters() if name.endswith("weight") and p.dim() > 1]
+    rows = []
+    for i in range(len(batch[0])):
+        found = torch.autograd.grad(loss(model, tuple(t[i : i + 1] for t in batch)), weights)
+        rows.append(torch.cat([g.flatten() for g in found]))
+    return torch.stack(rows)
+
+
+def sketches(model: nn.Module, batch: tuple[Tensor, ...], side: int, seed: int = 0) -> Tensor:
+    layers = treatable_layers(model)
+    with LayerSignals(layers) as recorded:
+        loss(model, batch).backward()
+        sketch = GradientSketch(layers, torch.device("cpu"), seed, side)
+        return sketch.of(recorded, len(batch[0]), float(len(batch[0])))[0]
+
+
+def test_a_sketch_of_whole_sides_is_the_gradient_itself() -> None:
+    model, batch = small(), images(6)
+    assert torch.allclose(sketches(model, batch, side=64), sample_gradients(model, batch), atol=1e-6)
+
+
+def test_sketches_keep_squared_distances_on_average_and_zero_distances_exactly() -> None:
+    model, (x, y) = small(), images(6)
+    batch = (torch.cat([x, x[:1]]), torch.cat([y, y[:1]]))
+    exact = sample_gradients(model, batch)
+    wanted = torch.cdist(exact, exact).square()
+    found = torch.stack([torch.cdist(s, s).square() for s in (sketches(model, batch, 4, seed) for seed in range(600))])
+    error = 4 * found.std(0) / 600**0.5
+    assert bool(((found.mean(0) - wanted).abs() <= error + 1e-4 * wanted.max()).all())
+    assert float(found[:, 0, 6].max()) < 1e-9 * float(wanted.max())
+
+
+def test_assignment_weighs_distances_by_the_running_count() -> None:
+    table = np.array([[1.0, 1.5], [1.0, 1.5], [1.0, 1.5], [9.0, 0.1]])
+    counts = np.zeros(2, dtype=np.int64)
+    # (N_k + 1) d: 1 < 1.5; 2 > 1.5; 2 < 3; 27 > 0.2.
+    assert assign(table, counts).tolist() == [0, 1, 0, 1]
+    assert counts.tolist() == [2, 2]
+    assert assign(table, None).tolist() == [0, 0, 0, 1]
+
+
+def test_centres_are_means_and_empty_clusters_take_half_of_the_largest() -> None:
+    points = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
+    before = torch.tensor([[9.0, 9.0], [0.0, 1.0], [4.0, 4.0]])
+    sums = CentreSums(before)
+    sums.add(points, torch.tensor([0, 0, 1]))
+    assert torch.equal(sums.centres(), torch.tensor([[2.0, 0.0], [0.0, 5.0], [4.0, 4.0]]))
+    assert torch.allclose(sums.centres(0.5), torch.tensor([[5.5, 4.5], [0.0, 3.0], [4.0, 4.0]]))
+    assert torch.allclose(squared_distances(points, before)[2], torch.tensor([97.0, 16.0, 17.0]))
+    assignments = torch.tensor([0, 0, 0, 0, 0, 2])
+    done = split_largest(assignments, 4, torch.Generator().manual_seed(0))
+    assert done == [(1, 0), (3, 0)]
+    assert torch.bincount(assignments, minlength=4).tolist() == [2, 2, 1, 1]
+    few = torch.tensor([0, 1])
+    assert split_largest(few, 4, torch.Generator().manual_seed(0)) == []
+
+
+def test_first_centres_are_apart_and_repeat_only_where_points_do() -> None:
+    points = torch.tensor([[0.0], [0.0], [0.0], [50.0], [-50.0]])
+    for seed in range(20):
+        found = first_centres(points, 3, torch.Generator().manual_seed(seed))
+        assert sorted(found.flatten().tolist()) == [-50.0, 0.0, 50.0]
+    assert len(first_centres(points[:2], 4, torch.Generator().manual_seed(0))) == 4
+
+
+def test_equal_gradients_share_a_cluster() -> None:
+    """Three groups of copies: unweighted clusters are the groups, with examples of them."""
+    x, y = images(3)
+    order = torch.tensor([0] * 20 + [1] * 9 + [2] * 5)[torch.randperm(34, generator=torch.Generator().manual_seed(3))]
+    model = small()
+    method = GradientClustering(model, loss, (x[order], y[order]), batch_size=8, clusters=3)
+    before = [t.clone() for t in model.state_dict().values()]
+    found = method.inspect(iterations=3, examples=4)
+    assert [cluster.size for cluster in found] == [20, 9, 5]
+    for cluster, group in zip(found, (0, 1, 2), strict=True):
+        assert {int(order[number]) for number in cluster.examples} == {group}
+        assert cluster.spread < 1e-6
+        assert len(cluster.examples) == 4
+    assert method.centres is None  # nothing of the method itself has changed
+    assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))
+
+
+def variance(method: GradientMethod, samples: int) -> tuple[float, Tensor]:
+    rows = []
+    for seed in range(samples):
+        found = method.gradient(method.draw(torch.Generator().manual_seed(seed)))
+        rows.append(torch.cat([g.flatten() for g in found.values()]).double())
+    table = torch.stack(rows)
+    return float(table.var(0).sum()), table.mean(0)
+
+
+def trained(x: Tensor, y: Tensor, steps: int = 40) -> nn.Module:
+    model = digits_net()
+    method = GradientMethod(model, loss, (x, y), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=32)
+    for _ in range(steps):
+        method.step()
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["full", "online"])
+def test_with_half_of_the_data_duplicated_the_variance_is_at_most_0_4_of_sgd(mode: str) -> None:
+    x, y = (part[:400] for part in _splits()["train"])
+    x, y = torch.cat([x[:200], x[:2].repeat(100, 1, 1, 1)]), torch.cat([y[:200], y[:2].repeat(100)])
+    model = trained(x, y)
+    data: Any = (x, y)
+    sgd, _ = variance(GradientMethod(model, loss, data, batch_size=32), 300)
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    every, steps = (5, 6) if mode == "full" else (1, 200)  # online, a sample moves only when it is drawn
+    method = GradientClustering(model, loss, data, still, batch_size=32, mode=mode, every=every, decay=0.9)
+    for _ in range(steps):
+        method.step()
+    found, mean = variance(method, 300)
+    assert found <= 0.4 * sgd
+    exact = torch.cat([g.flatten() for g in torch.autograd.grad(loss(model, data), list(model.parameters()))]).double()
+    # Unbiased: the mean of 300 estimates is within four standard errors of the gradient of all samples.
+    assert float((mean - exact).square().sum()) < 16 * found / 300
+
+
+def test_sgd_itself_has_the_variance_of_drawing_without_replacement() -> None:
+    x, y = images(20)
+    model = small().double()
+    batch = (x.double(), y)
+    rows = []
+    for i in range(20):
+        found = torch.autograd.grad(loss(model, tuple(t[i : i + 1] for t in batch)), list(model.parameters()))
+        rows.append(torch.cat([g.flatten() for g in found]))
+    each = torch.stack(rows).var(0).sum()
+    found, _ = variance(GradientMethod(model, loss, batch, batch_size=5), 1500)
+    assert found == pytest.approx(float(each) / 5 * (1 - 5 / 20), rel=0.06)
+
+
+@pytest.mark.parametrize("mode", ["full", "online"])
+def test_a_resumed_training_is_bit_for_bit_the_whole_one(mode: str) -> None:
+    def fresh() -> GradientClustering:
+        model = small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return GradientClustering(model, loss, images(40), optimizer, batch_size=8, clusters=4, mode=mode, every=3)
+
+    whole = fresh()
+    for step in range(11):
+        if step == 5:
+            file = io.BytesIO()
+            torch.save([whole.state_dict(), whole.model.state_dict(), whole.optimizer.state_dict()], file)
+        whole.step()
+    again = fresh()
+    file.seek(0)
+    own, model, optimizer = torch.load(file, weights_only=True)
+    again.load_state_dict(own)
+    again.model.load_state_dict(model)
+    again.optimizer.load_state_dict(optimizer)
+    for _ in range(6):
+        again.step()
+    for a, b in zip(whole.model.state_dict().values(), again.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(whole.assignments, again.assignments)
+
+
+def test_a_full_update_costs_a_forward_pass_and_less_than_a_backward_pass_a_sample() -> None:
+    model = small()
+    method = GradientClustering(model, loss, images(40), batch_size=8, clusters=4, iterations=2)
+    plain = GradientMethod(model, loss, images(40), batch_size=8)
+    plain.gradient(plain.draw(torch.Generator().manual_seed(0)))
+    one = plain.meter.take()
+    method.update()
+    found = method.meter.take()
+    assert found.forward_flops == 10 * one.forward_flops  # two passes over five batches
+    assert found.backward_flops > 0
+    assert method.is_about_to_pass is False
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clusters": 0}, r"clusters must be in 1\.\.40, the samples there are, got 0"),
+        ({"clusters": 41}, r"clusters must be in 1\.\.40, the samples there are, got 41"),
+        ({"mode": "offline"}, "unknown mode of gradient clustering 'offline': did you mean 'online'"),
+        ({"every": 0}, "every must be an integer >= 1, got 0"),
+        ({"iterations": 0}, "iterations must be an integer >= 1, got 0"),
+        ({"decay": 1.0}, r"decay must be in \[0, 1\), got 1.0"),
+        ({"batch_size": 41}, r"batch_size must be in 1\.\.40, the samples there are, got 41"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        GradientClustering(small(), loss, images(40), **{"batch_size": 8, **options})
+
+
+def test_models_that_it_cannot_look_at() -> None:
+    class Sequences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:  # (B, T, 4): places first inside
+            return self.linear(x.transpose(0, 1)).mean(0)
+
+    with pytest.raises(UserError, match="needs linear or ungrouped convolution layers"):
+        GradientClustering(nn.Sequential(nn.Flatten(), nn.LayerNorm(64)), loss, images(40), batch_size=8)
+    data = (torch.randn(40, 5, 4), torch.zeros(40, dtype=torch.int64))
+    with pytest.raises(UserError, match=r"samples' dimension first, got 5 rows in layer linear for a batch of 8"):
+        GradientClustering(Sequences(), loss, data, batch_size=8).update()
+    stopped = small()
+    method = GradientClustering(stopped, loss, images(40), batch_size=8)
+    for layer in method.layers.values():
+        layer.weight.requires_grad_(False)
+    with pytest.raises(UserError, match="needs a layer that still trains"):
+        method.update()

@@ -1,0 +1,225 @@
+"""Gradient statistics: numbers against closed forms and full loops, and not a bit of interference."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainables.errors import UserError
+from trainables.gradients import (
+    KFAC,
+    SVRG,
+    GradientClustering,
+    GradientMethod,
+    GradientStatistics,
+    ImportanceSampling,
+    ZeroGradients,
+)
+from trainables.gradients.moments import RunningMoments, moments_of
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def filled(rows: Tensor) -> RunningMoments:
+    moments = RunningMoments()
+    for row in rows:
+        moments.add({"a": row[:4].clone(), "b": row[4:].view(2, -1).clone()})
+    return moments
+
+
+@pytest.mark.parametrize("scale", [1e-18, 1e-5, 1.0, 1e6])
+def test_moments_are_numpys_at_any_scale(scale: float) -> None:
+    rows = torch.randn(30, 10, generator=torch.Generator().manual_seed(0)) * scale + 0.3 * scale
+    rows[:, 5] = 0  # an element without any gradient
+    found = moments_of(filled(rows))
+    for name, part in (("a", rows[:, :4]), ("b", rows[:, 4:]), ("", rows)):
+        table = part.double().numpy()
+        variances, squares = table.var(0, ddof=1), (table**2).mean(0)
+        some = squares > 0
+        assert found[name].mean == pytest.approx(table.mean(0).mean(), rel=1e-4)
+        assert found[name].norm == pytest.approx(np.linalg.norm(table.mean(0)), rel=1e-5)
+        assert found[name].average_variance == pytest.approx(variances.mean(), rel=1e-5)
+        assert found[name].normalised_variance == pytest.approx((variances[some] / squares[some]).mean(), rel=1e-4)
+        signal = (table.mean(0) ** 2 - variances / 30).sum()
+        assert found[name].snr == pytest.approx(signal / variances.sum(), rel=1e-3)
+        assert found[name].bias == 0
+
+
+def test_bias_is_relative_to_the_reference_and_its_noise_is_what_chance_gives() -> None:
+    biases, noises = [], []
+    for seed in range(300):
+        generator = torch.Generator().manual_seed(seed)
+        first, second = (torch.randn(20, 10, generator=generator, dtype=torch.float64) for _ in range(2))
+        found = moments_of(filled(first), filled(second))[""]
+        biases.append(found.bias**2)
+        noises.append(found.bias_noise**2)
+    assert np.mean(biases) == pytest.approx(np.mean(noises), rel=0.1)
+    assert np.mean(noises) == pytest.approx(10 * 2 / 20, rel=0.05)
+    shifted = moments_of(filled(torch.ones(3, 10)), filled(torch.zeros(3, 10)))[""]
+    assert shifted.bias == pytest.approx(10**0.5)
+    assert (shifted.bias_noise, shifted.snr) == (0, float("inf"))
+    assert np.isnan(moments_of(filled(torch.zeros(3, 10)))[""].normalised_variance)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(),
+        nn.Linear(64, 3),
+    )  # fmt: skip
+
+
+def data(count: int = 48) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 1, 4, 4, generator=generator), torch.randint(0, 3, (count,), generator=generator)
+
+
+def estimators(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[GradientMethod]:
+    made: list[GradientMethod] = [
+        cls(model, loss, data(), optimizer, batch_size=8)
+        for cls in (SVRG, KFAC, GradientClustering, ImportanceSampling, ZeroGradients)
+    ]
+    made[0].refresh()  # a snapshot
+    made[2].refresh()
+    return made
+
+
+def test_a_measured_training_is_bit_for_bit_the_one_that_is_not() -> None:
+    def run(measured: bool) -> list[Any]:
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        model = net()
+        loader = DataLoader(TensorDataset(*data()), batch_size=8, shuffle=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        kept = torch.random.get_rng_state(), random.getstate(), np.random.get_state()
+        others = estimators(model, optimizer)
+        torch.random.set_rng_state(kept[0])  # building them is no part of what is compared
+        random.setstate(kept[1])
+        np.random.set_state(kept[2])
+        states = [repr(sorted(other.state_dict().items())) for other in others]
+        statistics = GradientStatistics(model, loader, 4, 5, loss=loss, total_steps=18)
+        step = 0
+        for _ in range(3):
+            for batch in loader:
+                if measured:
+                    before = [p.grad for p in model.parameters()]
+                    flags = [m.training for m in model.modules()]
+                    statistics.measure(step, *others)
+                    assert all(a is b.grad for a, b in zip(before, model.parameters(), strict=True))
+                    assert flags == [m.training for m in model.modules()]
+                optimizer.zero_grad()
+                loss(model, batch).backward()
+                optimizer.step()
+                step += 1
+        assert [repr(sorted(other.state_dict().items())) for other in others] == states
+        if measured:
+            assert len(statistics.history) == 4 * 6
+        momentum = [state["momentum_buffer"] for state in optimizer.state.values()]
+        numpy_state = torch.from_numpy(np.random.get_state()[1].astype(np.int64))
+        python_state = torch.tensor(random.getstate()[1])
+        return [*model.state_dict().values(), *momentum, torch.get_rng_state(), numpy_state, python_state]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(True), run(False), strict=True))
+
+
+def test_statistics_are_those_of_a_full_loop_over_all_batches() -> None:
+    """Every batch of two of ten samples, once: the variance that T draws estimate."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    x, y = torch.randn(10, 3, dtype=torch.float64), torch.randint(0, 2, (10,))
+    every = []
+    for pair in itertools.combinations(range(10), 2):
+        batch = (x[list(pair)], y[list(pair)])
+        every.append(
+            torch.cat([g.flatten() for g in torch.autograd.grad(loss(model, batch), list(model.parameters()))])
+        )
+    table = torch.stack(every)
+    statistics = GradientStatistics(model, (x, y), samples=3000, loss=loss, batch_size=2, reference="data")
+    (found,) = statistics.measure(0)
+    variances, squares = table.var(0, correction=0), table.square().mean(0)
+    assert found.total.average_variance == pytest.approx(float(variances.mean()), rel=0.05)
+    assert found.total.normalised_variance == pytest.approx(float((variances / squares).mean()), rel=0.03)
+    assert found.total.norm == pytest.approx(float(table.mean(0).norm()), rel=0.05)
+    assert found.total.bias < 4 * found.total.bias_noise
+    assert set(found.layers) == {"weight", "bias"}
+
+
+def test_svrg_right_after_its_snapshot_has_no_variance_and_no_bias() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(16, 3).double()
+    rows = (data()[0].flatten(1).double(), data()[1])
+    svrg = SVRG(model, loss, rows, batch_size=8)
+    svrg.snapshot()
+    statistics = GradientStatistics(model, rows, samples=12, loss=loss, batch_size=8, reference="data")
+    sgd, found = statistics.measure(0, svrg)
+    assert (sgd.estimator, found.estimator) == ("sgd", "svrg")
+    assert found.total.average_variance < 1e-25 < 1e-6 < sgd.total.average_variance
+    assert found.total.bias < 1e-12
+    assert found.gradient_evaluations == 24  # two gradients each
+    assert sgd.gradient_evaluations == 12 + 6  # and a pass over six batches for the reference
+    rows_ = statistics.rows()
+    assert len(rows_) == 2 * 3
+    assert {row["layer"] for row in rows_} == {"", "weight", "bias"}
+
+
+def test_transformers_are_measured_too() -> None:
+    torch.manual_seed(0)
+    block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    model = nn.Sequential(block, nn.Flatten(), nn.Linear(40, 3))
+    rows = (torch.randn(30, 5, 8), torch.randint(0, 3, (30,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    others = [
+        GradientClustering(model, loss, rows, batch_size=6, clusters=3),
+        KFAC(model, loss, rows, optimizer, batch_size=6),
+    ]
+    others[0].refresh()
+    found = GradientStatistics(model, rows, samples=6, loss=loss, batch_size=6).measure(0, *others)
+    assert [one.estimator for one in found] == ["sgd", "gradient_clustering", "kfac"]
+    names = {name for name, _ in model.named_parameters()}
+    assert all(set(one.layers) == names for one in found)
+    assert {"0.self_attn.in_proj_weight", "0.norm1.weight"} <= names
+    assert all(0 < m.normalised_variance < 1.3 for m in found[0].layers.values())
+
+
+@pytest.mark.parametrize(("total", "count"), [(1000, 20), (7, 20), (10, 3), (300, 7), (1, 1)])
+def test_measurements_are_spread_over_the_training(total: int, count: int) -> None:
+    statistics = GradientStatistics(net(), data(), count, 2, loss=loss, total_steps=total, batch_size=8)
+    due = [step for step in range(total) if statistics.is_due(step)]
+    assert len(due) == min(total, count)
+    assert due[0] == 0
+    gaps = np.diff([*due, total])
+    assert max(gaps) - min(gaps) <= 1
+    assert statistics.measure(1) == [] or total == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"measurements": 0}, "measurements must be an integer >= 1, got 0"),
+        ({"samples": 1}, "samples must be an integer >= 2, since one gradient has no variance, got 1"),
+        ({"reference": "batch"}, "reference must be one of sgd, data, got 'batch'"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        GradientStatistics(net(), data(), loss=loss, batch_size=8, **options)
+
+
+def test_a_stream_has_no_numbers() -> None:
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            yield from zip(*data(), strict=True)
+
+    with pytest.raises(UserError, match=r"an iterable stream \(Stream\) has none: keep a bounded part of it"):
+        GradientStatistics(net(), DataLoader(Stream(), batch_size=8), loss=loss)
