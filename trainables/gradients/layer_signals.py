@@ -35,6 +35,21 @@ class LayerSignal:
         count, places, width = self.inputs.shape
         return 2 * count * places * width * self.output_gradients.shape[2]
 
+    @property
+    def squared_norms_flops(self) -> int:
+        """Return the FLOPs of the products in `squared_norms`."""
+        count, places, width = self.inputs.shape
+        outputs = self.output_gradients.shape[2]
+        if places == 1:
+            return 0
+        return 2 * count * places**2 * (width + outputs) if self._by_places else self.per_sample_flops
+
+    @property
+    def _by_places(self) -> bool:
+        """Whether products of places are smaller than gradients."""
+        places, width = self.inputs.shape[1:]
+        return places * places < width * self.output_gradients.shape[2]
+
     def sample_gradients(self, rows: slice = slice(None)) -> Tensor:
         """Return what each sample adds to the weight's gradient: (B, O, I)."""
         return torch.einsum("bto,bti->boi", self.output_gradients[rows], self.inputs[rows])
@@ -43,9 +58,9 @@ class LayerSignal:
         """Return the squared norm of each sample's part of the weight's gradient: (B,); memory B T (T + I + O)."""
         if self.inputs.shape[1] == 1:
             return self.inputs.square().sum((1, 2)) * self.output_gradients.square().sum((1, 2))
-        count, places, width = self.inputs.shape
+        count, _, width = self.inputs.shape
         outputs = self.output_gradients.shape[2]
-        if places * places < width * outputs:  # ||sum_t d_t a_t^T||^2 = sum_ts (d_t d_s) (a_t a_s)
+        if self._by_places:  # ||sum_t d_t a_t^T||^2 = sum_ts (d_t d_s) (a_t a_s)
             a = self.inputs @ self.inputs.transpose(1, 2)
             d = self.output_gradients @ self.output_gradients.transpose(1, 2)
             return (a * d).sum((1, 2))
@@ -130,9 +145,11 @@ class LayerSignals:
         self.edges.clear()  # they hold the graph
 
     def _seen(self, name: str):  # type: ignore[no-untyped-def]
-        def hook(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        def hook(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
             if not output.requires_grad:
-                return
+                return None
+            # Of sequences the output is a view: changed in place, it would never have a gradient of its own.
+            seen = torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
             calls = self._outputs.setdefault(name, [])
             self._inputs.setdefault(name, []).append(arguments[0].detach())
             place = len(calls)
@@ -141,9 +158,10 @@ class LayerSignals:
             def keep(gradient: Tensor) -> None:
                 calls[place] = gradient.detach()
 
-            output.register_hook(keep)
+            seen.register_hook(keep)
             # An activation that changes the output in place takes the tensor away from this node.
-            self.edges.append(torch.autograd.graph.get_gradient_edge(output))
+            self.edges.append(torch.autograd.graph.get_gradient_edge(seen))
+            return None if seen is output else seen
 
         return hook
 
@@ -159,12 +177,18 @@ class LayerSignals:
         for name, layer in self._layers.items():
             calls = [
                 (rows_of_inputs(layer, inputs), rows_of_outputs(layer, gradient))
-                for inputs, gradient in self.calls(name)
+                for inputs, gradient in map(_of_one_type, self.calls(name))
             ]
             if calls:
                 inputs, gradients = zip(*calls, strict=True)
                 found[name] = LayerSignal(inputs=torch.cat(inputs, 1), output_gradients=torch.cat(gradients, 1))
         return found
+
+
+def _of_one_type(call: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return a call in the larger of its types: autocast gives gradients in another than inputs."""
+    dtype = torch.promote_types(call[0].dtype, call[1].dtype)
+    return call[0].to(dtype), call[1].to(dtype)
 
 
 def rows_of_inputs(layer: nn.Module, inputs: Tensor) -> Tensor:
