@@ -53,7 +53,7 @@ def step_direction(
             twin = nn.Parameter(_double(parameter.detach()).clone())
             twin.grad = _double(gradients[name]).clone()
             copies[name] = (parameter, twin)
-            state[twin] = {key: _copied(value) for key, value in optimizer.state.get(parameter, {}).items()}
+            state[twin] = {key: _copied(value, parameter) for key, value in optimizer.state.get(parameter, {}).items()}
             kept.append(twin)
         if kept:
             chosen = {key: value for key, value in _IMPLEMENTATION.items() if key in group}
@@ -85,8 +85,11 @@ def _double(value: Tensor) -> Tensor:
     return value.double() if value.is_floating_point() else value
 
 
-def _copied(value: Any) -> Any:
-    return _double(value).clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+def _copied(value: Any, parameter: Tensor) -> Any:
+    if not isinstance(value, Tensor):
+        return copy.deepcopy(value)
+    # Counters and products of coefficients are rounded as in the real step.
+    return (_double(value) if value.dim() or value.shape == parameter.shape else value).clone()
 
 
 def norm(gradients: Mapping[str, Tensor]) -> Tensor:
