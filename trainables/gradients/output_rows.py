@@ -56,9 +56,12 @@ class OutputRows:
         found = output_of(output, self._samples)
         self.output, self.whole = found.detach(), output
         if found.requires_grad:
-            handle = found.register_hook(self._reached)
+            hooks: dict[int, Any] = found._backward_hooks or {}
+            earlier = dict(hooks)
+            hooks.clear()
+            found.register_hook(self._reached)
             # Hooks of the last layer, whose output this may be, see the weighted gradient as those of all layers do.
-            found._backward_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined,union-attr]
+            hooks.update(earlier)
 
     def _reached(self, gradient: Tensor) -> Tensor | None:
         self.gradient = gradient.detach()
@@ -165,6 +168,7 @@ def _filler(whole: Any, samples: int) -> Callable[[Tensor], Any]:
         return lambda rows: rows
     found = output_of(whole, samples)
     if isinstance(whole, (tuple, list)):
-        return lambda rows: tuple(rows if part is found else None for part in whole)
+        build: Any = getattr(type(whole), "_make", type(whole))  # of a named tuple, or of any
+        return lambda rows: build(rows if part is found else None for part in whole)  # type: ignore[no-any-return]
     named = whole if isinstance(whole, Mapping) else vars(whole)
     return lambda rows: _Result({name: rows if part is found else None for name, part in named.items()})
