@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _aten = torch.ops.aten
+#: Whether saved tensors go through hooks, as where activations are computed again in the backward pass.
+_saved_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class SlicedBackward(TorchFunctionMode):
@@ -26,7 +28,8 @@ class SlicedBackward(TorchFunctionMode):
 
     An input with B rows must have the samples in them: of layers that put time first, B must not be the length.
     Layers whose input has not B rows, and operations other than `F.linear` and ungrouped or grouped convolutions with
-    padding in numbers, are as always; so are those inside attention and recurrent layers.
+    padding in numbers, are as always; so are those inside attention, recurrent layers, and gradient checkpoints, whose
+    second forward pass torch runs outside of the block.
 
     Args:
         samples: B.
@@ -44,7 +47,7 @@ class SlicedBackward(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given: Mapping[str, Any] = kwargs or {}
-        if func in _CONVOLUTIONS or func is F.linear:
+        if (func in _CONVOLUTIONS or func is F.linear) and not _saved_elsewhere(True):
             found = _read(func, args, given)
             if found is not None and found[0].dim() > 1 and found[1].dim() > 1 and len(found[0]) == self.samples:
                 layer, weight, bias, options = found
