@@ -67,9 +67,9 @@ def test_weights_of_the_unbiased_form() -> None:
 
 
 def test_unbiased_form_has_the_mean_gradient_and_the_expected_share() -> None:
-    """Over 3000 seeds; five standard errors of the mean, found from the seeds themselves."""
+    """Over 1000 seeds; five standard errors of the mean, found from the seeds themselves."""
     model, data = table_net(), table(COUNT)
-    norms, threshold, seeds = norms_of(model, data), 0.9, 3000
+    norms, threshold, seeds = norms_of(model, data), 0.9, 1000
     places = list(model.parameters())
     loss = cross_entropy(model, data)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, places)])
