@@ -107,7 +107,8 @@ def gradients_of(value: Tensor, model: nn.Module) -> dict[str, Tensor]:
 def each_gradient(model: nn.Module, batch: Batch) -> list[dict[str, Tensor]]:
     """Return the gradient of each sample's own loss, by a loop over the samples."""
     return [
-        gradients_of(cross_entropy(model, tuple(part[i : i + 1] for part in batch)), model) for i in range(len(batch[0]))
+        gradients_of(cross_entropy(model, tuple(part[i : i + 1] for part in batch)), model)
+        for i in range(len(batch[0]))
     ]
 
 

@@ -132,6 +132,10 @@ class GradientMethod:
         weights = draw.weights
         return OutputRows(self.model, draw.size, lambda gradient: weights)
 
+    def spared_flops(self, rows: Any) -> int:
+        """Return the FLOPs that the backward pass in a block of `rows` has spared; none here."""
+        return 0
+
     def gradient(self, draw: Draw) -> Gradients:
         """Return the method's estimate of the gradient from these samples, without side effects."""
         return self.adjust(self.plain_gradient(draw), draw)
@@ -153,11 +157,11 @@ class GradientMethod:
                 if at is None
                 else {name: value.detach().requires_grad_(True) for name, value in at.items()}
             )
-            with watch or nullcontext(), self.rows(draw):
+            with watch or nullcontext(), self.rows(draw) as rows:
                 key = ("pass", shapes_of(draw.batch), tuple(places))
                 with self.meter.forward(key):
                     loss = evaluate({} if own else places)
-                with self.meter.backward(key):
+                with self.meter.backward(key, lambda: self.spared_flops(rows)):
                     found = torch.autograd.grad(loss, list(places.values()), allow_unused=True)
         reached = dict(zip(places, found, strict=True))
         if own:

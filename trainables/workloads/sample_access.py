@@ -140,7 +140,9 @@ def samples_of(data: Any) -> Samples:
         return data
     if isinstance(data, (tuple, list)) and data and all(isinstance(part, Tensor) for part in data):
         if not all(part.dim() for part in data):
-            raise UserError("tensors of samples must have a row for each, got a tensor without dimensions: leave it out")
+            raise UserError(
+                "tensors of samples must have a row for each, got a tensor without dimensions: leave it out"
+            )
         sizes = {len(part) for part in data}
         if len(sizes) > 1:
             raise UserError(f"tensors of samples must be equally long, got {' and '.join(map(str, sorted(sizes)))}")

@@ -110,7 +110,9 @@ def test_under_autocast_signals_have_one_type() -> None:
         value.backward()
     for name, signal in recorded.signals.items():
         weight = dict(model.named_parameters())[f"{name}.weight"]
-        torch.testing.assert_close(signal.sample_gradients().sum(0), weight.grad, rtol=0.03, atol=0.03, check_dtype=False)
+        torch.testing.assert_close(
+            signal.sample_gradients().sum(0), weight.grad, rtol=0.03, atol=0.03, check_dtype=False
+        )
 
 
 def test_layers_that_cannot_be_watched_are_left_out() -> None:

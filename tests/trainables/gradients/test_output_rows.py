@@ -82,7 +82,9 @@ def test_weights_give_the_gradient_of_the_weighted_losses(form: str) -> None:
     model, (x, y), weights = Wrapped(wrap), data(), torch.rand(COUNT, dtype=torch.float64)
     losses = F.cross_entropy(model.body(x), y, reduction="none")
     expected = torch.autograd.grad((weights * losses).mean() + regularized(model), list(model.parameters()))
-    of_weights = torch.autograd.grad((weights * F.cross_entropy(model.body(x), y, reduction="none")).mean(), model.body[2].weight)  # type: ignore[arg-type]
+    of_weights = torch.autograd.grad(
+        (weights * F.cross_entropy(model.body(x), y, reduction="none")).mean(), model.body[2].weight
+    )  # type: ignore[arg-type]
     with OutputRows(model, COUNT, lambda gradient: weights) as rows, LayerSignals(treatable_layers(model)) as signals:
         loss = F.cross_entropy(logits(model(x)), y) + regularized(model)
         found = torch.autograd.grad(loss, list(model.parameters()))

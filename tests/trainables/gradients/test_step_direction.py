@@ -116,7 +116,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 def attributes(optimizer: Optimizer) -> dict[str, Any]:
-    return {k: copy.deepcopy(v) for k, v in vars(optimizer).items() if k in ("calls", "scale", "_step_count", "defaults")}
+    return {
+        k: copy.deepcopy(v) for k, v in vars(optimizer).items() if k in ("calls", "scale", "_step_count", "defaults")
+    }
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -106,7 +106,9 @@ def test_without_a_coefficient_it_is_sgd_and_costs_nothing() -> None:
     for kind, options in ((SVRG, {"alpha": 0.0}), (GradientMethod, {})):
         torch.manual_seed(1)
         model = noisy_net()
-        found = kind(model, cross_entropy, data, torch.optim.SGD(model.parameters(), lr=0.5), batch_size=SIZE, **options)
+        found = kind(
+            model, cross_entropy, data, torch.optim.SGD(model.parameters(), lr=0.5), batch_size=SIZE, **options
+        )
         for _ in range(5):
             found.step()
         ends.append(model.state_dict())

@@ -125,6 +125,21 @@ def test_the_samples_kept_are_those_of_the_draw_in_measurement_and_step() -> Non
         torch.testing.assert_close({n: (before[n] - p.detach()) / 0.1 for n, p in model.named_parameters()}, asked)
 
 
+def test_measured_passes_count_what_each_of_them_spares() -> None:
+    model, data = table_net(), table(5 * COUNT)
+    found = method(model, data, threshold=float(norms_of(model, data).median()))
+    source = torch.Generator().manual_seed(1)
+    spared = set()
+    for _ in range(4):
+        draw = found.draw(source)
+        found.gradient(draw)
+        left_out = COUNT - int((norms_of(model, draw.batch) >= found.threshold).sum())
+        each = 2 * (5 * 6 + 2 * 6 * 3)
+        assert found.meter.take().backward_flops == each * (COUNT - left_out)
+        spared.add(left_out)
+    assert len(spared) > 1
+
+
 @pytest.mark.parametrize("threshold", [0, -1.0, float("nan")])
 def test_threshold_out_of_range(threshold: float) -> None:
     with pytest.raises(UserError, match="threshold must be a number above 0, got"):

@@ -105,7 +105,10 @@ def test_a_loader_of_some_samples_gives_those_alone() -> None:
         (Stream(), r"samples must have numbers, and an iterable stream \(Stream\) has none: keep .* reservoir\("),
         (DataLoader(Stream()), r"an iterable stream \(Stream\)"),
         ((x for x in torch.arange(3)), r"an iterable stream \(generator\)"),
-        ([(torch.zeros(4), torch.zeros(4))] * 2, "got a list, whose entries may be samples or batches: give DataLoader"),
+        (
+            [(torch.zeros(4), torch.zeros(4))] * 2,
+            "got a list, whose entries may be samples or batches: give DataLoader",
+        ),
         ({"input": torch.zeros(4)}, "got a dict, whose entries"),
         ((), "data must have samples, got none: give a DataLoader"),
         ([], "data must have samples, got none"),
@@ -113,7 +116,10 @@ def test_a_loader_of_some_samples_gives_those_alone() -> None:
         ((torch.zeros(3), torch.tensor(1.0)), "must have a row for each, got a tensor without dimensions"),
         ((torch.zeros(3), torch.zeros(4, 2)), "tensors of samples must be equally long, got 3 and 4"),
         (None, "data must be a DataLoader .*, got NoneType"),
-        (DataLoader(TensorDataset(torch.zeros(4)), batch_size=None), "a DataLoader must make batches .* batch_size=None"),
+        (
+            DataLoader(TensorDataset(torch.zeros(4)), batch_size=None),
+            "a DataLoader must make batches .* batch_size=None",
+        ),
         (
             DataLoader(TensorDataset(torch.zeros(2)), sampler=WeightedRandomSampler([1.0, 2.0], 2)),
             "cannot be drawn by weights, too, got a DataLoader with a WeightedRandomSampler: give one with shuffle",
