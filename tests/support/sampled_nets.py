@@ -51,7 +51,10 @@ def models() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
                           nn.Flatten(), nn.Linear(8 * 4, CLASSES)),
             (4, 6, 6),
         ),
-        "conv1d": (nn.Sequential(nn.Conv1d(2, 4, 3, padding=(2,)), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 9, CLASSES)), (2, 7)),
+        "conv1d": (
+            nn.Sequential(nn.Conv1d(2, 4, 3, padding=(2,)), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 9, CLASSES)),
+            (2, 7),
+        ),
         "conv3d": (
             nn.Sequential(nn.Conv3d(1, 2, 2, stride=(1, 2, 1)), nn.Tanh(), nn.Conv3d(2, 1, (2, 1, 1)), nn.Flatten(),
                           nn.Linear(8, CLASSES)),
@@ -63,10 +66,14 @@ def models() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
             (5, 3),
         ),
         "attention": (
-            nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), Mean(), nn.Linear(4, CLASSES)),
+            nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), Mean(),
+                          nn.Linear(4, CLASSES)),
             (5, 4),
         ),
-        "same": (nn.Sequential(nn.Conv2d(2, 3, 3, padding="same"), nn.ReLU(), nn.Flatten(), nn.Linear(48, CLASSES)), (2, 4, 4)),
+        "same": (
+            nn.Sequential(nn.Conv2d(2, 3, 3, padding="same"), nn.ReLU(), nn.Flatten(), nn.Linear(48, CLASSES)),
+            (2, 4, 4),
+        ),
         "shared": (Shared(), (5,)),
         "frozen": (frozen(), (5,)),
     }  # fmt: skip

@@ -113,8 +113,8 @@ class ImportanceSampling(GradientMethod):
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         if len(state["scores"]) != self.data.count:
             raise UserError(
-                f"a state of importance sampling must be of the same data, got scores of {len(state['scores'])} samples "
-                f"for {self.data.count}: give the data that it was saved with"
+                "a state of importance sampling must be of the same data, got scores of "
+                f"{len(state['scores'])} samples for {self.data.count}: give the data that it was saved with"
             )
         self.scores = state["scores"].clone()
         self._pending = [(numbers, scores.to(self.device)) for numbers, scores in state["pending"]]

@@ -46,7 +46,7 @@ class LayerSignal:
 
     @property
     def _by_places(self) -> bool:
-        """Whether products of places are smaller than gradients."""
+        """Return whether products of places are smaller than gradients."""
         places, width = self.inputs.shape[1:]
         return places * places < width * self.output_gradients.shape[2]
 

@@ -169,6 +169,6 @@ def _filler(whole: Any, samples: int) -> Callable[[Tensor], Any]:
     found = output_of(whole, samples)
     if isinstance(whole, (tuple, list)):
         build: Any = getattr(type(whole), "_make", type(whole))  # of a named tuple, or of any
-        return lambda rows: build(rows if part is found else None for part in whole)  # type: ignore[no-any-return]
+        return lambda rows: build(rows if part is found else None for part in whole)
     named = whole if isinstance(whole, Mapping) else vars(whole)
     return lambda rows: _Result({name: rows if part is found else None for name, part in named.items()})

@@ -88,7 +88,7 @@ class _Sliced(torch.autograd.Function):
         ctx.bias_sizes = None if bias is None else list(bias.shape)
         result: Tensor = func(layer, weight, bias) if options is None else func(layer, weight, bias, *options)
         # Of sequences it is a view, which the activation that follows may not change in place.
-        return _aten._unsafe_view(result, result.shape) if result._is_view() else result  # type: ignore[no-any-return]
+        return _aten._unsafe_view(result, result.shape) if result._is_view() else result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

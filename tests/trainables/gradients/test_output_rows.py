@@ -145,9 +145,9 @@ def test_outputs_without_a_row_for_each_sample_are_refused(output: Any, message:
 
 def test_a_loss_that_does_not_call_the_model_is_refused() -> None:
     model, (x, _) = Wrapped(identity), data()
-    with pytest.raises(UserError, match=r"must call the model itself, .* got no call of Wrapped: call model\(\.\.\.\)"):
-        with OutputRows(model, COUNT):
-            model.body(x).sum().backward()
+    message = r"must call the model itself, .* got no call of Wrapped: call model\(\.\.\.\)"
+    with pytest.raises(UserError, match=message), OutputRows(model, COUNT):
+        model.body(x).sum().backward()
     with pytest.raises(ZeroDivisionError), OutputRows(model, COUNT):
         raise ZeroDivisionError
 

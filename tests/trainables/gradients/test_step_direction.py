@@ -180,7 +180,7 @@ def test_hooks_of_real_steps_do_not_run() -> None:
 @pytest.mark.parametrize("kind", [optim.LBFGS, optim.Rprop, optim.ASGD, optim.Adafactor])
 def test_steps_that_are_not_proportional_to_the_rate_are_refused(kind: Callable[..., Optimizer]) -> None:
     held = parameters()
-    with pytest.raises(UserError, match="proportional to its learning rate, .*, got .*: use another, such as SGD"):
+    with pytest.raises(UserError, match=r"proportional to its learning rate, .*, got .*: use another, such as SGD"):
         step_direction(kind(held), named(held), fill(held))
 
 
