@@ -49,7 +49,7 @@ Data = tuple[Tensor, Tensor]
 def network(channels: int) -> nn.Module:
     """Five convolutions with group norm, so that a sample's gradient is its own."""
     layers: list[nn.Module] = []
-    for width, stride in ((16, 1), (16, 2), (32, 1), (32, 2), (64, 2)):
+    for width, stride in ((16, 2), (16, 1), (32, 2), (32, 1), (64, 2)):
         layers += [nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.GroupNorm(4, width), nn.ReLU()]
         channels = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))

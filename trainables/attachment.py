@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from trainables.gradients.gradient_method import GradientMethod
-
 
 def _nothing() -> None:
     pass
@@ -74,8 +72,8 @@ class Attached:
         """
         return None
 
-    def gradient_method(self) -> GradientMethod | None:
-        """Return the gradient method whose statistics can be measured; None where there is none, or not yet."""
+    def gradient_method(self) -> Any:
+        """Return the gradient method (`trainables.gradients.gradient_method`) whose statistics can be measured; None where there is none, or not yet."""
         return None
 
     def before_optimizer(self) -> None:

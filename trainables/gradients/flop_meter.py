@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 from trainables.attachment import EstimateFlops
@@ -14,7 +14,6 @@ class FlopMeter:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
-        self._new: Hashable = None
         self.forward_flops = 0
         """FLOPs of forward passes so far."""
         self.backward_flops = 0
@@ -28,29 +27,20 @@ class FlopMeter:
         self.forward_flops += self._known["forward", key]
 
     @contextmanager
-    def backward(self, key: Hashable) -> Iterator[None]:
-        """Count a backward pass; equal keys must mean equal work."""
-        with self._counted(("backward", key)):
+    def backward(self, key: Hashable, spared: Callable[[], int] = int) -> Iterator[None]:
+        """Count a backward pass; equal keys must mean equal work, but for the FLOPs that it spared in the end."""
+        with self._counted(("backward", key), spared):
             yield
-        self.backward_flops += self._known["backward", key]
+        self.backward_flops += self._known["backward", key] - spared()
 
     @contextmanager
-    def _counted(self, key: Hashable) -> Iterator[None]:
+    def _counted(self, key: Hashable, spared: Callable[[], int] = int) -> Iterator[None]:
         if key in self._known:
             yield
             return
         with flop_counter() as counter:
             yield
-        self._known[key] = int(counter.get_total_flops())
-        self._new = key
-
-    def spare(self, key: Hashable, flops: int) -> None:
-        """Take FLOPs that were left out of the last backward pass of a key from its count."""
-        if self._new == ("backward", key):  # counted without them, and later ones may leave out others
-            self._known["backward", key] += flops
-        else:
-            self.backward_flops -= flops
-        self._new = None
+        self._known[key] = int(counter.get_total_flops()) + spared()
 
     def add(self, backward_flops: int) -> None:
         """Add FLOPs of arithmetic on gradients, which are known from shapes; negative for what was spared."""

@@ -101,7 +101,10 @@ class GradientMethod:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UserError("the model has no parameter that requires a gradient: there is nothing to train")
-        self.device = next(iter(self.parameters.values())).device
+        first = next(iter(self.parameters.values()))
+        self.device = first.device
+        self._weight_type = torch.promote_types(first.dtype, torch.float32)
+        self._unreached: set[str] = set()  # parameters without gradient in the last pass: a step does not move them
         self.meter = FlopMeter()
         self._evaluated: ModelLoss | None = None
         self._batch: Batch = ()
@@ -120,7 +123,7 @@ class GradientMethod:
         return Draw(
             batch=tuple(tensor.to(self.device, non_blocking=True) for tensor in batch),
             numbers=numbers,
-            weights=None if weights is None else weights.to(self.device, torch.float32, non_blocking=True),
+            weights=None if weights is None else weights.to(self.device, self._weight_type, non_blocking=True),
             randomness=lambda: seed_generators(seed, self.device),
         )
 
@@ -132,7 +135,7 @@ class GradientMethod:
         return OutputRows(self.model, draw.size, lambda gradient: weights)
 
     def spared_flops(self, rows: Any) -> int:
-        """Return the FLOPs that were left out of a backward pass in the block of `rows`."""
+        """Return the FLOPs that the backward pass in a block of `rows` has spared; none here."""
         return 0
 
     def gradient(self, draw: Draw) -> Gradients:
@@ -160,10 +163,11 @@ class GradientMethod:
                 key = ("pass", shapes_of(draw.batch), tuple(places))
                 with self.meter.forward(key):
                     loss = evaluate({} if own else places)
-                with self.meter.backward(key):
+                with self.meter.backward(key, lambda: self.spared_flops(rows)):
                     found = torch.autograd.grad(loss, list(places.values()), allow_unused=True)
-                self.meter.spare(key, self.spared_flops(rows))
         reached = dict(zip(places, found, strict=True))
+        if own:
+            self._unreached = {name for name in self.parameters if reached.get(name) is None}
         return {
             name: torch.zeros_like(value) if reached.get(name) is None else reached[name]
             for name, value in (self.parameters if own else places).items()
@@ -200,7 +204,11 @@ class GradientMethod:
         """
         draw = self.draw(self.generator() if generator is None else generator)
         gradients = self.gradient(draw)
-        return gradients if self.optimizer is None else step_direction(self.optimizer, self.parameters, gradients)
+        if self.optimizer is None:
+            return gradients
+        moving = {name: gradient for name, gradient in gradients.items() if name not in self._unreached}
+        direction = step_direction(self.optimizer, self.parameters, moving)
+        return {name: direction.get(name, torch.zeros_like(gradient)) for name, gradient in gradients.items()}
 
     def generator(self, purpose: int = 0) -> torch.Generator:
         """Return the generator of this iteration; it depends on seed, iteration and purpose alone."""

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from trainables.errors import UserError
 from trainables.gradients.layer_signals import LayerSignals
 
 #: p, the numbers that a side of a layer is reduced to.
@@ -61,17 +60,11 @@ class GradientSketch:
             scale: factor that makes a row's gradient that of the sample's own loss; a number or (B,).
 
         Raises:
-            UserError: a layer whose first dimension is not the samples', or no layer that the pass went through.
+            UserError: a layer whose first dimension is not the samples'.
         """
         found: Tensor | None = None
         flops = 0
-        for name, rows, signal in recorded.parts():
-            count = len(recorded.calls(name)[0][0])
-            if count != samples:
-                raise UserError(
-                    f"gradient clustering needs the samples' dimension first, got {count} rows in layer {name} for a "
-                    f"batch of {samples}: set batch_first=True, or use another method"
-                )
+        for name, rows, signal in recorded.parts(samples):
             a, d = signal.inputs.float(), signal.output_gradients.float()
             outputs, inputs = self._sides[name]
             if outputs is not None:

@@ -53,7 +53,7 @@ class ImportanceSampling(GradientMethod):
             raise unknown_name("importance", by, IMPORTANCE_SCORES)
         if not 0 < uniform <= 1:
             raise UserError(f"uniform must be in (0, 1], got {uniform!r}")
-        if update_every < 1:
+        if not isinstance(update_every, int) or update_every < 1:
             raise UserError(f"update_every must be an integer >= 1, got {update_every!r}")
         self.by, self.uniform, self.update_every = by, uniform, update_every
         self.layers = treatable_layers(self.model) if by == "gradient" else {}
@@ -108,9 +108,14 @@ class ImportanceSampling(GradientMethod):
 
     def extra_state(self) -> dict[str, Any]:
         pending = [(numbers, scores.cpu()) for numbers, scores in self._pending]
-        return {"scores": self.scores, "pending": pending, "since_update": self._since_update}
+        return {"scores": self.scores.clone(), "pending": pending, "since_update": self._since_update}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        if len(state["scores"]) != self.data.count:
+            raise UserError(
+                "a state of importance sampling must be of the same data, got scores of "
+                f"{len(state['scores'])} samples for {self.data.count}: give the data that it was saved with"
+            )
         self.scores = state["scores"].clone()
         self._pending = [(numbers, scores.to(self.device)) for numbers, scores in state["pending"]]
         self._since_update = int(state["since_update"])
@@ -141,11 +146,11 @@ class _ScoredRows(OutputRows):
             return self.norms
         if method.by == "loss":
             assert self.output is not None, "no pass was run"
-            return sample_losses(method.loss, self.output, self._draw.batch).clamp(min=0)
-        squares = torch.zeros(self._draw.size, device=method.device)
-        for signal in self._signals.signals.values():
-            squares += signal.squared_norms()
-            method.meter.add(signal.per_sample_flops)
+            return sample_losses(method.loss, self.output, self._draw.batch, like=self.whole).clamp(min=0)
+        squares = torch.zeros(self._draw.size, dtype=method._weight_type, device=method.device)
+        for _, rows, signal in self._signals.parts(self._draw.size):
+            squares[rows] += signal.squared_norms().to(squares)
+            method.meter.add(signal.squared_norms_flops)
         # The signals are those of the weighted mean of B samples.
         found = squares.sqrt() * self._draw.size
         return found if self._draw.weights is None else found / self._draw.weights

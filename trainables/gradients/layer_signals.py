@@ -35,31 +35,30 @@ class LayerSignal:
         count, places, width = self.inputs.shape
         return 2 * count * places * width * self.output_gradients.shape[2]
 
+    @property
+    def squared_norms_flops(self) -> int:
+        """Return the FLOPs of the products in `squared_norms`."""
+        count, places, width = self.inputs.shape
+        outputs = self.output_gradients.shape[2]
+        if places == 1:
+            return 0
+        return 2 * count * places**2 * (width + outputs) if self._by_places else self.per_sample_flops
+
+    @property
+    def _by_places(self) -> bool:
+        """Return whether products of places are smaller than gradients."""
+        places, width = self.inputs.shape[1:]
+        return places * places < width * self.output_gradients.shape[2]
+
     def sample_gradients(self, rows: slice = slice(None)) -> Tensor:
         """Return what each sample adds to the weight's gradient: (B, O, I)."""
         return torch.einsum("bto,bti->boi", self.output_gradients[rows], self.inputs[rows])
 
-    @property
-    def _by_places(self) -> bool:
-        """Return whether products of places are fewer than those of per-sample gradients."""
-        places, width = self.inputs.shape[1:]
-        outputs = self.output_gradients.shape[2]
-        return places * (width + outputs) < width * outputs
-
-    @property
-    def norm_flops(self) -> int:
-        """Return the FLOPs of `squared_norms`."""
-        count, places, width = self.inputs.shape
-        if places == 1:
-            return 0
-        pairs = 2 * count * places * places * (width + self.output_gradients.shape[2])
-        return pairs if self._by_places else self.per_sample_flops
-
     def squared_norms(self) -> Tensor:
-        """Return the squared norm of each sample's part of the weight's gradient: (B,)."""
-        count, places, width = self.inputs.shape
-        if places == 1:
+        """Return the squared norm of each sample's part of the weight's gradient: (B,); memory B T (T + I + O)."""
+        if self.inputs.shape[1] == 1:
             return self.inputs.square().sum((1, 2)) * self.output_gradients.square().sum((1, 2))
+        count, _, width = self.inputs.shape
         if self._by_places:  # ||sum_t d_t a_t^T||^2 = sum_ts (d_t d_s) (a_t a_s)
             a = self.inputs @ self.inputs.transpose(1, 2)
             d = self.output_gradients @ self.output_gradients.transpose(1, 2)
@@ -146,9 +145,11 @@ class LayerSignals:
         self.edges.clear()  # they hold the graph
 
     def _seen(self, name: str):  # type: ignore[no-untyped-def]
-        def hook(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        def hook(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
             if not output.requires_grad:
-                return
+                return None
+            # Of sequences the output is a view: changed in place, it would never have a gradient of its own.
+            seen = torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
             calls = self._outputs.setdefault(name, [])
             self._inputs.setdefault(name, []).append(arguments[0].detach())
             place = len(calls)
@@ -157,9 +158,10 @@ class LayerSignals:
             def keep(gradient: Tensor) -> None:
                 calls[place] = gradient.detach()
 
-            output.register_hook(keep)
+            seen.register_hook(keep)
             # An activation that changes the output in place takes the tensor away from this node.
-            self.edges.append(torch.autograd.graph.get_gradient_edge(output))
+            self.edges.append(torch.autograd.graph.get_gradient_edge(seen))
+            return None if seen is output else seen
 
         return hook
 
@@ -168,15 +170,27 @@ class LayerSignals:
         pairs = zip(self._inputs.get(name, ()), self._outputs.get(name, ()), strict=True)
         return [(inputs, gradient) for inputs, gradient in pairs if gradient is not None]
 
-    def parts(self) -> Iterator[tuple[str, slice, LayerSignal]]:
-        """Yield each layer's signal, a few samples at a time, so that patches stay within `CHUNK_NUMBERS`."""
+    def parts(self, samples: int | None = None) -> Iterator[tuple[str, slice, LayerSignal]]:
+        """Yield each layer's signal, a few samples at a time, so that patches stay within `CHUNK_NUMBERS`.
+
+        Args:
+            samples: B, which the first dimension of every layer's input must be; None: it is not checked.
+
+        Raises:
+            UserError: it is not.
+        """
         for name, layer in self._layers.items():
-            calls = self.calls(name)
+            calls = [_of_one_type(call) for call in self.calls(name)]
             if not calls:
                 continue
             assert isinstance(layer.weight, Tensor)
             outputs, width = layer.weight.flatten(1).shape
             count = len(calls[0][0])
+            if samples is not None and count != samples:
+                raise UserError(
+                    f"per-sample gradients need layers with the samples' dimension first, got {count} rows in layer "
+                    f"{name} for a batch of {samples}: set batch_first=True, or use another method"
+                )
             places = sum(gradient.numel() for _, gradient in calls) // (count * outputs)
             for rows in chunks(count, places * (width + outputs + places)):
                 inputs = [rows_of_inputs(layer, seen[rows]) for seen, _ in calls]
@@ -186,16 +200,22 @@ class LayerSignals:
     @property
     def signals(self) -> dict[str, LayerSignal]:
         """Return the signals of the layers that a backward pass went through."""
-        found = {}
-        for name, layer in self._layers.items():
-            calls = [
-                (rows_of_inputs(layer, inputs), rows_of_outputs(layer, gradient))
-                for inputs, gradient in self.calls(name)
-            ]
-            if calls:
-                inputs, gradients = zip(*calls, strict=True)
-                found[name] = LayerSignal(inputs=torch.cat(inputs, 1), output_gradients=torch.cat(gradients, 1))
-        return found
+        found: dict[str, list[LayerSignal]] = {}
+        for name, _, signal in self.parts():
+            found.setdefault(name, []).append(signal)
+        return {
+            name: LayerSignal(
+                inputs=torch.cat([part.inputs for part in parts]),
+                output_gradients=torch.cat([part.output_gradients for part in parts]),
+            )
+            for name, parts in found.items()
+        }
+
+
+def _of_one_type(call: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return a call in the larger of its types: autocast gives gradients in another than inputs."""
+    dtype = torch.promote_types(call[0].dtype, call[1].dtype)
+    return call[0].to(dtype), call[1].to(dtype)
 
 
 def rows_of_inputs(layer: nn.Module, inputs: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ Shapes: B samples; an output and its gradient are (B, ...); weights and norms (B
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -37,19 +37,31 @@ class OutputRows:
         """(B, ...), detached."""
         self.gradient: Tensor | None = None
         """Gradient of the loss with respect to it, before it is weighted."""
+        self.whole: Any = None
+        """What the model returned, whatever holds `output`."""
 
     def __enter__(self) -> OutputRows:
         self._handle = self._model.register_forward_hook(self._seen)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
         self._handle.remove()
+        if kind is None and self.output is None:
+            raise UserError(
+                f"the loss must call the model itself, so that samples can be weighted, got no call of "
+                f"{type(self._model).__name__}: call model(...), not a part of it nor model.forward(...)"
+            )
 
     def _seen(self, model: nn.Module, arguments: Any, output: Any) -> None:
         found = output_of(output, self._samples)
-        self.output = found.detach()
+        self.output, self.whole = found.detach(), output
         if found.requires_grad:
+            hooks: dict[int, Any] = found._backward_hooks or {}
+            earlier = dict(hooks)
+            hooks.clear()
             found.register_hook(self._reached)
+            # Hooks of the last layer, whose output this may be, see the weighted gradient as those of all layers do.
+            hooks.update(earlier)
 
     def _reached(self, gradient: Tensor) -> Tensor | None:
         self.gradient = gradient.detach()
@@ -65,7 +77,7 @@ class OutputRows:
 
 def row_norms(gradient: Tensor) -> Tensor:
     """Return the norms of the rows of a mean loss's gradient, of each sample's own loss: (B,)."""
-    return gradient.flatten(1).norm(dim=1) * len(gradient)
+    return gradient.reshape(len(gradient), -1).norm(dim=1) * len(gradient)
 
 
 def output_of(output: Any, samples: int) -> Tensor:
@@ -75,7 +87,7 @@ def output_of(output: Any, samples: int) -> Tensor:
         UserError: there is none, or several.
     """
     found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if found is None and isinstance(output, dict):
+    if found is None and isinstance(output, Mapping):
         found = output.get("logits")
     if not isinstance(found, Tensor):
         several = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
@@ -96,16 +108,29 @@ def output_of(output: Any, samples: int) -> Tensor:
 class _Returning(nn.Module):
     """A model that returns what was computed before."""
 
-    def __init__(self, output: Tensor) -> None:
+    def __init__(self, output: Any) -> None:
         super().__init__()
         self.output = output
 
-    def forward(self, *_: Any, **__: Any) -> Tensor:
+    def forward(self, *_: Any, **__: Any) -> Any:
         return self.output
 
 
+class _Result(dict[str, Any]):
+    """A mapping whose values are attributes, too, as the results of Hugging Face's models are."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
 def sample_losses(
-    loss: Callable[[nn.Module, tuple[Tensor, ...]], Tensor], output: Tensor, batch: tuple[Tensor, ...]
+    loss: Callable[[nn.Module, tuple[Tensor, ...]], Tensor],
+    output: Tensor,
+    batch: tuple[Tensor, ...],
+    like: Any = None,
 ) -> Tensor:
     """Return the loss of each sample, from the model's output of a whole batch: (B,).
 
@@ -113,13 +138,37 @@ def sample_losses(
         loss: (model, batch) -> mean loss; it must only call the model and compare its output with the batch.
         output: (B, ...), what the model returned.
         batch: tensors (B, ...).
+        like: what held the output, where the model returned a mapping or a tuple.
+
+    Raises:
+        UserError: the loss needs more than that.
     """
+    fill = _filler(like, len(output))
 
     def one(row: Tensor, *parts: Tensor) -> Tensor:
-        return loss(_Returning(row.unsqueeze(0)), tuple(part.unsqueeze(0) for part in parts))
+        return loss(_Returning(fill(row.unsqueeze(0))), tuple(part.unsqueeze(0) for part in parts))
 
     with torch.no_grad():
         try:
             return torch.func.vmap(one)(output, *batch)
         except Exception:  # noqa: BLE001  # a loss that branches on values, or reads them, cannot be vectorised
+            pass
+        try:
             return torch.stack([one(output[i], *(part[i] for part in batch)) for i in range(len(output))])
+        except Exception as error:
+            raise UserError(
+                "samples' losses need a loss that only calls the model and compares its output with the batch, got "
+                f"{type(error).__name__} ({error}): take the scores from output_gradient"
+            ) from error
+
+
+def _filler(whole: Any, samples: int) -> Callable[[Tensor], Any]:
+    """Return a function that puts rows into the place of the output in what a model returned, without all else."""
+    if whole is None or isinstance(whole, Tensor):
+        return lambda rows: rows
+    found = output_of(whole, samples)
+    if isinstance(whole, (tuple, list)):
+        build: Any = getattr(type(whole), "_make", type(whole))  # of a named tuple, or of any
+        return lambda rows: build(rows if part is found else None for part in whole)
+    named = whole if isinstance(whole, Mapping) else vars(whole)
+    return lambda rows: _Result({name: rows if part is found else None for name, part in named.items()})

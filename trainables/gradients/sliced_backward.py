@@ -19,13 +19,17 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _aten = torch.ops.aten
+#: Whether saved tensors go through hooks, as where activations are computed again in the backward pass.
+_saved_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class SlicedBackward(TorchFunctionMode):
     """Forward passes inside the block are as always; their backward passes go through the rows `keep` alone.
 
+    An input with B rows must have the samples in them: of layers that put time first, B must not be the length.
     Layers whose input has not B rows, and operations other than `F.linear` and ungrouped or grouped convolutions with
-    padding in numbers, are as always.
+    padding in numbers, are as always; so are those inside attention, recurrent layers, and gradient checkpoints, whose
+    second forward pass torch runs outside of the block.
 
     Args:
         samples: B.
@@ -43,9 +47,9 @@ class SlicedBackward(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given: Mapping[str, Any] = kwargs or {}
-        if func in _CONVOLUTIONS or func is F.linear:
+        if (func in _CONVOLUTIONS or func is F.linear) and not _saved_elsewhere(True):
             found = _read(func, args, given)
-            if found is not None and found[0].dim() > 1 and len(found[0]) == self.samples:
+            if found is not None and found[0].dim() > 1 and found[1].dim() > 1 and len(found[0]) == self.samples:
                 layer, weight, bias, options = found
                 if torch.is_grad_enabled() and (layer.requires_grad or weight.requires_grad):
                     return _Sliced.apply(self, func, layer, weight, bias, options)
@@ -83,7 +87,8 @@ class _Sliced(torch.autograd.Function):
         ctx.mode, ctx.options = mode, options
         ctx.bias_sizes = None if bias is None else list(bias.shape)
         result: Tensor = func(layer, weight, bias) if options is None else func(layer, weight, bias, *options)
-        return result
+        # Of sequences it is a view, which the activation that follows may not change in place.
+        return _aten._unsafe_view(result, result.shape) if result._is_view() else result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -39,10 +39,9 @@ class SVRG(GradientMethod):
         super().__init__(*args, **more)
         if not 0 <= alpha <= 1:
             raise UserError(f"alpha must be in [0, 1], got {alpha!r}")
-        if snapshot_every < 1:
-            raise UserError(f"snapshot_every must be an integer >= 1, got {snapshot_every!r}")
-        if alpha_end is not None and alpha_end < 1:
-            raise UserError(f"alpha_end must be an integer >= 1, got {alpha_end!r}")
+        for option, value in (("snapshot_every", snapshot_every), ("alpha_end", alpha_end)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UserError(f"{option} must be an integer >= 1, got {value!r}")
         self.alpha, self.alpha_end, self.snapshot_every = alpha, alpha_end, snapshot_every
         self._weights: dict[str, Tensor] = {}
         self._mean: dict[str, Tensor] = {}

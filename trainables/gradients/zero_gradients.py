@@ -57,6 +57,8 @@ class SkippingRows(OutputRows):
         self._threshold, self._seed = threshold, seed
         self.sliced = SlicedBackward(samples)
         """Counts the FLOPs that were spared."""
+        self.kept = samples
+        """Samples that took part in the backward pass."""
 
     def __enter__(self) -> SkippingRows:
         super().__enter__()
@@ -68,7 +70,7 @@ class SkippingRows(OutputRows):
         super().__exit__(*error)
 
     def _leave_out(self, gradient: Tensor) -> Tensor | None:
-        norms = row_norms(gradient.float())
+        norms = row_norms(gradient.to(torch.promote_types(gradient.dtype, torch.float32)))
         chances = None
         if self._seed is not None:
             chances = torch.rand(len(norms), generator=torch.Generator().manual_seed(self._seed)).to(norms.device)

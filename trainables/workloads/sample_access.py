@@ -6,12 +6,20 @@ Shapes: N samples; B samples of a batch; numbers (B,) int64 in 0..N-1, on the CP
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from trainables.errors import UserError
 from trainables.runtime.generators import cpu_generators, set_cpu_generators
@@ -107,16 +115,43 @@ def samples_of(data: Any) -> Samples:
     if isinstance(data, Samples):
         return data
     if isinstance(data, (tuple, list)) and data and all(isinstance(part, Tensor) for part in data):
+        if not all(part.dim() for part in data):
+            raise UserError(
+                "tensors of samples must have a row for each, got a tensor without dimensions: leave it out"
+            )
         sizes = {len(part) for part in data}
         if len(sizes) > 1:
             raise UserError(f"tensors of samples must be equally long, got {' and '.join(map(str, sorted(sizes)))}")
         return _checked(TensorSamples(data))
     if isinstance(data, DataLoader):
-        _check_map_style(data.dataset)
-        size = data.batch_size or getattr(data.batch_sampler, "batch_size", None) or 1
-        return _checked(DatasetSamples(data.dataset, data.collate_fn or default_collate, int(size)))
+        return _checked(_of_loader(data))
+    if isinstance(data, (tuple, list, Mapping, str)) and len(data):
+        raise UserError(
+            f"data must be {_TAKES}, got a {type(data).__name__}, whose entries may be samples or batches: give "
+            "DataLoader(samples, batch_size=...), or reservoir(batches, most=5000, seed=0)"
+        )
     _check_map_style(data)
     return _checked(DatasetSamples(data))
+
+
+def _of_loader(loader: DataLoader[Any]) -> DatasetSamples:
+    _check_map_style(loader.dataset)
+    if loader.batch_sampler is None:
+        raise UserError(
+            "a DataLoader must make batches of samples, got batch_size=None, whose items are batches already: give "
+            "batch_size, or reservoir(loader, most=5000, seed=0)"
+        )
+    dataset: Any = loader.dataset
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    if isinstance(sampler, WeightedRandomSampler):
+        raise UserError(
+            "samples are drawn by the method, and cannot be drawn by weights, too, got a DataLoader with a "
+            "WeightedRandomSampler: give one with shuffle=True, and put the weights into the loss"
+        )
+    if isinstance(sampler, SubsetRandomSampler):  # the others are another split
+        dataset = Subset(dataset, [int(index) for index in sampler.indices])
+    size = getattr(loader.batch_sampler, "batch_size", None) or 1
+    return DatasetSamples(dataset, loader.collate_fn or default_collate, int(size))
 
 
 def _checked(samples: Samples) -> Samples:
@@ -142,13 +177,13 @@ def reservoir(batches: Iterable[Any], *, most: int, seed: int, batch_size: int =
     Source: Vitter, "Random sampling with a reservoir", 1985, algorithm R.
 
     Args:
-        batches: finite; tensors, tuples, lists or dicts of tensors (B, ...).
+        batches: finite; tensors, tuples, lists or dicts of tensors (B, ...). Samples are copied to the CPU.
         most: samples that are kept, >= 1.
         seed: of the choice.
         batch_size: `Samples.batch_size` of the result.
 
     Raises:
-        UserError: no sample at all.
+        UserError: no sample at all, or samples of several shapes.
     """
     if most < 1:
         raise UserError(f"most must be an integer >= 1, got {most!r}")
@@ -158,12 +193,15 @@ def reservoir(batches: Iterable[Any], *, most: int, seed: int, batch_size: int =
     for found in batches:
         batch = flatten(found)
         for row in range(len(batch[0])):
-            sample = tuple(tensor[row] for tensor in batch)
-            if len(kept) < most:
-                kept.append(sample)
-            elif (place := int(torch.randint(seen + 1, (), generator=generator))) < most:
-                kept[place] = sample
+            place = seen if seen < most else int(torch.randint(seen + 1, (), generator=generator))
             seen += 1
+            if place < most:
+                # Copies: a row as it is keeps its whole batch in memory.
+                kept[place : place + 1] = [tuple(tensor[row].detach().cpu().clone() for tensor in batch)]
     if not kept:
         raise UserError("a reservoir needs samples, got a stream without any")
+    shapes = {tuple(tuple(part.shape) for part in sample) for sample in kept}
+    if len(shapes) > 1:
+        first, second, *_ = sorted(shapes)
+        raise UserError(f"samples of a reservoir must have one shape, got {first} and {second}: pad them to one length")
     return TensorSamples([torch.stack(parts) for parts in zip(*kept, strict=True)], batch_size)

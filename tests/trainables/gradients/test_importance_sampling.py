@@ -1,0 +1,222 @@
+"""Importance sampling: unbiased, its scores against loops over samples, its weights, its variance, and its use."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sampled_nets import (
+    cross_entropy,
+    difference,
+    each_gradient,
+    mean_of,
+    noisy_net,
+    squared_norm,
+    table,
+    table_net,
+)
+from torch import Tensor, nn
+
+from trainables.errors import UserError
+from trainables.gradients.gradient_method import GradientMethod
+from trainables.gradients.importance_sampling import ImportanceSampling
+
+COUNT, SIZE = 20, 5
+SCORES = ("loss", "output_gradient", "gradient")
+
+
+def method(model: nn.Module, data: Any, **more: Any) -> ImportanceSampling:
+    optimizer = torch.optim.SGD(model.parameters(), lr=more.pop("lr", 0.1))
+    return ImportanceSampling(model, cross_entropy, data, optimizer, **{"batch_size": SIZE, **more})
+
+
+def scored(model: nn.Module, data: Any, **more: Any) -> ImportanceSampling:
+    """Return a method with a score for some samples."""
+    found = method(model, data, **more)
+    found.scores = torch.where(torch.arange(COUNT) % 5 > 0, torch.rand(COUNT, dtype=torch.float64) ** 3, torch.nan)
+    return found
+
+
+def expected_scores(by: str, model: nn.Module, data: tuple[Tensor, ...]) -> Tensor:
+    logits = model(data[0]).detach()
+    if by == "loss":
+        return F.cross_entropy(logits, data[1], reduction="none")
+    if by == "output_gradient":
+        return (logits.softmax(1) - F.one_hot(data[1], 3)).norm(dim=1)
+    weights = [{n: g for n, g in one.items() if n.endswith("weight")} for one in each_gradient(model, data)]
+    return torch.tensor([squared_norm(one) for one in weights], dtype=torch.float64).sqrt()
+
+
+def test_the_expected_gradient_is_the_mean() -> None:
+    """sum_i p_i w_i g_i, with the method's own weighted gradients of draws of one sample."""
+    model, data = table_net(), table(COUNT)
+    found = scored(model, data, batch_size=1, uniform=0.2)
+    p = found.probabilities()
+    assert float(p.sum()) == pytest.approx(1)
+    assert p.max() > 3 * p.min()
+    source = torch.Generator().manual_seed(0)
+    single = [found.gradient(found.drawn(torch.tensor([i]), source, 1 / (COUNT * p[[i]]))) for i in range(COUNT)]
+    torch.testing.assert_close(mean_of(single, p.tolist()), mean_of(each_gradient(model, data)), rtol=1e-12, atol=1e-14)
+
+
+def test_draws_have_these_probabilities_and_weights() -> None:
+    """Chi-square of 19 degrees of freedom below its quantile of 1 - 1e-4, 50.8; effective size to 2 %."""
+    found = scored(table_net(), table(COUNT), batch_size=20, uniform=0.3)
+    p = found.probabilities()
+    source = torch.Generator().manual_seed(0)
+    draws = [found.draw(source) for _ in range(1500)]
+    numbers = torch.cat([draw.numbers for draw in draws])  # type: ignore[misc]
+    weights = torch.cat([draw.weights for draw in draws])  # type: ignore[misc]
+    expected = p * len(numbers)
+    assert float(((numbers.bincount(minlength=COUNT) - expected) ** 2 / expected).sum()) < 50.8
+    torch.testing.assert_close(weights, 1 / (COUNT * p[numbers]))
+    assert float(weights.max()) <= 1 / 0.3 + 1e-12
+    share = float(weights.sum() ** 2 / weights.square().sum()) / len(weights)
+    assert found.effective_share() == pytest.approx(share, rel=0.02)
+    assert method(table_net(), table(COUNT)).effective_share() == pytest.approx(1)
+    unseen = found.scores.isnan()
+    torch.testing.assert_close(p[unseen], (0.7 * found.scores[~unseen].mean() / filled(found) + 0.3 / COUNT).expand(4))
+
+
+def filled(found: ImportanceSampling) -> Tensor:
+    """Return the sum of scores, with the mean for unseen samples."""
+    return found.scores.nanmean() * COUNT
+
+
+@pytest.mark.parametrize("by", SCORES)
+def test_scores_of_weighted_steps_are_those_of_each_sample(by: str) -> None:
+    model, data = table_net(), table(COUNT)
+    found = scored(model, data, by=by, update_every=1, uniform=0.1)
+    draw = found.draw(found.generator())
+    assert draw.numbers is not None
+    assert draw.weights is not None
+    assert len(draw.weights.unique()) > 1
+    expected = expected_scores(by, model, data)
+    before = found.scores.clone()
+    found.step()
+    assert torch.equal(found.scores.nan_to_num(-1), before.nan_to_num(-1))  # not before the next step
+    found.refresh()
+    torch.testing.assert_close(found.scores[draw.numbers], expected[draw.numbers])
+    others = torch.ones(COUNT, dtype=torch.bool).index_fill(0, draw.numbers, False)
+    assert torch.equal(found.scores[others].nan_to_num(-1), before[others].nan_to_num(-1))
+    flops = 0 if by != "gradient" else found.meter.take().backward_flops
+    assert flops == 0  # vectors need no product
+
+
+def test_scores_by_gradient_cost_what_their_products_cost() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).double()
+    found = method(model, table(COUNT, (2, 5)), by="gradient")
+    found.step()
+    assert found.meter.take().backward_flops == 2 * SIZE * 2**2 * (5 + 4)
+
+
+def test_rows_that_are_no_samples_have_no_score_by_gradient() -> None:
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.transpose(0, 1)).mean(0)
+
+    with pytest.raises(UserError, match="samples' dimension first, got 2 rows in layer layer for a batch of 5"):
+        method(TimeFirst(), table(COUNT, (2, 5)), by="gradient").step()
+
+
+def test_updates_come_when_they_are_due() -> None:
+    found = method(table_net(), table(COUNT), update_every=3)
+    seen = []
+    for _ in range(8):
+        found.step()
+        seen.append(int(found.scores.isfinite().sum()))
+    assert seen[:3] == [0, 0, 0] < seen[3:6] == [seen[3]] * 3
+    assert seen[6] == seen[7] > seen[3]
+
+
+@pytest.mark.parametrize("by", SCORES)
+def test_where_few_samples_have_loss_the_variance_is_below_that_of_sgd(by: str) -> None:
+    """Trained on all samples but three; variance of single draws, exact over all samples."""
+    model, (x, y) = table_net(), table(COUNT)
+    y = model(x).argmax(1)
+    with torch.no_grad():
+        model[2].weight *= 30
+    y[:3] = (y[:3] + 1) % 3
+    found = method(model, (x, y), by=by, batch_size=COUNT, uniform=0.2, update_every=1, lr=0.0)
+    for _ in range(8):
+        found.step()
+    single = each_gradient(model, (x, y))
+    mean = mean_of(single)
+
+    def variance(p: Tensor) -> float:
+        parts = [{n: t / (COUNT * q) for n, t in g.items()} for g, q in zip(single, p.tolist(), strict=True)]
+        return sum(q * squared_norm(difference(g, mean)) for g, q in zip(parts, p.tolist(), strict=True))
+
+    assert found.scores.isfinite().all()
+    assert variance(found.probabilities()) < 0.6 * variance(torch.full((COUNT,), 1 / COUNT, dtype=torch.float64))
+
+
+def test_evenly_spread_it_weighs_nothing() -> None:
+    found = scored(table_net(), table(COUNT), uniform=1.0)
+    draw = found.draw(found.generator())
+    assert draw.weights is not None
+    torch.testing.assert_close(draw.weights, torch.ones(SIZE, dtype=torch.float64))
+    found.scores.zero_()
+    torch.testing.assert_close(found.probabilities(), torch.full((COUNT,), 1 / COUNT, dtype=torch.float64))
+    plain = GradientMethod(found.model, cross_entropy, found.data, batch_size=SIZE)
+    torch.testing.assert_close(found.gradient(draw), plain.gradient(plain.drawn(draw.numbers, torch.Generator())))
+
+
+@pytest.mark.parametrize("by", SCORES)
+def test_it_resumes_bit_for_bit(by: str) -> None:
+    data = table(COUNT)
+
+    def built() -> ImportanceSampling:
+        torch.manual_seed(1)
+        return method(noisy_net(), data, by=by, update_every=4)
+
+    whole, first, second = built(), built(), built()
+    for _ in range(12):
+        whole.step()
+    for _ in range(6):
+        first.step()
+    kept = first.state_dict()
+    saved = io.BytesIO()
+    torch.save([kept, first.model.state_dict()], saved)
+    scores = kept["scores"].clone()
+    for _ in range(4):
+        first.step()
+    assert torch.equal(kept["scores"].nan_to_num(-1), scores.nan_to_num(-1))  # a copy
+    saved.seek(0)
+    state, weights = torch.load(saved, weights_only=True)
+    second.model.load_state_dict(weights)
+    second.load_state_dict(state)
+    for _ in range(6):
+        second.step()
+    ends = whole.model.state_dict(), second.model.state_dict()
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert torch.equal(whole.scores.nan_to_num(-1), second.scores.nan_to_num(-1))
+    with pytest.raises(UserError, match="must be of the same data, got scores of 20 samples for 7: give the data"):
+        method(noisy_net(), table(7)).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"by": "los"}, "los"),
+        ({"uniform": 0.0}, r"uniform must be in \(0, 1\], got 0.0"),
+        ({"uniform": 1.5}, r"uniform must be in \(0, 1\], got 1.5"),
+        ({"update_every": 0}, "update_every must be an integer >= 1, got 0"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        method(table_net(), table(COUNT), **options)
+
+
+def test_models_without_layers_to_measure_are_refused() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.LayerNorm(3)).double()
+    with pytest.raises(UserError, match="importance sampling by gradient needs linear or ungrouped convolution layers"):
+        method(model, table(COUNT, (3,)), by="gradient")

@@ -1,0 +1,151 @@
+"""Backward passes through some rows against the gradient of the masked loss, and FLOPs against torch's counter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sampled_nets import CLASSES, MODEL_NAMES, gradients_of, models, table, table_net, trained
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from trainables.gradients.sliced_backward import SlicedBackward
+from trainables.runtime.flops import flop_counter
+
+COUNT = 7
+KEEPS = [[0, 2, 5], [6], [], list(range(COUNT))]
+
+
+def masked(model: nn.Module, x: Tensor, y: Tensor, keep: list[int]) -> Tensor:
+    """Return the mean loss of all samples to which only those of `keep` contribute."""
+    mask = torch.zeros(len(x), dtype=torch.float64)
+    mask[keep] = 1
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    return (mask.to(losses) * losses).mean()
+
+
+def sliced(
+    model: nn.Module, x: Tensor, y: Tensor, keep: list[int] | None, value: Callable[..., Tensor] = masked
+) -> tuple[dict[str, Tensor], int]:
+    """Return gradients of the masked loss by a sliced backward pass, and the FLOPs spared."""
+    with SlicedBackward(len(x)) as mode:
+        loss = value(model, x, y, list(range(len(x))) if keep is None else keep)
+        mode.keep = None if keep is None else torch.tensor(keep, dtype=torch.int64)
+        return gradients_of(loss, model), mode.spared_flops
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_gradient_is_that_of_the_masked_loss_and_spared_flops_are_counted(name: str, keep: list[int]) -> None:
+    model, shape = models()[name]
+    x, y = table(COUNT, shape)
+    with flop_counter() as plain:
+        expected = gradients_of(masked(model, x, y, keep), model)
+    with flop_counter() as counted:
+        found, spared = sliced(model, x, y, keep)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert plain.get_total_flops() - counted.get_total_flops() == spared
+    assert (spared > 0) == (len(keep) < COUNT)
+
+
+def test_gradients_of_inputs_are_sliced_too() -> None:
+    model, (x, y) = table_net().requires_grad_(False), table(COUNT)
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(masked(model, x, y, [1, 3]), x)
+    with SlicedBackward(COUNT) as mode:
+        loss = masked(model, x, y, [1, 3])
+        mode.keep = torch.tensor([1, 3])
+        (found,) = torch.autograd.grad(loss, x)
+    torch.testing.assert_close(found, expected)
+    assert mode.spared_flops == (COUNT - 2) * 2 * (5 * 6 + 6 * CLASSES)
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_through_all_rows_gradients_are_the_plain_ones(name: str) -> None:
+    """To rounding: products of sequences are of other matrices than autograd's. Images are bitwise the same."""
+    model, shape = models()[name]
+    x, y = table(COUNT, shape)
+    expected = gradients_of(masked(model, x, y, list(range(COUNT))), model)
+    found, spared = sliced(model, x, y, None)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert spared == 0
+    if name in ("linear", "images", "grouped", "conv1d", "conv3d", "shared", "frozen"):
+        assert all(torch.equal(found[n], expected[n]) for n in expected)
+
+
+@pytest.mark.parametrize("name", ["linear", "images", "sequences"])
+def test_under_autocast(name: str) -> None:
+    """Against the plain backward pass under autocast, to bfloat16's eight bits."""
+    model, shape = models()[name]
+    model.float()
+    x, y = table(COUNT, shape)
+    x = x.float()
+
+    def value(model: nn.Module, x: Tensor, y: Tensor, keep: list[int]) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return masked(model, x, y, keep)
+
+    expected = gradients_of(value(model, x, y, [0, 3]), model)
+    found, spared = sliced(model, x, y, [0, 3], value)
+    assert spared > 0
+    for parameter, gradient in expected.items():
+        assert found[parameter].dtype == torch.float32
+        scale = float(gradient.abs().max())
+        torch.testing.assert_close(found[parameter], gradient, rtol=0.05, atol=0.02 * scale + 1e-6)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_are_as_always(reentrant: bool) -> None:
+    model, (x, y) = table_net(), table(COUNT)
+    x.requires_grad_(reentrant)  # which the reentrant form needs
+
+    def value(model: nn.Module, x: Tensor, y: Tensor, keep: list[int]) -> Tensor:
+        assert isinstance(model, nn.Sequential)
+        whole = [lambda x: checkpoint(model[:2], x, use_reentrant=reentrant), model[2]]
+        mask = torch.zeros(COUNT, dtype=torch.float64)
+        mask[keep] = 1
+        return (mask * F.cross_entropy(whole[1](whole[0](x)), y, reduction="none")).mean()
+
+    expected = gradients_of(masked(model, x, y, [0, 3]), model)
+    with SlicedBackward(COUNT) as mode:
+        loss = value(model, x, y, [0, 3])
+        mode.keep = torch.tensor([0, 3])
+        loss.backward()
+    for name, parameter in trained(model).items():
+        torch.testing.assert_close(parameter.grad, expected[name])
+    assert mode.spared_flops == (COUNT - 2) * 2 * 2 * 6 * CLASSES  # of the last layer alone
+
+
+def test_layers_of_other_rows_and_without_gradients_are_as_always() -> None:
+    model, (x, y) = nn.Linear(5, CLASSES).double(), table(COUNT)
+    flat = torch.randn(COUNT * 2, 5, dtype=torch.float64)
+    with SlicedBackward(COUNT) as mode:
+        mode.keep = torch.tensor([0])
+        assert model(x).grad_fn.name() == "_SlicedBackward"
+        assert model(flat).grad_fn.name() == "AddmmBackward0"
+        assert model(x[0]).grad_fn is not None
+        with torch.no_grad():
+            assert model(x).grad_fn is None
+        model.requires_grad_(False)
+        assert model(x).grad_fn is None
+    assert model.requires_grad_(True)(x).grad_fn.name() == "AddmmBackward0"
+    assert F.cross_entropy(model(x), y).item() > 0
+
+
+def test_batch_norm_loses_what_other_rows_would_receive() -> None:
+    """What the left-out rows receive through the statistics is dropped below, and only there."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, CLASSES)).double()
+    x, y = table(COUNT)
+    keep = [0, 2, 5]
+    expected = gradients_of(masked(model, x, y, keep), model)
+    found, _ = sliced(model, x, y, keep)
+    for name in ("1.weight", "1.bias", "3.weight", "3.bias"):
+        torch.testing.assert_close(found[name], expected[name])
+    assert not torch.allclose(found["0.weight"], expected["0.weight"])
+    before = model[0](x).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(masked(model[1:], before, y, keep), before)
+    torch.testing.assert_close(found["0.weight"], gradient[keep].T @ x[keep])
+    model.eval()
+    torch.testing.assert_close(sliced(model, x, y, keep)[0], gradients_of(masked(model, x, y, keep), model))

@@ -1,0 +1,146 @@
+"""Samples without loss gradient: the gradient of the rest, the unbiased form, and what is spared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sampled_nets import (
+    MODEL_NAMES,
+    cross_entropy,
+    gradients_of,
+    models,
+    noisy_net,
+    table,
+    table_net,
+)
+from torch import Tensor, nn
+
+from trainables.errors import UserError
+from trainables.gradients.gradient_method import GradientMethod
+from trainables.gradients.zero_gradients import SkippingRows, ZeroGradients, kept_weights
+from trainables.runtime.flops import flop_counter
+
+COUNT = 8
+
+
+def norms_of(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    """Return the distances between probabilities and labels."""
+    logits = model(batch[0]).detach()
+    return (logits.softmax(1) - F.one_hot(batch[1], logits.shape[1])).norm(dim=1)
+
+
+def method(model: nn.Module, data: tuple[Tensor, ...], **more: object) -> ZeroGradients:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return ZeroGradients(model, cross_entropy, data, optimizer, batch_size=COUNT, **more)
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_gradient_and_step_are_those_of_the_samples_above_the_threshold(name: str) -> None:
+    model, shape = models()[name]
+    data = table(COUNT, shape)
+    norms = norms_of(model, data)
+    threshold = float(norms.median()) + 1e-9
+    found = method(model, data, threshold=threshold)
+    losses = F.cross_entropy(model(data[0]), data[1], reduction="none")
+    with flop_counter() as plain:
+        expected = gradients_of(((norms >= threshold) * losses).mean(), model)
+    torch.testing.assert_close(found.gradient(found.draw(found.generator())), expected)
+    found.meter.take()
+    with flop_counter() as counter:
+        loss = found.step()
+    with flop_counter() as forwards, torch.no_grad():
+        model(data[0])
+    forward = forwards.get_total_flops()
+    torch.testing.assert_close(loss, losses.mean().detach())
+    torch.testing.assert_close({n: p.grad for n, p in model.named_parameters() if p.requires_grad}, expected)
+    spared = -found.meter.take().backward_flops
+    assert counter.get_total_flops() - forward == plain.get_total_flops() - spared
+    assert spared > 0
+
+
+def test_weights_of_the_unbiased_form() -> None:
+    norms = torch.tensor([0.0, 0.05, 0.1, 0.3])
+    chances = torch.tensor([0.0, 0.4, 0.99, 0.99])
+    assert kept_weights(norms, 0.1).tolist() == [0, 0, 1, 1]
+    torch.testing.assert_close(kept_weights(norms, 0.1, chances), torch.tensor([0.0, 2.0, 1.0, 1.0]))
+
+
+def test_unbiased_form_has_the_mean_gradient_and_the_expected_share() -> None:
+    """Over 1000 seeds; five standard errors of the mean, found from the seeds themselves."""
+    model, data = table_net(), table(COUNT)
+    norms, threshold, seeds = norms_of(model, data), 0.9, 1000
+    places = list(model.parameters())
+    loss = cross_entropy(model, data)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, places)])
+    found, kept = [], []
+    for seed in range(seeds):
+        with SkippingRows(model, COUNT, threshold, seed) as rows:
+            gradients = torch.autograd.grad(cross_entropy(model, data), places)
+        found.append(torch.cat([g.flatten() for g in gradients]))
+        kept.append(rows.kept)
+    samples = torch.stack(found)
+    errors = samples.std(0) / seeds**0.5
+    assert bool(((samples.mean(0) - expected).abs() <= 5 * errors + 1e-12).all())
+    probabilities = (norms / threshold).clamp(max=1)
+    deviation = float((probabilities * (1 - probabilities)).sum()) ** 0.5 / seeds**0.5
+    assert abs(sum(kept) / seeds - float(probabilities.sum())) < 5 * deviation
+
+
+def test_all_samples_left_out() -> None:
+    model, data = table_net(), table(COUNT)
+    found = method(model, data, threshold=10.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    found.step()
+    assert all(map(torch.equal, model.parameters(), before))
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+    assert found.meter.take().backward_flops == -COUNT * 2 * (5 * 6 + 2 * 6 * 3)
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_a_tiny_threshold_is_plain_training_bit_for_bit(unbiased: bool) -> None:
+    data = table(3 * COUNT)
+    ends = []
+    for kind in (GradientMethod, ZeroGradients):
+        torch.manual_seed(3)
+        model = noisy_net()
+        options = {"threshold": 1e-12, "unbiased": unbiased} if kind is ZeroGradients else {}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        trained = kind(model, cross_entropy, data, optimizer, batch_size=COUNT, **options)
+        for _ in range(10):
+            trained.step()
+        ends.append(model.state_dict())
+        assert trained.meter.take().backward_flops == 0
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_the_samples_kept_are_those_of_the_draw_in_measurement_and_step() -> None:
+    model, data = table_net(), table(5 * COUNT)
+    found = method(model, data, threshold=0.9, unbiased=True)
+    for _ in range(3):
+        asked, again = found.grad(), found.grad()
+        torch.testing.assert_close(asked, again, rtol=0, atol=0)
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        found.step()
+        torch.testing.assert_close({n: (before[n] - p.detach()) / 0.1 for n, p in model.named_parameters()}, asked)
+
+
+def test_measured_passes_count_what_each_of_them_spares() -> None:
+    model, data = table_net(), table(5 * COUNT)
+    found = method(model, data, threshold=float(norms_of(model, data).median()))
+    source = torch.Generator().manual_seed(1)
+    spared = set()
+    for _ in range(4):
+        draw = found.draw(source)
+        found.gradient(draw)
+        left_out = COUNT - int((norms_of(model, draw.batch) >= found.threshold).sum())
+        each = 2 * (5 * 6 + 2 * 6 * 3)
+        assert found.meter.take().backward_flops == each * (COUNT - left_out)
+        spared.add(left_out)
+    assert len(spared) > 1
+
+
+@pytest.mark.parametrize("threshold", [0, -1.0, float("nan")])
+def test_threshold_out_of_range(threshold: float) -> None:
+    with pytest.raises(UserError, match="threshold must be a number above 0, got"):
+        method(table_net(), table(COUNT), threshold=threshold)
