@@ -73,7 +73,7 @@ class Attached:
         return None
 
     def gradient_method(self) -> Any:
-        """Return the gradient method (`trainables.gradients.gradient_method`) whose statistics can be measured; None where there is none, or not yet."""
+        """Return the `GradientMethod` whose statistics can be measured; None where there is none, or not yet."""
         return None
 
     def before_optimizer(self) -> None:

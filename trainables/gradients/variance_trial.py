@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -99,7 +99,8 @@ class AttachedGradientMethod(Attached):
         if type(method).adjust is not GradientMethod.adjust:
             method.set_gradients(method.adjust(method.gradients(), draw))
         self._draw, self._rows = None, nullcontext()
-        return method.meter.take()
+        # Every parameter that trains takes part in the loop's own backward pass.
+        return replace(method.meter.take(), all_trained=False)
 
     def end_step(self) -> None:
         self._iteration += 1
