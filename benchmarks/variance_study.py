@@ -4,7 +4,7 @@
 
 Each estimator (SGD, SVRG, gradient clustering, importance sampling by loss) trains a convolutional network of its own
 from the same initial weights by SGD with momentum 0.9, learning rate 0.05, falling by 10 at 60 % and 80 % of the steps,
-batches of 64. At 20 points, 50 gradients of it and of SGD are taken at the same weights (`GradientStatistics`).
+batches of 64. At --measurements points, 50 gradients of it and of SGD are taken at the same weights (`GradientStatistics`).
 SVRG takes a snapshot every epoch, clustering has 10 clusters and two passes every two epochs.
 
 Data: the CIFAR-10 training images at PATH (any data of workload `images`, the first --samples of a fixed random order),
@@ -41,7 +41,7 @@ from trainables.gradients import (
 from trainables.workloads import build
 
 BATCH, RATE, MOMENTUM = 64, 0.05, 0.9
-MEASUREMENTS, SAMPLES = 20, 50
+SAMPLES = 50
 DUPLICATED = 10
 Data = tuple[Tensor, Tensor]
 
@@ -88,7 +88,7 @@ def estimators(epoch: int) -> dict[str, Callable[..., GradientMethod]]:
     }
 
 
-def train(name: str, data: Data, steps: int, seed: int, *, measured: bool = True) -> dict[str, Any]:
+def train(name: str, data: Data, steps: int, seed: int, measurements: int) -> dict[str, Any]:
     """Train one estimator's network, measured along the way."""
     torch.manual_seed(seed)
     model = network(data[0].shape[1])
@@ -97,15 +97,14 @@ def train(name: str, data: Data, steps: int, seed: int, *, measured: bool = True
     epoch = max(1, len(data[0]) // BATCH)
     method = estimators(epoch)[name](model, loss, data, optimizer, batch_size=BATCH, seed=seed)
     statistics = GradientStatistics(
-        model, data, MEASUREMENTS, SAMPLES, loss=loss, total_steps=steps, batch_size=BATCH, seed=seed
+        model, data, measurements, SAMPLES, loss=loss, total_steps=steps, batch_size=BATCH, seed=seed
     )
     others = () if name == "sgd" else (method,)
     begun, measuring = time.perf_counter(), 0.0
     for step in range(steps):
-        if measured:
-            before = time.perf_counter()
-            statistics.measure(step, *others)
-            measuring += time.perf_counter() - before
+        before = time.perf_counter()
+        statistics.measure(step, *others)
+        measuring += time.perf_counter() - before
         method.step()
         schedule.step()
     took = time.perf_counter() - begun
@@ -140,6 +139,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=4000)
+    parser.add_argument("--measurements", type=int, default=20)
     parser.add_argument("--output", default="variance_study.png")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -150,7 +150,7 @@ def main() -> None:
     for kind, data in kinds.items():
         for name in estimators(1):
             for seed in range(arguments.seeds):
-                results[kind, name].append(train(name, data, arguments.steps, seed))
+                results[kind, name].append(train(name, data, arguments.steps, seed, arguments.measurements))
             runs = results[kind, name]
             relative = np.array([curves(run, name)[2] for run in runs])
             thirds = [spread(np.median(part, axis=1).tolist()) for part in np.array_split(relative, 3, axis=1)]
@@ -165,12 +165,12 @@ def main() -> None:
             )
             if name == "sgd":
                 normalised = np.array([curves(run, name)[3] for run in runs]).mean(0)
-                print(f"  SGD's normalised variance at the 20 points: {np.round(normalised, 3).tolist()}")
+                print(f"  SGD's normalised variance at the points: {np.round(normalised, 3).tolist()}")
     runs = results["real images", "sgd"]
     shares = [run["measuring_s"] / run["train_s"] for run in runs]
     print(
         f"time of measuring SGD over the training's: {spread(shares)}; "
-        f"samples / every = {SAMPLES * MEASUREMENTS / arguments.steps:.2f}"
+        f"samples / every = {SAMPLES * arguments.measurements / arguments.steps:.2f}"
     )
     draw(results, Path(arguments.output))
 
