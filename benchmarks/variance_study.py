@@ -4,7 +4,7 @@
 
 Each estimator (SGD, SVRG, gradient clustering, importance sampling by loss) trains a convolutional network of its own
 from the same initial weights by SGD with momentum 0.9, learning rate 0.05, falling by 10 at 60 % and 80 % of the steps,
-batches of 64. At --measurements points, 50 gradients of it and of SGD are taken at the same weights (`GradientStatistics`).
+batches of 64. At --measurements points, 50 gradients of it and of SGD are taken at equal weights (`GradientStatistics`).
 SVRG takes a snapshot every epoch, clustering has 10 clusters and two passes every two epochs.
 
 Data: the CIFAR-10 training images at PATH (any data of workload `images`, the first --samples of a fixed random order),

@@ -11,6 +11,7 @@ from torch import nn
 
 from trainables.attachment import EstimateFlops
 from trainables.config import TrialConfig
+from trainables.errors import UserError
 from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.gradient_statistics import GradientMeasurement, GradientStatistics
 from trainables.gradients.moments import GradientMoments
@@ -31,7 +32,15 @@ DIGITS = 6
 def open_statistics(
     config: TrialConfig, workload: Workload, model: nn.Module, total_steps: int
 ) -> RunStatistics | None:
-    """Return the run's statistics; None if the configuration asks for none."""
+    """Return the run's statistics; None if the configuration asks for none.
+
+    Raises:
+        UserError: samples of a measurement without the number of measurements.
+    """
+    if config.statistics_samples is not None and config.statistics_measurements is None:
+        raise UserError(
+            f"statistics_samples={config.statistics_samples} needs statistics_measurements, the number of measurements"
+        )
     return None if config.statistics_measurements is None else RunStatistics(config, workload, model, total_steps)
 
 

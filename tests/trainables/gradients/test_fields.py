@@ -53,7 +53,6 @@ def test_every_estimator_is_a_method_with_defaults_that_are_fields() -> None:
         ({"importance_uniform": 0.0}, "importance_uniform must be a number in (0, 1], got 0.0"),
         ({"zero_threshold": "x"}, "zero_threshold must be a number above 0, got 'x'"),
         ({"method": "svrg", "zero_threshold": 0.1}, "unknown setting of method svrg 'zero_threshold': "),
-        ({"statistics_samples": 5}, "statistics_samples=5 needs statistics_measurements, the number of measurements"),
         ({"statistics_measurements": 2, "statistics_samples": 1}, "statistics_samples must be an integer >= 2, got 1"),
         ({"method": "discrete_gradient", "discrete_stride": 0.5},
          "discrete_stride must be at most gradient_epsilon=0.01, got 0.5"),

@@ -156,6 +156,11 @@ def test_a_measured_trial_is_the_trial_bit_for_bit_and_its_cost_is_counted(
         assert [run.train_epoch()["further_metrics"] for _ in range(2)] == [r["further_metrics"] for r in rows[2:]]
 
 
+def test_samples_of_no_measurement_are_refused() -> None:
+    with pytest.raises(UserError, match="statistics_samples=5 needs statistics_measurements, the number of"):
+        trained(statistics_samples=5)
+
+
 def test_a_forward_cache_does_not_know_samples_that_a_method_chooses() -> None:
     with pytest.raises(UserError, match="chooses the samples of a step, which a forward cache would not know"):
         trained(method="importance_sampling", forward_cache_mb=10)
