@@ -7,6 +7,7 @@ from dataclasses import replace
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.gradients.fields import estimator_in
+from trainables.gradients.variance_fields import OF_ANY_METHOD
 from trainables.quality import ACCURACY, Quality
 from trainables.registry import SCRIPT, WORKLOADS, is_factory
 from tune_cac.study.options import SearchOptions
@@ -59,6 +60,8 @@ def baseline_config(options: SearchOptions, *, device: str) -> TrialConfig:
         metric=options.metric,
         direction=options.direction,
         metric_unit=options.metric_unit,
+        # Measurements are no part of a method, and trials share what was measured with the baseline.
+        **{name: options.fixed[name] for name in OF_ANY_METHOD if name in options.fixed},
     )
 
 
