@@ -4,7 +4,7 @@
 
 Each estimator (SGD, SVRG, gradient clustering, importance sampling by loss) trains a convolutional network of its own
 from the same initial weights by SGD with momentum 0.9, learning rate 0.05, falling by 10 at 60 % and 80 % of the steps,
-batches of 64. At --measurements points, 50 gradients of it and of SGD are taken at equal weights (`GradientStatistics`).
+batches of 64. At --measurements points, 50 gradients of it and of SGD are taken at equal weights (GradientStatistics).
 SVRG takes a snapshot every epoch, clustering has 10 clusters and two passes every two epochs.
 
 Data: the CIFAR-10 training images at PATH (any data of workload `images`, the first --samples of a fixed random order),
@@ -21,8 +21,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -140,11 +139,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=4000)
     parser.add_argument("--measurements", type=int, default=20)
+    parser.add_argument("--times", action="store_true", help="print only what a step with clustering takes")
     parser.add_argument("--output", default="variance_study.png")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(header("variance_study.py"))
     real = load(arguments.data, arguments.samples)
+    if arguments.times:
+        print_times(real)
+        return
     kinds = {"real images": real, "half of them copies of ten": with_duplicates(real)}
     results: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for kind, data in kinds.items():
@@ -172,14 +175,45 @@ def main() -> None:
         f"time of measuring SGD over the training's: {spread(shares)}; "
         f"samples / every = {SAMPLES * arguments.measurements / arguments.steps:.2f}"
     )
-    draw(results, Path(arguments.output))
+    draw(results).savefig(arguments.output, dpi=90)
+    print(f"figure: {arguments.output}")
 
 
-def draw(results: dict[tuple[str, str], list[dict[str, Any]]], path: Path) -> None:
-    """Write the figure: a row for each kind of data; variance, relative variance, normalised variance."""
-    import matplotlib
+def print_times(data: Data, rounds: int = 7, steps: int = 60) -> None:
+    """Print the time of a step with clustering over a plain one's, of the same round."""
+    ratios = defaultdict(list)
+    for _ in range(rounds):
+        model = network(data[0].shape[1])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=MOMENTUM)
+        given = (model, loss, data, optimizer)
+        full = GradientClustering(*given, batch_size=BATCH, every=10**9)
+        full.update()
+        methods = {
+            "plain": GradientMethod(*given, batch_size=BATCH),
+            "full, between updates": full,
+            "online, an update every 10 steps": GradientClustering(*given, batch_size=BATCH, mode="online", every=10),
+            "online, an update every step": GradientClustering(*given, batch_size=BATCH, mode="online", every=1),
+        }
+        took = {}
+        for name, method in methods.items():
+            method.step()
+            begun = time.perf_counter()
+            for _ in range(steps):
+                method.step()
+            took[name] = (time.perf_counter() - begun) / steps
+        begun = time.perf_counter()
+        full.update()
+        took["a full update, for each batch it looks at"] = (
+            (time.perf_counter() - begun) / full.iterations / (len(data[0]) / BATCH)
+        )
+        for name in took:
+            ratios[name].append(took[name] / took["plain"])
+    for name, found in ratios.items():
+        print(f"{name}: {spread(found)} times a plain step")
 
-    matplotlib.use("Agg")
+
+def draw(results: Mapping[tuple[str, str], list[dict[str, Any]]]) -> Any:
+    """Return the figure: a row for each kind of data; variance, relative variance, normalised variance."""
     import matplotlib.pyplot as plt
 
     kinds = list(dict.fromkeys(kind for kind, _ in results))
@@ -202,8 +236,7 @@ def draw(results: dict[tuple[str, str], list[dict[str, Any]]], path: Path) -> No
         row[1].set_ylim(0, 1.6)
         row[2].set_ylim(0, 1.1)
     axes[0][0].legend(fontsize=8)
-    figure.savefig(path, dpi=90)
-    print(f"figure: {path}")
+    return figure
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/gradients.ipynb and the code of docs/gradients.md: both run, and what they show is right."""
+"""The notebooks of docs/gradients.md and the page's code: they run, and what they show is right."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -15,6 +16,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "docs" / "gradients.ipynb"
+VARIANCE = ROOT / "docs" / "gradient_variance.ipynb"
 PAGE = (ROOT / "docs" / "gradients.md").read_text()
 #: Appended to the notebook: what it has in its variables, as one line of JSON.
 TELL = """
@@ -30,35 +32,65 @@ print(json.dumps({
 """
 
 
-def test_it_is_committed_executed_from_top_to_bottom_without_errors_or_paths() -> None:
-    text = NOTEBOOK.read_text()
+TELL_VARIANCE = """
+import json
+print(json.dumps({
+    "relative": {name: variance_study.curves(runs[0], name)[2] for (_, name), runs in studied.items()},
+    "sizes": [cluster.size for cluster in clusters],
+    "backward": [rows[-1]["backward_flops"] for rows in zeros.values()],
+    "shares": shares,
+}))
+"""
+
+
+@pytest.mark.parametrize(("notebook", "pictures"), [(NOTEBOOK, 6), (VARIANCE, 4)])
+def test_it_is_committed_executed_from_top_to_bottom_without_errors_or_paths(notebook: Path, pictures: int) -> None:
+    text = notebook.read_text()
     book = nbformat.reads(text, as_version=4)
     nbformat.validate(book)
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 6
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= pictures
     sources = "\n".join(cell.source for cell in book.cells)
     printed = "\n".join(output.get("text", "") for output in outputs)
     assert not re.search(r"/(home|root|tmp|work|Users|opt)/", sources + printed)
     assert len(text) < 700_000
 
 
-@pytest.mark.slow
-def test_it_runs_small_and_what_it_shows_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def executed(notebook: Path, tell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a notebook small, and return what it tells at its end."""
     monkeypatch.setenv("TUNE_CAC_QUICK", "1")
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     write_kernel_spec(tmp_path / "kernels" / "python3")
     (tmp_path / "docs").mkdir()
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
-    book = nbformat.read(NOTEBOOK, as_version=4)
-    book.cells.append(nbformat.v4.new_code_cell(TELL))
+    book = nbformat.read(notebook, as_version=4)
+    book.cells.append(nbformat.v4.new_code_cell(tell))
     NotebookClient(
         book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path / "docs")}}
     ).execute()
-    told = json.loads(book.cells[-1].outputs[0]["text"])
+    return json.loads(book.cells[-1].outputs[0]["text"])
+
+
+@pytest.mark.slow
+def test_the_one_on_variance_runs_small_and_what_it_shows_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = executed(VARIANCE, TELL_VARIANCE, tmp_path, monkeypatch)
+    assert all(value == 1 for value in told["relative"]["sgd"])  # measured twice on the same draws
+    assert set(told["relative"]) == {"sgd", "svrg", "gradient_clustering", "importance_sampling"}
+    assert sum(told["sizes"]) == 599
+    plain, *others = told["backward"]
+    assert all(value <= plain for value in others)
+    assert all(0 < share <= 1 for values in told["shares"].values() for share in values)
+
+
+@pytest.mark.slow
+def test_it_runs_small_and_what_it_shows_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = executed(NOTEBOOK, TELL, tmp_path, monkeypatch)
     smooth = dict(zip(told["epsilons"], told["errors"]["smooth float64"], strict=True))
     assert smooth[1e-2] / smooth[1e-1] == pytest.approx(1e-2, rel=0.1)  # of second order
     assert smooth[1e-4] < 1e-6
@@ -77,7 +109,7 @@ def test_it_runs_small_and_what_it_shows_is_right(tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "gradients.md", "exec"), names)  # our own page

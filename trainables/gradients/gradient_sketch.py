@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from trainables.gradients.layer_signals import LayerSignals
+from trainables.gradients.layer_signals import LayerSignals, rows_of_inputs, rows_of_outputs, samples_not_first
 
 #: p, the numbers that a side of a layer is reduced to.
 SIDE = 8
@@ -35,6 +35,7 @@ class GradientSketch:
 
     def __init__(self, layers: Mapping[str, nn.Module], device: torch.device, seed: int, side: int = SIDE) -> None:
         generator = torch.Generator().manual_seed(seed)
+        self._layers = layers
         self._sides: dict[str, tuple[Tensor | None, Tensor | None]] = {}
         self._places: dict[str, slice] = {}
         end = 0
@@ -64,18 +65,32 @@ class GradientSketch:
         """
         found: Tensor | None = None
         flops = 0
-        for name, rows, signal in recorded.parts(samples):
-            a, d = signal.inputs.float(), signal.output_gradients.float()
-            outputs, inputs = self._sides[name]
-            if outputs is not None:
-                flops += 2 * d.numel() * outputs.shape[1]
-                d = d @ outputs
-            if inputs is not None:
-                flops += 2 * a.numel() * inputs.shape[1]
-                a = a @ inputs
-            flops += 2 * d.numel() * a.shape[2]
-            if found is None:
-                found = torch.zeros(samples, self.width, device=a.device)
-            found[rows, self._places[name]] = (d.transpose(1, 2) @ a).flatten(1)
+        for name, layer in self._layers.items():
+            for seen, gradient in recorded.calls(name):
+                if len(seen) != samples:
+                    raise samples_not_first(name, len(seen), samples)
+                outputs, inputs = self._sides[name]
+                d = rows_of_outputs(layer, gradient).float()
+                a = _projected(layer, seen.float(), inputs)
+                if outputs is not None:
+                    flops += 2 * d.numel() * outputs.shape[1]
+                    d = d @ outputs
+                if inputs is not None:
+                    flops += 2 * a.numel() * len(inputs)
+                flops += 2 * d.numel() * a.shape[2]
+                if found is None:
+                    found = torch.zeros(samples, self.width, device=a.device)
+                found[:, self._places[name]] += (d.transpose(1, 2) @ a).flatten(1)
         assert found is not None, "a backward pass through none of the layers"
         return found * (scale if isinstance(scale, float) else scale.view(-1, 1)), flops
+
+
+def _projected(layer: nn.Module, seen: Tensor, sides: Tensor | None) -> Tensor:
+    """Return Q^T a_t of a layer's input: (B, T, p); of a convolution by one with Q as its kernels, without patches."""
+    if sides is None:
+        return rows_of_inputs(layer, seen)
+    if isinstance(layer, nn.Linear):
+        return rows_of_inputs(layer, seen) @ sides
+    assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
+    kernels = sides.T.reshape(-1, *layer.weight.shape[1:])
+    return layer._conv_forward(seen, kernels, None).flatten(2).transpose(1, 2)

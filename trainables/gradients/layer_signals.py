@@ -187,10 +187,7 @@ class LayerSignals:
             outputs, width = layer.weight.flatten(1).shape
             count = len(calls[0][0])
             if samples is not None and count != samples:
-                raise UserError(
-                    f"per-sample gradients need layers with the samples' dimension first, got {count} rows in layer "
-                    f"{name} for a batch of {samples}: set batch_first=True, or use another method"
-                )
+                raise samples_not_first(name, count, samples)
             places = sum(gradient.numel() for _, gradient in calls) // (count * outputs)
             for rows in chunks(count, places * (width + outputs + places)):
                 inputs = [rows_of_inputs(layer, seen[rows]) for seen, _ in calls]
@@ -210,6 +207,14 @@ class LayerSignals:
             )
             for name, parts in found.items()
         }
+
+
+def samples_not_first(layer: str, rows: int, samples: int) -> UserError:
+    """Return the error for a layer whose input has another number of rows than there are samples."""
+    return UserError(
+        f"per-sample gradients need layers with the samples' dimension first, got {rows} rows in layer {layer} for a "
+        f"batch of {samples}: set batch_first=True, or use another method"
+    )
 
 
 def _of_one_type(call: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
