@@ -155,6 +155,9 @@ def _set_axis(axes: Axes, which: Literal["x", "y"], axis: dict[str, Any]) -> Non
         side.set_ticks(axis["tickvals"], names, fontsize=8 if len(names) <= 12 else 6)
         axes.set(**{f"{which}lim": axis.get("range", (len(names) - 0.5, -0.5))})
         return
+    if axis.get("type") == "log":
+        axes.set(**{f"{which}scale": "log"})
+        return
     side.set_major_locator(MultipleLocator(axis["dtick"]) if "dtick" in axis else MaxNLocator(9, steps=[1, 2, 5, 10]))
     if "range" in axis:
         axes.set(**{f"{which}lim": axis["range"]})
