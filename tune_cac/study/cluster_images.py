@@ -23,7 +23,7 @@ def cluster_images(workload: str, options: Iterable[str], numbers: Iterable[int]
     """Return pictures of training samples by number; none where that fails, for the report does without.
 
     Args:
-        workload: the study's. Only those of images that are registered are built: a user's code is not run for a report.
+        workload: the trial's. Only registered ones of images are built: a user's code is not run for a report.
         options: NAME=VALUE texts of the trial.
         numbers: of the samples.
     """

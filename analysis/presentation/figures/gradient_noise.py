@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from analysis.presentation.figures.report_data import ReportData
 _MOST_TRIALS = 6
 #: Maximum number of layers that are named beside their marks.
 _MOST_LAYERS = 40
+#: Maximum decades of a logarithmic axis with ticks between the powers of ten.
+_MOST_DECADES = 3
 #: Maximum points of a line with a mark each.
 _MOST_MARKED = 60
 #: Colours of estimators other than SGD, in the order of their appearance.
@@ -23,14 +26,12 @@ _COLOURS = ("@front", "@control", "@published", "@chosen", "@trial")
 
 def gradient_noise(data: ReportData) -> Figure | None:
     """Return the plot of normalised variance by step, a line per estimator; None without statistics."""
-    layout = {"yaxis": axis("normalised variance", rangemode="tozero")}
-    return _course(data, "normalised_variance", "gradient_noise", layout)
+    return _course(data, "normalised_variance", "gradient_noise")
 
 
 def gradient_variance(data: ReportData) -> Figure | None:
     """Return the plot of average variance by step on a logarithmic axis; None without statistics above 0."""
-    layout = {"yaxis": axis("average variance", type="log", exponentformat="power", dtick="D2")}
-    return _course(data, "average_variance", "gradient_variance", layout)
+    return _course(data, "average_variance", "gradient_variance", logarithmic=True)
 
 
 def layer_noise(data: ReportData) -> Figure | None:
@@ -59,9 +60,9 @@ def layer_noise(data: ReportData) -> Figure | None:
         traces[-1]["marker"]["line"] = {"width": 1.5, "color": colour}
     many = len(layers) > _MOST_LAYERS
     names = [""] * len(layers) if many else [short(name) for name in layers]
-    y_axis = names_axis(names, title="layers, the first at the top" if many else "", range=[len(layers) - 0.5, -0.5])
-    most = max(1.0, float(rows["normalised_variance"].max()))
-    layout = {"xaxis": axis("normalised variance", range=[0, 1.05 * most]), "yaxis": y_axis}
+    y_axis = names_axis(names, title="layers, the first at the top" if many else "", zeroline=False,
+                        range=[len(layers) - 0.5, -0.5])  # fmt: skip
+    layout = {"xaxis": _to_one("normalised variance", rows["normalised_variance"]), "yaxis": y_axis}
     return Figure(
         name="layer_noise",
         alt=f"Normalised variance of the gradient of {plural(len(layers), 'layer')} of trial {trial} at step {step}.",
@@ -82,12 +83,12 @@ def shown_trial(data: ReportData, rows: pd.DataFrame | None) -> int | None:
     return next((trial for trial in (*chosen, *ranked) if trial in there), min(there))
 
 
-def _course(data: ReportData, column: str, name: str, layout: dict[str, Any]) -> Figure | None:
+def _course(data: ReportData, column: str, name: str, *, logarithmic: bool = False) -> Figure | None:
     """Return the plot of a statistic of all layers together by step."""
     if data.gradients is None:
         return None
     rows = data.gradients[data.gradients["layer"] == ""]
-    rows = rows[np.isfinite(rows[column]) & ((rows[column] > 0) | (layout["yaxis"].get("type") != "log"))]
+    rows = rows[np.isfinite(rows[column]) & ((rows[column] > 0) | (not logarithmic))]
     if rows.empty:
         return None
     rows = rows.sort_values("step", kind="stable")
@@ -112,16 +113,39 @@ def _course(data: ReportData, column: str, name: str, layout: dict[str, Any]) ->
     many = len(trials) > _MOST_TRIALS
     own_lines = f"the thick lines are trial {shown}'s" if len(trials) > 1 else f"trial {shown}"
     note = f"Mean of {len(trials)} trials (thick), smallest and largest." if many else f"{own_lines}."
-    words = str(layout["yaxis"]["title"]["text"])
+    words = column.replace("_", " ")
+    y_axis = _logarithmic(words, rows[column]) if logarithmic else _to_one(words, rows[column])
     return Figure(
         name=name,
         alt=f"{words[0].upper()}{words[1:]} of the gradient from the first measurement to the last, mean of "
         f"{plural(len(trials), 'trial')}: {', '.join(said)}.",
         traces=traces,
-        layout={"xaxis": axis("step"), **layout},
+        layout={"xaxis": axis("step"), "yaxis": y_axis},
         height=380,
         notes=[note[0].upper() + note[1:]],
     )
+
+
+def _to_one(title: str, values: pd.Series[float]) -> dict[str, Any]:
+    """Return an axis from 0 to 1, or to the largest value above that."""
+    return axis(title, range=[0, 1.04 * max(1.0, float(values.max()))])
+
+
+def _logarithmic(title: str, values: pd.Series[float]) -> dict[str, Any]:
+    """Return a logarithmic axis with ticks at multiples of powers of ten, or at powers alone if there are many.
+
+    Plotly's own ticks within a decade are digits without their power.
+    """
+    low, high = math.floor(math.log10(values.min())), math.ceil(math.log10(values.max()))
+    digits = (1, 2, 3, 4, 5, 7) if high - low <= 1 else (1, 2, 5) if high - low <= _MOST_DECADES else (1,)
+    ticks = [float(f"{digit}e{power}") for power in range(low, high + 1) for digit in digits]
+    first = max((tick for tick in ticks if tick <= values.min()), default=ticks[0])
+    last = min((tick for tick in ticks if tick >= values.max()), default=ticks[-1])
+    last = last if last > first else 10 * first
+    ticks = [tick for tick in ticks if first <= tick <= last]
+    names = [f"{tick:g}".replace("e-0", "e-").replace("e+0", "e+") for tick in ticks]
+    ends = [math.log10(first) - 0.02, math.log10(last) + 0.02]
+    return axis(title, type="log", tickvals=ticks, ticktext=names, range=ends)
 
 
 def _line(estimator: str, what: str, values: pd.Series[float], **style: Any) -> dict[str, Any]:

@@ -18,8 +18,8 @@ _MOST_CLUSTERS = 30
 #: Shown side of small pictures in pixels: the longer side is enlarged to at least this, in whole factors.
 _SIDE = 44
 _NOISE = (
-    "Normalised variance is V[g] / E[g²] of a gradient's elements, on average: at most about 1, and near 1 the gradient "
-    "is noise. Average variance is the mean of V[g]. Whatever the statistics cost is counted in the trials' compute."
+    "Normalised variance is V[g] / E[g²] of a gradient's elements, on average: at most about 1, and near 1 the "
+    "gradient is noise. Average variance is the mean of V[g]. What measuring costs is counted in the trials' compute."
 )
 _CLUSTERS = (
     "Samples of a cluster have similar gradients. Spread is their mean squared distance from the cluster's centre, and "
@@ -55,7 +55,7 @@ def clusters(data: ReportData) -> str:
 
 
 def _spread(value: Any) -> str:
-    return f"{value:.3g}" if value == value else ""
+    return "" if value != value else f"{value:.0f}" if 100 <= value < 1e6 else f"{value:.3g}"
 
 
 def _examples(numbers: Iterable[int], images: Mapping[int, SampleImage]) -> str:
