@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 #: Columns of `gradient_statistics` after those that name the row, with the trial's measurement in the middle.
@@ -115,7 +115,7 @@ def _tidy(epochs: pd.DataFrame, rows: list[tuple[Any, ...]], dtypes: dict[str, s
 
 def _number(value: Any) -> float:
     """Return a number of JSON; NaN for anything else, and for one that is not finite."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= np.finfo(float).max:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
         return math.nan
     return float(value)
 
