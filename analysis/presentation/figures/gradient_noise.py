@@ -9,13 +9,15 @@ import numpy as np
 import pandas as pd
 
 from analysis.formatting import plural
-from analysis.presentation.figures.figure import Figure, axis, line, marks, names_axis, short
+from analysis.presentation.figures.figure import Figure, axis, line, marks, names_axis
 from analysis.presentation.figures.report_data import ReportData
 
 #: Maximum number of trials with lines of their own; of more, mean and range are shown.
 _MOST_TRIALS = 6
 #: Maximum number of layers that are named beside their marks.
 _MOST_LAYERS = 40
+#: Maximum characters of a layer's name on the axis.
+_MOST_LETTERS = 25
 #: Maximum decades of a logarithmic axis with ticks between the powers of ten.
 _MOST_DECADES = 3
 #: Maximum points of a line with a mark each.
@@ -59,7 +61,7 @@ def layer_noise(data: ReportData) -> Figure | None:
         traces.append(marks(_name(estimator), points, symbol, colour, size=9))
         traces[-1]["marker"]["line"] = {"width": 1.5, "color": colour}
     many = len(layers) > _MOST_LAYERS
-    names = [""] * len(layers) if many else [short(name) for name in layers]
+    names = [""] * len(layers) if many else [_both_ends(name) for name in layers]
     y_axis = names_axis(names, title="layers, the first at the top" if many else "", zeroline=False,
                         range=[len(layers) - 0.5, -0.5])  # fmt: skip
     layout = {"xaxis": _to_one("normalised variance", rows["normalised_variance"]), "yaxis": y_axis}
@@ -160,6 +162,15 @@ def _line(estimator: str, what: str, values: pd.Series[float], **style: Any) -> 
         "marker": {"color": style["color"], "size": 5},
     }
     return line(_name(estimator), steps, numbers, hover, more=more, **style)
+
+
+def _both_ends(name: str) -> str:
+    """Shorten a layer's name from the middle: its ends tell where it is and what; the hover text has it whole.
+
+    >>> _both_ends("features.3.convolution.with.a.long.name.weight")
+    'features…long.name.weight'
+    """
+    return name if len(name) <= _MOST_LETTERS else f"{name[:8]}…{name[9 - _MOST_LETTERS :]}"
 
 
 def _estimators(rows: pd.DataFrame) -> list[tuple[str, str]]:
