@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from analysis.metrics.compute_budgets import equal_compute
     from analysis.metrics.confidence import Interval, confirm_table, paired_interval
     from analysis.metrics.controls import accuracy_when_shorter, beats_shorter, control_line
+    from analysis.metrics.gradient_history import gradient_clusters, gradient_statistics
     from analysis.metrics.interaction import interactions
     from analysis.metrics.parameter_importance import importance
     from analysis.metrics.ranking import best, front_hypervolume, knee_trial, pareto_front, rank
@@ -55,6 +56,8 @@ __all__ = [
     "load_trace",
     "search_cost",
     "SearchCost",
+    "gradient_statistics",
+    "gradient_clusters",
     "stage_frame",
     "tree_text",
     "tree_svg",
@@ -74,6 +77,8 @@ _HOMES = {
     "beats_shorter": "analysis.metrics.controls",
     "control_line": "analysis.metrics.controls",
     "equal_compute": "analysis.metrics.compute_budgets",
+    "gradient_clusters": "analysis.metrics.gradient_history",
+    "gradient_statistics": "analysis.metrics.gradient_history",
     "interactions": "analysis.metrics.interaction",
     "importance": "analysis.metrics.parameter_importance",
     "best": "analysis.metrics.ranking",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from browser import required_chromium
+from gradient_rows import statistics, with_gradients
 from playwright.sync_api import Browser, Page
 from report_data import LAYERS, report_data
 
@@ -111,6 +112,20 @@ def test_axis_titles_do_not_lie_on_tick_labels(open_page: Open) -> None:
         )
         overlapping = page.evaluate(OVERLAPPING)
         assert overlapping == [], width
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1200, 360])
+def test_gradient_statistics_and_clusters_are_drawn(open_page: Open, width: int) -> None:
+    layers = tuple(f"features.{n}.convolution.with.a.long.name.weight" for n in range(30))
+    page = open_page(with_gradients(gradients=statistics(8, layers)), viewport={"width": width, "height": 900})
+    draw_all(page)
+    for name in ("gradient_noise", "gradient_variance", "layer_noise"):
+        assert page.locator(f"#plot-{name} .trace").count() >= 2, name
+    assert page.locator("#plot-gradient_variance .ytick").count() >= 2
+    assert page.evaluate(OVERLAPPING) == []
+    assert page.evaluate("[...document.querySelectorAll('.samples img')].map((image) => image.naturalWidth)") == [8]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_the_table_sorts_by_a_heading_both_ways(open_page: Open) -> None:

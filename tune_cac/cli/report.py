@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ from tune_cac.messages import say
 
 if TYPE_CHECKING:
     from analysis.io.layout import Layout
+    from analysis.presentation.figures.report_data import SampleImage
     from analysis.presentation.html import ReportData
     from tune_cac.study.study_result import SearchResult
 
@@ -60,6 +62,7 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
     """Collect everything that a study's report shows, without what is missing or cannot be read."""
     from analysis.io.epoch_rows import history
     from analysis.metrics.controls import is_control
+    from analysis.metrics.gradient_history import gradient_clusters, gradient_statistics
     from analysis.metrics.interaction import interactions
     from analysis.metrics.parameter_importance import importance
     from analysis.presentation.html import ReportData, variance_frames
@@ -78,7 +81,8 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
     environment = dict(info.versions)
     if trace is not None and "device_kind" in trace.run:
         environment["trained on"] = str(trace.run["device_kind"])
-    return ReportData(
+    epochs = _or_none(lambda: history(layout.root))
+    data = ReportData(
         info=info,
         trials=trials,
         ranking=found.ranking,
@@ -88,7 +92,9 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
         cost_line=found.cost_line,
         best_env=best_env(info, best, found.allowed_drop, confirmation=found.confirmation, line=found.control_line),
         status="running" if is_locked(layout) else "finished",
-        history=_or_none(lambda: history(layout.root)),
+        history=epochs,
+        gradients=None if epochs is None else gradient_statistics(epochs),
+        clusters=gradient_clusters(trials),
         importance=_or_none(lambda: importance(layout.root)),
         interactions=_or_none(lambda: interactions(layout.root)),
         controls=controls if len(controls) else None,
@@ -99,6 +105,25 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
         tree_svg=(tree_picture(stages, found.cost) if stages is not None and stages["trials"].map(len).any() else None),
         environment=environment,
     )
+    return replace(data, cluster_images=_cluster_images(data))
+
+
+def _cluster_images(data: ReportData) -> dict[int, SampleImage]:
+    """Return pictures of the examples of the clusters that the report shows."""
+    from analysis.presentation.figures.gradient_noise import shown_trial
+
+    trial = shown_trial(data, data.clusters)
+    if trial is None or data.clusters is None:
+        return {}
+    from analysis.presentation.summary_text import config_of
+    from tune_cac.study.cluster_images import cluster_images
+
+    row = data.trials[data.trials["trial"] == trial].iloc[0]
+    config = _or_none(lambda: config_of(row))
+    if config is None:
+        return {}
+    examples = data.clusters.loc[data.clusters["trial"] == trial, "examples"]
+    return cluster_images(config.workload, config.options, [n for named in examples for n in named])
 
 
 def _or_none(read: Callable[[], _Found]) -> _Found | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -11,6 +12,20 @@ from analysis.metrics.drops import allowed_limit
 from analysis.metrics.saving import saving_of
 from trainables.quality import Quality
 from trainables.savings import saved_words
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleImage:
+    """A training sample as a picture."""
+
+    label: str
+    """Its label; empty if it has none."""
+    png: bytes
+    """The picture, a PNG file."""
+    width: int
+    """Its width in pixels."""
+    height: int
+    """Its height in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +72,12 @@ class ReportData:
     """Stops of layers in the variance picture: iteration, layer (name), ratio."""
     thresholds: pd.DataFrame | None = None
     """Thresholds in the variance picture: name, value."""
+    gradients: pd.DataFrame | None = None
+    """Gradient statistics (`analysis.gradient_statistics`)."""
+    clusters: pd.DataFrame | None = None
+    """Clusters of similar gradients (`analysis.gradient_clusters`)."""
+    cluster_images: Mapping[int, SampleImage] = field(default_factory=dict)
+    """Pictures of examples of the clusters of the trial that the report shows, by the sample's number."""
     tree_svg: str | None = None
     """The stage tree's picture (`analysis.tree_svg`)."""
     environment: dict[str, str] = field(default_factory=dict)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from analysis.presentation.figures.course import convergence, cost, hypervolume, learning_curves
 from analysis.presentation.figures.figure import Figure
+from analysis.presentation.figures.gradient_noise import gradient_noise, gradient_variance, layer_noise
 from analysis.presentation.figures.outcomes import confirmation, importance, interactions, pareto
 from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.figures.stops import timeline, variance
 
 _MAKERS = (
-    pareto, confirmation, timeline, variance, learning_curves, importance, interactions, convergence, hypervolume, cost,
+    pareto, confirmation, timeline, variance, learning_curves, gradient_noise, gradient_variance, layer_noise,
+    importance, interactions, convergence, hypervolume, cost,
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -22,6 +22,8 @@ from analysis.presentation.compression_text import without_files
 from analysis.presentation.figures.figure import Figure
 from analysis.presentation.figures.plain_columns import is_one_of, texts
 from analysis.presentation.figures.report_data import ReportData
+from analysis.presentation.html.elements import facts, none, picture, pictures, scrollable, small_table
+from analysis.presentation.html.gradient_sections import clusters, gradients
 from analysis.presentation.ranked_table import stop_table
 from analysis.presentation.schedule_text import compresses
 from analysis.presentation.sparsity_text import is_compressed, layers, sums
@@ -51,13 +53,15 @@ def sections(data: ReportData, figures: Mapping[str, Figure]) -> list[Section]:
     made = [
         ("settings", "Settings to use", _settings(data)),
         ("trade-off", f"{data.saved_words.capitalize()} against {data.quality.name}",
-         _pictures(figures, "pareto") + _controls_note(data)),
+         pictures(figures, "pareto") + _controls_note(data)),
         ("confirmation", "Confirmation on fresh seeds", _confirmation(data, figures)),
         ("sparsity", "What is zero", _sparsity(data)),
         ("stops", "When layers stopped", _stops(data, figures)),
         ("why", "Weight variances" if data.stops is None or len(data.stops) == 0 else "Why they stopped",
-         _pictures(figures, "variance")),
-        ("training", "Training", _pictures(figures, "learning")),
+         pictures(figures, "variance")),
+        ("training", "Training", pictures(figures, "learning")),
+        ("gradients", "Noise of the gradients", gradients(data, figures)),
+        ("clusters", "Samples with similar gradients", clusters(data)),
         ("parameters", "What mattered", _mattered(data, figures)),
         ("search", "The search", _search(figures)),
         ("tree", "Stage tree", _tree(data)),
@@ -66,23 +70,6 @@ def sections(data: ReportData, figures: Mapping[str, Figure]) -> list[Section]:
         ("environment", "Environment", _environment(data)),
     ]  # fmt: skip
     return [Section(name=name, title=title, body=body) for name, title, body in made if body]
-
-
-def _none(why: str) -> str:
-    return f'<p class="none">{escape(why)}</p>'
-
-
-def _pictures(figures: Mapping[str, Figure], *names: str) -> str:
-    return "".join(_picture(figures[name]) for name in names if name in figures)
-
-
-def _picture(figure: Figure) -> str:
-    notes = " ".join(escape(note) for note in figure.notes)
-    caption = f"<figcaption>{notes}</figcaption>" if notes else ""
-    return (
-        f'<figure><div class="plot" id="plot-{figure.name}" data-figure="{figure.name}" role="img" '
-        f'aria-label="{escape(figure.alt)}" style="height:{figure.height}px"></div>{caption}</figure>'
-    )
 
 
 def header(data: ReportData) -> str:
@@ -148,13 +135,7 @@ def _tiles(data: ReportData) -> str:
     cells = [
         (name, f"<strong>{escape(value)}</strong>{span}") for (name, value, _), span in zip(tiles, spans, strict=True)
     ]
-    return _facts("tiles", cells)
-
-
-def _facts(kind: str, cells: Iterable[tuple[str, str]]) -> str:
-    """Return a description list from names and the HTML of their values; empty without any."""
-    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in cells)
-    return f'<dl class="{kind}">{shown}</dl>' if shown else ""
+    return facts("tiles", cells)
 
 
 def _beside_saved(best: pd.Series, saving: str) -> str:
@@ -204,46 +185,28 @@ def _sparsity(data: ReportData) -> str:
     best = data.best
     if best is None or not is_compressed(best):
         return ""
-    facts = _facts("facts", [(name, escape(value)) for name, value in sums(best)])
+    found = facts("facts", [(name, escape(value)) for name, value in sums(best)])
     rows = layers(best)
     if not rows:
-        return facts
+        return found
     caption = f"Sparsity by layer of the chosen trial {best['trial']}"
-    return facts + _small_table(caption, ("layer", "sparsity"), rows, numeric=(1,))
+    return found + small_table(caption, ("layer", "sparsity"), rows, numeric=(1,))
 
 
 def _stops(data: ReportData, figures: Mapping[str, Figure]) -> str:
     if set(texts(data.ranking, "method")) <= {"none", "compression"} and is_one_of(data.ranking, "method",
                                                                                    "compression").any():  # fmt: skip
         return ""  # no layer could stop in this study
-    drawn = _pictures(figures, "timeline") or _none("No ranked trial stopped a layer.")
+    drawn = pictures(figures, "timeline") or none("No ranked trial stopped a layer.")
     heads, *rows = [[]] if data.best is None else stop_table(data.best)
     if data.best is None or not rows:
         return drawn
-    return drawn + _small_table(f"Stops of the chosen trial {data.best['trial']}", heads, rows, numeric=(0, 1, 4))
-
-
-def _small_table(
-    caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Sequence[int] = ()
-) -> str:
-    """Return a table of text cells in its own scrollable box."""
-    number_class = [' class="number"' if i in numeric else "" for i in range(len(heads))]
-    head = "".join(f'<th scope="col"{c}>{escape(h)}</th>' for h, c in zip(heads, number_class, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{c}>{escape(v)}</td>" for v, c in zip(row, number_class, strict=True)) + "</tr>"
-        for row in rows
-    )
-    inner = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return _scrollable(caption, f"<table>{inner}</table>")
-
-
-def _scrollable(label: str, body: str, *, kind: str = "scroll") -> str:
-    return f'<div class="{kind}" tabindex="0" role="group" aria-label="{escape(label)}">{body}</div>'
+    return drawn + small_table(f"Stops of the chosen trial {data.best['trial']}", heads, rows, numeric=(0, 1, 4))
 
 
 def _controls_note(data: ReportData) -> str:
     if data.controls is None and data.saving == TRAINING:
-        return _none(
+        return none(
             f"No controls were trained, so the {data.quality.name} of a dense run cut to the same compute is not known."
         )
     return ""
@@ -252,7 +215,7 @@ def _controls_note(data: ReportData) -> str:
 def _confirmation(data: ReportData, figures: Mapping[str, Figure]) -> str:
     frame = data.confirmation
     if frame is None or len(frame) == 0:
-        return _none(
+        return none(
             "Nothing is confirmed: the winner among many on one seed is partly luck. Retrain the best on fresh seeds "
             "with python -m tune_cac confirm STUDY."
         )
@@ -267,15 +230,15 @@ def _confirmation(data: ReportData, figures: Mapping[str, Figure]) -> str:
     unit = drop_unit(quality)
     heads = ("trial", "seeds", data.saved_words, f"{drop_words(quality)}{unit}", f"interval{unit}", "confidence",
              "confirmed")  # fmt: skip
-    table = _small_table("Candidates retrained on fresh seeds", heads, rows, numeric=(0, 1, 2, 3, 4, 5))
-    return _pictures(figures, "confirmation") + table
+    table = small_table("Candidates retrained on fresh seeds", heads, rows, numeric=(0, 1, 2, 3, 4, 5))
+    return pictures(figures, "confirmation") + table
 
 
 def _mattered(data: ReportData, figures: Mapping[str, Figure]) -> str:
-    drawn = _pictures(figures, "importance", "interactions")
+    drawn = pictures(figures, "importance", "interactions")
     if not drawn and data.importance is not None:
         reason = data.importance.attrs.get("reason")
-        return _none(f"Importance of parameters is unknown: {reason or 'no trial says anything of it'}.")
+        return none(f"Importance of parameters is unknown: {reason or 'no trial says anything of it'}.")
     explained = {} if data.importance is None else data.importance.attrs.get("explained", {})
     if not drawn or not explained:
         return drawn
@@ -289,7 +252,7 @@ def _mattered(data: ReportData, figures: Mapping[str, Figure]) -> str:
 
 def _search(figures: Mapping[str, Figure]) -> str:
     titles = {"convergence": "Best found so far", "hypervolume": "Hypervolume", "cost": "Cost"}
-    return "".join(f"<h3>{title}</h3>{_picture(figures[name])}" for name, title in titles.items() if name in figures)
+    return "".join(f"<h3>{title}</h3>{picture(figures[name])}" for name, title in titles.items() if name in figures)
 
 
 def _tree(data: ReportData) -> str:
@@ -303,18 +266,18 @@ def _tree(data: ReportData) -> str:
         f'<img alt="Stage tree of the search: training shared between trials"{measures} '
         f'src="data:image/svg+xml;base64,{svg}">'
     )
-    return f"<p>{TREE_CAPTION}</p>" + _scrollable("stage tree", image, kind="scroll paper")
+    return f"<p>{TREE_CAPTION}</p>" + scrollable("stage tree", image, kind="scroll paper")
 
 
 def _table(data: ReportData) -> str:
     if len(data.trials) == 0:
-        return _none("The study has no trials yet.")
+        return none("The study has no trials yet.")
     chosen = "" if data.best is None else f' data-chosen="{escape(str(data.best["trial"]))}"'
     return (
         '<div class="controls"><label for="filter">Filter</label><input id="filter" type="search" autocomplete="off" '
         'spellcheck="false" aria-describedby="filter-help"><span id="filter-help" class="faint">words that a row must '
         'have, such as <kbd>completed</kbd> or <kbd>saved&gt;30</kbd></span></div>'
-        + _scrollable("all trials", f'<table id="trials-table"{chosen}><caption>All trials; a heading sorts by its '
+        + scrollable("all trials", f'<table id="trials-table"{chosen}><caption>All trials; a heading sorts by its '
                       "column.</caption><thead></thead><tbody></tbody></table>") +
         '<div class="pages"><button type="button" id="previous">Previous</button>'
         '<span id="page-status" role="status"></span><button type="button" id="next">Next</button></div>'
@@ -331,7 +294,7 @@ def _failed(trials: pd.DataFrame) -> str:
         for trial, error in list(zip(failed["trial"], errors, strict=True))[:_MOST_FAILURES]
     )
     more = len(failed) - _MOST_FAILURES
-    return f"<ul>{rows}</ul>" + (_none(f"and {more} more") if more > 0 else "") if rows else ""
+    return f"<ul>{rows}</ul>" + (none(f"and {more} more") if more > 0 else "") if rows else ""
 
 
 def _environment(data: ReportData) -> str:
@@ -341,5 +304,5 @@ def _environment(data: ReportData) -> str:
     if data.info.hold:
         held = without_files(data.info.hold)
         entries["fixed in every trial but the baseline"] = " ".join(f"{k}={v}" for k, v in held.items())
-    facts = _facts("facts", [(str(name), escape(str(value))) for name, value in entries.items()])
-    return facts or _none("Nothing is known of where this ran.")
+    found = facts("facts", [(str(name), escape(str(value))) for name, value in entries.items()])
+    return found or none("Nothing is known of where this ran.")

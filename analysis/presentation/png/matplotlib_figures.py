@@ -150,6 +150,10 @@ def _set_axis(axes: Axes, which: Literal["x", "y"], axis: dict[str, Any]) -> Non
     side.label.set(fontsize=9, color=LIGHT["text"])
     if not axis.get("showgrid", True):
         axes.grid(visible=False, axis=which)
+    if axis.get("type") == "log":  # its range is one of powers of ten
+        axes.set(**{f"{which}scale": "log"})
+        side.set_ticks([], minor=True)
+        axis = {**axis, "range": [10**end for end in axis["range"]]}
     if "tickvals" in axis:
         names = [_text(name) for name in axis["ticktext"]]
         side.set_ticks(axis["tickvals"], names, fontsize=8 if len(names) <= 12 else 6)

@@ -92,3 +92,19 @@ def test_words_and_page_of_a_study_of_inference(tmp_path: Path, capsys: pytest.C
     header, first = (line.replace("accuracy loss", "loss").split() for line in capsys.readouterr().out.splitlines()[:2])
     assert header[:7] == ["rank", "trial", "accuracy", "loss", "saved", "sparsity", "MACs"]
     assert first[4:10] == ["50.0", "%", "30.0", "%", "50.0", "%"]
+
+
+def test_damaged_statistics_and_clusters_leave_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = result_row(0.97, 0.1, gradient_statistics='[{"step": 1', gradient_clusters='[{"size": ')
+    whole = result_row(0.97, 0.2, gradient_clusters='[{"size": 2, "spread": 1.5, "examples": [4, 99999999]}, 3]')
+    rows = [{"row": result_row()}, {"row": damaged}, {"row": whole}]
+    folder = write_study(tmp_path / "s", rows).root
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    assert "1 cluster of trial 2" in page
+    assert page.count('alt="sample ') == 1  # of digits, which has no sample 99999999
+    assert "<li>99999999</li>" in page
+    assert "Noise of the gradients" not in page
+    folder = write_study(tmp_path / "t", rows[:2]).root
+    assert main(["report", str(folder)]) == 0
+    assert "Samples with similar gradients" not in (folder / "report.html").read_text()

@@ -1,0 +1,113 @@
+"""Gradient statistics and clusters out of rows, against rows written by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import analysis
+
+TOTAL = {"mean": 0.5, "norm": 2.0, "average_variance": 3e-5, "normalised_variance": 0.75, "snr": -0.25, "bias": 0.0,
+         "bias_noise": 0.125}  # fmt: skip
+LAYER = {"norm": 1.5, "average_variance": 2e-5, "normalised_variance": 0.5, "snr": 0.375}
+
+
+def measurement(step: int, estimator: str = "sgd", **changed: Any) -> dict[str, Any]:
+    return {"step": step, "estimator": estimator, "gradient_evaluations": 50.0, "total": TOTAL,
+            "layers": {"a.weight": LAYER}} | changed  # fmt: skip
+
+
+def epochs(*texts: Any, column: str = "gradient_statistics") -> pd.DataFrame:
+    """Epochs 1, 2, ... of trial 4."""
+    return pd.DataFrame({"trial": 4, "epoch": range(1, len(texts) + 1), column: list(texts)})
+
+
+def test_a_row_for_each_measurement_estimator_and_layer() -> None:
+    texts = (json.dumps([measurement(0), measurement(0, "svrg")]), "[]", json.dumps([measurement(25)]))
+    frame = analysis.gradient_statistics(epochs(*texts))
+    expected = [
+        {"trial": 4, "epoch": epoch, "step": step, "estimator": estimator, "layer": layer, "gradient_evaluations": 50.0,
+         **dict.fromkeys(TOTAL, math.nan), **moments}
+        for epoch, step, estimator in ((1, 0, "sgd"), (1, 0, "svrg"), (3, 25, "sgd"))
+        for layer, moments in (("", TOTAL), ("a.weight", LAYER))
+    ]  # fmt: skip
+    pd.testing.assert_frame_equal(frame, pd.DataFrame(expected).astype({"estimator": "string", "layer": "string"}))
+
+
+def test_clusters_are_rows_the_largest_first() -> None:
+    found = [
+        {"size": 1, "spread": 0.5, "examples": [7]},
+        {"size": 3, "spread": 2.0, "examples": [4, 0, 2]},
+    ]
+    frame = analysis.gradient_clusters(epochs("[]", json.dumps(found), column="gradient_clusters"))
+    assert frame.to_dict("records") == [
+        {"trial": 4, "epoch": 2, "cluster": 0, "size": 3, "share": 0.75, "spread": 2.0, "examples": (4, 0, 2)},
+        {"trial": 4, "epoch": 2, "cluster": 1, "size": 1, "share": 0.25, "spread": 0.5, "examples": (7,)},
+    ]
+
+
+def test_rows_of_several_studies_keep_their_study() -> None:
+    frame = epochs(json.dumps([measurement(0)])).assign(study="mine")
+    assert list(analysis.gradient_statistics(frame)["study"]) == ["mine", "mine"]
+    assert list(analysis.gradient_statistics(frame).columns[:2]) == ["study", "trial"]
+
+
+def test_without_statistics_there_are_columns_and_no_rows() -> None:
+    full = analysis.gradient_statistics(epochs(json.dumps([measurement(0)])))
+    for frame in (epochs("[]", None, ""), epochs("[]").drop(columns="gradient_statistics"), epochs()):
+        found = analysis.gradient_statistics(frame)
+        assert len(found) == 0
+        assert found.dtypes.to_dict() == full.dtypes.to_dict()
+        assert len(analysis.gradient_clusters(frame)) == 0
+
+
+@pytest.mark.parametrize("column", ["gradient_statistics", "gradient_clusters"])
+@pytest.mark.parametrize(
+    "damaged",
+    ['[{"step":', "null", "7", '"text"', "{}", "[1, null, []]", "[" * 100_000, "[{}]", '[{"step": 1, "estimator": 3}]',
+     '[{"step": 1.5, "estimator": "sgd", "total": {}}]', '[{"step": true, "estimator": "sgd", "total": {}}]',
+     '[{"step": 1, "estimator": "sgd", "total": []}]', '[{"step": 1%s, "estimator": "sgd", "total": {}}]' % ("0" * 400),
+     '[{"size": 0}]', '[{"size": -1}]', '[{"size": "3"}]', '[{"size": 1%s}]' % ("0" * 400)],
+)  # fmt: skip
+def test_damaged_rows_are_left_out(column: str, damaged: str) -> None:
+    whole = {
+        "gradient_statistics": [measurement(3)],
+        "gradient_clusters": [{"size": 2, "spread": 1.0, "examples": [1]}],
+    }
+    frame = epochs(damaged, json.dumps(whole[column]), column=column)
+    found = {"gradient_statistics": analysis.gradient_statistics, "gradient_clusters": analysis.gradient_clusters}
+    assert set(found[column](frame)["epoch"]) == {2}
+
+
+def test_what_is_no_number_is_missing() -> None:
+    total = {"norm": "2", "snr": None, "bias": True, "mean": float("nan"), "average_variance": 10**400}
+    text = json.dumps([measurement(0, total=total, layers={"a": 3, "b": {}}, gradient_evaluations=None)])
+    frame = analysis.gradient_statistics(epochs(text))
+    assert list(frame["layer"]) == ["", "b"]
+    assert np.isnan(frame[[*TOTAL, "gradient_evaluations"]].to_numpy()).all()
+    clusters = [{"size": 2, "spread": math.inf, "examples": [1, -1, "2", 3]}, {"size": 1, "examples": 5}]
+    frame = analysis.gradient_clusters(epochs(json.dumps(clusters), column="gradient_clusters"))
+    assert np.isnan(frame["spread"]).all()
+    assert list(frame["examples"]) == [(1, 3), ()]
+
+
+@pytest.mark.parametrize("dtype", ["string", "object"])
+def test_trials_without_statistics_cost_nothing(dtype: str) -> None:
+    frame = pd.DataFrame({"trial": range(100_000), "epoch": 1, "gradient_statistics": "[]", "gradient_clusters": "[]"})
+    frame = frame.astype({"gradient_statistics": dtype, "gradient_clusters": dtype})
+    begin = time.process_time()
+    for text in frame["gradient_statistics"]:
+        json.loads(text)
+    one_by_one = time.process_time() - begin
+    took = []
+    for _ in range(3):
+        begin = time.process_time()
+        assert len(analysis.gradient_statistics(frame)) == 0
+        took.append(time.process_time() - begin)
+    assert min(took) < one_by_one / 2

@@ -1,0 +1,85 @@
+"""The page's sections on gradient statistics and clusters."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gradient_rows import clusters, statistics, with_gradients
+from report_data import report_data
+
+from analysis.presentation.html import report_html, write_pngs
+from analysis.presentation.html.gradient_sections import clusters as clusters_section
+from analysis.presentation.html.gradient_sections import gradients as gradients_section
+from analysis.presentation.png import matplotlib_figures
+
+
+def test_the_page_explains_and_shows_statistics_and_clusters() -> None:
+    page = report_html(with_gradients())
+    for name in ("gradient_noise", "gradient_variance", "layer_noise"):
+        (tag,) = re.findall(rf'<div class="plot" id="plot-{name}"[^>]*>', page)
+        assert re.search(r'role="img" aria-label="[^"]{30,}"', tag)
+    assert "Normalised variance is V[g] / E[g²]" in page
+    assert "near 1 the gradient is noise" in page
+    assert "What measuring costs is counted in the trials&#x27; compute." in page
+
+
+def test_the_table_has_size_share_spread_and_examples() -> None:
+    section = clusters_section(with_gradients(cluster_images={}))
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", section)[1:]]
+    assert cells == [
+        ["1", "6", "60.0 %", "2.5", "4, 0"], ["2", "3", "30.0 %", "1265", "11"], ["3", "1", "10.0 %", "0", "2"],
+    ]  # fmt: skip
+    assert "<img" not in section
+
+
+def test_pictures_are_embedded_with_escaped_labels_and_whole_factors() -> None:
+    from PIL import Image
+
+    section = clusters_section(with_gradients())
+    (tag,) = re.findall(r"<img[^>]*>", section)
+    assert "<b>" not in section
+    assert 'alt="sample 4, label &lt;b&gt;4&lt;/b&gt;"' in tag
+    found = re.search(r'width="(\d+)" height="(\d+)" src="data:image/png;base64,([^"]*)"', tag)
+    assert found is not None
+    picture = Image.open(io.BytesIO(base64.b64decode(found[3])))
+    assert (int(found[1]), int(found[2])) == (6 * picture.width, 6 * picture.height) == (48, 24)
+    assert "<li>0</li>" in section  # a sample without a picture keeps its number
+
+
+def test_of_many_clusters_the_smallest_are_counted() -> None:
+    many = clusters().iloc[[2] * 40].assign(cluster=range(40))
+    section = clusters_section(with_gradients(clusters=many))
+    assert section.count("<tr>") == 31
+    assert "and 10 smaller clusters" in section
+
+
+def test_a_study_without_them_has_the_page_it_would_have() -> None:
+    plain = report_html(report_data(4))
+    assert report_html(report_data(4, gradients=statistics(0), clusters=clusters().head(0))) == plain
+    for words in ("Noise of the gradients", "similar gradients", "gradient_noise", 'class="samples"'):
+        assert words not in plain
+    assert gradients_section(report_data(4), {}) == ""
+    assert len(report_html(replace(report_data(4), gradients=statistics(2)))) > len(plain)
+
+
+@pytest.mark.slow
+def test_the_plots_are_pictures_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matplotlib_figures, "DPI", 60)
+    from matplotlib.figure import Figure
+
+    data = with_gradients()
+    files = {file.stem for file in write_pngs(data, tmp_path)}
+    assert {"gradient_noise", "gradient_variance", "layer_noise"} <= files
+    figure = matplotlib_figures.report_figures(data)["gradient_variance"]
+    axes = Figure().add_subplot()
+    matplotlib_figures._draw(axes, figure)
+    axis = figure.layout["yaxis"]
+    assert axes.get_yscale() == "log"
+    assert axes.get_ylim() == pytest.approx([10**end for end in axis["range"]])
+    assert [text.get_text() for text in axes.get_yticklabels()] == axis["ticktext"]
+    assert {tuple(line.get_ydata()) for line in axes.get_lines()} == {tuple(t["y"]) for t in figure.traces}
