@@ -36,6 +36,11 @@ def gradient_statistics(epochs: pd.DataFrame) -> pd.DataFrame:
         measurement's ``gradient_evaluations``, and the statistics of `trainables.gradients.moments.GradientMoments`;
         ``mean``, ``bias`` and ``bias_noise`` are NaN for single layers. What cannot be read is left out. No rows for
         trials without statistics.
+
+    >>> text = '[{"step": 8, "estimator": "sgd", "total": {"snr": 0.5}, "layers": {"conv1": {"snr": 0.25}}}]'
+    >>> found = gradient_statistics(pd.DataFrame({"trial": [3], "epoch": [1], "gradient_statistics": [text]}))
+    >>> found[["trial", "step", "layer", "snr"]].values.tolist()
+    [[3, 8, '', 0.5], [3, 8, 'conv1', 0.25]]
     """
     rows = [
         (*place, step, estimator, layer, evaluations, *(_number(found.get(name)) for name in _MOMENTS))
@@ -55,6 +60,11 @@ def gradient_clusters(epochs: pd.DataFrame) -> pd.DataFrame:
         One row per cluster: ``study`` (if the epochs have it), ``trial``, ``epoch``, ``cluster`` (from 0), ``size``
         (samples), ``share`` (of all clusters' samples), ``spread`` (mean squared distance of the gradients from the
         centre), ``examples`` (a tuple: numbers of the samples nearest to it). What cannot be read is left out.
+
+    >>> text = '[{"size": 3, "spread": 0.5, "examples": [7, 1]}, {"size": 1, "spread": 0.0, "examples": [4]}]'
+    >>> found = gradient_clusters(pd.DataFrame({"trial": [3], "epoch": [30], "gradient_clusters": [text]}))
+    >>> found[["size", "share", "examples"]].values.tolist()
+    [[3, 0.75, (7, 1)], [1, 0.25, (4,)]]
     """
     rows: list[tuple[Any, ...]] = []
     for place, entries in _entries(epochs, "gradient_clusters"):

@@ -28,7 +28,7 @@ def statistics(trials: int = 2, layers: tuple[str, ...] = ("a.weight", "b.weight
                 {
                     "step": step, "estimator": estimator, "gradient_evaluations": 10.0,
                     "total": moments(value / (1 + number)),
-                    "layers": {n: moments((value - 0.1 * k) / (1 + number)) for k, n in enumerate(layers)},
+                    "layers": {n: moments((value - 0.1 * (k % 4)) / (1 + number)) for k, n in enumerate(layers)},
                 }
                 for number, estimator in enumerate(ESTIMATORS)
             ]  # fmt: skip

@@ -61,9 +61,10 @@ def layer_noise(data: ReportData) -> Figure | None:
         traces.append(marks(_name(estimator), points, symbol, colour, size=9))
         traces[-1]["marker"]["line"] = {"width": 1.5, "color": colour}
     many = len(layers) > _MOST_LAYERS
+    margin = max(0.5, len(layers) / _MOST_LAYERS)  # room for the first and the last mark
     names = [""] * len(layers) if many else [_both_ends(name) for name in layers]
     y_axis = names_axis(names, title="layers, the first at the top" if many else "", zeroline=False,
-                        range=[len(layers) - 0.5, -0.5])  # fmt: skip
+                        range=[len(layers) - 1 + margin, -margin])  # fmt: skip
     layout = {"xaxis": _to_one("normalised variance", rows["normalised_variance"]), "yaxis": y_axis}
     return Figure(
         name="layer_noise",

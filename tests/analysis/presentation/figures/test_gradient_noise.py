@@ -91,6 +91,9 @@ def test_many_layers_have_no_names_and_bounded_height() -> None:
     figure = drawn(layer_noise(data))
     assert set(figure.layout["yaxis"]["ticktext"]) == {""}
     assert figure.height < 800
+    low, high = figure.layout["yaxis"]["range"]
+    assert high < 0
+    assert low > 299
 
 
 def test_the_shown_trial_is_the_chosen_one_or_the_first_of_the_ranking() -> None:
