@@ -1,8 +1,10 @@
-"""Backward passes of linear and convolution layers through some samples of a batch only.
+"""Backward passes of linear, convolution and batch-norm layers through some samples of a batch only.
 
 Rows of a gradient that are zero stay zero through layers, activations, pooling, and norms of single samples, so the
-products of the other rows give the whole gradient. A batch norm in train mode spreads a little of every row's gradient
-over all rows; what would reach the left-out rows is left out, too.
+products of the other rows give the whole gradient. A batch norm in train mode spreads every row's gradient over all
+rows, through the batch's statistics. Here it takes the kept rows for its whole batch, as in a training on these samples
+alone that is normalised by the whole batch's statistics: gradients stay orthogonal to shift and scale. (Dropping what
+would reach the left-out rows breaks that: digits then learned little in the first third of a run.)
 
 Shapes: B samples; K of them kept; inputs and outputs (B, ...).
 """
@@ -27,7 +29,7 @@ class SlicedBackward(TorchFunctionMode):
     """Forward passes inside the block are as always; their backward passes go through the rows `keep` alone.
 
     An input with B rows must have the samples in them: of layers that put time first, B must not be the length.
-    Layers whose input has not B rows, and operations other than `F.linear` and ungrouped or grouped convolutions with
+    Layers whose input has not B rows, and operations other than `F.linear`, `F.batch_norm` and convolutions with
     padding in numbers, are as always; so are those inside attention, recurrent layers, and gradient checkpoints, whose
     second forward pass torch runs outside of the block.
 
@@ -53,6 +55,13 @@ class SlicedBackward(TorchFunctionMode):
                 layer, weight, bias, options = found
                 if torch.is_grad_enabled() and (layer.requires_grad or weight.requires_grad):
                     return _Sliced.apply(self, func, layer, weight, bias, options)
+        if func is F.batch_norm and not _saved_elsewhere(True):
+            norm = {**dict(zip(_NORM_NAMES, args, strict=False)), **given}
+            if norm.get("training") and len(norm["input"]) == self.samples and torch.is_grad_enabled():
+                return _SlicedNorm.apply(
+                    self, norm["input"], norm.get("weight"), norm.get("bias"), norm["running_mean"],
+                    norm["running_var"], norm.get("momentum", 0.1), norm.get("eps", 1e-5),
+                )  # fmt: skip
         return func(*args, **given)
 
 
@@ -74,6 +83,40 @@ def _read(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[
     # One number may come in a tuple of its own.
     whole = [size * dims if len(size) == 1 else size for size in whole]
     return layer, weight, bias, (*whole, int(given.get("groups", 1)))
+
+
+_NORM_NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+
+
+class _SlicedNorm(torch.autograd.Function):
+    """A batch norm in train mode whose backward pass takes the kept rows for the whole batch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mode: SlicedBackward, layer: Tensor, weight: Any, bias: Any, mean: Any, var: Any, momentum: float,
+        eps: float,
+    ) -> Tensor:  # fmt: skip
+        result, batch_mean, batch_scale = torch.native_batch_norm(layer, weight, bias, mean, var, True, momentum, eps)
+        ctx.save_for_backward(layer, weight, batch_mean, batch_scale)
+        ctx.mode, ctx.eps = mode, eps
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (gradient,) = gradients
+        layer, weight, mean, scale = ctx.saved_tensors
+        keep = ctx.mode.keep
+        _, to_layer, to_weight, to_bias, *_ = ctx.needs_input_grad
+        if keep is not None and len(keep) == 0:
+            zero = None if weight is None else torch.zeros_like(weight)
+            return None, torch.zeros_like(layer), zero, zero, None, None, None, None
+        rows, inner = (layer, gradient) if keep is None else (layer[keep], gradient[keep])
+        of_layer, of_weight, of_bias = _aten.native_batch_norm_backward(
+            inner, rows, weight, None, None, mean, scale, True, ctx.eps, [to_layer, to_weight, to_bias]
+        )
+        if keep is not None and of_layer is not None:
+            of_layer = torch.zeros_like(layer).index_copy_(0, keep, of_layer)
+        return None, of_layer, of_weight, of_bias, None, None, None, None
 
 
 class _Sliced(torch.autograd.Function):

@@ -91,8 +91,8 @@ class ZeroGradients(GradientMethod):
         threshold: samples with n_i below it are left out, > 0.
         unbiased: True keeps some of them with a larger weight, see `kept_weights`.
 
-    A batch norm in train mode makes every sample's gradient depend on the others': what the left-out samples would
-    receive through the batch's statistics is dropped, in the unbiased form, too, which then is biased by that.
+    A batch norm in train mode makes every sample's gradient depend on the others': in the backward pass it takes the
+    kept samples for its whole batch (`sliced_backward`), so the unbiased form, too, is biased by that.
 
     Raises:
         UserError: a threshold out of range.

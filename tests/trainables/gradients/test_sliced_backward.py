@@ -134,18 +134,43 @@ def test_layers_of_other_rows_and_without_gradients_are_as_always() -> None:
     assert F.cross_entropy(model(x), y).item() > 0
 
 
-def test_batch_norm_loses_what_other_rows_would_receive() -> None:
-    """What the left-out rows receive through the statistics is dropped below, and only there."""
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_takes_the_kept_rows_for_its_batch(affine: bool) -> None:
+    """Of a batch of equal halves the first one has its statistics: its gradient is that of training on it alone."""
+    layers = (nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3, affine=affine), nn.Tanh(), nn.Flatten())
+    model = nn.Sequential(*layers, nn.Linear(12, CLASSES)).double()
+    x, y = torch.randn(3, 1, 4, 4, dtype=torch.float64), torch.tensor([0, 2, 1])
+    found, _ = sliced(model, torch.cat([x, x]), torch.cat([y, y]), [0, 1, 2])
+    alone = gradients_of(F.cross_entropy(model(x), y) / 2, model)  # the mean is over twice as many samples
+    for name, gradient in alone.items():
+        torch.testing.assert_close(found[name], gradient)
+
+
+def test_batch_norm_of_any_kept_rows_is_orthogonal_to_shift_and_scale_of_their_gradients() -> None:
+    """The closed form: g - mean(g) - x mean(g x) over the kept rows, x normalised by the whole batch."""
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, CLASSES)).double()
     x, y = table(COUNT)
     keep = [0, 2, 5]
     expected = gradients_of(masked(model, x, y, keep), model)
+    before = [buffer.clone() for buffer in model.buffers()]
+    plain = model(x)  # updates the statistics once
+    once = [buffer.clone() for buffer in model.buffers()]
+    for buffer, value in zip(model.buffers(), before, strict=True):
+        buffer.copy_(value)
     found, _ = sliced(model, x, y, keep)
+    assert all(torch.equal(a, b) for a, b in zip(once, model.buffers(), strict=True))
+    assert plain.shape == (COUNT, CLASSES)
     for name in ("1.weight", "1.bias", "3.weight", "3.bias"):
         torch.testing.assert_close(found[name], expected[name])
-    assert not torch.allclose(found["0.weight"], expected["0.weight"])
-    before = model[0](x).detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(masked(model[1:], before, y, keep), before)
-    torch.testing.assert_close(found["0.weight"], gradient[keep].T @ x[keep])
+    inputs = model[0](x).detach()
+    deviation = (inputs.var(0, correction=0) + 1e-5).sqrt()
+    normalised = (inputs - inputs.mean(0)) / deviation
+    after = (normalised * model[1].weight + model[1].bias).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(masked(model[2:], after, y, keep), after)
+    g, n = gradient[keep], normalised[keep]
+    of_inputs = (model[1].weight / deviation) * (g - g.mean(0) - n * (g * n).mean(0))
+    torch.testing.assert_close(found["0.weight"], of_inputs.T @ x[keep])
     model.eval()
     torch.testing.assert_close(sliced(model, x, y, keep)[0], gradients_of(masked(model, x, y, keep), model))
+    everything, _ = sliced(model.train(), x, y, [])
+    assert not any(bool(gradient.any()) for gradient in everything.values())
