@@ -265,14 +265,14 @@ def test_a_signal_that_is_missing_leaves_both_followers_where_they_were(tmp_path
     for until in (5, 8):
         with pytest.raises(MissingSignal):
             replay.advance(Recorded(until), 20)
-        assert replay.iteration == replay.compression.iteration == until
+        assert replay.iteration == replay.other.iteration == until
     act = replay.advance(Recorded(30), 20)
     assert act is not None
     assert act.iteration == 8
     assert set(json.loads(act.action)) == {"compression"}
-    assert replay.iteration == replay.compression.iteration == 9
+    assert replay.iteration == replay.other.iteration == 9
     assert replay.advance(Recorded(30), 20) is None
-    assert replay.iteration == replay.compression.iteration == 20
+    assert replay.iteration == replay.other.iteration == 20
     state = json.loads(json.dumps(replay.state_dict()))
     again = start_replay(config, facts)
     again.load_state_dict(state)
