@@ -125,7 +125,7 @@ class _ScoredRows(OutputRows):
     """Weigh a draw's rows, and keep what the samples' scores are computed from."""
 
     def __init__(self, method: ImportanceSampling, draw: Draw) -> None:
-        super().__init__(method.model, draw.size, lambda gradient: draw.weights)
+        super().__init__(method.model, draw.size, lambda gradient: draw.weights, keeps_whole=True)
         self._method, self._draw = method, draw
         self._signals = LayerSignals(method.layers)
         self._stack = ExitStack()

@@ -25,20 +25,28 @@ class OutputRows:
         model: whose output is meant; it is called once in a pass.
         samples: B.
         weigh: the gradient (B, ...) in, the rows' weights out; None changes nothing.
+        keeps_whole: True keeps what the model returned, with its graph; ``weigh`` must then not refer to this object.
 
     Raises (in the forward pass):
         UserError: the output is not one tensor with a row for each sample.
     """
 
-    def __init__(self, model: nn.Module, samples: int, weigh: Callable[[Tensor], Tensor | None] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: int,
+        weigh: Callable[[Tensor], Tensor | None] | None = None,
+        *,
+        keeps_whole: bool = False,
+    ) -> None:
+        self._keeps_whole = keeps_whole
         self._model, self._samples, self._weigh = model, samples, weigh
         self._handle: Any = None
         self.output: Tensor | None = None
         """(B, ...), detached."""
-        self.gradient: Tensor | None = None
-        """Gradient of the loss with respect to it, before it is weighted."""
+        self._gradients: list[Tensor] = []
         self.whole: Any = None
-        """What the model returned, whatever holds `output`."""
+        """What the model returned where it holds more than `output`, if ``keeps_whole``."""
 
     def __enter__(self) -> OutputRows:
         self._handle = self._model.register_forward_hook(self._seen)
@@ -54,25 +62,38 @@ class OutputRows:
 
     def _seen(self, model: nn.Module, arguments: Any, output: Any) -> None:
         found = output_of(output, self._samples)
-        self.output, self.whole = found.detach(), output
+        # A tensor with its graph, held by what its own hook holds, would never be freed.
+        self.output = found.detach()
+        self.whole = output if self._keeps_whole and not isinstance(output, Tensor) else None
         if found.requires_grad:
             hooks: dict[int, Any] = found._backward_hooks or {}
             earlier = dict(hooks)
             hooks.clear()
-            found.register_hook(self._reached)
+            found.register_hook(_hook(self._weigh, self._gradients))
             # Hooks of the last layer, whose output this may be, see the weighted gradient as those of all layers do.
             hooks.update(earlier)
 
-    def _reached(self, gradient: Tensor) -> Tensor | None:
-        self.gradient = gradient.detach()
-        weights = None if self._weigh is None else self._weigh(self.gradient)
-        return None if weights is None else gradient * weights.to(gradient).view(-1, *[1] * (gradient.dim() - 1))
+    @property
+    def gradient(self) -> Tensor | None:
+        """Return the gradient of the loss with respect to the output, before it is weighted; None before there is."""
+        return self._gradients[-1] if self._gradients else None
 
     @property
     def norms(self) -> Tensor:
         """Return the norm of each sample's own loss gradient with respect to its output: (B,)."""
         assert self.gradient is not None, "no backward pass has reached the output"
         return row_norms(self.gradient)
+
+
+def _hook(
+    weigh: Callable[[Tensor], Tensor | None] | None, gradients: list[Tensor]
+) -> Callable[[Tensor], Tensor | None]:
+    def reached(gradient: Tensor) -> Tensor | None:
+        gradients.append(gradient.detach())
+        weights = None if weigh is None else weigh(gradients[-1])
+        return None if weights is None else gradient * weights.to(gradient).view(-1, *[1] * (gradient.dim() - 1))
+
+    return reached
 
 
 def row_norms(gradient: Tensor) -> Tensor:

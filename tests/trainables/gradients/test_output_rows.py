@@ -106,7 +106,7 @@ def test_losses_of_samples_from_any_output(form: str) -> None:
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         return F.cross_entropy(logits(model(batch[0])), batch[1])
 
-    with OutputRows(model, COUNT) as rows:
+    with OutputRows(model, COUNT, keeps_whole=True) as rows:
         loss(model, (x, y))
     assert rows.output is not None
     found = sample_losses(loss, rows.output, (x, y), like=rows.whole)

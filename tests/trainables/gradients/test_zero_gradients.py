@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from trainables.errors import UserError
 from trainables.gradients.gradient_method import GradientMethod
+from trainables.gradients.importance_sampling import ImportanceSampling
 from trainables.gradients.zero_gradients import SkippingRows, ZeroGradients, kept_weights
 from trainables.runtime.flops import flop_counter
 
@@ -144,3 +147,23 @@ def test_measured_passes_count_what_each_of_them_spares() -> None:
 def test_threshold_out_of_range(threshold: float) -> None:
     with pytest.raises(UserError, match="threshold must be a number above 0, got"):
         method(table_net(), table(COUNT), threshold=threshold)
+
+
+def test_no_graph_outlives_its_step() -> None:
+    """A hook that holds its own tensor is a circle that Python cannot see; a training would grow step by step."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    data = (torch.randn(12, 4), torch.randint(0, 3, (12,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    for kind in (ZeroGradients, ImportanceSampling):
+        method = kind(model, loss, data, optimizer, batch_size=6)
+        counts = []
+        for _ in range(3):
+            for _ in range(20):
+                method.step()
+            gc.collect()
+            counts.append(sum(isinstance(each, torch.Tensor) for each in gc.get_objects()))
+        assert counts[2] - counts[1] < 20, kind
