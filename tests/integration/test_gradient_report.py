@@ -26,7 +26,7 @@ def test_a_search_with_statistics_has_them_in_its_report(one_ray: None, tmp_path
     study = tmp_path / "results" / "g"
     history = analysis.history(study)
     frame = analysis.gradient_statistics(history)
-    assert set(frame["trial"]) == {1, 2}
+    assert set(frame["trial"]) == {0, 1, 2}  # the baseline, too
     # As many rows as the JSON has, and those of the last epoch are what trials reported as columns.
     entries = [entry for text in history["gradient_statistics"] for entry in json.loads(text)]
     assert len(frame) == sum(1 + len(entry["layers"]) for entry in entries)
