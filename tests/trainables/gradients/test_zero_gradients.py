@@ -149,6 +149,7 @@ def test_threshold_out_of_range(threshold: float) -> None:
         method(table_net(), table(COUNT), threshold=threshold)
 
 
+@pytest.mark.slow
 def test_no_graph_outlives_its_step() -> None:
     """A hook that holds its own tensor is a circle that Python cannot see; a training would grow step by step."""
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
