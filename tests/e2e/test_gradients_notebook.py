@@ -113,9 +113,10 @@ def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "gradients.md", "exec"), names)  # our own page
-    error, found, passes = capsys.readouterr().out.splitlines()
+    error, found, passes, measured = capsys.readouterr().out.splitlines()
     assert float(error) < 0.05
     count, taken, before, after = found.split()
     assert int(count) >= int(taken) > 0
     assert float(after) < float(before)
     assert passes == "9 4"
+    assert measured.startswith("GradientMoments(mean=")
