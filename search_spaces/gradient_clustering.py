@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from search_spaces import central_difference
-from search_spaces.space import Branch, Space, SpaceContext, Suggests
-from search_spaces.svrg import interval
+from search_spaces.space import Branch, Space, SpaceContext, Suggests, interval, nearest_interval
 from trainables.gradients.variance_fields import CLUSTER_MODES
 
 #: Clusters, on a logarithmic scale.
@@ -36,11 +35,10 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
 
 def start(context: SpaceContext) -> dict[str, Any]:
     """Return ten clusters, found by three passes every hundred steps or so, from the beginning."""
-    low, high = interval(EVERY["full"], context)
     return {
         "cluster_mode": "full",
         "cluster_count": 10,
-        "full.cluster_every": max(low, min(100, high)),
+        "full.cluster_every": nearest_interval(100, EVERY["full"], context),
         "full.cluster_iterations": 3,
         "gradient_start_itr": 0,
     }

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from search_spaces import central_difference
-from search_spaces.space import Space, SpaceContext, Suggests
-from search_spaces.svrg import interval
+from search_spaces.space import Space, SpaceContext, Suggests, interval, nearest_interval
 from trainables.gradients.variance_fields import IMPORTANCE_SCORES
 
 #: Share of the probability that is spread evenly.
@@ -27,11 +26,10 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
 
 def start(context: SpaceContext) -> dict[str, Any]:
     """Return sampling by the loss, half of it even, from the beginning."""
-    low, high = interval(UPDATES, context)
     return {
         "importance_by": "loss",
         "importance_uniform": 0.5,
-        "importance_update_every": max(low, min(10, high)),
+        "importance_update_every": nearest_interval(10, UPDATES, context),
         "gradient_start_itr": 0,
     }
 

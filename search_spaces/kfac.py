@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from search_spaces import central_difference
-from search_spaces.space import Space, SpaceContext, Suggests
-from search_spaces.svrg import interval
+from search_spaces.space import Space, SpaceContext, Suggests, interval, nearest_interval
 from trainables.gradients.fields import DEFAULTS
 
 #: Damping and KL clip, on logarithmic scales.
@@ -32,10 +31,10 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
 def start(context: SpaceContext) -> dict[str, Any]:
     """Return the defaults of the published code, from the beginning."""
     published = DEFAULTS["kfac"]
-    within = {"kfac_factor_every": interval(FACTORS, context), "kfac_inverse_every": interval(INVERSES, context)}
     return {
         **{name: published[name] for name in ("kfac_damping", "kfac_kl_clip", "kfac_decay")},
-        **{name: max(low, min(high, published[name])) for name, (low, high) in within.items()},
+        "kfac_factor_every": nearest_interval(published["kfac_factor_every"], FACTORS, context),
+        "kfac_inverse_every": nearest_interval(published["kfac_inverse_every"], INVERSES, context),
         "gradient_start_itr": 0,
     }
 

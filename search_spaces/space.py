@@ -100,6 +100,18 @@ def branch_name(branch: str, name: str) -> str:
     return f"{branch}.{name}"
 
 
+def interval(steps: tuple[int, int], context: SpaceContext) -> tuple[int, int]:
+    """Return a range of intervals in steps, cut at the run's length."""
+    low, high = (min(end, context.total_steps) for end in steps)
+    return low, high
+
+
+def nearest_interval(wanted: int, steps: tuple[int, int], context: SpaceContext) -> int:
+    """Return the interval nearest to the wanted one in that range."""
+    low, high = interval(steps, context)
+    return max(low, min(wanted, high))
+
+
 def _nothing(context: SpaceContext) -> Sequence[str]:
     return ()
 

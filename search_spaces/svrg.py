@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from search_spaces import central_difference
-from search_spaces.space import Space, SpaceContext, Suggests
+from search_spaces.space import Space, SpaceContext, Suggests, interval, nearest_interval
 
 #: Steps from one snapshot to the next, on a logarithmic scale; at most the run's length.
 SNAPSHOTS = (5, 2000)
@@ -26,17 +26,10 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
     }
 
 
-def interval(range_: tuple[int, int], context: SpaceContext) -> tuple[int, int]:
-    """Return a range of intervals in steps, within the run's length."""
-    low, high = range_
-    return min(low, context.total_steps), max(min(low, context.total_steps), min(high, context.total_steps))
-
-
 def start(context: SpaceContext) -> dict[str, Any]:
     """Return the whole control variate from the beginning, with a snapshot every ten steps or so."""
-    low, high = interval(SNAPSHOTS, context)
     return {
-        "svrg_snapshot_every": max(low, min(10, high)),
+        "svrg_snapshot_every": nearest_interval(10, SNAPSHOTS, context),
         "svrg_alpha": 1.0,
         "svrg_alpha_decays": False,
         "gradient_start_itr": 0,

@@ -46,6 +46,17 @@ class FlopMeter:
         """Add FLOPs of arithmetic on gradients, which are known from shapes; negative for what was spared."""
         self.backward_flops += backward_flops
 
+    @contextmanager
+    def apart(self) -> Iterator[FlopMeter]:
+        """Count the block apart: its counts are in the meter that is given, once it has ended, and not in this one."""
+        kept, spent = self.take(), FlopMeter()
+        try:
+            yield spent
+        finally:
+            found = self.take()
+            spent.forward_flops, spent.backward_flops = found.forward_flops, found.backward_flops
+            self.forward_flops, self.backward_flops = kept.forward_flops, kept.backward_flops
+
     def take(self) -> EstimateFlops:
         """Return the counts since the last call, and begin anew."""
         taken = EstimateFlops(forward_flops=self.forward_flops, backward_flops=self.backward_flops)

@@ -6,7 +6,6 @@ Shapes: N samples; K clusters; B samples of a batch; assignments (N,) int64.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +27,7 @@ from trainables.gradients.gradient_sketch import GradientSketch
 from trainables.gradients.layer_signals import LayerSignals, check_some, treatable_layers
 from trainables.gradients.stratified_sampling import stratified_draw
 from trainables.gradients.variance_fields import CLUSTER_MODES
+from trainables.gradients.watched_rows import WatchedRows
 from trainables.workloads.batch_shapes import shapes_of
 
 #: Samples for each cluster among which the first centres are chosen.
@@ -69,6 +69,7 @@ class GradientClustering(GradientMethod):
     """
 
     name = "gradient_clustering"
+    chooses_samples = True
 
     def __init__(
         self,
@@ -189,18 +190,17 @@ class GradientClustering(GradientMethod):
         return {name: layer for name, layer in self.layers.items() if layer.weight.requires_grad}
 
     def rows(self, draw: Draw) -> Any:
-        weigh = super().rows(draw)
         if self.mode == "online" and self._since_update >= self.every:
-            return _WatchedRows(weigh, self._trained_layers())
-        return weigh
+            return WatchedRows(self.model, draw, self._trained_layers())
+        return super().rows(draw)
 
     def observe(self, draw: Draw, rows: Any) -> None:
-        if not isinstance(rows, _WatchedRows) or draw.numbers is None:
+        if not isinstance(rows, WatchedRows) or draw.numbers is None:
             return
         assert draw.weights is not None
         generator = self.generator(purpose=1)
         # The pass was on the mean of the weighted losses.
-        points = self._sketched(rows, draw.size, draw.size / draw.weights)
+        points = self._sketched(rows.layers, draw.size, draw.size / draw.weights)
         if self.centres is None:
             self.centres = first_centres(points, self.clusters, generator)
         counts = torch.bincount(self.assignments, minlength=self.clusters)
@@ -226,14 +226,14 @@ class GradientClustering(GradientMethod):
             iterations: passes over the data, >= 1.
             examples: samples nearest to the centre that are named.
         """
-        kept = (self.centres, self.meter.forward_flops, self.meter.backward_flops)
+        kept, self.centres = self.centres, None
         generator = self.generator(purpose=2)
         try:
-            self.centres = None
-            for _ in range(iterations):
-                assignments, own = self._pass(generator, weighted=False)
+            with self.meter.apart():
+                for _ in range(iterations):
+                    assignments, own = self._pass(generator, weighted=False)
         finally:
-            self.centres, self.meter.forward_flops, self.meter.backward_flops = kept
+            self.centres = kept
         found = []
         for k in range(self.clusters):
             members = (assignments == k).nonzero().flatten()
@@ -254,21 +254,3 @@ class GradientClustering(GradientMethod):
         self.assignments = state["assignments"].clone()
         self.centres = None if state["centres"] is None else state["centres"].to(self.device)
         self._since_update = int(state["since_update"])
-
-
-class _WatchedRows(LayerSignals):
-    """Weigh a draw's rows, and record layers in the same pass."""
-
-    def __init__(self, weigh: AbstractContextManager[Any], layers: Mapping[str, Any]) -> None:
-        super().__init__(layers)
-        self._weigh = weigh
-        self._stack = ExitStack()
-
-    def __enter__(self) -> _WatchedRows:
-        super().__enter__()
-        self._stack.enter_context(self._weigh)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-        super().__exit__(*error)

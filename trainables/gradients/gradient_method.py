@@ -14,13 +14,11 @@ Shapes: B samples of a batch; a gradient has an entry for each parameter that is
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -30,7 +28,7 @@ from trainables.gradients.flop_meter import FlopMeter
 from trainables.gradients.model_loss import ModelLoss
 from trainables.gradients.output_rows import OutputRows
 from trainables.gradients.step_direction import step_direction
-from trainables.runtime.generators import cpu_generators, kept_generators, set_cpu_generators
+from trainables.runtime.generators import kept_generators, seed_generators
 from trainables.workloads.base import Batch
 from trainables.workloads.batch_shapes import shapes_of
 from trainables.workloads.sample_access import samples_of
@@ -82,6 +80,8 @@ class GradientMethod:
 
     #: Its name in statistics.
     name = "sgd"
+    #: Whether its draws are others than SGD's: by its own knowledge of the samples, whose numbers it needs.
+    chooses_samples = False
 
     def __init__(
         self,
@@ -142,15 +142,12 @@ class GradientMethod:
         """Return the method's estimate of the gradient from these samples, without side effects."""
         return self.adjust(self.plain_gradient(draw), draw)
 
-    def plain_gradient(
-        self, draw: Draw, at: Mapping[str, Tensor] | None = None, watch: AbstractContextManager[Any] | None = None
-    ) -> Gradients:
+    def plain_gradient(self, draw: Draw, at: Mapping[str, Tensor] | None = None) -> Gradients:
         """Return the mean of the samples' weighted gradients, without side effects.
 
         Args:
             draw: the samples.
             at: parameters by name in place of the model's own.
-            watch: entered for the pass.
         """
         own = at is None
         with self.pass_on(draw) as evaluate:
@@ -159,7 +156,7 @@ class GradientMethod:
                 if at is None
                 else {name: value.detach().requires_grad_(True) for name, value in at.items()}
             )
-            with watch or nullcontext(), self.rows(draw) as rows:
+            with self.rows(draw) as rows:
                 key = ("pass", shapes_of(draw.batch), tuple(places))
                 with self.meter.forward(key):
                     loss = evaluate({} if own else places)
@@ -172,6 +169,16 @@ class GradientMethod:
             name: torch.zeros_like(value) if reached.get(name) is None else reached[name]
             for name, value in (self.parameters if own else places).items()
         }
+
+    def data_gradient(self, generator: torch.Generator) -> Gradients:
+        """Return the mean gradient of all samples, in batches of a random order, without side effects."""
+        total = {name: torch.zeros_like(parameter.detach()) for name, parameter in self.parameters.items()}
+        order = torch.randperm(self.data.count, generator=generator)
+        with self.unchanged_model():
+            for numbers in order.split(self.batch_size):
+                found = self.plain_gradient(self.drawn(numbers, generator))
+                torch._foreach_add_(list(total.values()), list(found.values()), alpha=len(numbers) / self.data.count)
+        return total
 
     @contextmanager
     def pass_on(self, draw: Draw) -> Iterator[Callable[[Mapping[str, Tensor]], Tensor]]:
@@ -243,7 +250,8 @@ class GradientMethod:
         self.optimizer.zero_grad(set_to_none=True)
         with ExitStack() as stack:
             # Dropout goes on from the draw's own seed, as it does where `grad` measures.
-            stack.enter_context(seeded_pass(draw, self.device))
+            stack.enter_context(kept_generators([self.device]))
+            draw.randomness()
             rows = stack.enter_context(self.rows(draw))
             loss = self.loss(self.model, draw.batch)
             loss.backward()
@@ -263,9 +271,6 @@ class GradientMethod:
             if self.parameters[name].grad is not None and self.parameters[name].grad is not gradient:
                 self.parameters[name].grad = gradient
 
-    def check(self) -> None:
-        """Raise UserError for a model that the method cannot treat; nothing here."""
-
     def state_dict(self) -> dict[str, Any]:
         """Return the method's state in tensors and plain types; the optimizer's is its own."""
         return {"iteration": self.iteration, **self.extra_state()}
@@ -281,33 +286,3 @@ class GradientMethod:
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `extra_state` returned."""
-
-
-def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the generators of Python, numpy, torch and, on a GPU, of the device."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-
-
-@contextmanager
-def seeded_pass(draw: Draw, device: torch.device) -> Iterator[None]:
-    """Run a training pass with the draw's randomness, and leave the process's generators as they were."""
-    with kept_generators([device]):
-        draw.randomness()
-        yield
-
-
-def captured_randomness(device: torch.device) -> Randomness:
-    """Return a function that sets the generators to what they are now."""
-    states = cpu_generators()
-    gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def restore() -> None:
-        set_cpu_generators(states)
-        if gpu is not None:
-            torch.cuda.set_rng_state(gpu, device)
-
-    return restore

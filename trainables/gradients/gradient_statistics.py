@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables.errors import UserError
+from trainables.gradients.flop_meter import FlopMeter
 from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.moments import GradientMoments, RunningMoments, moments_of
 from trainables.workloads.base import Batch
@@ -40,10 +41,12 @@ class GradientMeasurement:
     """By parameter."""
     total: GradientMoments
     """Of all parameters together."""
-    flops: int
-    """FLOPs that the measurement executed for this estimator."""
+    forward_flops: int
+    """FLOPs of forward passes that the measurement executed for this estimator."""
+    backward_flops: int
+    """FLOPs of backward passes, and of what turns gradients into the estimate."""
     gradient_evaluations: float
-    """The same in gradients of a batch of SGD's."""
+    """Both in gradients of a batch of SGD's."""
 
 
 class GradientStatistics:
@@ -112,49 +115,40 @@ class GradientStatistics:
         """
         if not self.is_due(step):
             return []
-        sgd, flops = self._sampled(self.sgd, step)
-        unit = max(1, flops) / self.samples
-        target, extra = sgd, 0
+        sgd, spent = self._sampled(self.sgd, step)
+        unit = max(1, spent.forward_flops + spent.backward_flops) / self.samples
+        target = sgd
         if self.reference == "data":
-            target, extra = self._over_data(step)
-        found = [self._measurement(step, "sgd", sgd, target, flops + extra, unit)]
+            target = self._over_data(step, spent)
+        found = [self._measurement(step, "sgd", sgd, target, spent, unit)]
         for method in methods:
-            moments, flops = self._sampled(method, step)
-            found.append(self._measurement(step, method.name, moments, target, flops, unit))
+            moments, spent = self._sampled(method, step)
+            found.append(self._measurement(step, method.name, moments, target, spent, unit))
         self.history += found
         return found
 
-    def _sampled(self, method: GradientMethod, step: int) -> tuple[RunningMoments, int]:
-        meter = method.meter
-        before = meter.forward_flops, meter.backward_flops
+    def _sampled(self, method: GradientMethod, step: int) -> tuple[RunningMoments, FlopMeter]:
         moments = RunningMoments()
         generator = torch.Generator().manual_seed(epoch_seed(step, self._seed + 1))
-        # A method that draws as SGD does draws from the same data; others know samples by their own numbers.
-        draws = self.sgd if type(method).draw is GradientMethod.draw else method
-        with method.unchanged_model():
+        # All others draw from the same data as SGD.
+        draws = method if method.chooses_samples else self.sgd
+        with method.meter.apart() as spent, method.unchanged_model():
             for _ in range(self.samples):
                 moments.add(method.gradient(draws.draw(generator)))
-        flops = meter.forward_flops + meter.backward_flops - sum(before)
-        meter.forward_flops, meter.backward_flops = before
-        return moments, flops
+        return moments, spent
 
-    def _over_data(self, step: int) -> tuple[RunningMoments, int]:
-        """Return the mean gradient over all samples, as of a pool of one, and its FLOPs."""
-        sgd = self.sgd
-        before = sgd.meter.forward_flops + sgd.meter.backward_flops
-        generator = torch.Generator().manual_seed(epoch_seed(step, self._seed + 2))
-        total: dict[str, Tensor] = {}
-        with sgd.unchanged_model():
-            for numbers in torch.randperm(sgd.data.count, generator=generator).split(sgd.batch_size):
-                share = len(numbers) / sgd.data.count
-                for name, gradient in sgd.gradient(sgd.drawn(numbers, generator)).items():
-                    total[name] = gradient * share + total[name] if name in total else gradient * share
+    def _over_data(self, step: int, spent: FlopMeter) -> RunningMoments:
+        """Return the mean gradient over all samples, as of a pool of one; its FLOPs are added to those spent."""
         exact = RunningMoments()
-        exact.add(total)
-        return exact, sgd.meter.forward_flops + sgd.meter.backward_flops - before
+        with self.sgd.meter.apart() as more:
+            generator = torch.Generator().manual_seed(epoch_seed(step, self._seed + 2))
+            exact.add(self.sgd.data_gradient(generator))
+        spent.forward_flops += more.forward_flops
+        spent.backward_flops += more.backward_flops
+        return exact
 
     def _measurement(
-        self, step: int, name: str, found: RunningMoments, target: RunningMoments, flops: int, unit: float
+        self, step: int, name: str, found: RunningMoments, target: RunningMoments, spent: FlopMeter, unit: float
     ) -> GradientMeasurement:
         moments = moments_of(found, target)
         return GradientMeasurement(
@@ -162,8 +156,9 @@ class GradientStatistics:
             estimator=name,
             total=moments.pop(""),
             layers=moments,
-            flops=flops,
-            gradient_evaluations=flops / unit,
+            forward_flops=spent.forward_flops,
+            backward_flops=spent.backward_flops,
+            gradient_evaluations=(spent.forward_flops + spent.backward_flops) / unit,
         )
 
     def rows(self) -> list[dict[str, Any]]:

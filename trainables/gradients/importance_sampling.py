@@ -7,7 +7,6 @@ Symbols: p_i probability of sample i in each draw; its weight is 1 / (N p_i), so
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,9 +14,10 @@ from torch import Tensor
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.gradient_method import Draw, GradientMethod
-from trainables.gradients.layer_signals import LayerSignals, check_some, treatable_layers
-from trainables.gradients.output_rows import OutputRows, sample_losses
+from trainables.gradients.layer_signals import check_some, treatable_layers
+from trainables.gradients.output_rows import sample_losses
 from trainables.gradients.variance_fields import IMPORTANCE_SCORES
+from trainables.gradients.watched_rows import WatchedRows
 
 
 class ImportanceSampling(GradientMethod):
@@ -39,6 +39,7 @@ class ImportanceSampling(GradientMethod):
     """
 
     name = "importance_sampling"
+    chooses_samples = True
 
     def __init__(
         self,
@@ -93,11 +94,26 @@ class ImportanceSampling(GradientMethod):
         return self.drawn(numbers, generator, 1 / (self.data.count * probabilities[numbers]))
 
     def rows(self, draw: Draw) -> Any:
-        return _ScoredRows(self, draw)
+        return WatchedRows(self.model, draw, self.layers)
 
     def observe(self, draw: Draw, rows: Any) -> None:
         if draw.numbers is not None:
-            self._pending.append((draw.numbers, rows.scores()))
+            self._pending.append((draw.numbers, self._scores(draw, rows)))
+
+    def _scores(self, draw: Draw, rows: WatchedRows) -> Tensor:
+        """Return the samples' scores in a pass: (B,) on the device."""
+        if self.by == "output_gradient":
+            return rows.norms
+        if self.by == "loss":
+            assert rows.output is not None, "no pass was run"
+            return sample_losses(self.loss, rows.output, draw.batch, like=rows.whole).clamp(min=0)
+        squares = torch.zeros(draw.size, dtype=self._weight_type, device=self.device)
+        for _, some, signal in rows.layers.parts(draw.size):
+            squares[some] += signal.squared_norms().to(squares)
+            self.meter.add(signal.squared_norms_flops)
+        # The signals are those of the weighted mean of B samples.
+        found = squares.sqrt() * draw.size
+        return found if draw.weights is None else found / draw.weights
 
     def effective_share(self) -> float:
         """Return the effective sample size of a draw over its size: 1 / (N sum_i 1 / (N^2 p_i)), in (0, 1].
@@ -119,38 +135,3 @@ class ImportanceSampling(GradientMethod):
         self.scores = state["scores"].clone()
         self._pending = [(numbers, scores.to(self.device)) for numbers, scores in state["pending"]]
         self._since_update = int(state["since_update"])
-
-
-class _ScoredRows(OutputRows):
-    """Weigh a draw's rows, and keep what the samples' scores are computed from."""
-
-    def __init__(self, method: ImportanceSampling, draw: Draw) -> None:
-        super().__init__(method.model, draw.size, lambda gradient: draw.weights, keeps_whole=True)
-        self._method, self._draw = method, draw
-        self._signals = LayerSignals(method.layers)
-        self._stack = ExitStack()
-
-    def __enter__(self) -> _ScoredRows:
-        super().__enter__()
-        self._stack.enter_context(self._signals)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-        super().__exit__(*error)
-
-    def scores(self) -> Tensor:
-        """Return the samples' scores in this pass: (B,) on the device."""
-        method = self._method
-        if method.by == "output_gradient":
-            return self.norms
-        if method.by == "loss":
-            assert self.output is not None, "no pass was run"
-            return sample_losses(method.loss, self.output, self._draw.batch, like=self.whole).clamp(min=0)
-        squares = torch.zeros(self._draw.size, dtype=method._weight_type, device=method.device)
-        for _, rows, signal in self._signals.parts(self._draw.size):
-            squares[rows] += signal.squared_norms().to(squares)
-            method.meter.add(signal.squared_norms_flops)
-        # The signals are those of the weighted mean of B samples.
-        found = squares.sqrt() * self._draw.size
-        return found if self._draw.weights is None else found / self._draw.weights

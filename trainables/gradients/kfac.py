@@ -31,6 +31,7 @@ from trainables.gradients.layer_signals import (
     untreated_parameters,
 )
 from trainables.gradients.output_rows import output_of
+from trainables.gradients.variance_fields import FISHERS
 from trainables.runtime.flops import uncompiled
 from trainables.workloads.batch_shapes import shapes_of
 
@@ -115,8 +116,8 @@ class KFAC(GradientMethod):
         for option, value in (("factor_every", factor_every), ("inverse_every", inverse_every)):
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"{option} must be an integer >= 1, got {value!r}")
-        if fisher not in ("sampled", "empirical"):
-            raise unknown_name("fisher", fisher, ("sampled", "empirical"))
+        if fisher not in FISHERS:
+            raise unknown_name("fisher", fisher, FISHERS)
         self.damping, self.kl_clip, self.decay, self.fisher = damping, kl_clip, decay, fisher
         self.factor_every, self.inverse_every = factor_every, inverse_every
         self.layers = treatable_layers(self.model)
@@ -129,10 +130,6 @@ class KFAC(GradientMethod):
             layer: (names[id(module.weight)], names.get(id(module._parameters.get("bias"))))
             for layer, module in self.layers.items()
         }
-        self.check()
-
-    def check(self) -> None:
-        """Raise UserError if there is no layer to treat; warn of layers that are not treated."""
         check_treatable(self.model)
 
     def observe(self, draw: Draw, rows: Any) -> None:
@@ -300,7 +297,7 @@ def check_treatable(model: nn.Module) -> None:
         warnings.warn(
             "K-FAC treats Linear and ungrouped Conv1d and Conv2d layers with weights of their own; plain gradients "
             f"are taken of {named(others)}",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

@@ -22,7 +22,7 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm,
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSignal:
-    """What a layer saw in one pass."""
+    """Inputs and output gradients of a layer in one pass."""
 
     inputs: Tensor
     """(B, T, I)."""

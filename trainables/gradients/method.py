@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainables.attachment import Attached, EstimateFlops, RunFacts
+from trainables.attachment import EstimateFlops, RunFacts
 from trainables.config import TrialConfig
 from trainables.gradients import variance_trial
 from trainables.gradients.central_differences import check_changes_weights, check_epsilon, estimate, scaled_epsilon
 from trainables.gradients.discrete_gradients import search
-from trainables.gradients.fields import STE_ESTIMATORS, settings_of
+from trainables.gradients.fields import STE_ESTIMATORS
 from trainables.gradients.model_loss import ModelLoss, matching_names
 from trainables.gradients.perturbations import Perturbations
 from trainables.gradients.straight_through import binary_activations
 from trainables.gradients.straight_through_directions import StraightThroughSettings, straight_through_direction
+from trainables.gradients.switched_on import SwitchedOn
 from trainables.gradients.variance_fields import VARIANCE_METHODS
 from trainables.runtime.flops import flop_counter
 from trainables.runtime.generators import kept_generators
@@ -27,26 +27,18 @@ from trainables.workloads.batch_shapes import shapes_of
 from trainables.workloads.seeded_loader import epoch_seed
 
 
-class AttachedEstimator(Attached):
+class AttachedEstimator(SwitchedOn):
     """An estimator attached to one training run; a subclass a method.
 
     From its first iteration on, the estimated parameters take no part in the backward pass.
     """
 
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
+        super().__init__(config)
         self._optimizer = optimizer
         self._run = run
-        self.settings = settings_of(config)
-        layers = self.settings["gradient_layers"]
-        self._names = matching_names(run.model, layers)
-        self._start = int(self.settings["gradient_start_itr"])
-        self._iteration = 0
+        self._names = matching_names(run.model, self.settings["gradient_layers"])
         self._parameters = dict(run.model.named_parameters())
-
-    @property
-    def is_on(self) -> bool:
-        """Return whether the estimator gives the gradients of this step."""
-        return self._iteration >= self._start
 
     def begin_step(self, epoch: int, minibatch: int) -> None:
         if self.is_on:
@@ -58,9 +50,6 @@ class AttachedEstimator(Attached):
 
     def stop_key(self) -> Hashable:
         return self.is_on
-
-    def end_step(self) -> None:
-        self._iteration += 1
 
     def estimate(self, loss: Callable[[nn.Module], Tensor], batch: Batch) -> EstimateFlops | None:
         return self.direction(loss, shapes_of(batch)) if self.is_on else None
@@ -76,15 +65,6 @@ class AttachedEstimator(Attached):
         if self.settings["gradient_epsilon_decays"]:
             ratio = float(self._optimizer.param_groups[0]["lr"]) / self._run.base_lrs[0]
         return scaled_epsilon(epsilon, ratio, self._parameters[self._names[0]].dtype)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"decision_state": self.decision_state(), "training_state": {}}
-
-    def decision_state(self) -> dict[str, Any]:
-        return {"iteration": self._iteration}
-
-    def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
-        self._iteration = int(decision_state["iteration"])
 
 
 class AttachedPerturbations(AttachedEstimator):

@@ -33,7 +33,7 @@ class GradientMoments:
     bias: float
     """Norm of the difference of the mean gradient and the reference's."""
     bias_noise: float
-    """What `bias` would be about if there were none: the root of the summed variances of both means."""
+    """About the value of `bias` if there were none: the root of the summed variances of both means."""
 
 
 class RunningMoments:

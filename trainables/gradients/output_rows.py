@@ -46,7 +46,7 @@ class OutputRows:
         """(B, ...), detached."""
         self._gradients: list[Tensor] = []
         self.whole: Any = None
-        """What the model returned where it holds more than `output`, if ``keeps_whole``."""
+        """The model's result where it holds more than `output`, if ``keeps_whole``."""
 
     def __enter__(self) -> OutputRows:
         self._handle = self._model.register_forward_hook(self._seen)

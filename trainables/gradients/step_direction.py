@@ -90,8 +90,3 @@ def _copied(value: Any, parameter: Tensor) -> Any:
         return copy.deepcopy(value)
     # Counters and products of coefficients are rounded as in the real step.
     return (_double(value) if value.dim() or value.shape == parameter.shape else value).clone()
-
-
-def norm(gradients: Mapping[str, Tensor]) -> Tensor:
-    """Return the norm of all gradients together."""
-    return torch.stack(torch._foreach_norm(list(gradients.values()))).norm()

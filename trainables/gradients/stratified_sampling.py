@@ -39,7 +39,13 @@ def stratified_draw(assignments: Tensor, batch_size: int, generator: torch.Gener
     chosen = clusters[turns]
     times = torch.arange(batch_size) // len(clusters)  # how often the cluster has come up before
     numbers = grouped[starts[chosen] + times % counts[chosen]]
-    return numbers, len(clusters) * counts[chosen] / len(assignments)
+    return numbers, stratified_weights(assignments, numbers)
+
+
+def stratified_weights(assignments: Tensor, numbers: Tensor) -> Tensor:
+    """Return the weights of samples, M N_k / N: (B,) float32."""
+    counts = torch.bincount(assignments)
+    return int((counts > 0).sum()) * counts[assignments[numbers]] / len(assignments)
 
 
 class StratifiedBatches(Sampler[list[int]]):
@@ -80,5 +86,4 @@ class StratifiedBatches(Sampler[list[int]]):
 
     def weights(self, numbers: Tensor) -> Tensor:
         """Return the weights of samples, M N_k / N: (B,) float32."""
-        counts = torch.bincount(self.assignments)
-        return counts[self.assignments[numbers]] * (int((counts > 0).sum()) / len(self.assignments))
+        return stratified_weights(self.assignments, numbers)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from trainables.errors import UserError
@@ -68,14 +67,7 @@ class SVRG(GradientMethod):
         self._weights = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         self._training = self.model.training
         self._age = 0
-        total = {name: torch.zeros_like(parameter) for name, parameter in self._weights.items()}
-        generator = self.generator(purpose=1)
-        order = torch.randperm(self.data.count, generator=generator)
-        with self.unchanged_model():
-            for numbers in order.split(self.batch_size):
-                found = self.plain_gradient(self.drawn(numbers, generator))
-                torch._foreach_add_(list(total.values()), list(found.values()), alpha=len(numbers) / self.data.count)
-        self._mean = total
+        self._mean = self.data_gradient(self.generator(purpose=1))
 
     def adjust(self, gradients: Gradients, draw: Draw) -> Gradients:
         """Add the control variate.

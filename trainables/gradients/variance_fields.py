@@ -15,6 +15,8 @@ IMPORTANCE_SCORES = ("loss", "output_gradient", "gradient")
 FISHERS = ("sampled", "empirical")
 #: Gradients of a measurement unless specified, as in the paper.
 STATISTICS_SAMPLES = 50
+#: Samples that are kept of an epoch whose samples have no numbers, unless specified.
+KEPT_SAMPLES = 5000
 #: How clusters of gradients are found: passes over all samples, or from the batches that are trained.
 CLUSTER_MODES = ("full", "online")
 
@@ -76,7 +78,7 @@ VARIANCE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "svrg_alpha": 1.0,
         "svrg_alpha_decays": False,
         "svrg_snapshot_every": 100,
-        "kept_samples": 5000,
+        "kept_samples": KEPT_SAMPLES,
     },
     "kfac": {
         "gradient_start_itr": 0,
@@ -94,14 +96,14 @@ VARIANCE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "cluster_every": 100,
         "cluster_iterations": 3,
         "cluster_decay": 0.99,
-        "kept_samples": 5000,
+        "kept_samples": KEPT_SAMPLES,
     },
     "importance_sampling": {
         "gradient_start_itr": 0,
         "importance_by": "loss",
         "importance_uniform": 0.5,
         "importance_update_every": 10,
-        "kept_samples": 5000,
+        "kept_samples": KEPT_SAMPLES,
     },
     "zero_gradients": {"gradient_start_itr": 0, "zero_threshold": 0.01, "zero_unbiased": False},
 }

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainables.attachment import Attached, EstimateFlops, RunFacts
+from trainables.attachment import EstimateFlops, RunFacts
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.gradients.fields import estimator_in, settings_of
+from trainables.gradients.fields import estimator_in
 from trainables.gradients.gradient_clustering import GradientClustering
-from trainables.gradients.gradient_method import Draw, GradientMethod, captured_randomness
+from trainables.gradients.gradient_method import Draw, GradientMethod
 from trainables.gradients.importance_sampling import ImportanceSampling
 from trainables.gradients.kfac import KFAC, check_treatable
 from trainables.gradients.layer_signals import check_some, treatable_layers
 from trainables.gradients.svrg import SVRG
+from trainables.gradients.switched_on import SwitchedOn
 from trainables.gradients.variance_fields import options_of
 from trainables.gradients.zero_gradients import ZeroGradients
+from trainables.runtime.generators import captured_generators
 from trainables.workloads.base import Batch, Samples
 from trainables.workloads.sample_access import TensorSamples, reservoir
 
 _CLASSES: dict[str, type[GradientMethod]] = {
     method.name: method for method in (SVRG, KFAC, GradientClustering, ImportanceSampling, ZeroGradients)
 }
-#: Methods that choose the samples of a step themselves.
-_CHOOSING = ("gradient_clustering", "importance_sampling")
 
 
-class AttachedGradientMethod(Attached):
+class AttachedGradientMethod(SwitchedOn):
     """A gradient method attached to one training run.
 
     It is built in its first step, so that nothing is spent before. Data without numbers are kept in a reservoir, one
@@ -42,23 +42,21 @@ class AttachedGradientMethod(Attached):
     """
 
     def __init__(self, optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> None:
+        super().__init__(config)
         name = estimator_in(config.method)
         assert name is not None
         self._name, self._optimizer, self._run, self._seed = name, optimizer, run, config.seed
-        self.settings = settings_of(config)
-        self._start = int(self.settings["gradient_start_itr"])
-        self._iteration = 0
+        self._class = _CLASSES[name]
         self._epoch = self._filled = 0
         self._method: GradientMethod | None = None
         self._draw: Draw | None = None
         self._rows: AbstractContextManager[Any] = nullcontext()
-        if config.forward_cache_mb and name in _CHOOSING:
+        if config.forward_cache_mb and self._class.chooses_samples:
             raise UserError(
                 f"method {name} chooses the samples of a step, which a forward cache would not know, got "
                 f"forward_cache_mb={config.forward_cache_mb}: leave it out"
             )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="K-FAC treats")  # said before the search, once
+        with _said_before_the_search():
             check_model(name, run.model)
 
     def gradient_method(self) -> GradientMethod | None:
@@ -69,7 +67,7 @@ class AttachedGradientMethod(Attached):
 
     def batch(self, batch: Batch) -> Batch:
         self._draw = None
-        if self._iteration < self._start:
+        if not self.is_on:
             return batch
         method = self._built(self._epoch, len(batch[0]))
         method.iteration = self._iteration
@@ -77,12 +75,12 @@ class AttachedGradientMethod(Attached):
             method.data = self._kept(self._epoch)
             self._filled = self._epoch
         method.refresh()
-        if self._name in _CHOOSING:
+        if self._class.chooses_samples:
             usual, method.batch_size = method.batch_size, len(batch[0])
             self._draw = method.draw(method.generator())
             method.batch_size = usual
         else:
-            self._draw = Draw(batch=batch, randomness=captured_randomness(method.device))
+            self._draw = Draw(batch=batch, randomness=captured_generators(method.device))
         return self._draw.batch
 
     def forward_pass(self) -> AbstractContextManager[Any]:
@@ -102,9 +100,6 @@ class AttachedGradientMethod(Attached):
         # Every parameter that trains takes part in the loop's own backward pass.
         return replace(method.meter.take(), all_trained=False)
 
-    def end_step(self) -> None:
-        self._iteration += 1
-
     def _built(self, epoch: int, batch_size: int) -> GradientMethod:
         if self._method is not None:
             return self._method
@@ -116,9 +111,8 @@ class AttachedGradientMethod(Attached):
         options = options_of(self._name, self.settings, self._run.total_steps)
         if "clusters" in options:
             options["clusters"] = min(options["clusters"], data.count)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="K-FAC treats")  # said before the search, once
-            self._method = _CLASSES[self._name](
+        with _said_before_the_search():
+            self._method = self._class(
                 self._run.model,
                 self._run.loss,
                 data,
@@ -145,12 +139,6 @@ class AttachedGradientMethod(Attached):
             found["gradient_clusters"] = json.dumps(clusters)
         return found
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"decision_state": self.decision_state(), "training_state": self.training_state()}
-
-    def decision_state(self) -> dict[str, Any]:
-        return {"iteration": self._iteration}
-
     def training_state(self) -> dict[str, Any]:
         if self._method is None:
             return {}
@@ -158,14 +146,19 @@ class AttachedGradientMethod(Attached):
         return {"gradient_method": state}
 
     def resume(self, decision_state: Mapping[str, Any], training_state: Mapping[str, Any]) -> None:
-        self._iteration = int(decision_state["iteration"])
+        super().resume(decision_state, training_state)
         kept = training_state.get("gradient_method")
         if kept is not None:
             self._method = None
             self._built(int(kept["epoch"]), int(kept["batch_size"])).load_state_dict(kept["state"])
 
-    def stop_key(self) -> Hashable:
-        return ()
+
+@contextmanager
+def _said_before_the_search() -> Iterator[None]:
+    """Leave out the warning of layers that K-FAC does not treat, which every trial would repeat."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="K-FAC treats")
+        yield
 
 
 def check_model(method: str, model: nn.Module) -> None:

@@ -102,24 +102,19 @@ class ZeroGradients(GradientMethod):
 
     def __init__(self, *args: Any, threshold: float = 0.01, unbiased: bool = False, **more: Any) -> None:
         super().__init__(*args, **more)
-        check_threshold(threshold)
+        if not threshold > 0:
+            raise UserError(f"threshold must be a number above 0, got {threshold!r}")
         self.threshold, self.unbiased = threshold, unbiased
 
     def rows(self, draw: Draw) -> SkippingRows:
-        generator = self.generator(purpose=2)
-        seed = int(torch.randint(2**31, (), generator=generator)) + (
-            0 if draw.numbers is None else int(draw.numbers.sum())
-        )
-        return SkippingRows(self.model, draw.size, self.threshold, seed if self.unbiased else None)
+        seed = None
+        if self.unbiased:
+            seed = int(torch.randint(2**31, (), generator=self.generator(purpose=2)))
+            seed += 0 if draw.numbers is None else int(draw.numbers.sum())  # other draws of an iteration, other chances
+        return SkippingRows(self.model, draw.size, self.threshold, seed)
 
     def spared_flops(self, rows: Any) -> int:
         return int(rows.sliced.spared_flops)
 
     def observe(self, draw: Draw, rows: Any) -> None:
         self.meter.add(-self.spared_flops(rows))
-
-
-def check_threshold(threshold: Any) -> None:
-    """Raise UserError for a threshold out of range."""
-    if not threshold > 0:
-        raise UserError(f"threshold must be a number above 0, got {threshold!r}")

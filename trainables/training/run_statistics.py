@@ -15,12 +15,10 @@ from trainables.errors import UserError
 from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.gradient_statistics import GradientMeasurement, GradientStatistics
 from trainables.gradients.moments import GradientMoments
-from trainables.gradients.variance_fields import STATISTICS_SAMPLES
+from trainables.gradients.variance_fields import KEPT_SAMPLES, STATISTICS_SAMPLES
 from trainables.workloads.base import Samples, Workload
 from trainables.workloads.sample_access import reservoir
 
-#: Samples that are kept of an epoch whose samples have no numbers.
-MOST_KEPT = 5000
 #: Statistics of each layer that rows keep.
 OF_LAYERS = ("norm", "average_variance", "normalised_variance", "snr")
 #: Statistics of all layers together that are columns, with the estimator's name before them.
@@ -80,9 +78,10 @@ class RunStatistics:
         epoch = step // self._steps_per_epoch
         self._rows = [row for row in self._rows if row["step"] // self._steps_per_epoch == epoch]
         self._rows += [_row(one) for one in found]
-        # A gradient's backward pass is about two thirds of it; only their sum is measured.
-        flops = sum(one.flops for one in found)
-        return EstimateFlops(forward_flops=flops // 3, backward_flops=flops - flops // 3)
+        return EstimateFlops(
+            forward_flops=sum(one.forward_flops for one in found),
+            backward_flops=sum(one.backward_flops for one in found),
+        )
 
     def columns(self) -> dict[str, float]:
         """Return the statistics of the last measurement as columns: ``sgd_normalised_variance``, ``svrg_bias``, ..."""
@@ -110,7 +109,7 @@ class RunStatistics:
 
 def _kept(workload: Workload, seed: int) -> Samples:
     first = next(iter(workload.train_batches(0, seed)))
-    return reservoir(workload.train_batches(0, seed), most=MOST_KEPT, seed=seed, batch_size=len(first[0]))
+    return reservoir(workload.train_batches(0, seed), most=KEPT_SAMPLES, seed=seed, batch_size=len(first[0]))
 
 
 def _row(found: GradientMeasurement) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from trainables.errors import UserError
-from trainables.runtime.generators import cpu_generators, set_cpu_generators
+from trainables.runtime.generators import kept_generators, seed_generators
 from trainables.workloads.base import Batch, Samples
 from trainables.workloads.batch_structure import flatten
 
@@ -62,24 +62,10 @@ class DatasetSamples(Samples):
         self.batch_size = batch_size
 
     def batch(self, numbers: Tensor, generator: torch.Generator) -> Batch:
-        before = cpu_generators()
         seed = int(torch.randint(2**31, (), generator=generator))
-        _seed_all(seed)
-        try:
+        with kept_generators([]):
+            seed_generators(seed, torch.device("cpu"))
             return flatten(self._collate([self._dataset[number] for number in numbers.tolist()]))
-        finally:
-            set_cpu_generators(before)
-
-
-def _seed_all(seed: int) -> None:
-    """Seed the process's generators on the CPU."""
-    import random
-
-    import numpy as np
-
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
 
 
 class IndexedDataset(Dataset[tuple[int, Any]]):

@@ -18,14 +18,14 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from trainables.errors import UserError
-from trainables.gradients.gradient_method import GradientMethod, captured_randomness
+from trainables.gradients.gradient_method import GradientMethod
 from trainables.gradients.importance_sampling import ImportanceSampling
 from trainables.gradients.kfac import KFAC
 from trainables.gradients.svrg import SVRG
 from trainables.gradients.zero_gradients import ZeroGradients
 from trainables.gradskip import optimizers as gradskip
 from trainables.gradskip.settings import Settings
-from trainables.runtime.generators import generators_state
+from trainables.runtime.generators import captured_generators, generators_state
 
 COUNT, SIZE = 16, 4
 METHODS: dict[str, Callable[..., GradientMethod]] = {
@@ -206,8 +206,8 @@ def test_parameters_that_a_step_leaves_do_not_move_in_the_direction() -> None:
     assert asked["body.2.weight"].any()
 
 
-def test_captured_randomness_goes_back() -> None:
-    again = captured_randomness(torch.device("cpu"))
+def test_captured_generators_go_back() -> None:
+    again = captured_generators(torch.device("cpu"))
     first = random.random(), np.random.rand(), float(torch.rand(()))
     again()
     assert (random.random(), np.random.rand(), float(torch.rand(()))) == first
