@@ -100,7 +100,9 @@ def _choices(name: str) -> Iterable[str]:
 
 
 def _plain(value: Any) -> str:
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    if value is None:
+        return "auto"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def attribute_docstrings(described: type) -> dict[str, str]:

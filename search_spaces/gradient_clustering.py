@@ -6,7 +6,7 @@ from typing import Any
 
 from search_spaces import central_difference
 from search_spaces.space import Branch, Space, SpaceContext, Suggests, interval, nearest_interval
-from trainables.gradients.variance_fields import CLUSTER_MODES
+from trainables.gradients.variance_fields import CLUSTER_MODES, usual_cluster_interval
 
 #: Clusters, on a logarithmic scale.
 CLUSTERS = (2, 64)
@@ -34,11 +34,12 @@ def suggest(trial: Suggests, context: SpaceContext) -> dict[str, Any]:
 
 
 def start(context: SpaceContext) -> dict[str, Any]:
-    """Return ten clusters, found by three passes every hundred steps or so, from the beginning."""
+    """Return ten clusters from the beginning on, found by three passes as often as the method's default."""
+    every = usual_cluster_interval(context.total_steps // context.epochs, iterations=3)
     return {
         "cluster_mode": "full",
         "cluster_count": 10,
-        "full.cluster_every": nearest_interval(100, EVERY["full"], context),
+        "full.cluster_every": nearest_interval(every, EVERY["full"], context),
         "full.cluster_iterations": 3,
         "gradient_start_itr": 0,
     }

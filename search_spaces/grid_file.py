@@ -184,12 +184,15 @@ class GridSuggest:
     """Variables that leave a trial's name."""
     root: _Choice | int
     """The first question."""
+    methods: tuple[str, ...] = ()
+    """By point: its method, where the points have several."""
 
     def __call__(self, trial: Suggests, context: SpaceContext) -> dict[str, Any]:
         node = self.root
         while isinstance(node, _Choice):
             node = node.follows[node.choices.index(trial.suggest_categorical(node.name, node.choices))]
-        return {**self.settings[node], **({"unnamed": self.unnamed} if self.unnamed else {})}
+        method = {"method": self.methods[node]} if self.methods else {}
+        return {**method, **self.settings[node], **({"unnamed": self.unnamed} if self.unnamed else {})}
 
     def parameters(self) -> list[dict[str, Any]]:
         """Return the parameters of the points, in the order of the file."""
@@ -215,10 +218,10 @@ def grid_space(grid: Mapping[str, Any]) -> Space:
     """Return the space of the points that `read_grid` returned."""
     settings = tuple(grid["settings"])
     variables = tuple(dict.fromkeys(name for point in settings for name in point))
-    method = method_of(variables)
+    method, methods = _methods(settings, variables)
     prunes = any(name.startswith(("pruning_", "agp_")) for name in variables)
     suggest = GridSuggest(
-        settings, tuple(grid.get("unnamed", ())), _tree(settings, range(len(settings)), variables, {})
+        settings, tuple(grid.get("unnamed", ())), _tree(settings, range(len(settings)), variables, {}), methods
     )
     return Space(
         name=GRID,
@@ -227,7 +230,18 @@ def grid_space(grid: Mapping[str, Any]) -> Space:
         start=suggest.start,
         start_is_published=False,
         saving="training" if not prunes else "both" if "gradskip" in method else "inference",
+        methods_of_points=tuple(dict.fromkeys(methods)),
     )
+
+
+def _methods(settings: Sequence[Point], variables: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the method of all points, and by point the methods where no one method takes all variables."""
+    try:
+        return method_of(variables), ()
+    except UserError:
+        methods = tuple(method_of(point) for point in settings)
+        parts = dict.fromkeys(part for method in methods for part in method.split("+") if part != "none")
+        return "+".join(parts), methods
 
 
 def _tree(

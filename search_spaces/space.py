@@ -141,6 +141,13 @@ class Space:
     """Description in one line."""
     options: tuple[str, ...] = ()
     """Options of the workload that vary between its trials; `suggest` returns them in `workload_options`."""
+    methods_of_points: tuple[str, ...] = ()
+    """Methods of the points of a grid that has several; `suggest` returns each point's, and `method` names all."""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Return the methods of its trials."""
+        return self.methods_of_points or (self.method,)
 
     def meaning(self, parameter: str) -> str | None:
         """Return the meaning of a parameter that is not a variable, by its name without a branch; None if unknown.

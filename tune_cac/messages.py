@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
-from typing import TextIO
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
 
 def say(line: str) -> None:
@@ -16,6 +18,23 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
     except (OSError, ValueError):  # as in `... 2>&1 | head`, a terminal that hung up, or closed
         close_unread(sys.stderr)
+
+
+@contextmanager
+def warnings_as_messages() -> Iterator[None]:
+    """Print a `UserWarning` as one line, without its place in code that the command's user did not write."""
+    usual = warnings.formatwarning
+
+    def formatted(message: Any, category: type[Warning], *place: Any, **more: Any) -> str:
+        if issubclass(category, UserWarning):
+            return f"warning: {message}\n"
+        return usual(message, category, *place, **more)
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def close_unread(stream: TextIO) -> None:

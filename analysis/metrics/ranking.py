@@ -117,7 +117,7 @@ def rank(
     if price is not None:
         check_price(price, quality)
     attrs, trials = trials.attrs, plain(trials, needed=("trial", "status", quality.name, "compute_saved"))
-    trials = trials.reset_index(drop=True)
+    trials = trials.reset_index(drop=True).copy()  # one block a type: pandas warns of frames in more than 100
     check_distinct_trials(trials)
     _add_drops(trials, quality)
     done = trials[_has_result(trials, controls=controls)].copy(deep=False)

@@ -57,6 +57,7 @@ def test_a_grid_and_gradient_skip_beside_it_are_compared_at_equal_compute(one_ra
     assert {(row["zero_threshold"], row["zero_unbiased"]) for _, row in points.iterrows()} == {
         (threshold, unbiased) for threshold in (0.01, 0.1) for unbiased in (False, True)
     }
+    assert sorted(trials.loc[trials["method"] == "svrg", "svrg_alpha"]) == [0.5, 1.0]
     history = analysis.history(tmp_path / "results" / "grid")
     assert history["sgd_normalised_variance"].notna().all()
     assert (history["sgd_normalised_variance"] > 0).all()

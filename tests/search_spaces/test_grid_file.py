@@ -201,3 +201,22 @@ def test_any_grid_expands_as_the_nested_loops_do(grid: Any) -> None:
 def test_the_method_is_that_of_the_variables(text: str, method: str, saving: str) -> None:
     space = grid_space(read_grid(text, "g.yaml", as_given))
     assert (space.method, space.saving) == (method, saving)
+
+
+def test_points_of_a_grid_may_have_several_methods() -> None:
+    text = """
+    any:
+    - all: {svrg_alpha: [0.5, 1.0], CAC_VAR_START_THR: null}
+    - all: {cluster_count: 4}
+    - all: {CAC_VAR_START_THR: 0.9}
+    - all: {zero_threshold: 0.1, CAC_VAR_START_THR: 0.9}
+    - all: {epochs: 9}
+    """
+    space = grid_space(read_grid(text, "g.yaml", as_given))
+    wanted = ["svrg", "svrg", "gradient_clustering", "gradskip", "gradskip+zero_gradients", "none"]
+    found = [space.suggest(optuna.trial.FixedTrial(asked), CONTEXT) for asked in space.suggest.parameters()]
+    assert [point["method"] for point in found] == wanted
+    assert space.methods == tuple(dict.fromkeys(wanted))
+    assert space.method == "svrg+gradient_clustering+gradskip+zero_gradients"
+    with pytest.raises(UserError, match="settings of svrg and kfac can't be searched together"):
+        grid_space(read_grid("all: {svrg_alpha: 1, kfac_damping: 1}", "g.yaml", as_given))

@@ -5,6 +5,7 @@ Shapes: N samples; K clusters; B samples of a batch; assignments (N,) int64.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from trainables.gradients.gradient_method import Draw, GradientMethod
 from trainables.gradients.gradient_sketch import GradientSketch
 from trainables.gradients.layer_signals import LayerSignals, check_some, treatable_layers
 from trainables.gradients.stratified_sampling import stratified_draw
-from trainables.gradients.variance_fields import CLUSTER_MODES
+from trainables.gradients.variance_fields import CLUSTER_MODES, ONLINE_CLUSTER_EVERY, usual_cluster_interval
 from trainables.gradients.watched_rows import WatchedRows
 from trainables.workloads.batch_shapes import shapes_of
 
@@ -60,7 +61,8 @@ class GradientClustering(GradientMethod):
         clusters: K, in 1..N.
         mode: ``full``: passes over all samples, now and then; ``online``: each update looks at the batch that is
             trained, at less than a gradient's cost.
-        every: iterations from one update to the next, >= 1.
+        every: iterations from one update to the next, >= 1. None: `usual_cluster_interval`, with which a step costs
+            less than two plain ones; online `ONLINE_CLUSTER_EVERY`.
         iterations: passes of a full update, >= 1; each costs about a pass over the data.
         decay: of the centres in online mode, in [0, 1).
 
@@ -76,7 +78,7 @@ class GradientClustering(GradientMethod):
         *args: Any,
         clusters: int = 10,
         mode: str = "full",
-        every: int = 100,
+        every: int | None = None,
         iterations: int = 3,
         decay: float = 0.99,
         **more: Any,
@@ -87,12 +89,13 @@ class GradientClustering(GradientMethod):
         if mode not in CLUSTER_MODES:
             raise unknown_name("mode of gradient clustering", mode, CLUSTER_MODES)
         for option, value in (("every", every), ("iterations", iterations)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise UserError(f"{option} must be an integer >= 1, got {value!r}")
         if not 0 <= decay < 1:
             raise UserError(f"decay must be in [0, 1), got {decay!r}")
-        self.clusters, self.mode, self.every = clusters, mode, every
-        self.iterations, self.decay = iterations, decay
+        self.clusters, self.mode, self.iterations, self.decay = clusters, mode, iterations, decay
+        batches = -(-self.data.count // self.batch_size)
+        self.every = every or (usual_cluster_interval(batches, iterations) if mode == "full" else ONLINE_CLUSTER_EVERY)
         self.layers = treatable_layers(self.model)
         check_some(self.layers, "gradient clustering", self.model)
         generator = torch.Generator().manual_seed(self.seed)
@@ -102,7 +105,8 @@ class GradientClustering(GradientMethod):
         self.sketch = GradientSketch(self.layers, self.device, self.seed)
         self.centres: Tensor | None = None
         """(K, S), in sketches; None before the first update."""
-        self._since_update = every  # the first update is due at once
+        self._since_update = self.every  # the first update is due at once
+        self._warned = False
 
     def draw(self, generator: torch.Generator) -> Draw:
         numbers, weights = stratified_draw(self.assignments, self.batch_size, generator)
@@ -161,8 +165,16 @@ class GradientClustering(GradientMethod):
     def _fill(self, assignments: Tensor, generator: torch.Generator) -> None:
         """Fill empty clusters, in place; their centres begin at those that they were split from."""
         assert self.centres is not None
-        for k, source in split_largest(assignments, self.clusters, generator):
+        filled = split_largest(assignments, self.clusters, generator)
+        for k, source in filled:
             self.centres[k] = self.centres[source]
+        if filled and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{len(filled)} of {self.clusters} gradient clusters were empty, and got half of the largest each: "
+                "fewer clusters do as well here",
+                stacklevel=3,
+            )
 
     def _points(self, draw: Draw) -> Tensor:
         """Return the sketch of each sample's own gradient; one pass without side effects or weights' gradients."""

@@ -22,7 +22,7 @@ from trainables.gradients.switched_on import SwitchedOn
 from trainables.gradients.variance_fields import VARIANCE_METHODS
 from trainables.runtime.flops import flop_counter
 from trainables.runtime.generators import kept_generators
-from trainables.workloads.base import Batch
+from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_shapes import shapes_of
 from trainables.workloads.seeded_loader import epoch_seed
 
@@ -187,6 +187,17 @@ def check_model(method: str, model: nn.Module, layers: Iterable[str] | None = No
     matching_names(model, layers)
     if method == "straight_through":
         binary_activations(model)
+
+
+def check_run(method: str, workload: Workload, model: nn.Module, layers: Iterable[str] | None = None) -> None:
+    """Check a model, once before it is trained, and warn of layers or samples that the method can't take whole.
+
+    Raises:
+        UserError: `check_model`.
+    """
+    check_model(method, model, layers)
+    if method in VARIANCE_METHODS:
+        variance_trial.warn_of_run(method, workload.samples())
 
 
 def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> AttachedEstimator:

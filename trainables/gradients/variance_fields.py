@@ -19,6 +19,8 @@ STATISTICS_SAMPLES = 50
 KEPT_SAMPLES = 5000
 #: How clusters of gradients are found: passes over all samples, or from the batches that are trained.
 CLUSTER_MODES = ("full", "online")
+#: Steps from one update of the clusters to the next: the least of full updates, and of those from trained batches.
+FULL_CLUSTER_EVERY, ONLINE_CLUSTER_EVERY = 100, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,8 @@ class VarianceFields:
     cluster_mode: str | None = None
     """gradient_clustering: `CLUSTER_MODES`."""
     cluster_every: int | None = None
-    """gradient_clustering: steps from one update of the clusters to the next, >= 1."""
+    """gradient_clustering: steps from one update of the clusters to the next, >= 1; unless set, online 10, full as many
+    as passes need to cost less than plain steps, 100 at least."""
     cluster_iterations: int | None = None
     """gradient_clustering: passes over the data of a full update, >= 1."""
     cluster_decay: float | None = None
@@ -93,7 +96,7 @@ VARIANCE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "gradient_start_itr": 0,
         "cluster_count": 10,
         "cluster_mode": "full",
-        "cluster_every": 100,
+        "cluster_every": None,
         "cluster_iterations": 3,
         "cluster_decay": 0.99,
         "kept_samples": KEPT_SAMPLES,
@@ -148,6 +151,21 @@ def check_variance_fields(config: Any) -> None:
         value = getattr(config, name)
         if value is not None and value not in valid:
             raise unknown_name(name, str(value), valid)
+
+
+def usual_cluster_interval(batches: int, iterations: int) -> int:
+    """Return the steps from one full update to the next unless specified, 4/3 for each batch of each pass.
+
+    Such a batch costs 1.13 plain steps (`benchmarks/variance_study.py --times`), so updates cost less than plain steps.
+
+    Args:
+        batches: of a pass over the data.
+        iterations: passes of an update.
+
+    >>> usual_cluster_interval(10, 3), usual_cluster_interval(782, 3)
+    (100, 3128)
+    """
+    return max(FULL_CLUSTER_EVERY, -(-4 * batches * iterations // 3))
 
 
 def options_of(method: str, settings: Mapping[str, Any], total_steps: int) -> dict[str, Any]:

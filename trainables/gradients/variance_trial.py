@@ -23,7 +23,7 @@ from trainables.gradients.kfac import KFAC, check_treatable
 from trainables.gradients.layer_signals import check_some, treatable_layers
 from trainables.gradients.svrg import SVRG
 from trainables.gradients.switched_on import SwitchedOn
-from trainables.gradients.variance_fields import options_of
+from trainables.gradients.variance_fields import KEPT_SAMPLES, VARIANCE_DEFAULTS, options_of
 from trainables.gradients.zero_gradients import ZeroGradients
 from trainables.runtime.generators import captured_generators
 from trainables.workloads.base import Batch, Samples
@@ -109,8 +109,13 @@ class AttachedGradientMethod(SwitchedOn):
             data = self._kept(epoch)
             self._filled = epoch
         options = options_of(self._name, self.settings, self._run.total_steps)
-        if "clusters" in options:
-            options["clusters"] = min(options["clusters"], data.count)
+        if options.get("clusters", 0) > data.count:
+            warnings.warn(
+                f"cluster_count must be at most the {data.count} samples there are, got {options['clusters']}: each "
+                "sample is a cluster of its own",
+                stacklevel=2,
+            )
+            options["clusters"] = data.count
         with _said_before_the_search():
             self._method = self._class(
                 self._run.model,
@@ -167,6 +172,21 @@ def check_model(method: str, model: nn.Module) -> None:
         check_treatable(model)
     if method == "gradient_clustering":
         check_some(treatable_layers(model), method, model)
+
+
+def warn_of_run(method: str, samples: Samples | None) -> None:
+    """Warn of samples without numbers, of which the method knows some only.
+
+    Args:
+        method: that changes a gradient's variance.
+        samples: of the workload.
+    """
+    if samples is None and "kept_samples" in VARIANCE_DEFAULTS[method]:
+        warnings.warn(
+            f"the workload's training samples have no numbers, so {method} chooses among a reservoir of "
+            f"kept_samples of an epoch ({KEPT_SAMPLES} unless set), filled anew before each pass over them",
+            stacklevel=3,
+        )
 
 
 def attach(optimizer: Optimizer, config: TrialConfig, run: RunFacts) -> AttachedGradientMethod:

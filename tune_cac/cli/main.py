@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from analysis.io.study_options import RESULTS
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
@@ -30,7 +31,7 @@ from tune_cac.cli import (
     workloads,
 )
 from tune_cac.interrupts import sigterm_is_an_interrupt
-from tune_cac.messages import close_unread, say
+from tune_cac.messages import close_unread, say, warnings_as_messages
 
 #: Commands in the order in which help lists them.
 COMMANDS = (
@@ -68,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        with sigterm_is_an_interrupt():  # before anything is loaded, which takes half a second
+        shown = nullcontext() if arguments.debug else warnings_as_messages()
+        with shown, sigterm_is_an_interrupt():  # before anything is loaded, which takes half a second
             from tune_cac.study.decoded_images import kept_beside
 
             with kept_beside(getattr(arguments, "results", None) or RESULTS):

@@ -54,11 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
     config = config_of(arguments, method=method, **values)
     from analysis.formatting import percent
     from analysis.quality_words import metric_words, value_text
+    from trainables.gradients.method import check_run
     from trainables.training.run import TrainingRun
 
     if config.compresses:
         _check_compression(config, None if arguments.schedule is None else Path(arguments.schedule))
     with TrainingRun(config) as run:
+        if estimator := estimator_in(method):
+            check_run(estimator, run.workload, run.model, config.gradient_layers)
         quality = run.quality
         width = max(9, len(quality.name))
         if config.skips_gradients:

@@ -119,7 +119,7 @@ def check_hold_on_run(
     found = search_spaces.load(space, files, grid)
     for values in corners(found, context):
         try:
-            TrialConfig(method=found.method, **{**values, **hold})
+            TrialConfig(**{"method": found.method, **values, **hold})
         except UserError as error:
             raise UserError(f"{shown_hold(hold)} can't be fixed in space {space}: {error}") from None
 

@@ -78,15 +78,16 @@ def own_metric(options: SearchOptions) -> Quality:
 
 def check_estimated(options: SearchOptions) -> None:
     """Raise UserError for a model that the space's gradient estimator cannot train."""
-    from trainables.gradients.method import check_model
+    from trainables.gradients.method import check_run
     from trainables.runtime.isolation import isolated
     from trainables.workloads import build
 
     with isolated(seed=options.seed, threads=options.cpus_per_trial):
-        model = build(options.workload, options.first_options).make_model()
-    method = estimator_in(options.loaded_space.method)
-    assert method is not None, "no estimator is searched"
-    check_model(method, model, options.fixed.get("gradient_layers"))
+        workload = build(options.workload, options.first_options)
+        model = workload.make_model()
+        for method in options.loaded_space.methods:
+            if estimator := estimator_in(method):
+                check_run(estimator, workload, model, options.fixed.get("gradient_layers"))
 
 
 def check_measured(config: TrialConfig) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -299,3 +301,17 @@ def test_duplicates_are_told_within_a_study_alone_and_not_by_a_seed() -> None:
         ("two", 3): 1,
     }
     assert analysis.rank(frame([(0.5, 0.1, "completed")] * 3))["duplicate_of"].isna().all()
+
+
+def test_a_frame_whose_columns_came_one_by_one_is_ranked_without_a_warning() -> None:
+    """The columns of measured gradients make a frame of more than 100 blocks, of which pandas warns."""
+    trials = frame([(0.5, 0.1, "completed")] * 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pd.errors.PerformanceWarning)
+        for number in range(120):
+            trials[f"column {number}"] = float(number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ranked = analysis.rank(trials, allowed_drop=0.1)
+        ranked.assign(more=1)
+    assert len(ranked) == 4  # and the baseline

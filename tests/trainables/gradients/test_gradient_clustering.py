@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from trainables.errors import UserError
 from trainables.gradients import GradientClustering, GradientMethod
@@ -254,3 +256,33 @@ def test_models_that_it_cannot_look_at() -> None:
         layer.weight.requires_grad_(False)
     with pytest.raises(UserError, match="needs a layer that still trains"):
         method.update()
+
+
+@pytest.mark.parametrize("count", [640, 2560])
+def test_with_its_usual_interval_a_step_costs_less_than_two_plain_ones(count: int) -> None:
+    model, data = digits_net(), (torch.randn(count, 1, 16, 16), torch.randint(0, 10, (count,)))
+    method = GradientClustering(model, loss, data, torch.optim.SGD(model.parameters(), lr=0.1), batch_size=64)
+    assert method.every == max(100, count // 64 * 4)
+    with FlopCounterMode(display=False) as plain:
+        loss(model, tuple(t[:64] for t in data)).backward()
+    method.meter.take()
+    method.update()
+    spent = method.meter.take()
+    assert spent.forward_flops + spent.backward_flops < method.every * plain.get_total_flops()
+    online = GradientClustering(model, loss, data, torch.optim.SGD(model.parameters(), lr=0.1), mode="online")
+    assert online.every == 10
+
+
+def test_clusters_left_empty_are_told_once() -> None:
+    model = small()
+    x, y = images(1)
+    same = (x.expand(40, -1, -1, -1).clone(), y.expand(40).clone())
+    method = GradientClustering(model, loss, same, torch.optim.SGD(model.parameters(), lr=0.1), clusters=4)
+    method.centres = method._points(method.draw(method.generator()))[:1].repeat(4, 1) + 1e3
+    method.centres[0] -= 1e3  # every sample is nearest to it
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        method.update()
+    (only,) = said
+    assert "gradient clusters were empty, and got half of the largest each" in str(only.message)
+    assert sorted(torch.bincount(method.assignments).tolist()) != [40]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from runs import Row, facts, finish, rows_alone
 from search_spaces import load
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from trainables.gradients.method import check_run
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
 
@@ -83,6 +85,13 @@ def test_samples_without_numbers_are_kept_epoch_by_epoch() -> None:
     options = ("batch_size=4", "steps_per_epoch=6")
     fields = {"workload": "text", "workload_options": options, "method": "gradient_clustering", "cluster_count": 3}
     with TrainingRun(TrialConfig(**fields, epochs=3, kept_samples=10, cluster_every=6)) as run:
+        for method, warned in (("gradient_clustering", True), ("kfac", False)):
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                check_run(method, run.workload, run.model)
+            assert (
+                any("have no numbers, so gradient_clustering chooses" in str(each.message) for each in said) == warned
+            )
         seen = []
         while not run.finished:
             rows = run.train_epoch()
@@ -183,3 +192,10 @@ def test_spaces_that_cannot_be_joined(name: str, message: str) -> None:
 def test_zero_gradients_join_gradient_skip() -> None:
     assert load("auto_thresholds+zero_gradients").method == "gradskip+zero_gradients"
     assert load("zero_gradients+manual_layers").method == "gradskip+zero_gradients"
+
+
+@pytest.mark.slow
+def test_more_clusters_than_samples_are_told() -> None:
+    fields = {"workload": "text", "workload_options": ("batch_size=2", "steps_per_epoch=2"), "kept_samples": 3}
+    with pytest.warns(UserWarning, match="cluster_count must be at most the 3 samples there are, got 10"):
+        trained(**fields, method="gradient_clustering", epochs=1)

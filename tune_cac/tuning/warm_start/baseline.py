@@ -192,7 +192,7 @@ def typical_configs(
     """Return one configuration of the space for each distinct `metadata_key`."""
     found: dict[Any, TrialConfig] = {}
     for values in corners(space, context):
-        config = replace(base, method=space.method, **{**under_one_set_of_options(values), **hold})
+        config = replace(base, **{"method": space.method, **under_one_set_of_options(values), **hold})
         found.setdefault(metadata_key(config), config)
     return list(found.values())
 
