@@ -94,11 +94,11 @@ def completed(layout: Layout, trace: RunTrace, settings: Any) -> RunTrace:
     from trainables.stage_tree.store import StageStore
     from tune_cac.tuning.warm_start import baseline
 
-    store = StageStore(layout.tree, trace.root)
+    store = StageStore(layout.shared_tree, trace.root)
     try:
         return baseline.completed(store, trace, settings)
     except OSError as error:
-        raise cannot_write(f"what steps cost to {store.folder}", error, "replay a copy of the study") from None
+        raise cannot_write(f"what steps cost to {store.tree}", error, "replay a copy of the study") from None
 
 
 # --- one setting ----------------------------------------------------------------------------------------------------
