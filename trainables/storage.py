@@ -47,6 +47,18 @@ def joined(place: str | Path, *names: str) -> str | Path:
     return "/".join((head.rstrip("/"), *names)) + mark + query
 
 
+def parent(place: str | Path) -> str | Path:
+    """Return the place that holds another one.
+
+    >>> parent("s3://bucket/studies/s/tree?scheme=http")
+    's3://bucket/studies/s?scheme=http'
+    """
+    if not is_uri(place):
+        return Path(place).parent
+    head, mark, query = str(place).partition("?")
+    return head.rstrip("/").rpartition("/")[0] + mark + query
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileState:
     """One file of a folder."""
@@ -258,6 +270,13 @@ def files_of(place: str | Path) -> Files:
 @cache
 def _object_files(place: str) -> ObjectFiles:
     return ObjectFiles(place)
+
+
+def copy_files(source: Files, target: Files, wanted: Callable[[str], bool] = lambda name: True) -> None:
+    """Copy all files whose names are wanted; raise OSError where the storage fails."""
+    for file in source.scan(""):
+        if wanted(file.name) and not file.is_temporary:
+            target.write(file.name, (source.read(file.name),))
 
 
 def check_place(place: str, option: str) -> None:

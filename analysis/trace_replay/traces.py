@@ -217,11 +217,21 @@ def load_trace(path: str | Path, *, root: str | None = None) -> RunTrace:
         raise UserError(f"{layout.root} has no root {root!r}: give one of {', '.join(found)}, or its beginning")
     traces = [read_trace(StageStore(tree, name)) for name in matching]
     trace = max(traces, key=lambda t: sum(stage.known_until - stage.start for stage in t.stages))
+    return complete(trace, layout.root)
+
+
+def complete(trace: RunTrace, study: Path | str) -> RunTrace:
+    """Return a trace whose dense run is complete; raise UserError for another one.
+
+    Args:
+        trace: as read.
+        study: its study, for the message.
+    """
     if trace.dense.known_until < trace.total_steps:
         raise UserError(
             f"the run without a method is recorded for {trace.dense.known_until} of {trace.total_steps} steps in "
-            f"{layout.root}, and replay needs all of it: finish the study's baseline with "
-            f"python -m tune_cac search --resume {layout.root.name}"
+            f"{study}, and replay needs all of it: finish the study's baseline with "
+            f"python -m tune_cac search --resume {study}"
         )
     return trace
 

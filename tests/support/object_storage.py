@@ -10,6 +10,8 @@ import pytest
 
 #: The bucket that is there.
 BUCKET = "bucket"
+#: What the server takes from anybody, and every node of a cluster has to have.
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
 
 
 @contextmanager
@@ -28,12 +30,7 @@ def s3_server() -> Iterator[dict[str, str]]:
             region="us-east-1", allow_bucket_creation=True,
         )  # fmt: skip
         made.create_dir(BUCKET)
-        yield {
-            "AWS_ACCESS_KEY_ID": "testing",
-            "AWS_SECRET_ACCESS_KEY": "testing",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        }
+        yield {**CREDENTIALS, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": f"http://{host}:{port}"}
     finally:
         server.stop()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from analysis.formatting import plural
 from analysis.io.layout import Layout
 from analysis.io.studies import read_journal
-from analysis.io.study_options import RESULTS
+from analysis.io.study_options import RESULTS, results_here
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
 from trainables.config import MOST_SEED, TrialConfig
@@ -24,6 +24,7 @@ from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.fixed_params import check_hold_on_run, shown_hold, with_watch
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, written
 from tune_cac.study.grid_options import points_of, trials_in_all, words_of
+from tune_cac.study.object_storage import copied_to_storage, fetch_study
 from tune_cac.study.option_signatures import with_options
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.result_files import write_answer
@@ -97,7 +98,7 @@ def search(**given: Any) -> SearchResult:
         say(
             f"no controls: cut dense runs and random stops would belong to one combination of {', '.join(varied)} alone"
         )
-    with locked(layout):
+    with locked(layout), copied_to_storage(layout):
         info = layout.read_info()
         mend_journal(layout.journal)
         layout.write_info(
@@ -125,11 +126,13 @@ def resume(name: str, **given: Any) -> SearchResult:
     Raises:
         UserError: no such study, one that another process is searching, or an option that the study has settled.
     """
-    layout = find_study(Path(given.get("results", RESULTS)), name)
+    layout = find_study(results_here(given.get("results", RESULTS)), name)
     check_writable(layout.root)
+    if storage := layout.read_info().storage:
+        fetch_study(storage, layout)  # it may have been searched on elsewhere
     if layout.read_info().candidates:
         raise UserError(f"{layout.root} is a confirmation: go on with python -m tune_cac confirm {layout.root.parent}")
-    with locked(layout):
+    with locked(layout), copied_to_storage(layout):
         info = layout.read_info()
         here = {"gpus_per_trial": SearchOptions.gpus_per_trial, **given}  # this machine's, not the study's
         if here.get("sharing") is None:
@@ -237,7 +240,7 @@ def make_searcher(
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,
             "hold": with_watch(options.fixed, context) if options.skips_gradients else dict(options.fixed),
-            "tree": layout.tree.resolve(),
+            "tree": layout.shared_tree if layout.read_info().storage else layout.tree.resolve(),
             "sharing": bool(options.sharing),
             "budget_bytes": options.budget_bytes,
             "trials": layout.read_info().trials,

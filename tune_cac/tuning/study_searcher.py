@@ -19,6 +19,7 @@ from search_spaces.grid import GridPoints
 from trainables.config import MOST_SEED, TrialConfig
 from trainables.metrics import ROW_KEYS, objective_keys
 from trainables.stage_tree.coordinator import RayLeases
+from trainables.storage import is_uri, joined, parent
 from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
 from tune_cac.study.trial_folder import SPENT, trial_folder_name
@@ -60,7 +61,7 @@ class StudySearch(JournalSearcher):
         run_folder: folder of the Ray experiment, relative to the study, for the record.
         checkpoint_every_s: seconds between checkpoints of a trial.
         hold: fields of the config that have this value in every trial but the baseline, whatever the space returns.
-        tree: the study's ``tree`` folder.
+        tree: the study's ``tree`` folder, or its URI where the study is in object storage.
         sharing: whether trials share training; the baseline's signals are recorded either way, for equal suggestions.
         budget_bytes: most bytes of checkpoints.
         trials: number of trials planned for the study.
@@ -83,7 +84,7 @@ class StudySearch(JournalSearcher):
         run_folder: str,
         checkpoint_every_s: float,
         hold: Mapping[str, Any] | None = None,
-        tree: Path,
+        tree: Path | str,
         sharing: bool = True,
         budget_bytes: int,
         trials: int,
@@ -124,7 +125,8 @@ class StudySearch(JournalSearcher):
         """The Optuna study."""
         self.trials = StudyTrials(self.study, base.quality)
         """Queries on the study's trials."""
-        self.restarts = Restarts(self.trials, tree.parent, retries)
+        self._place = parent(tree)
+        self.restarts = Restarts(self.trials, journal.parent, self._place, retries)
         """Trials that are begun again."""
         self.candidates = Candidates(
             trials=self.trials, base=base, allowed_drop=allowed_drop, sampler=make_sampler(seed),
@@ -184,8 +186,8 @@ class StudySearch(JournalSearcher):
         return {
             "config": config,
             "trial": trial.number,
-            "folder": str(self._tree.parent / folder),
-            "cache": os.environ.get(CACHE_VARIABLE),
+            "folder": str(joined(self._place, folder)),
+            "cache": None if is_uri(self._place) else os.environ.get(CACHE_VARIABLE),  # of this machine's disk
             "role": attrs.get("role", "search"),
             "options": options,
             "resume_from": attrs.get("resume_from"),
