@@ -52,6 +52,8 @@ class StudyInfo(StudyOptions):
     """Reason why settings of the space have little or no effect on its run; empty where not known."""
     storage: str = ""
     """URI of the study in object storage, where its trials share training; empty: all of it is in its folder."""
+    study_storage: str = ""
+    """URL of the database that holds its Optuna study, without a password; empty: the journal in its folder."""
     script_epochs: int | None = None
     """Epochs that a script's baseline reported, where the command gives no number; None until that has ended."""
     format: int = FORMAT

@@ -21,6 +21,7 @@ from analysis.io.study_options import StudyOptions, options_of
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from trainables.storage import check_place, is_uri, joined
 from trainables.workload_options import what_is_trained
+from tune_cac.study.database import restore_info
 from tune_cac.study.fixed_params import shown_hold
 from tune_cac.study.grid_options import part_suffix
 from tune_cac.study.object_storage import fetch_study
@@ -64,6 +65,8 @@ def open_study(options: SearchOptions) -> Layout:
     storage = str(joined(options.results, layout.root.name)) if is_uri(options.results) else ""
     if storage:
         fetch_study(storage, layout)
+    if options.study_storage and not layout.info.exists():
+        restore_info(options.study_storage, layout)
     kept: dict[str, Any] = {declared.name: getattr(options, declared.name) for declared in options_of(StudyOptions)}
     kept |= {
         "epochs": options.trial_epochs,
@@ -72,6 +75,7 @@ def open_study(options: SearchOptions) -> Layout:
         "workload_options": list(options.workload_options),
         "space_files": dict(options.space_files),
         "storage": storage,
+        "study_storage": options.study_storage or "",
     }
     wanted = StudyInfo(**kept, versions=package_versions(), method=options.loaded_space.method)
     if layout.info.exists():
@@ -80,6 +84,11 @@ def open_study(options: SearchOptions) -> Layout:
             raise UserError(
                 f"{layout.root} holds a study whose results are in {held.storage or layout.root.parent}, not "
                 f"{storage or layout.root.parent}: choose another --name, or the same --results"
+            )
+        if held.study_storage != wanted.study_storage:
+            raise UserError(
+                f"{layout.root} holds a study that Optuna keeps in {held.study_storage or 'a journal'}, not in "
+                f"{wanted.study_storage or 'a journal'}: choose another --name, or the same --study-storage"
             )
         for field in _SAME:
             there, asked = (_what_counts(info, field) for info in (held, wanted))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,10 @@ from trainables.config import MOST_SEED, TrialConfig
 from trainables.errors import UserError
 from trainables.registry import is_factory
 from trainables.script.placeholders import names
+from trainables.storage import is_uri
 from trainables.workload_options import read_options
 from tune_cac.messages import say
+from tune_cac.study.database import check_url, exchange, journal_of_database, restore_info
 from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.fixed_params import check_hold_on_run, shown_hold, with_watch
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, written
@@ -98,7 +101,7 @@ def search(**given: Any) -> SearchResult:
         say(
             f"no controls: cut dense runs and random stops would belong to one combination of {', '.join(varied)} alone"
         )
-    with locked(layout), copied_to_storage(layout):
+    with locked(layout), copied_to_storage(layout), journal_of_database(layout):
         info = layout.read_info()
         mend_journal(layout.journal)
         layout.write_info(
@@ -126,13 +129,13 @@ def resume(name: str, **given: Any) -> SearchResult:
     Raises:
         UserError: no such study, one that another process is searching, or an option that the study has settled.
     """
-    layout = find_study(results_here(given.get("results", RESULTS)), name)
+    layout = _found(name, given)
     check_writable(layout.root)
     if storage := layout.read_info().storage:
         fetch_study(storage, layout)  # it may have been searched on elsewhere
     if layout.read_info().candidates:
         raise UserError(f"{layout.root} is a confirmation: go on with python -m tune_cac confirm {layout.root.parent}")
-    with locked(layout), copied_to_storage(layout):
+    with locked(layout), copied_to_storage(layout), journal_of_database(layout):
         info = layout.read_info()
         here = {"gpus_per_trial": SearchOptions.gpus_per_trial, **given}  # this machine's, not the study's
         if here.get("sharing") is None:
@@ -144,6 +147,16 @@ def resume(name: str, **given: Any) -> SearchResult:
             check_unchanged(options.workload_options)
         mend_journal(layout.journal)
         return _run(layout, options)
+
+
+def _found(name: str, given: Mapping[str, Any]) -> Layout:
+    """Return the study to resume, which only its database may have."""
+    results, database = results_here(given.get("results", RESULTS)), given.get("study_storage")
+    layout = Layout(results / name)
+    if database and not is_uri(name) and not layout.info.exists():
+        check_url(database)
+        restore_info(database, layout)
+    return find_study(results, name)
 
 
 def _run(
@@ -184,6 +197,7 @@ def _run_missing(
         if to_run > 0 or lacking:
             interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
         layout.write_info(replace(layout.read_info(), why_little=searcher.why_little))
+    exchange(layout)
     if options.is_script:
         _keep_script_epochs(layout)
     found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
@@ -234,6 +248,7 @@ def make_searcher(
             "context": _as_searched(context, options),
             "base": base,
             "journal": layout.journal,
+            "database": layout.read_info().study_storage,
             "allowed_drop": options.drop,
             "seed": options.seed,
             "sampler": options.sampler,
@@ -250,6 +265,9 @@ def make_searcher(
             **more,
         }
     )
+    if database := layout.read_info().study_storage:
+        say(f"Optuna keeps the study in {database} as {searcher.study.study_name}")
+        exchange(layout)
     return searcher, run_name
 
 

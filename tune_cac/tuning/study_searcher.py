@@ -70,6 +70,7 @@ class StudySearch(JournalSearcher):
         repeats: whether training repeats bit for bit, so that the baseline's run predicts other trials exactly.
         sampler: name of the sampler (`make_sampler`).
         grid: points to train instead of sampled settings.
+        database: URL of the database that holds Optuna's study instead of the journal.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class StudySearch(JournalSearcher):
         repeats: bool = True,
         sampler: str = "auto",
         grid: GridPoints | None = None,
+        database: str = "",
     ) -> None:
         self._learns = sampler == "auto"
         self._repeats = repeats
@@ -121,7 +123,7 @@ class StudySearch(JournalSearcher):
         self._ended: set[str] = set()
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         super().__init__(metric=list(objective_keys(base.quality)), mode=["max", "max"])  # Optuna's are the study's own
-        self.study = open_study(journal, make_sampler(seed, sampler), base.quality)
+        self.study = open_study(journal, make_sampler(seed, sampler), base.quality, database=database)
         """The Optuna study."""
         self.trials = StudyTrials(self.study, base.quality)
         """Queries on the study's trials."""
