@@ -71,8 +71,9 @@ def open_database(url: str) -> optuna.storages.BaseStorage:
 
 
 def name_there(layout: Layout) -> str:
-    """Return the name of a study in its database, which holds many."""
-    return layout.root.name
+    """Return the name of a study in its database, which holds many; of a confirmation after its search's."""
+    above = Layout(layout.root.parent)
+    return f"{above.root.name}/{layout.root.name}" if above.confirmation == layout else layout.root.name
 
 
 def restore_info(url: str, layout: Layout) -> bool:

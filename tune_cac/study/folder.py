@@ -17,7 +17,7 @@ from typing import Any
 
 from analysis.io.journal import torn_end
 from analysis.io.layout import Layout, StudyInfo
-from analysis.io.study_options import StudyOptions, options_of
+from analysis.io.study_options import StudyOptions, options_of, results_here
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
 from trainables.storage import check_place, is_uri, joined
 from trainables.workload_options import what_is_trained
@@ -126,7 +126,7 @@ def _what_counts(info: StudyInfo, field: str) -> Any:
     return list(what_is_trained(info.workload, value)) if field == "workload_options" else value
 
 
-def find_study(results: Path, name: str) -> Layout:
+def find_study(results: Path | str, name: str) -> Layout:
     """Return the folder of an existing study, by name under the results folder, by path or by URI.
 
     Of one in object storage, what this machine lacks is copied into a folder of its name under ``results``.
@@ -134,6 +134,9 @@ def find_study(results: Path, name: str) -> Layout:
     Raises:
         UserError: there is none; the message names those that exist.
     """
+    if is_uri(results) and not is_uri(name):
+        name = str(joined(results, name))
+    results = results_here(results)
     if is_uri(name):
         check_place(name, "a study")
         layout = Layout(results / name.partition("?")[0].rstrip("/").rpartition("/")[2])

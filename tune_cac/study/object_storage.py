@@ -183,8 +183,8 @@ def _is_further(files: Files, layout: Layout, storage: str) -> bool:
 def _is_copied(layout: Layout, file: FileState) -> bool:
     """Return whether a file of a study is copied: not what trials write themselves, and what belongs to a process."""
     parts = PurePosixPath(file.name).parts
-    own = file.is_temporary or parts[0].startswith((".write-", ".seen-")) or parts[0].endswith(".lock")
-    return not (own or parts[0] == layout.tree.name or any(part.startswith(CHECKPOINT) for part in parts))
+    own = file.is_temporary or parts[-1].startswith((".write-", ".seen-")) or parts[-1].endswith(".lock")
+    return not (own or layout.tree.name in parts[:-1] or any(part.startswith(CHECKPOINT) for part in parts))
 
 
 def _write_below(folder: Path, name: str, data: bytes) -> None:

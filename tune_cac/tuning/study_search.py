@@ -151,8 +151,8 @@ def resume(name: str, **given: Any) -> SearchResult:
 
 def _found(name: str, given: Mapping[str, Any]) -> Layout:
     """Return the study to resume, which only its database may have."""
-    results, database = results_here(given.get("results", RESULTS)), given.get("study_storage")
-    layout = Layout(results / name)
+    results, database = given.get("results", RESULTS), given.get("study_storage")
+    layout = Layout(results_here(results) / name)
     if database and not is_uri(name) and not layout.info.exists():
         check_url(database)
         restore_info(database, layout)
