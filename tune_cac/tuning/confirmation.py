@@ -118,11 +118,6 @@ def confirm(
         own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place}
         versions = package_versions()
         child.write_info(replace(info, trials=len(wanted), versions=versions, **own))
-            "controls": False,
-            "candidates": picked,
-            "storage": place,
-        }
-        child.write_info(replace(info, trials=len(wanted), **own))
         options = replace(
             options_of(info, child, base, trials=len(wanted), concurrency=concurrency, budget=checkpoint_budget),
             address=address,
