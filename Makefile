@@ -6,7 +6,7 @@ SEARCH ?= --space auto_thresholds
 PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder
 TESTS = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
-.PHONY: search check test all-tests lint chromium clean
+.PHONY: search check test all-tests lint programs clean
 
 search: $(VENV)/.installed
 	$(VENV)/bin/python -m tune_cac search $(SEARCH)
@@ -18,7 +18,7 @@ check: lint
 # Everything; with -j 2 style and types beside the tests.
 test: lint all-tests
 
-all-tests: $(VENV)/.installed-test chromium
+all-tests: $(VENV)/.installed-test programs
 	$(TESTS) $(PYTEST)
 
 lint: $(VENV)/.installed-test
@@ -26,12 +26,14 @@ lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-# Tests of pages want Chromium. Installed where that can be done; without it they are skipped, which the run says.
-chromium:
+# Tests of pages want Chromium, tests of studies in a database PostgreSQL. Installed where that can be done; without
+# Chromium its tests are skipped, which the run says.
+ALSO = { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo installing $(1) && apt-get update -qq && \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) > /dev/null; } || true
+programs:
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
-		command -v google-chrome > /dev/null || [ -n "$$CHROMIUM" ] || { \
-		[ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo installing chromium && apt-get update -qq && \
-		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium > /dev/null; } || true
+		command -v google-chrome > /dev/null || [ -n "$$CHROMIUM" ] || $(call ALSO,chromium)
+	@command -v initdb > /dev/null || ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || $(call ALSO,postgresql)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_run import Run
+import ray
+from commands_run import Run, run_here
+from postgresql import PASSWORD
+from postgresql import postgresql as postgresql
 from runs import assert_equals_alone
+from studies import write_study
 
 import analysis
-from trainables.storage import files_of, joined
+from trainables.errors import DiskError, UserError
+from trainables.storage import ObjectFiles, files_of, joined
+from tune_cac.ray_backend.nodes import check_seen_by_all, seen_from
+from tune_cac.ray_backend.session import ray_session
+from tune_cac.study import object_storage
+from tune_cac.study.object_storage import copied_to_storage, fetch_study
 
 pytestmark = pytest.mark.slow
 
@@ -111,3 +126,123 @@ def test_storage_that_cannot_be_used_is_one_line(s3: str, tune_cac_command: Run,
     done = tune_cac_command("rank", f"{s3}/s")
     assert done.returncode == 2
     assert not list(tmp_path.glob("**/escaped"))
+
+
+SCRIPT = """
+import json, os, pathlib
+trained = float(os.environ["CAC_VAR_START_THR"])
+pathlib.Path(os.environ["TUNE_CAC_TRIAL_DIR"], "weights.txt").write_text(str(trained))
+print("training")
+print(json.dumps({"accuracy": 0.9, "step": 40, "compute_saved": 0.0 if trained < 0 else 0.25}))
+"""
+
+
+@pytest.fixture(scope="module")
+def ray_here(_s3_environment: dict[str, str]) -> Iterator[None]:
+    """One cluster for the searches of this process, whose workers can reach the server."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _s3_environment.items():
+            patch.setenv(name, value)
+        with ray_session(cpus=2):
+            yield
+
+
+def test_scripts_and_confirmations_and_a_database_beside_it(
+    ray_here: None, s3: str, postgresql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    both = ("--results", s3, "--study-storage", postgresql, "--concurrency", "1")
+    done = run_here(
+        tmp_path,
+        "search",
+        "--script",
+        f"{sys.executable} train.py {{CAC_VAR_START_THR}}",
+        "--trials",
+        "3",
+        "--name",
+        "s",
+        *both,
+    )
+    assert done.returncode == 0, done.stderr
+    files = files_of(joined(s3, "s"))
+    assert files.read("ray/run-000/trial-00000/weights.txt") == b"-1.0"
+    assert b"training" in files.read("ray/run-000/trial-00001/output.log")
+    shutil.rmtree(tmp_path / "results")
+    done = run_here(tmp_path, "confirm", "s", "--results", s3, "--top", "1", "--seeds", "3")
+    assert done.returncode == 0, done.stderr
+    assert "s/confirmation" in done.stderr
+    assert (analysis.load(tmp_path / "results" / "s" / "confirmation")["status"] == "completed").sum() == 6
+    assert files.size("confirmation/optuna.journal")
+    assert files.read("confirmation/ray/run-000/trial-00000/weights.txt") == b"-1.0"
+    assert PASSWORD.encode() not in b"".join(files.read(file.name) for file in files.scan(""))
+
+
+def test_nodes_that_do_not_see_the_results_are_named_before_training(ray_here: None, s3: str, tmp_path: Path) -> None:
+    layout = write_study(tmp_path / "s", [])
+    check_seen_by_all(layout)
+    layout.write_info(replace(layout.read_info(), storage=s3))
+    check_seen_by_all(layout)
+    layout.write_info(replace(layout.read_info(), storage="s3://no-such-bucket/x"))
+    with pytest.raises(UserError, match=r"every node can write, got s3://no-such-bucket/x, which [0-9.]+ cannot \("):
+        check_seen_by_all(layout)
+    assert [why for _, why in seen_from(ray.nodes(), str(tmp_path / "missing"))] == ["no such file"]
+
+
+def test_a_study_that_is_searched_elsewhere_is_left_alone(s3: str, tmp_path: Path) -> None:
+    layout = write_study(tmp_path / "s", [])
+    layout.write_info(replace(layout.read_info(), storage=s3))
+    with copied_to_storage(layout):
+        files = files_of(s3)
+        holder = json.loads(files.read("search.lock"))
+        assert holder["process"] == os.getpid()
+        assert files.size("study.json")
+    assert files.size("search.lock") is None
+    files.write("search.lock", [json.dumps({"host": "other", "process": 7, "at": time.time()}).encode()])
+    with pytest.raises(UserError, match=r"is being searched on other, process 7: wait for it, or [89][0-9] s if it"):
+        copied_to_storage(layout).__enter__()
+    files.write("search.lock", [json.dumps({"host": "other", "process": 7, "at": time.time() - 91}).encode()])
+    with copied_to_storage(layout):
+        layout.journal.write_text("further here")
+    # What was searched on in two places is not mixed.
+    files.write("optuna.journal", [b"further there"])
+    with pytest.raises(UserError, match="were both searched on: move"):
+        fetch_study(s3, layout)
+    files.write("optuna.journal", [b"further here, and there"])
+    assert fetch_study(s3, layout)
+    assert layout.journal.read_text() == "further here, and there"
+    other = write_study(tmp_path / "other", [])
+    with pytest.raises(UserError, match="holds another study than"):
+        fetch_study(s3, other)
+
+
+def test_storage_that_fails_for_a_while_only_delays_the_copy(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = write_study(tmp_path / "s", [])
+    layout.write_info(replace(layout.read_info(), storage=s3))
+    monkeypatch.setattr(object_storage, "COPY_S", 0.05)
+    real, fails = ObjectFiles.write, threading.Event()
+
+    def write(self: ObjectFiles, name: str, parts: Any) -> None:
+        if fails.is_set():
+            raise OSError("AWS Error SLOW_DOWN")
+        real(self, name, parts)
+
+    monkeypatch.setattr(ObjectFiles, "write", write)
+    said = ""
+    with copied_to_storage(layout):
+        fails.set()
+        layout.report.write_text("a report")
+        while "cannot be written (AWS Error SLOW_DOWN): the search goes on" not in said:
+            said += capsys.readouterr().err
+        fails.clear()
+        while "can be written again" not in said:
+            said += capsys.readouterr().err
+    assert files_of(s3).read("report.md") == b"a report"
+    copying = copied_to_storage(layout)
+    copying.__enter__()
+    fails.set()
+    layout.report.write_text("another report")
+    with pytest.raises(DiskError, match=r"the study is whole in .*; once it can, python -m tune_cac search --resume"):
+        copying.__exit__(None, None, None)

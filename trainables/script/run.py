@@ -165,6 +165,10 @@ class ScriptRun:
     def close(self) -> None:
         """End the command and all processes that it started."""
         self._process.close()
+        self._keep_files()
+
+    def _keep_files(self) -> None:
+        """Copy what the command wrote into object storage; before the last row, for the process may end after it."""
         if is_uri(self._place) and self._here.is_dir():
             try:
                 copy_files(DiskFiles(self._here), files_of(self._place))
@@ -177,7 +181,7 @@ class ScriptRun:
         try:
             self.row = next(self._rows)
         except BaseException:
-            self._process.close()
+            self.close()
             raise
         return self.row
 
@@ -202,7 +206,7 @@ class ScriptRun:
                 f"the script printed no metric: call tune_cac.report({name}=..., step=...), or print a line such as "
                 f'{{"{name}": 0.91, "step": 100}}' + self._tail()
             )
-        self._process.close()
+        self.close()
         value = held[self.config.quality.key]
         if not math.isfinite(value):
             raise TrainingDiverged(f"the {name} is {value} in the last report")

@@ -21,7 +21,7 @@ def check_seen_by_all(layout: Layout) -> None:
     """Raise UserError where a node of the cluster does not see the study's folder, or its place in object storage."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if storage := layout.read_info().storage:
-        for address, reason in _looks(nodes, storage):
+        for address, reason in seen_from(nodes, storage):
             raise UserError(
                 f"--results must be storage that every node can write, got {storage}, which {address} cannot "
                 f"({reason}): give credentials where `ray start` is run, or a role to the nodes"
@@ -30,7 +30,7 @@ def check_seen_by_all(layout: Layout) -> None:
         probe = (layout.root / f".seen-{secrets.token_hex(4)}").resolve()
         probe.touch()
         try:
-            blind = [address for address, _ in _looks(nodes, str(probe))]
+            blind = [address for address, _ in seen_from(nodes, str(probe))]
         finally:
             probe.unlink(missing_ok=True)
         if blind:
@@ -40,8 +40,8 @@ def check_seen_by_all(layout: Layout) -> None:
             )
 
 
-def _looks(nodes: list[Mapping[str, Any]], place: str) -> list[tuple[str, str]]:
-    """Return the addresses of nodes that do not see a file or a URI, with what they say."""
+def seen_from(nodes: list[Mapping[str, Any]], place: str) -> list[tuple[str, str]]:
+    """Return the addresses of nodes that do not see a file or a URI, each with the reason."""
     look = ray.remote(num_cpus=0)(_why_unseen)
     asked = [
         look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(place)
@@ -56,8 +56,11 @@ def _why_unseen(place: str) -> str:
 
     if not is_uri(place):
         return "" if Path(place).exists() else "no such file"
+    probe = f".seen-{secrets.token_hex(4)}"
     try:
-        files_of(place).names("")
+        files = files_of(place)
+        files.write(probe, (b"",))
+        files.remove(probe)
     except (OSError, UserError) as error:
         return str(error).splitlines()[0][:300]
     return ""
