@@ -34,18 +34,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search a space or resume a study; print the ranked table."""
-    if arguments.resume is not None:
-        _refuse_settled(arguments)
-    given = {
-        option.name: value
-        for option in options_of(SearchOptions)
-        if (value := getattr(arguments, option.name)) is not None
-    }
-    if (texts := workload_options(arguments)) is not None:
-        given["workload_options"] = texts
-    if "hold" in given:
-        given["hold"] = read_assignments(given["hold"])
-    SearchOptions(**given)  # wrong arguments raise here, before torch or ray is loaded
+    given = options_given(arguments)
     from tune_cac.tuning.study_search import resume as resume_study
     from tune_cac.tuning.study_search import search as search_study
 
@@ -71,6 +60,23 @@ def run(arguments: argparse.Namespace) -> int:
     if found.used_up:
         say(found.used_up)
     return 1 if len(failures) or (len(found.ranking) == 0 and not found.used_up) else 0
+
+
+def options_given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that are given; raise UserError for wrong ones, before torch or ray is loaded."""
+    if arguments.resume is not None:
+        _refuse_settled(arguments)
+    given = {
+        option.name: value
+        for option in options_of(SearchOptions)
+        if (value := getattr(arguments, option.name)) is not None
+    }
+    if (texts := workload_options(arguments)) is not None:
+        given["workload_options"] = texts
+    if "hold" in given:
+        given["hold"] = read_assignments(given["hold"])
+    SearchOptions(**given)  # wrong arguments raise here, before torch or ray is loaded
+    return given
 
 
 def _refuse_settled(arguments: argparse.Namespace) -> None:

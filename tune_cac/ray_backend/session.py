@@ -27,6 +27,7 @@ from ray.exceptions import (
 
 from trainables.errors import UserError
 from tune_cac.interrupts import sigterm_is_an_interrupt
+from tune_cac.jobs.cluster_jobs import JOB_VARIABLE
 from tune_cac.messages import say
 
 #: Ray's errors for processes and nodes that died, except that of an actor, which may have raised.
@@ -115,7 +116,12 @@ def _cluster(cpus: int, modules: Sequence[Path], address: str | None) -> Iterato
 
 
 def _runtime_environment(modules: Sequence[Path]) -> dict[str, Any] | None:
-    """Return what a cluster's workers get from here; no credentials, which Ray would show to whoever may ask it."""
+    """Return what a cluster's workers get from here; no credentials, which Ray would show to whoever may ask it.
+
+    A job's workers have its working directory and variables already, and Ray refuses to set these twice.
+    """
+    if JOB_VARIABLE in os.environ:
+        return None
     variables = {name: os.environ[name] for name in _SENT if name in os.environ}
     sent: dict[str, Any] = {"env_vars": variables} if variables else {}
     return {**sent, **({"py_modules": [str(path) for path in modules]} if modules else {})} or None

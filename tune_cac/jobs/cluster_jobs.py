@@ -1,0 +1,224 @@
+"""Ray's job server: connection, submission, logs and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shlex
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from trainables.errors import UserError
+from tune_cac.jobs.shipping import write_archive, write_wheel
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobDetails, JobSubmissionClient
+
+#: Address of a cluster's job server on its head node.
+DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+#: Variable of a job's environment that holds its id.
+JOB_VARIABLE = "TUNE_CAC_JOB"
+#: Metadata of a job: its command, its study, and the folder or URI that holds it on the cluster.
+COMMAND, STUDY, RESULTS = "tune_cac_command", "tune_cac_study", "tune_cac_results"
+#: Exit code of a job that was stopped.
+STOPPED = 130
+#: Folder of studies in the home folder of the job's user, for jobs whose command names none.
+HOME_RESULTS = "tune_cac_results"
+_ANSWER_S, _LOOK_S = 5.0, 1.0
+#: Seconds in which a job's log may fail to be followed before that is an error.
+_SILENCE_S = 60.0
+
+
+def connect(address: str | None) -> JobSubmissionClient:
+    """Return a client of a cluster's job server.
+
+    Args:
+        address: ``http://HOST:8265``; None for that in ``RAY_API_SERVER_ADDRESS``, or on this machine.
+
+    Raises:
+        UserError: Ray Jobs are not installed, nothing answers there, or it asks for a token.
+    """
+    address = address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT_ADDRESS
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"--address must be that of a cluster's job server, such as {DEFAULT_ADDRESS}, got {address}")
+    try:
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        socket.create_connection((parts.hostname, port), timeout=_ANSWER_S).close()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(
+            f"--address must be that of a cluster's job server, got {address} ({reason}): it is the head node's, port "
+            "8265, which `ray start --head` with ray[default] opens; from elsewhere it may need a tunnel"
+        ) from None
+    try:
+        from ray.job_submission import JobSubmissionClient
+
+        for name in ("dashboard_sdk", "job.sdk"):  # what is uploaded is said by us
+            logging.getLogger(f"ray.dashboard.modules.{name}").setLevel(logging.WARNING)
+        return JobSubmissionClient(address)
+    except ImportError as error:
+        raise UserError(f"jobs need ray[default] ({error}): pip install 'tune-cac[cluster]'") from None
+    except Exception as error:  # noqa: BLE001 - Ray raises several, also of its own server's texts
+        raise UserError(_refused(address, error)) from None
+
+
+def _refused(address: str, error: Exception) -> str:
+    said = " ".join(str(error).split())
+    if any(word in said.lower() for word in ("401", "403", "unauthorized", "forbidden", "token")):
+        given = "the token given is not its own" if os.environ.get("RAY_AUTH_MODE") == "token" else "none was given"
+        return (
+            f"the cluster at {address} asks for a token, and {given}: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or "
+            "RAY_AUTH_TOKEN_PATH to a file with it (`ray get-auth-token` on the head node shows it)"
+        )
+    return f"no job server of Ray answers at {address}: {said[:200]}"
+
+
+def submit(
+    client: JobSubmissionClient,
+    command: str,
+    *,
+    folder: Path,
+    files: Sequence[Path],
+    pip: Path | None,
+    variables: Mapping[str, str],
+    metadata: Mapping[str, str],
+    job: str,
+    ships_package: bool,
+) -> None:
+    """Submit a command of this package.
+
+    Args:
+        client: of the cluster.
+        command: for a shell (`entrypoint`).
+        folder: the working directory.
+        files: of it, shipped.
+        pip: a requirements file for the job's environment, or None.
+        variables: the job's environment.
+        metadata: kept with the job.
+        job: its id.
+        ships_package: whether this package is shipped, too; else the cluster's environment has it.
+
+    Raises:
+        UserError: the cluster refuses it.
+    """
+    with tempfile.TemporaryDirectory(prefix="tune_cac-") as here:
+        archive = Path(here) / "working_directory.zip"
+        write_archive(folder, files, archive)
+        environment: dict[str, Any] = {
+            "working_dir": str(archive),
+            "env_vars": {"PYTHONUNBUFFERED": "1", **variables, JOB_VARIABLE: job},
+        }
+        if ships_package:
+            environment["py_modules"] = [str(write_wheel(Path(here)))]
+        if pip is not None:
+            environment["pip"] = str(pip)
+        try:
+            client.submit_job(
+                entrypoint=command,
+                submission_id=job,
+                runtime_env=environment,
+                metadata=dict(metadata),
+            )
+        except Exception as error:  # noqa: BLE001 - Ray's own are RuntimeError, ValueError and requests'
+            raise UserError(f"the cluster did not take the job: {' '.join(str(error).split())[:500]}") from None
+
+
+def entrypoint(command: Sequence[str], *, home_results: bool) -> str:
+    """Return a command of this package for a shell.
+
+    Args:
+        command: arguments after ``python -m tune_cac``.
+        home_results: whether its studies lie in the home folder of the job's user, for a job's own folder is removed.
+
+    >>> entrypoint(["search", "--name", "s"], home_results=True)
+    'exec python -m tune_cac search --name s --results "$HOME"/tune_cac_results'
+    """
+    line = shlex.join(["python", "-m", "tune_cac", *command])
+    return f"exec {line}" + (f' --results "$HOME"/{HOME_RESULTS}' if home_results else "")
+
+
+def details(client: JobSubmissionClient, job: str) -> JobDetails:
+    """Return what the cluster knows of a job.
+
+    Raises:
+        UserError: there is no such job; those that exist are named.
+    """
+    try:
+        return client.get_job_info(job)
+    except RuntimeError as error:
+        if "does not exist" not in str(error):
+            raise UserError(f"the cluster did not answer: {' '.join(str(error).split())[:300]}") from None
+        known = [found.submission_id for found in jobs(client)]
+        there = f"jobs there: {', '.join(map(str, known))}" if known else "there is no job yet"
+        raise UserError(f"no job {job!r} on this cluster: {there}") from None
+
+
+def jobs(client: JobSubmissionClient) -> list[JobDetails]:
+    """Return the jobs that were submitted, the oldest first."""
+    found = [job for job in client.list_jobs() if job.submission_id]
+    return sorted(found, key=lambda job: job.start_time or 0)
+
+
+def follow(client: JobSubmissionClient, job: str, write: Callable[[str], None]) -> int:
+    """Write a job's log as it grows, until the job ends; return its exit code.
+
+    Raises:
+        UserError: the cluster does not answer any more.
+    """
+    written = 0
+    silent_since: float | None = None
+    while True:
+        try:
+            ended = client.get_job_info(job).status.is_terminal()
+            if written == 0:
+                written += _tail(client, job, write)
+                ended = client.get_job_info(job).status.is_terminal()
+            log = client.get_job_logs(job)
+            write(log[written:])
+            written = max(written, len(log))
+            silent_since = None
+        except Exception as error:  # noqa: BLE001 - of requests, aiohttp and Ray, while a connection is lost
+            silent_since = silent_since or time.monotonic()
+            if time.monotonic() - silent_since > _SILENCE_S:
+                raise UserError(
+                    f"the cluster does not answer any more ({' '.join(str(error).split())[:200]}): the job may go on; "
+                    f"look again with python -m tune_cac jobs logs {job} --follow"
+                ) from None
+            ended = False
+        if ended:
+            return exit_code(client.get_job_info(job))
+        time.sleep(_LOOK_S)
+
+
+def _tail(client: JobSubmissionClient, job: str, write: Callable[[str], None]) -> int:
+    """Write the log from its beginning as it grows, until the connection ends; return the characters written."""
+    written = 0
+
+    async def tail() -> None:
+        nonlocal written
+        async for text in client.tail_job_logs(job):
+            write(text)
+            written += len(text)
+
+    with suppress(RuntimeError, OSError):  # the rest is asked for
+        asyncio.run(tail())
+    return written
+
+
+def exit_code(job: JobDetails) -> int:
+    """Return the exit code of an ended job: that of its command, 130 for a stopped one, 1 where it never began."""
+    status = str(job.status.value)
+    if status == "STOPPED":
+        return STOPPED
+    code = job.driver_exit_code
+    if code is None:
+        return 0 if status == "SUCCEEDED" else 1
+    return int(code)
