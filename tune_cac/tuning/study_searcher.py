@@ -116,8 +116,7 @@ class StudySearch(JournalSearcher):
         self._start_seed = seed
         self._to_ask: int | None = None
         self._with_controls = False
-        self._running: dict[str, optuna.Trial] = {}  # running and ended trials, by Ray's id
-        self._ended: set[str] = set()
+        self._running: dict[str, optuna.Trial] = {}  # trials that have not ended, by Ray's id
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         super().__init__(metric=list(objective_keys(base.quality)), mode=["max", "max"])  # Optuna's are the study's own
         self.study = open_study(journal, make_sampler(seed, sampler), base.quality)
@@ -257,7 +256,7 @@ class StudySearch(JournalSearcher):
 
     def _may_restart(self) -> bool:
         """Return whether a trial is running that would be begun again if its worker died."""
-        return self.restarts.retries > 0 and bool(self._running.keys() - self._ended)
+        return self.restarts.retries > 0 and bool(self._running)
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the controls that this study lacks: cut dense runs, and random stops of the best's compute.
@@ -340,10 +339,10 @@ class StudySearch(JournalSearcher):
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Report to Optuna how a trial ended. `tell_failure`, which knows the message, reports failures."""
-        if error or trial_id in self._ended:
+        if error or trial_id not in self._running:
             return
-        self._ended.add(trial_id)
-        trial = self._running[trial_id]
+        trial = self._running.pop(trial_id)
+        self._rows_so_far.pop(trial_id, None)
         row = {name: result[name] for name in ROW_KEYS if name in result} if result else {}
         if trial.user_attrs.get("role") == "baseline" and row.get("stage"):
             trial.set_user_attr("root", row["stage"])  # a run without interventions ends in its root
@@ -365,11 +364,10 @@ class StudySearch(JournalSearcher):
             message: what it raised, or how its worker ended.
             died: whether its worker died, so that the trial may continue from its last checkpoint.
         """
-        if trial_id not in self._running or trial_id in self._ended:
+        if trial_id not in self._running:
             return False
-        self._ended.add(trial_id)
-        trial = self._running[trial_id]
-        trial.set_user_attr("row_so_far", self._rows_so_far.get(trial_id, {}))
+        trial = self._running.pop(trial_id)
+        trial.set_user_attr("row_so_far", self._rows_so_far.pop(trial_id, {}))
         if self._claims_name is not None and "folder" in trial.user_attrs:
             RayLeases(self._claims_name).release_all(trial.user_attrs["folder"])  # no trial has to wait for it
         again = self.restarts.restart(trial, message, died=died)
