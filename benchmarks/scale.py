@@ -21,8 +21,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,7 @@ from machine import header, spread
 
 HERE = Path(__file__).resolve().parent
 WORKLOAD, SPACE, EPOCHS = "stub_training:make", "stub_training:space", 4
-MB = 2**20
+DROP, MB = 0.01, 2**20
 
 
 def main() -> None:
@@ -95,7 +96,7 @@ def options_of(asked: argparse.Namespace) -> Any:
 
     return SearchOptions(
         workload=WORKLOAD, space=asked.space, epochs=EPOCHS, trials=asked.trials, results=asked.folder, name="scale",
-        seed=0, controls=False, sharing=not asked.no_sharing,
+        seed=0, controls=False, allowed_drop=DROP, sharing=not asked.no_sharing,
     )  # fmt: skip
 
 
@@ -108,10 +109,11 @@ def opened(asked: argparse.Namespace) -> tuple[Any, Any, Any]:
 
     options = options_of(asked)
     layout = open_study(options)
+    layout.write_info(replace(layout.read_info(), trials=asked.trials, allowed_drop=DROP))
     base = baseline_config(options, device="cpu")
     searcher, _ = _searcher(layout, options, context_of(base), base, None)
     searcher.plan(asked.trials)
-    progress = SearchProgress(searcher, finished_before=_completed(layout), to_run=asked.trials, allowed_drop=0.01)
+    progress = SearchProgress(searcher, finished_before=_completed(layout), to_run=asked.trials, allowed_drop=DROP)
     return layout, searcher, progress
 
 
@@ -208,8 +210,8 @@ def _rss() -> float:
 def reopened(asked: argparse.Namespace, layout: Any) -> None:
     """Print the time to open the study again until it suggests, and to rank and report it, each in a new process."""
     code = (
-        f"import argparse, sys, time; sys.path.insert(0, {str(HERE)!r}); import scale; import tune_cac.tuning.study_searcher;"
-        "import tune_cac.tuning.progress; begun = time.perf_counter();"
+        f"import argparse, sys, time; sys.path.insert(0, {str(HERE)!r}); import scale;"
+        "import tune_cac.tuning.study_searcher, tune_cac.tuning.progress; begun = time.perf_counter();"
         f"_, searcher, _ = scale.opened(argparse.Namespace(**{vars(asked)!r}));"
         "there = time.perf_counter(); searcher.suggest('x'); print(there - begun, time.perf_counter() - there)"
     )
@@ -329,8 +331,6 @@ def _memory(driver: psutil.Popen) -> str:
             continue
     return ", ".join(f"{kind} {'+'.join(f'{size:.0f}' for size in sizes)}" for kind, sizes in sorted(found.items()))
 
-
-Call = Callable[[], None]
 
 if __name__ == "__main__":
     main()

@@ -58,7 +58,7 @@ class Candidates:
     def _plain_drafts(self) -> DraftStudy:
         return DraftStudy(self.trials, self.fresh_sampler(0), with_parameters=True)
 
-    def start_one_that_acts(self, baseline: dict[str, Any]) -> optuna.Trial:
+    def start_one_that_acts(self, baseline: dict[str, Any] | None) -> optuna.Trial:
         """Start a sampled setting that changes the baseline's training.
 
         It is drawn in a copy of the study in which skipped settings have the baseline's result, so that the sampler
@@ -66,14 +66,15 @@ class Candidates:
         skipped for the next one.
 
         Args:
-            baseline: its result row.
+            baseline: its result row; None if it is not known what acts, so that none is skipped.
         """
         self.drafts.follow()
         draft = self.drafts.study
         for last in range(self._skips, -1, -1):
             drawn = draft.ask()
-            acts = not self.changes_nothing(TrialConfig.from_mapping(self.config_of(drawn)))
-            if acts or last == 0:
+            config = self.config_of(drawn)
+            acts = baseline is None or not self.changes_nothing(TrialConfig.from_mapping(config))
+            if acts or last == 0 or baseline is None:
                 break
             tell_complete(draft, drawn, baseline, baseline, self.allowed_drop, self.base.quality)
         self._skips = _MOST_SKIPPED if acts else max(1, self._skips // 2)

@@ -292,11 +292,12 @@ class StudySearch(JournalSearcher):
             return self._grid.start_next() or FINISHED
         self._enqueue_spread()
         queued = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        if not queued and not self._learns:
-            return self.candidates.start_plain()
-        if queued or not self._repeats or not self.learn().knows_what_acts:
+        if queued:
             return self.study.ask()
-        return self.candidates.start_one_that_acts(baseline)
+        if not self._learns:
+            return self.candidates.start_plain()
+        knows = self._repeats and self.learn().knows_what_acts
+        return self.candidates.start_one_that_acts(baseline if knows else None)
 
     def learn(self) -> WarmStart:
         """Return what the baseline's run shows about this space; nothing is known if it failed."""
