@@ -19,9 +19,9 @@ from tune_cac.tuning.optuna_private import live_trial
 from tune_cac.tuning.study_trials import StudyTrials
 
 #: Ended trials that a limited draft keeps when it forgets: the best, and the newest. Optuna's TPE models the best 25.
-KEPT_BEST, KEPT_NEWEST = 100, 200
+KEPT_BEST, KEPT_NEWEST = 200, 800
 #: Ended trials from which a limited draft forgets.
-MOST_ENDED = 600
+MOST_ENDED = 1500
 
 
 class DraftStudy:
