@@ -6,7 +6,7 @@ SEARCH ?= --space auto_thresholds
 PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder
 TESTS = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
-.PHONY: search check test all-tests lint chromium clean
+.PHONY: search check test all-tests lint programs clean
 
 search: $(VENV)/.installed
 	$(VENV)/bin/python -m tune_cac search $(SEARCH)
@@ -18,7 +18,7 @@ check: lint
 # Everything; with -j 2 style and types beside the tests.
 test: lint all-tests
 
-all-tests: $(VENV)/.installed-test chromium
+all-tests: $(VENV)/.installed-test programs
 	$(TESTS) $(PYTEST)
 
 lint: $(VENV)/.installed-test
@@ -26,12 +26,14 @@ lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-# Tests of pages want Chromium. Installed where that can be done; without it they are skipped, which the run says.
-chromium:
+# Tests of pages want Chromium, tests of studies in a database PostgreSQL. Installed where that can be done; without
+# Chromium its tests are skipped, which the run says.
+ALSO = { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo installing $(1) && apt-get update -qq && \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) > /dev/null; } || true
+programs:
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
-		command -v google-chrome > /dev/null || [ -n "$$CHROMIUM" ] || { \
-		[ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo installing chromium && apt-get update -qq && \
-		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium > /dev/null; } || true
+		command -v google-chrome > /dev/null || [ -n "$$CHROMIUM" ] || $(call ALSO,chromium)
+	@command -v initdb > /dev/null || ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || $(call ALSO,postgresql)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -43,10 +45,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 # cac 1.0.0 is the published optimizer: the tests compare with it step by step. Its dependencies are left out because
 # one of them, apex, is needed only by parts that nobody here loads. So are those of curvlinops, the oracle of K-FAC,
 # but for what it loads: torchvision, which an unused part of backpack names, would not fit the CPU build of torch.
+# moto, an S3 server, asks for an older dateutil than pandas, and works with this one.
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt cac==1.0.0 \
-		curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator opt_einsum unfoldNd
+		curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator opt_einsum unfoldNd moto boto3 botocore jmespath \
+		py-partiql-parser responses s3transfer xmltodict
 	touch $@ $(VENV)/.installed
 
 clean:

@@ -15,9 +15,11 @@ from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from trainables.config import TrialConfig
 from trainables.registry import SCRIPT
+from trainables.runtime.checkpoint_folder import on_disk, write_checkpoint
 from trainables.script.run import ScriptRun
 from trainables.stage_tree.coordinator import RayLeases
 from trainables.stage_tree.shared_run import SharedRun, Sharing
+from trainables.storage import is_uri
 from trainables.training.run import TrainingRun
 from trainables.workload_options import CACHE_VARIABLE
 
@@ -28,7 +30,8 @@ def continued(kind: type[TrainingRun], config: TrialConfig, resume_from: str | N
     if not resume_from:
         return run
     try:
-        run.load(resume_from)
+        with on_disk(resume_from) as folder:
+            run.load(folder)
         run.cost.begin_spending()  # the interrupted trial has its own record of what it executed
     except (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
         run.close()  # it may be half loaded
@@ -41,7 +44,7 @@ def build_shared_run(config: TrialConfig, sharing: dict[str, Any]) -> SharedRun:
     """Build a run over a study's stage tree."""
     name = sharing["claims"]
     how = Sharing(
-        tree=Path(sharing["tree"]),
+        tree=sharing["tree"],
         budget_bytes=sharing["budget_bytes"],
         trials=sharing["trials"],
         watches=tuple(tuple(watch) for watch in sharing["watches"]),
@@ -63,7 +66,7 @@ class Trial(tune.Trainable):
     Ray's config holds:
         config: the fields of `TrialConfig`.
         trial: the Optuna trial's number.
-        folder: folder of the trial, absolute; a script's output is kept there.
+        folder: folder of the trial, absolute, or its URI in object storage; a script's output is kept there.
         cache: folder for decoded data, or None.
         resume_from: folder of a checkpoint to continue from, or None; not needed with a stage tree.
         checkpoint_every_s: seconds from one checkpoint to the next, at epoch ends.
@@ -80,11 +83,12 @@ class Trial(tune.Trainable):
         trial, sharing = TrialConfig.from_mapping(config["config"]), config.get("sharing")
         keep_decoded_data(config)
         if trial.workload == SCRIPT:
-            self._run = ScriptRun(trial, Path(config["folder"]))
+            self._run = ScriptRun(trial, config["folder"])
         elif sharing is None:
             self._run = continued(TrainingRun, trial, config.get("resume_from"))
         else:
             self._run = build_shared_run(trial, sharing)
+        self._folder = config.get("folder")
         self._checkpoint_every_s = float(config.get("checkpoint_every_s", 60.0))
         self._checkpointed = time.monotonic()
 
@@ -98,9 +102,19 @@ class Trial(tune.Trainable):
             and not run.finished
             and time.monotonic() - self._checkpointed >= self._checkpoint_every_s
         ):
-            result[SHOULD_CHECKPOINT] = True
+            if is_uri(str(self._folder)):
+                self._keep_checkpoint(run)
+            else:
+                result[SHOULD_CHECKPOINT] = True
             self._checkpointed = time.monotonic()
         return result
+
+    def _keep_checkpoint(self, run: TrainingRun) -> None:
+        """Write a checkpoint into object storage; Ray would want a disk that all nodes see."""
+        try:
+            write_checkpoint(run, str(self._folder))
+        except OSError as error:  # the next one may succeed
+            warnings.warn(f"a checkpoint was not kept, training goes on: {error}", stacklevel=2)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write the run's whole state; runs over a stage tree and scripts keep theirs elsewhere."""

@@ -14,6 +14,7 @@ from trainables.errors import UserError
 from trainables.quality import DEFAULT_DROP
 from trainables.registry import SCRIPT
 from trainables.savings import TRAINING
+from trainables.storage import joined
 
 #: Name of the study inside the journal.
 STUDY_NAME = "tune_cac"
@@ -49,6 +50,10 @@ class StudyInfo(StudyOptions):
     """Method of its space."""
     why_little: str = ""
     """Reason why settings of the space have little or no effect on its run; empty where not known."""
+    storage: str = ""
+    """URI of the study in object storage, where its trials share training; empty: all of it is in its folder."""
+    study_storage: str = ""
+    """URL of the database that holds its Optuna study, without a password; empty: the journal in its folder."""
     script_epochs: int | None = None
     """Epochs that a script's baseline reported, where the command gives no number; None until that has ended."""
     format: int = FORMAT
@@ -95,6 +100,12 @@ class Layout:
     def tree(self) -> Path:
         """Return the folder of the shared training: one folder per root, and checkpoints."""
         return self.root / "tree"
+
+    @property
+    def shared_tree(self) -> Path | str:
+        """Return the place of the shared training: `tree`, or its URI for a study in object storage."""
+        storage = self.read_info().storage
+        return joined(storage, self.tree.name) if storage else self.tree
 
     @property
     def tree_picture(self) -> Path:

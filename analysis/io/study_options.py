@@ -15,9 +15,17 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from trainables.config import MOST_SEED
 from trainables.quality import DEFAULT_DROP, DEFAULT_RELATIVE_DROP, Quality, quality_named
+from trainables.storage import is_uri
 
 #: Default of the folder that holds the studies.
 RESULTS = "results"
+
+
+def results_here(results: str | Path) -> Path:
+    """Return the folder of this machine for studies of these results; of those in object storage the default one."""
+    return Path(RESULTS if is_uri(results) else results)
+
+
 #: Default of the number of trials.
 TRIALS = 24
 

@@ -25,7 +25,7 @@ from trainables.interventions import Intervention
 from trainables.metrics import value_in
 from trainables.quality import ACCURACY, Quality
 from trainables.stage_tree.checkpoints import Checkpoints
-from trainables.stage_tree.store import Stage, StageStore, roots
+from trainables.stage_tree.store import StageStore, roots
 
 #: The columns of `stage_frame` and their pandas dtypes.
 _COLUMNS = {
@@ -87,7 +87,7 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
     Raises:
         UserError: if there is no study at the path.
     """
-    tree = Layout(Path(path)).tree
+    tree = Layout(Path(path)).shared_tree
     trials = load(path)
     last, saving = _last_stages(trials), saving_of(trials)
     checkpoints = Checkpoints(tree, budget_bytes=0)  # only reads
@@ -123,7 +123,7 @@ def _read(store: StageStore, total_steps: int) -> dict[str, _Read]:
     """
     found = {}
     for name, link in store.links().items():
-        stage = Stage(store.folder / "stages" / name, name, 0 if link is None else link[1].iteration + 1)
+        stage = store.stage(name, 0 if link is None else link[1].iteration + 1)
         stage.refresh()
         found[name] = _Read(
             root=store.root,

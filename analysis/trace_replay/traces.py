@@ -205,7 +205,8 @@ def load_trace(path: str | Path, *, root: str | None = None) -> RunTrace:
     """
     layout = Layout(Path(path))
     layout.read_info()
-    found = roots(layout.tree)
+    tree = layout.shared_tree
+    found = roots(tree)
     if not found:
         raise UserError(
             f"{layout.root} has no recorded training ({layout.tree.name}/): search with sharing records it, as in "
@@ -214,13 +215,23 @@ def load_trace(path: str | Path, *, root: str | None = None) -> RunTrace:
     matching = [name for name in found if root is None or name.startswith(root)]
     if not matching:
         raise UserError(f"{layout.root} has no root {root!r}: give one of {', '.join(found)}, or its beginning")
-    traces = [read_trace(StageStore(layout.tree, name)) for name in matching]
+    traces = [read_trace(StageStore(tree, name)) for name in matching]
     trace = max(traces, key=lambda t: sum(stage.known_until - stage.start for stage in t.stages))
+    return complete(trace, layout.root)
+
+
+def complete(trace: RunTrace, study: Path | str) -> RunTrace:
+    """Return a trace whose dense run is complete; raise UserError for another one.
+
+    Args:
+        trace: as read.
+        study: its study, for the message.
+    """
     if trace.dense.known_until < trace.total_steps:
         raise UserError(
             f"the run without a method is recorded for {trace.dense.known_until} of {trace.total_steps} steps in "
-            f"{layout.root}, and replay needs all of it: finish the study's baseline with "
-            f"python -m tune_cac search --resume {layout.root.name}"
+            f"{study}, and replay needs all of it: finish the study's baseline with "
+            f"python -m tune_cac search --resume {study}"
         )
     return trace
 
@@ -229,14 +240,15 @@ def read_trace(store: StageStore) -> RunTrace:
     """Read the trace of one root, complete or not."""
     values = store.read("root.json")
     if values is None:
-        raise UserError(f"{store.folder / 'root.json'} is missing or damaged: search on, which writes it anew")
+        raise UserError(
+            f"root.json of {store.root} in {store.tree} is missing or damaged: search on, which writes it anew"
+        )
     facts, costs = {}, {}
-    for file in sorted(store.folder.glob("facts-*")):
-        if (found := store.read(file.name)) is not None and "plan" in found["facts"]:
+    for found in store.read_all("facts-"):
+        if "plan" in found["facts"]:
             facts[json.dumps(found["key"])] = found["facts"]  # of Gradient-Skip; those of compression have no plan
-    for file in sorted(store.folder.glob("costs-*")):
-        if (found := store.read(file.name)) is not None:
-            costs[found["trains"]] = StepCosts.of_epoch(found["steps"], values["total_steps"])
+    for found in store.read_all("costs-"):
+        costs[found["trains"]] = StepCosts.of_epoch(found["steps"], values["total_steps"])
     return assemble(values, store.root, list(store.stages()), facts=facts, costs=costs)
 
 
@@ -263,7 +275,7 @@ def assemble(
         by_id[stage.id] = stage
         if link is not None:
             below.setdefault(link[0], []).append((link[1], stage.id))
-    dense = by_id.get(root) or Stage(Path(), root, 0)
+    dense = by_id.get(root) or Stage(None, "", root, 0)
     placed = [TraceStage(recorded=dense, parent=None, intervention=None)]
     for number, parent in enumerate(placed):  # the list grows during the loop: parents before children
         for intervention, child in sorted(below.get(parent.id, ()), key=lambda c: (c[0].iteration, c[0].action)):

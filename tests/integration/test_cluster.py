@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import two_nodes as two_nodes_script
 from commands_run import Run
 from runs import assert_equals_alone
 from studies import result_row, write_study
@@ -21,22 +18,6 @@ import analysis
 from trainables.config import TrialConfig
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[str]:
-    """The address of a cluster of two nodes with a processor each."""
-    process = subprocess.Popen(
-        [sys.executable, two_nodes_script.__file__],
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        # Ray may print of its own before.
-        yield next(line.strip() for line in process.stdout if re.fullmatch(r"[0-9.]+:[0-9]+\n", line))
-    finally:
-        process.communicate(timeout=60)
 
 
 def manual(*stops: int) -> dict[str, Any]:

@@ -105,8 +105,8 @@ def test_an_address_where_nobody_answers_is_one_line(
     assert main(["search", "--trials", "2"]) == 2
     assert time.monotonic() - begun < 60  # Ray alone tries for two minutes
     assert (
-        f"tune_cac: error: RAY_ADDRESS must be the address of a Ray cluster that runs, got 127.0.0.1:{port} "
-        "(Connection refused): start one with `ray start --head`"
+        "tune_cac: error: --address (or RAY_ADDRESS) must be the address of a Ray cluster that runs, got "
+        f"127.0.0.1:{port} (Connection refused): start one with `ray start --head`"
     ) in capsys.readouterr().err
 
 
@@ -151,7 +151,8 @@ def test_a_cluster_that_wants_a_token_is_one_line(
     assert "gcs_client" not in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith(
-        f"tune_cac: error: RAY_ADDRESS must be the address of a Ray cluster that runs, got {cluster_with_a_token} ("
+        "tune_cac: error: --address (or RAY_ADDRESS) must be the address of a Ray cluster that runs, got "
+        f"{cluster_with_a_token} ("
     )
     assert "give RAY_AUTH_MODE=token and RAY_AUTH_TOKEN if it asks for a token" in last
 
@@ -209,3 +210,19 @@ def test_a_loss_that_cannot_do_without_a_layer_fails_trials_and_no_search(
     again = tune_cac_command("search", "--workload", "penalty:make", "--trials", "1", "--name", "s", "--no-controls")
     assert "Traceback" not in again.stderr
     assert len(analysis.load(tmp_path / "results" / "s")) == 4
+
+
+def test_a_cluster_of_this_machine_is_said_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``ray start`` leaves its address in a file, which outlives a cluster that was killed."""
+    from tune_cac.ray_backend.session import running_here
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert running_here() == ""
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        assert running_here() == address
+    assert running_here() == ""

@@ -10,7 +10,10 @@ import json
 import math
 import os
 import platform
+import shutil
+import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from trainables.script.launcher_output import lines_of_failed_process
 from trainables.script.placeholders import fill
 from trainables.script.process import ScriptProcess
 from trainables.script.report_lines import ReportError, read_report
+from trainables.storage import DiskFiles, copy_files, files_of, is_uri
 from trainables.workload_options import SCRIPT_OPTIONS, read_options
 
 #: The script's output, in the trial's folder.
@@ -131,40 +135,53 @@ class ScriptRun:
 
     Args:
         config: of the trial, with the options ``command`` and ``cwd``.
-        folder: of the trial; the command's output is kept there.
+        folder: of the trial; the command's output is kept there. Of a URI, the command has a folder of this machine,
+            whose files are written there when the run is closed.
 
     Raises (in `train_epoch`):
         ScriptFailed: the command ended with an error, reported nothing, or no savings.
         TrainingDiverged: an accuracy that is not finite.
     """
 
-    def __init__(self, config: TrialConfig, folder: Path) -> None:
+    def __init__(self, config: TrialConfig, folder: Path | str) -> None:
         self.config = config
         self.row: dict[str, Any] | None = None
         """The last report's row; None before the first."""
         self.finished = False
         """True if the command has ended successfully and its last row was returned."""
         self._begun = time.perf_counter()
-        folder = folder.absolute()
-        folder.mkdir(parents=True, exist_ok=True)
+        self._place = folder
+        self._here = Path(tempfile.mkdtemp(prefix="tune_cac-")) if is_uri(folder) else Path(folder).absolute()
+        here = self._here
+        here.mkdir(parents=True, exist_ok=True)
         self._process = ScriptProcess(
-            filled_command(config, folder),
-            environment=environment_of(config, folder),
+            filled_command(config, here),
+            environment=environment_of(config, here),
             cwd=working_directory(config),
-            log=folder / LOG_FILE,
+            log=here / LOG_FILE,
         )
         self._rows = self._read()
 
     def close(self) -> None:
         """End the command and all processes that it started."""
         self._process.close()
+        self._keep_files()
+
+    def _keep_files(self) -> None:
+        """Copy what the command wrote into object storage; before the last row, for the process may end after it."""
+        if is_uri(self._place) and self._here.is_dir():
+            try:
+                copy_files(DiskFiles(self._here), files_of(self._place))
+            except OSError as error:
+                warnings.warn(f"the script's output was not kept in {self._place}: {error}", stacklevel=2)
+            shutil.rmtree(self._here, ignore_errors=True)
 
     def train_epoch(self) -> dict[str, Any]:
         """Return the next report's row, with the facts about the run that a space may use."""
         try:
             self.row = next(self._rows)
         except BaseException:
-            self._process.close()
+            self.close()
             raise
         return self.row
 
@@ -189,7 +206,7 @@ class ScriptRun:
                 f"the script printed no metric: call tune_cac.report({name}=..., step=...), or print a line such as "
                 f'{{"{name}": 0.91, "step": 100}}' + self._tail()
             )
-        self._process.close()
+        self.close()
         value = held[self.config.quality.key]
         if not math.isfinite(value):
             raise TrainingDiverged(f"the {name} is {value} in the last report")

@@ -22,8 +22,8 @@ from trainables.stage_tree.store import Stage, StageStore
 class Sharing:
     """Options of sharing training between the trials of a study."""
 
-    tree: Path
-    """The study's ``tree`` folder, on storage that all processes see."""
+    tree: Path | str
+    """The study's ``tree`` folder on a disk that all processes see, or its URI in object storage."""
     budget_bytes: int = 20 * 10**9
     """Most bytes of checkpoints."""
     trials: int = 24

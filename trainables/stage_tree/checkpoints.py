@@ -1,4 +1,4 @@
-"""Checkpoints of stages within a budget of bytes, in a folder that several processes and nodes read and write.
+"""Checkpoints of stages within a budget of bytes, in storage that several processes and nodes read and write.
 
     objects/<first two digits>/<sha256>                            contents, each stored once
     checkpoints/<stage>/<step>.<kind>.<bytes>.<sha256>             empty files: the index
@@ -11,17 +11,14 @@ training since the checkpoint before it.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-from trainables.atomic_write import TEMPORARY_SUFFIX, atomic_write
-from trainables.stage_tree.atomic_files import remove_what_was_read
 from trainables.stage_tree.eviction import Entry, StageWeight, to_drop
+from trainables.storage import FileState, files_of
 
 __all__ = ["Checkpoints", "Entry", "StageWeight"]
 
@@ -41,8 +38,8 @@ _TEMPORARY_S = 600.0
 _STAGE = re.compile(r"[0-9A-Za-z_-]+")
 _KIND = re.compile(r"[a-z0-9_-]+")
 _ENTRY = re.compile(r"(?P<step>[0-9]{9,})\.(?P<kind>[a-z0-9_-]+)\.(?P<bytes>[0-9]+)\.(?P<sha256>[0-9a-f]{64})")
-_FOLDER = re.compile(r"[0-9a-f]{2}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_OBJECTS, _INDEX = "objects", "checkpoints"
+_OBJECT = re.compile(rf"{_OBJECTS}/[0-9a-f]{{2}}/[0-9a-f]{{64}}")
 
 _warned: set[str] = set()
 
@@ -51,16 +48,17 @@ class Checkpoints:
     """The checkpoints of all stages of one study.
 
     Args:
-        root: folder of the store; created by the first put.
+        root: folder of the store, created by the first put, or its URI.
         budget_bytes: most bytes of contents. `eviction.to_drop` chooses what is removed beyond it.
         weights: returns how likely and how expensive a fork from a stage is. Called for every stage in the folder,
             including those of other searches. None: all stages equal, from step 0 to the last checkpoint of any.
     """
 
-    def __init__(self, root: Path, budget_bytes: int, weights: Callable[[str], StageWeight] | None = None) -> None:
+    def __init__(
+        self, root: Path | str, budget_bytes: int, weights: Callable[[str], StageWeight] | None = None
+    ) -> None:
         assert budget_bytes >= 0
-        self._objects = root / "objects"
-        self._index = root / "checkpoints"
+        self._files = files_of(root)
         self._budget_bytes = budget_bytes
         self._weights = weights
         self._total_bytes = 0
@@ -88,13 +86,12 @@ class Checkpoints:
                 _warn_once("budget", f"it has {len(data)} bytes and the budget is {self._budget_bytes}")
             return False
         entry = Entry(step=step, kind=kind, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-        named = self._index / stage / _file_name(entry)
+        named = _indexed(stage, entry)
         try:
-            if self._is_whole(entry) and named.exists():
+            if self._is_whole(entry) and self._files.size(named) is not None:
                 return True
             self._store(entry, data)
-            named.parent.mkdir(parents=True, exist_ok=True)
-            named.touch()
+            self._files.touch(named)
             # Another process may have removed the content as unneeded just before it was named.
             self._store(entry, data)
             self._keep_within_budget()
@@ -112,11 +109,7 @@ class Checkpoints:
 
     def _named(self, stage: str) -> list[Entry]:
         """Return `entries`; raise OSError where they cannot be read, as distinct from none."""
-        try:
-            with os.scandir(self._index / stage) as files:
-                found = [entry for file in files if (entry := _parse(file.name))]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        found = [entry for name in self._files.names(f"{_INDEX}/{stage}") if (entry := _parse(name))]
         return sorted(found, key=lambda entry: (entry.step, entry.kind, entry.sha256))
 
     def read(self, stage: str, entry: Entry) -> bytes | None:
@@ -124,45 +117,30 @@ class Checkpoints:
 
         A content that is missing, truncated or corrupt is removed together with its entry.
         """
-        path = self._object(entry.sha256)
         try:
-            with path.open("rb") as file:
-                data = file.read()
-                if hashlib.sha256(data).hexdigest() == entry.sha256:
-                    return data
-                remove_what_was_read(path, os.fstat(file.fileno()))
+            data = self._files.read_if(
+                _object(entry.sha256), lambda data: hashlib.sha256(data).hexdigest() == entry.sha256
+            )
+            if data is not None:
+                return data
         except FileNotFoundError:
             pass
         except OSError:  # a failing file system does not mean that the checkpoint is bad
             return None
-        _remove(self._index / stage / _file_name(entry))
+        self._files.remove(_indexed(stage, entry))
         self._put_since_measured_bytes = self._budget_bytes  # there is less now: measure at the next put
         return None
 
-    def _object(self, sha256: str) -> Path:
-        return self._objects / sha256[:2] / sha256
-
     def _is_whole(self, entry: Entry) -> bool:
         """Return whether the content exists in its full length; reading checks the rest."""
-        try:
-            return self._object(entry.sha256).stat().st_size == entry.bytes
-        except FileNotFoundError:
-            return False
+        return self._files.size(_object(entry.sha256)) == entry.bytes
 
     def _store(self, entry: Entry, data: bytes) -> None:
-        """Write the content if it is missing, else touch it so that no process removes it as unnamed."""
-        path = self._object(entry.sha256)
-        if self._is_whole(entry):
-            try:
-                os.utime(path)
-                return
-            except FileNotFoundError:
-                pass  # removed in between
-            except PermissionError:
-                return  # another user's
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(data)
+        """Write the content if it is missing, else renew its time so that no process removes it as unnamed."""
+        name = _object(entry.sha256)
+        if self._is_whole(entry) and self._files.renew(name):
+            return
+        self._files.write(name, (data,))
         self._total_bytes += entry.bytes
         self._put_since_measured_bytes += entry.bytes
 
@@ -190,8 +168,8 @@ class Checkpoints:
             if total <= self._budget_bytes and sizes[sha256] > spare:
                 break
             for stage, entry in names:  # before the content, so that no entry is left without it
-                _remove(self._index / stage / _file_name(entry))
-            _remove(self._object(sha256))
+                self._files.remove(_indexed(stage, entry))
+            self._files.remove(_object(sha256))
             total -= sizes[sha256]
         self._total_bytes, self._put_since_measured_bytes = total, 0
 
@@ -202,51 +180,44 @@ class Checkpoints:
         objects, temporaries = self._scan_objects()
         sizes = {sha256: size for sha256, (size, _) in objects.items()}
         now = time.time()
-        for path, changed_s in temporaries:
-            if now - changed_s > _TEMPORARY_S:
-                _remove(path)
+        for left in temporaries:
+            if now - left.changed_s > _TEMPORARY_S:
+                self._files.remove(left.name)
         for stage, entries in index.items():
             index[stage] = [entry for entry in entries if sizes.get(entry.sha256) == entry.bytes]
             for entry in entries:
                 # Checked again: a folder listing may lag a minute behind another node.
                 if sizes.get(entry.sha256) != entry.bytes and not self._is_whole(entry):
-                    _remove(self._index / stage / _file_name(entry))
+                    self._files.remove(_indexed(stage, entry))
         named = {entry.sha256 for entries in index.values() for entry in entries}
         for sha256, (_, changed_s) in objects.items():
             if sha256 not in named and now - changed_s > _UNNAMED_S:
-                _remove(self._object(sha256))
+                self._files.remove(_object(sha256))
                 del sizes[sha256]
         return index, sizes
 
     def _scan_index(self) -> dict[str, list[Entry]]:
-        try:
-            with os.scandir(self._index) as folders:
-                stages = [folder.name for folder in folders if _STAGE.fullmatch(folder.name)]
-        except FileNotFoundError:
-            return {}
+        stages = [name for name in self._files.names(_INDEX) if _STAGE.fullmatch(name)]
         return {stage: self._named(stage) for stage in stages}
 
-    def _scan_objects(self) -> tuple[dict[str, tuple[int, float]], list[tuple[Path, float]]]:
-        """Return sizes (bytes) and modification times (s) of contents, and modification times of temporary files."""
+    def _scan_objects(self) -> tuple[dict[str, tuple[int, float]], list[FileState]]:
+        """Return sizes (bytes) and modification times (s) of contents, and the temporary files."""
         contents: dict[str, tuple[int, float]] = {}
-        temporaries: list[tuple[Path, float]] = []
-        try:
-            with os.scandir(self._objects) as found:
-                folders = [folder.path for folder in found if _FOLDER.fullmatch(folder.name) and folder.is_dir()]
-        except FileNotFoundError:
-            return contents, temporaries
-        for folder in folders:
-            with os.scandir(folder) as files:
-                for file in files:
-                    try:
-                        state = file.stat()
-                    except FileNotFoundError:  # removed by another process
-                        continue
-                    if _SHA256.fullmatch(file.name):
-                        contents[file.name] = (state.st_size, state.st_mtime)
-                    elif file.name.startswith(".") and file.name.endswith(TEMPORARY_SUFFIX):
-                        temporaries.append((Path(file.path), state.st_mtime))
+        temporaries: list[FileState] = []
+        for file in self._files.scan(_OBJECTS):
+            if _OBJECT.fullmatch(file.name):
+                contents[file.base_name] = (file.bytes, file.changed_s)
+            elif file.is_temporary:
+                temporaries.append(file)
         return contents, temporaries
+
+
+def _object(sha256: str) -> str:
+    return f"{_OBJECTS}/{sha256[:2]}/{sha256}"
+
+
+def _indexed(stage: str, entry: Entry) -> str:
+    return f"{_INDEX}/{stage}/{_file_name(entry)}"
 
 
 def _file_name(entry: Entry) -> str:
@@ -266,12 +237,6 @@ def _all_equal(index: dict[str, list[Entry]]) -> Callable[[str], StageWeight]:
     end = 1 + max((entry.step for entries in index.values() for entry in entries), default=0)
     weight = StageWeight(start=0, end=end, visits=1)
     return lambda stage: weight
-
-
-def _remove(path: Path) -> None:
-    """Remove a file; ignore errors (already gone, no permission), since the next scan finds it again."""
-    with suppress(OSError):
-        path.unlink()
 
 
 def _warn_once(key: str, reason: str) -> None:

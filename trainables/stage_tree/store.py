@@ -1,4 +1,4 @@
-"""Stages on disk: signals and rows recorded during all training. Without torch, since analysis reads them too.
+"""Stages in storage: signals and rows recorded during all training. Without torch, since analysis reads them too.
 
 Layout under a study's ``tree`` folder; every file has a checksum and is written atomically:
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 
 from trainables.interventions import Intervention, MissingSignal, child_id
 from trainables.stage_tree.atomic_files import read_checked, write_checked
+from trainables.storage import Files, files_of
 
 _STAGE_FILE = "stage.json"
 
@@ -86,9 +86,16 @@ class Chunk:
 
 
 class Stage:
-    """The known chunks of one stage. `refresh` reads those that other processes have published."""
+    """The known chunks of one stage. `refresh` reads those that other processes have published.
 
-    def __init__(self, folder: Path, stage: str, start: int) -> None:
+    Args:
+        files: of the study's tree; None for a stage of which nothing is published.
+        folder: of the stage, there.
+        stage: its id.
+        start: its first iteration.
+    """
+
+    def __init__(self, files: Files | None, folder: str, stage: str, start: int) -> None:
         self.id = stage
         self.start = start
         """First iteration of the stage: 0 for the root, else the one after its intervention."""
@@ -96,7 +103,7 @@ class Stage:
         """Every iteration in [`start`, `known_until`) was trained and recorded."""
         self.rows: dict[int, Mapping[str, Any]] = {}
         """Rows of epochs by the number of steps at their end."""
-        self._folder = folder
+        self._files, self._folder = files, folder
         self._seen: set[str] = set()
         self._spans: list[tuple[int, int]] = []
         self._dense: dict[str, list[tuple[int, int, NDArray[np.float64]]]] = {}
@@ -105,12 +112,14 @@ class Stage:
     def refresh(self) -> bool:
         """Read new chunks and return whether there were any."""
         new = False
+        if self._files is None:
+            return False
         try:
-            names = [entry.name for entry in os.scandir(self._folder) if entry.name.endswith(".chunk")]
+            names = [name for name in self._files.names(self._folder) if name.endswith(".chunk")]
         except OSError:
             return False
         for name in sorted(set(names) - self._seen):
-            data = read_checked(self._folder / name)
+            data = read_checked(self._files, f"{self._folder}/{name}")
             if data is None:
                 continue  # corrupt and removed, or gone
             self._seen.add(name)
@@ -179,13 +188,14 @@ class StageStore:
     """The stages of one root.
 
     Args:
-        tree: a study's ``tree`` folder.
+        tree: a study's ``tree`` folder, or its URI.
         root: the root's id, which is also the id of its first stage.
     """
 
-    def __init__(self, tree: Path, root: str) -> None:
+    def __init__(self, tree: Path | str, root: str) -> None:
         self.root = root
-        self.folder = tree / root
+        self.tree = tree
+        self.files = files_of(tree)
         self._stages: dict[str, Stage] = {}
         self._links: dict[str, tuple[str, Intervention] | None] = {}
 
@@ -199,8 +209,12 @@ class StageStore:
 
     def _stage(self, stage: str, start: int) -> Stage:
         if stage not in self._stages:
-            self._stages[stage] = Stage(self.folder / "stages" / stage, stage, start)
+            self._stages[stage] = self.stage(stage, start)
         return self._stages[stage]
+
+    def stage(self, stage: str, start: int) -> Stage:
+        """Return a stage of its own, of which nothing has been read."""
+        return Stage(self.files, f"{self.root}/stages/{stage}", stage, start)
 
     def publish(self, stage: Stage, chunk: Chunk, link: tuple[Stage, Intervention] | None) -> None:
         """Write a chunk; ``link`` is the stage's parent and intervention, None for the root stage.
@@ -209,31 +223,30 @@ class StageStore:
             OSError: it cannot be written. Only this process then has the chunk.
         """
         stage.add(chunk)
-        folder = self.folder / "stages" / stage.id
+        folder = f"{self.root}/stages/{stage.id}"
         if stage.id not in self._links:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._write_link(folder / _STAGE_FILE, link)
+            self._write_link(f"{folder}/{_STAGE_FILE}", link)
             self._links[stage.id] = None if link is None else (link[0].id, link[1])
-        write_checked(folder / chunk.file_name(), chunk.to_bytes())
+        write_checked(self.files, f"{folder}/{chunk.file_name()}", chunk.to_bytes())
 
-    def _write_link(self, path: Path, link: tuple[Stage, Intervention] | None) -> None:
-        if path.exists():
+    def _write_link(self, name: str, link: tuple[Stage, Intervention] | None) -> None:
+        if self.files.size(name) is not None:
             return
         values: dict[str, Any] = {"parent": None}
         if link is not None:
             parent, intervention = link
             values = {"parent": parent.id, "iteration": intervention.iteration, "action": intervention.action}
-        write_checked(path, json.dumps(values).encode())
+        write_checked(self.files, name, json.dumps(values).encode())
 
     def links(self) -> dict[str, tuple[str, Intervention] | None]:
         """Return parent and intervention of every published stage, None for the root stage."""
         try:
-            names = [entry.name for entry in os.scandir(self.folder / "stages")]
+            names = self.files.names(f"{self.root}/stages")
         except OSError:
             return {}
         for name in names:
             if name not in self._links:
-                data = read_checked(self.folder / "stages" / name / _STAGE_FILE)
+                data = read_checked(self.files, f"{self.root}/stages/{name}/{_STAGE_FILE}")
                 if data is None:
                     continue
                 values = json.loads(data)
@@ -254,18 +267,26 @@ class StageStore:
 
     def read(self, name: str) -> Any:
         """Return the content of a small JSON file of the root; None if it is missing or corrupt."""
-        data = read_checked(self.folder / name)
+        data = read_checked(self.files, f"{self.root}/{name}")
         return None if data is None else json.loads(data)
 
     def write(self, name: str, values: Any) -> None:
         """Write a small JSON file of the root; raise OSError if it cannot be written."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_checked(self.folder / name, json.dumps(values).encode())
+        write_checked(self.files, f"{self.root}/{name}", json.dumps(values).encode())
+
+    def read_all(self, prefix: str) -> list[Any]:
+        """Return the contents of the root's small JSON files whose names begin so, by name; not of corrupt ones."""
+        try:
+            names = sorted(name for name in self.files.names(self.root) if name.startswith(prefix))
+        except OSError:
+            return []
+        return [values for name in names if (values := self.read(name)) is not None]
 
 
-def roots(tree: Path) -> list[str]:
+def roots(tree: Path | str) -> list[str]:
     """Return the ids of the roots under a study's ``tree`` folder."""
+    files = files_of(tree)
     try:
-        return sorted(entry.name for entry in os.scandir(tree) if (tree / entry.name / "root.json").is_file())
+        return sorted(name for name in files.names("") if files.size(f"{name}/root.json") is not None)
     except OSError:
         return []

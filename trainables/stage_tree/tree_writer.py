@@ -20,9 +20,9 @@ from trainables.training.run import TrainingRun
 #: Key of a row that marks that training diverged there.
 DIVERGED = "diverged"
 #: Method metadata that this process has read, by the root's folder and `metadata_key`.
-_METADATA: dict[tuple[Path, Any], Mapping[str, Any]] = {}
+_METADATA: dict[tuple[str, Any], Mapping[str, Any]] = {}
 #: Warnings already given in this process, by tree.
-_WARNED: set[tuple[Path, str]] = set()
+_WARNED: set[tuple[str, str]] = set()
 
 
 class TreeWriter:
@@ -32,18 +32,18 @@ class TreeWriter:
         store: the tree of the trial's root.
         root: the root's facts (`root.root_facts`).
         config: configuration of the trial.
-        tree: folder of the study's tree; each warning is given once per tree.
+        tree: place of the study's tree; each warning is given once per tree.
     """
 
-    def __init__(self, store: StageStore, root: Mapping[str, Any], config: TrialConfig, tree: Path) -> None:
-        self._store, self._root, self._config, self._tree = store, root, config, tree
+    def __init__(self, store: StageStore, root: Mapping[str, Any], config: TrialConfig, tree: Path | str) -> None:
+        self._store, self._root, self._config, self._tree = store, root, config, str(tree)
         self._described = False
 
     def method_metadata(self) -> Mapping[str, Any]:
         """Return the facts about the model that the replay of the trial's method needs; write them if missing."""
         if METHODS[self._config.method].replay_module is None:
             return {}
-        key = (self._store.folder, metadata_key(self._config))
+        key = (f"{self._tree}/{self._store.root}", metadata_key(self._config))
         if key not in _METADATA:
             _METADATA[key] = method_facts(self._store, self._config, self._write)
         return _METADATA[key]

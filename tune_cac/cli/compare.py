@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tune_cac.study.folder import find_study
 
     budgets = BUDGETS if arguments.budgets is None else _read_budgets(arguments.budgets)
-    roots = [find_study(Path(arguments.results), name).root for name in arguments.studies]
+    roots = [find_study(arguments.results, name).root for name in arguments.studies]
     found = compare_studies(roots, allowed_drop=arguments.allowed_drop)
     files = {format: file for format in ("svg", "png") if (file := getattr(arguments, format)) is not None}
     for format, file in files.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.io.study_options import options_of
@@ -28,7 +27,9 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=int, default=5, help="settings to retrain (default: 5)")
     parser.add_argument("--seeds", type=int, default=5, help="fresh seeds (default: 5)")
     parser.add_argument("--concurrency", type=int, help="runs at a time (default: what the processors allow)")
-    add_options(parser, (found for found in options_of(SearchOptions) if found.name == "checkpoint_budget"))
+    add_options(
+        parser, (found for found in options_of(SearchOptions) if found.name in ("checkpoint_budget", "address"))
+    )
     add_study(parser)
     parser.set_defaults(run=run, checkpoint_budget=SearchOptions.checkpoint_budget)
 
@@ -41,11 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     found = confirm_study(
         arguments.study,
-        results=Path(arguments.results),
+        results=arguments.results,
         top=arguments.top,
         seeds=arguments.seeds,
         concurrency=arguments.concurrency,
         checkpoint_budget=arguments.checkpoint_budget,
+        address=arguments.address,
     )
     if found.table is not None:
         print_table(_cells(found.table, found.quality, found.allowed))

@@ -24,7 +24,7 @@ def answer_of(arguments: argparse.Namespace) -> tuple[SearchResult, Layout, Stud
     from tune_cac.study.study_result import answer
 
     check_integer("--top", arguments.top, 1)
-    layout = find_study(Path(arguments.results), arguments.study)
+    layout = find_study(arguments.results, arguments.study)
     info = layout.read_info()
     drop = info.allowed_drop if arguments.allowed_drop is None else read_drop(arguments.allowed_drop, info.quality)
     return answer(layout, allowed_drop=drop, price=arguments.price), layout, info

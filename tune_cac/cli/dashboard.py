@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import socket
 import webbrowser
-from pathlib import Path
 from typing import Any
 
 from trainables.errors import UserError
@@ -31,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve optuna-dashboard until Ctrl-C; the study may be searched meanwhile."""
     from tune_cac.study.folder import find_study, written
 
-    layout = find_study(Path(arguments.results), arguments.study)
+    layout = find_study(arguments.results, arguments.study)
     if not layout.journal.is_file():
         raise UserError(f"{layout.root} has no journal yet: its search has not begun")
     if not 1 <= arguments.port <= 65535:

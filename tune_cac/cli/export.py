@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--top must be an integer >= 1, got {arguments.top}")
     if format == "parquet" and output is None:
         raise UserError("--format parquet needs --output, a file: it is no text to print")
-    layout = find_study(Path(arguments.results), arguments.study)
+    layout = find_study(arguments.results, arguments.study)
     info = layout.read_info()
     drop = info.allowed_drop if arguments.allowed_drop is None else read_drop(arguments.allowed_drop, info.quality)
     content: str | bytes

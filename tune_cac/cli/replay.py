@@ -7,7 +7,6 @@ import json
 import os
 import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import search_spaces
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     from analysis.trace_replay.traces import load_trace
     from tune_cac.study.folder import find_study
 
-    layout = find_study(Path(arguments.results), arguments.study)
+    layout = find_study(arguments.results, arguments.study)
     trace = load_trace(layout.root, root=arguments.root)
     of = trace.run
     given = layout.read_info().workload_options
@@ -94,11 +93,11 @@ def completed(layout: Layout, trace: RunTrace, settings: Any) -> RunTrace:
     from trainables.stage_tree.store import StageStore
     from tune_cac.tuning.warm_start import baseline
 
-    store = StageStore(layout.tree, trace.root)
+    store = StageStore(layout.shared_tree, trace.root)
     try:
         return baseline.completed(store, trace, settings)
     except OSError as error:
-        raise cannot_write(f"what steps cost to {store.folder}", error, "replay a copy of the study") from None
+        raise cannot_write(f"what steps cost to {store.tree}", error, "replay a copy of the study") from None
 
 
 # --- one setting ----------------------------------------------------------------------------------------------------

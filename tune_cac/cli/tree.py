@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tune_cac.study.folder import find_study
     from tune_cac.study.result_files import tree_picture
 
-    layout = find_study(Path(arguments.results), arguments.study)
+    layout = find_study(arguments.results, arguments.study)
     stages = stage_frame(layout.root)
     if len(stages) == 0:
         raise UserError(

@@ -19,6 +19,7 @@ from ray.util.queue import Empty, Queue
 
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, WorkerDied
+from trainables.runtime.checkpoint_folder import CHECKPOINT, checkpoint_name
 from tune_cac.ray_backend.session import DEATHS
 
 #: Seconds between checks of the workers while no row arrives.
@@ -165,9 +166,9 @@ def all_agree(wanted: bool) -> bool:
 
 def save_checkpoint(run: Any, folder: Path) -> None:
     """Write a checkpoint where a resumed search looks for it, and delete earlier ones."""
-    target = folder / f"checkpoint_{run.epoch:06d}"
+    target = folder / checkpoint_name(run.epoch)
     run.save(target)
     if run.rank == 0:
-        for old in folder.glob("checkpoint_*"):
+        for old in folder.glob(f"{CHECKPOINT}*"):
             if old != target:
                 shutil.rmtree(old, ignore_errors=True)

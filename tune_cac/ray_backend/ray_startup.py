@@ -14,13 +14,13 @@ _NEEDED = ("torch", "torch._dynamo")
 
 
 @contextmanager
-def early_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
+def early_session(*, cpus: int, modules: Sequence[Path] = (), address: str | None = None) -> Iterator[None]:
     """Start a `session.ray_session` for a search that is certain to train, before its trials are known."""
     # The thread loads nothing that imports Ray: two threads that import one package see it half initialized.
     with importing_beside(_load):
         from tune_cac.ray_backend.session import ray_session
 
-        with ray_session(cpus=cpus, modules=modules):
+        with ray_session(cpus=cpus, modules=modules, address=address):
             yield
 
 

@@ -27,11 +27,14 @@ from ray.exceptions import (
 
 from trainables.errors import UserError
 from tune_cac.interrupts import sigterm_is_an_interrupt
+from tune_cac.messages import say
 
 #: Ray's errors for processes and nodes that died, except that of an actor, which may have raised.
 DEATHS = (OutOfMemoryError, WorkerCrashedError, NodeDiedError, LocalRayletDiedError, ObjectLostError)
 #: Most seconds until an existing cluster answers, and then until this process has joined it.
 _ANSWER_S, _JOIN_S = 5.0, 60.0
+#: Variables of object storage that a cluster's workers get from here.
+_SENT = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
 #: Environment variables during a search, unless the user has set them.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no report leaves the machine
@@ -52,20 +55,22 @@ _token_given = False
 
 
 @contextmanager
-def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
+def ray_session(*, cpus: int, modules: Sequence[Path] = (), address: str | None = None) -> Iterator[None]:
     """Connect to Ray, and shut it down at the end if this call started it.
 
     Ray's own services listen on every interface (it replaces a loopback address by the machine's), so a cluster started
-    here asks every caller for a token that only this process and its children know. An address in ``RAY_ADDRESS``, or a
-    Ray that is already initialised, is used as it is.
+    here asks every caller for a token that only this process and its children know. A Ray that is already initialised
+    is used as it is.
 
     Args:
         cpus: least number of processors of a cluster started here.
         modules: the user's files and package folders that workers import; sent to the nodes of a cluster.
+        address: of a cluster that runs already; None for that in ``RAY_ADDRESS``, or one on this machine alone.
     """
     global _token_given
     environment = dict(_ENVIRONMENT)
-    if not os.environ.get("RAY_ADDRESS") and (_token_given or not os.environ.get("RAY_AUTH_MODE")):
+    address = address or os.environ.get("RAY_ADDRESS")
+    if not address and (_token_given or not os.environ.get("RAY_AUTH_MODE")):
         # With this token, Ray writes none of its own under the home folder, which may not be writable.
         environment["RAY_AUTH_TOKEN"] = _TOKEN
         _token_given = True
@@ -77,7 +82,7 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
     # A failed trial is reported in one line; its traceback is in the trial's error.txt.
     logger.setLevel(logging.CRITICAL)
     try:
-        with _cluster(cpus, modules), sigterm_is_an_interrupt():
+        with _cluster(cpus, modules, address), sigterm_is_an_interrupt():
             yield
     finally:
         logger.setLevel(level)
@@ -89,19 +94,41 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = ()) -> Iterator[None]:
 
 
 @contextmanager
-def _cluster(cpus: int, modules: Sequence[Path]) -> Iterator[None]:
+def _cluster(cpus: int, modules: Sequence[Path], address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
-    elif address := os.environ.get("RAY_ADDRESS"):
+    elif address:
         try:
             # Workers of a local cluster import from the same folders as this process; other machines cannot.
-            join_cluster(address, {"py_modules": [str(path) for path in modules]} if modules else None)
+            join_cluster(address, _runtime_environment(modules))
             yield
         finally:
             ray.shutdown()
     else:
+        if other := running_here():
+            say(
+                f"a Ray cluster runs on this machine ({other}): it is left alone, and this search starts Ray of its "
+                "own; --address auto searches on that cluster"
+            )
         with _cluster_here(cpus):
             yield
+
+
+def _runtime_environment(modules: Sequence[Path]) -> dict[str, Any] | None:
+    """Return what a cluster's workers get from here; no credentials, which Ray would show to whoever may ask it."""
+    variables = {name: os.environ[name] for name in _SENT if name in os.environ}
+    sent: dict[str, Any] = {"env_vars": variables} if variables else {}
+    return {**sent, **({"py_modules": [str(path) for path in modules]} if modules else {})} or None
+
+
+def running_here() -> str:
+    """Return the address of the cluster that ``ray start`` began on this machine; an empty text if none answers."""
+    try:
+        address = (Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray/ray_current_cluster").read_text()
+        _check_answers(address.strip())
+    except (OSError, UserError, UnicodeDecodeError):
+        return ""
+    return address.strip()
 
 
 @contextmanager
@@ -179,7 +206,7 @@ def join_cluster(address: str, runtime_env: dict[str, Any] | None = None) -> Non
     If there is no answer, Ray tries for minutes and ignores signals, so it connects in a thread of its own.
 
     Args:
-        address: as in ``RAY_ADDRESS``: HOST:PORT, ``auto`` or ``ray://HOST:PORT``.
+        address: HOST:PORT, ``auto`` or ``ray://HOST:PORT``.
         runtime_env: Ray's, for the workers.
 
     Raises:
@@ -190,7 +217,7 @@ def join_cluster(address: str, runtime_env: dict[str, Any] | None = None) -> Non
 
     def connect() -> None:
         try:
-            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, runtime_env=runtime_env)
+            ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, runtime_env=runtime_env)
         except BaseException as error:  # noqa: BLE001  # told by the thread that waits
             outcome.append(error)
 
@@ -239,7 +266,7 @@ def _check_answers(address: str) -> None:
 
 def _no_cluster(address: str, reason: str) -> str:
     return (
-        f"RAY_ADDRESS must be the address of a Ray cluster that runs, got {address} ({reason}): start one with "
-        "`ray start --head`, give RAY_AUTH_MODE=token and RAY_AUTH_TOKEN if it asks for a token, or unset RAY_ADDRESS "
-        "to search on this machine alone"
+        f"--address (or RAY_ADDRESS) must be the address of a Ray cluster that runs, got {address} ({reason}): start "
+        "one with `ray start --head`, give RAY_AUTH_MODE=token and RAY_AUTH_TOKEN if it asks for a token, or leave the "
+        "address out to search on this machine alone"
     )

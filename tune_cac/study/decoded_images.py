@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from analysis.io.study_options import RESULTS
+from analysis.io.study_options import RESULTS, results_here
 from trainables.workload_options import CACHE_VARIABLE
 
 P = ParamSpec("P")
@@ -20,7 +20,7 @@ R = TypeVar("R")
 def kept_beside(results: str | Path) -> Iterator[None]:
     """Keep decoded images under this folder of results, unless the environment names a folder."""
     before = os.environ.get(CACHE_VARIABLE)
-    os.environ.setdefault(CACHE_VARIABLE, str(Path(results).absolute() / ".images"))
+    os.environ.setdefault(CACHE_VARIABLE, str(results_here(results).absolute() / ".images"))
     try:
         yield
     finally:

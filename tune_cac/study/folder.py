@@ -17,11 +17,14 @@ from typing import Any
 
 from analysis.io.journal import torn_end
 from analysis.io.layout import Layout, StudyInfo
-from analysis.io.study_options import StudyOptions, options_of
+from analysis.io.study_options import StudyOptions, options_of, results_here
 from trainables.errors import DISK_REFUSALS, DiskError, UserError, cannot_write
+from trainables.storage import check_place, is_uri, joined
 from trainables.workload_options import what_is_trained
+from tune_cac.study.database import restore_info
 from tune_cac.study.fixed_params import shown_hold
 from tune_cac.study.grid_options import part_suffix
+from tune_cac.study.object_storage import fetch_study
 from tune_cac.study.options import SearchOptions
 
 #: Suffix of the file with which Optuna locks a journal.
@@ -58,7 +61,12 @@ def open_study(options: SearchOptions) -> Layout:
     workload = re.sub(r"[^A-Za-z0-9]+", "-", options.workload)
     space = re.sub(r"[^A-Za-z0-9_+]+", "-", options.space)
     name = options.name or f"{workload}-{space.strip('-')}-{stamp}"
-    layout = Layout(Path(options.results) / f"{name}{part_suffix(options.part)}")
+    layout = Layout(options.folder / f"{name}{part_suffix(options.part)}")
+    storage = str(joined(options.results, layout.root.name)) if is_uri(options.results) else ""
+    if storage:
+        fetch_study(storage, layout)
+    if options.study_storage and not layout.info.exists():
+        restore_info(options.study_storage, layout)
     kept: dict[str, Any] = {declared.name: getattr(options, declared.name) for declared in options_of(StudyOptions)}
     kept |= {
         "epochs": options.trial_epochs,
@@ -66,10 +74,22 @@ def open_study(options: SearchOptions) -> Layout:
         "hold": dict(options.fixed),
         "workload_options": list(options.workload_options),
         "space_files": dict(options.space_files),
+        "storage": storage,
+        "study_storage": options.study_storage or "",
     }
     wanted = StudyInfo(**kept, versions=package_versions(), method=options.loaded_space.method)
     if layout.info.exists():
         held = layout.read_info()
+        if held.storage != storage:
+            raise UserError(
+                f"{layout.root} holds a study whose results are in {held.storage or layout.root.parent}, not "
+                f"{storage or layout.root.parent}: choose another --name, or the same --results"
+            )
+        if held.study_storage != wanted.study_storage:
+            raise UserError(
+                f"{layout.root} holds a study that Optuna keeps in {held.study_storage or 'a journal'}, not in "
+                f"{wanted.study_storage or 'a journal'}: choose another --name, or the same --study-storage"
+            )
         for field in _SAME:
             there, asked = (_what_counts(info, field) for info in (held, wanted))
             if there != asked:
@@ -106,12 +126,23 @@ def _what_counts(info: StudyInfo, field: str) -> Any:
     return list(what_is_trained(info.workload, value)) if field == "workload_options" else value
 
 
-def find_study(results: Path, name: str) -> Layout:
-    """Return the folder of an existing study, by name under the results folder or by path.
+def find_study(results: Path | str, name: str) -> Layout:
+    """Return the folder of an existing study, by name under the results folder, by path or by URI.
+
+    Of one in object storage, what this machine lacks is copied into a folder of its name under ``results``.
 
     Raises:
         UserError: there is none; the message names those that exist.
     """
+    if is_uri(results) and not is_uri(name):
+        name = str(joined(results, name))
+    results = results_here(results)
+    if is_uri(name):
+        check_place(name, "a study")
+        layout = Layout(results / name.partition("?")[0].rstrip("/").rpartition("/")[2])
+        if not fetch_study(name, layout):
+            raise UserError(f"no study at {name}: give the URI of its folder, such as s3://bucket/studies/NAME")
+        return layout
     for candidate in (results / name, Path(name)):
         if Layout(candidate).info.exists():
             return Layout(candidate)

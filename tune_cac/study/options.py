@@ -11,7 +11,7 @@ from typing import Any
 
 import search_spaces
 from analysis.io.layout import StudyInfo
-from analysis.io.study_options import RESULTS, TRIALS, Option, StudyOptions, option, options_of
+from analysis.io.study_options import RESULTS, TRIALS, Option, StudyOptions, option, options_of, results_here
 from search_spaces import Space, first_options
 from search_spaces.grid_file import GRID
 from trainables.config import check_integer
@@ -23,9 +23,11 @@ from trainables.quality import ACCURACY, Quality, default_drop, quality_named, r
 from trainables.registry import SCRIPT, WORKLOADS, check_workload, is_factory
 from trainables.savings import SAVINGS
 from trainables.script.placeholders import names
+from trainables.storage import check_place, is_uri
 from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
 from tune_cac.study.budgets import check_cost_budget, read_duration
+from tune_cac.study.database import check_url
 from tune_cac.study.fixed_params import check_hold, has_marks, with_schedule
 from tune_cac.study.grid_options import check_points, check_sampler, grid_of
 
@@ -75,7 +77,25 @@ class SearchOptions(StudyOptions):
         "name of the study; an existing one gets more trials",
         default_words="from workload, space and time",
     )
-    results: str | Path = option(RESULTS, "folder that holds the studies", on_resume=True)
+    results: str | Path = option(
+        RESULTS,
+        "folder that holds the studies, or its URI in object storage, such as s3://bucket/studies: then trials share "
+        "training there, and the study's other files lie in results/NAME and are copied there every 30 s",
+        on_resume=True,
+    )
+    study_storage: str | None = option(
+        None,
+        "database for Optuna's study, postgresql://USER@HOST:PORT/DATABASE (its password in PGPASSWORD or ~/.pgpass)",
+        metavar="URL",
+        default_words="a journal in the study's folder",
+        on_resume=True,
+    )
+    address: str | None = option(
+        None,
+        "Ray cluster to search on: HOST:PORT, or auto for the one that runs on this machine",
+        default_words="RAY_ADDRESS, else this machine alone",
+        on_resume=True,
+    )
     concurrency: int | None = option(
         None, "trials at a time", at_least=1, default_words="what the processors allow", on_resume=True
     )
@@ -143,6 +163,15 @@ class SearchOptions(StudyOptions):
         object.__setattr__(self, "hold", with_schedule(self.hold or {}, self.schedule, compatible=self.compatible))
         self._check_space(space, options)
         self._check_compression(space)
+        if self.study_storage:
+            check_url(self.study_storage)
+        if is_uri(self.results):
+            check_place(str(self.results), "--results")
+            if self.workers_per_trial > 1:
+                raise UserError(
+                    f"--workers-per-trial must be 1 with results in object storage, got {self.workers_per_trial}: give "
+                    "--results on a disk that all nodes see"
+                )
         if self.workers_per_trial > 1 and self.fixed.get("forward_cache_mb"):
             raise UserError(
                 "forward_cache_mb must be 0 with several workers a trial, for the rows that one has change from epoch "
@@ -254,6 +283,16 @@ class SearchOptions(StudyOptions):
     def drop(self) -> float | str:
         """Return the allowed drop; the metric's default where none was given."""
         return default_drop(self.quality) if self.allowed_drop is None else self.allowed_drop
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of this machine that holds the studies."""
+        return results_here(self.results)
+
+    @property
+    def is_on_cluster(self) -> bool:
+        """Return whether the search joins a cluster that runs already."""
+        return bool(self.address or os.environ.get("RAY_ADDRESS"))
 
     @property
     def loaded_space(self) -> Space:

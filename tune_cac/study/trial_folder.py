@@ -7,6 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainables.runtime.checkpoint_folder import CHECKPOINT
+from trainables.storage import files_of, joined
+
 #: Columns of the compute that was spent on a trial that did not end well.
 SPENT = ("search_flops", "dense_flops")
 
@@ -16,12 +19,20 @@ def trial_folder_name(number: int) -> str:
     return f"trial-{number:05d}"
 
 
-def last_checkpoint(trial_folder: Path) -> Path | None:
-    """Return the newest complete checkpoint that Ray wrote into a trial's folder; None if there is none."""
+def last_checkpoint(trial_folder: Path | str) -> Path | str | None:
+    """Return the newest complete checkpoint in a trial's folder, which may be a URI; None if there is none."""
     from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
 
-    found = [p for p in trial_folder.glob("checkpoint_*") if (p / CHECKPOINT_FILE).is_file()]
-    return max(found, default=None)
+    files = files_of(trial_folder)
+    try:
+        found = [
+            name
+            for name in files.names("")
+            if name.startswith(CHECKPOINT) and files.size(f"{name}/{CHECKPOINT_FILE}") is not None
+        ]
+    except OSError:  # a failing storage: the trial begins anew
+        return None
+    return joined(trial_folder, max(found)) if found else None
 
 
 def last_row(trial_folder: Path) -> dict[str, Any]:

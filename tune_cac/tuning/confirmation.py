@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -20,9 +21,12 @@ from analysis.quality_words import drop_words
 from trainables.config import MOST_SEED, TrialConfig, check_integer
 from trainables.errors import UserError
 from trainables.quality import Quality
+from trainables.storage import joined
 from tune_cac.messages import say
+from tune_cac.study.database import journal_of_database
 from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, package_versions, written
+from tune_cac.study.object_storage import copied_to_storage
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.result_files import write_answer
 from tune_cac.study.script_files import check_unchanged
@@ -61,6 +65,7 @@ def confirm(
     seeds: int = 5,
     concurrency: int | None = None,
     checkpoint_budget: int | str = SearchOptions.checkpoint_budget,
+    address: str | None = None,
 ) -> Confirmation:
     """Retrain the best settings of a study and its baseline on fresh seeds, and report which are confirmed.
 
@@ -76,6 +81,7 @@ def confirm(
         seeds: number of fresh seeds, >= 3; they follow the study's own seed.
         concurrency: runs at a time; None for as many as the processors allow.
         checkpoint_budget: as in `search`.
+        address: as in `search`.
 
     Raises:
         UserError: no such study, none of its settings saves anything within the allowed drop, its baseline did
@@ -83,7 +89,7 @@ def confirm(
     """
     check_integer("--top", top, 1)
     check_integer("--seeds", seeds, FEWEST_PAIRS)
-    layout = find_study(Path(results), str(study))
+    layout = find_study(results, str(study))
     info = layout.read_info()
     trials = load(layout.root)
     base = _baseline_of(trials, layout)
@@ -98,22 +104,31 @@ def confirm(
     wanted = runs(candidates, base, fresh)
     child = layout.confirmation
     check_writable(layout.root)
-    _check_device(base, layout)
-    with locked(layout), written(layout, f"confirm {layout.root} --top {top} --seeds {seeds}"):
+    _check_device(base, layout, address)
+    with (
+        locked(layout),
+        copied_to_storage(layout),
+        written(layout, f"confirm {layout.root} --top {top} --seeds {seeds}"),
+    ):
         child.root.mkdir(exist_ok=True)
         picked = candidates["trial"].tolist()
         if child.info.is_file():
             picked = sorted({*picked, *child.read_info().candidates})
-        child.write_info(
-            replace(info, trials=len(wanted), versions=package_versions(), controls=False, candidates=picked)
+        place = str(joined(info.storage, child.root.name)) if info.storage else ""
+        own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place}
+        versions = package_versions()
+        child.write_info(replace(info, trials=len(wanted), versions=versions, **own))
+        options = replace(
+            options_of(info, child, base, trials=len(wanted), concurrency=concurrency, budget=checkpoint_budget),
+            address=address,
         )
-        options = options_of(info, child, base, trials=len(wanted), concurrency=concurrency, budget=checkpoint_budget)
         say(
             f"{child.root}: {plural(len(candidates), 'candidate')} and the baseline on seeds {fresh[0]} to "
             f"{fresh[-1]}, {len(wanted)} runs of {info.length_text}"
         )
         mend_journal(child.journal)
-        interrupted = _train(child, options, base, wanted)
+        with journal_of_database(child):
+            interrupted = _train(child, options, base, wanted)
         found = answer(layout, allowed_drop=info.allowed_drop)
         write_answer(layout, found)
     return Confirmation(
@@ -191,15 +206,15 @@ def _baseline_of(trials: pd.DataFrame, layout: Layout) -> TrialConfig:
     return config_of(baseline.iloc[0])
 
 
-def _check_device(base: TrialConfig, layout: Layout) -> None:
-    if base.device != "cuda" or os.environ.get("RAY_ADDRESS"):
+def _check_device(base: TrialConfig, layout: Layout, address: str | None) -> None:
+    if base.device != "cuda" or address or os.environ.get("RAY_ADDRESS"):
         return
     import torch
 
     if torch.cuda.device_count() == 0:
         raise UserError(
-            f"{layout.root} was trained on a GPU and torch sees none here: confirm it where it was searched, or set "
-            "RAY_ADDRESS"
+            f"{layout.root} was trained on a GPU and torch sees none here: confirm it where it was searched, or give "
+            "--address"
         )
 
 

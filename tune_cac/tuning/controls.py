@@ -46,7 +46,7 @@ class StudyControls:
         tree: the study's ``tree`` folder.
     """
 
-    def __init__(self, base: TrialConfig, tree: Path) -> None:
+    def __init__(self, base: TrialConfig, tree: Path | str) -> None:
         self._base = base
         self._tree = tree
         self._random: dict[float, list[PredefinedTrial]] = {}

@@ -12,7 +12,7 @@ from tune_cac.ray_backend.worker_leases import CoordinatorLeases
 
 
 @contextmanager
-def leases_of(tree: Path) -> Iterator[str]:
+def leases_of(tree: Path | str) -> Iterator[str]:
     """Run the coordinator of a stage tree's leases within a Ray session; yield its name."""
     name = f"tune_cac-{hashlib.sha256(str(tree).encode()).hexdigest()[:12]}"
     actor = start_coordinator(name, CoordinatorLeases)

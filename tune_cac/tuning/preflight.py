@@ -110,16 +110,16 @@ def check_searched_options(space: Space, workload: str, given: Iterable[str]) ->
 def check_processors(options: SearchOptions) -> None:
     """Raise UserError for more threads than this machine has processors, which would slow each other down."""
     there = os.cpu_count() or 1
-    if options.cpus_per_trial > there and not os.environ.get("RAY_ADDRESS"):
+    if options.cpus_per_trial > there and not options.is_on_cluster:
         raise UserError(
             f"--cpus-per-trial must be at most {there}, which is all that this machine has, got "
-            f"{options.cpus_per_trial}; set RAY_ADDRESS to search on a cluster"
+            f"{options.cpus_per_trial}; give --address to search on a cluster"
         )
 
 
 def check_gpus(options: SearchOptions) -> None:
     """Raise UserError for more GPUs than torch sees, before any Ray process starts; a cluster is checked later."""
-    if options.gpus_per_trial == 0 or os.environ.get("RAY_ADDRESS"):
+    if options.gpus_per_trial == 0 or options.is_on_cluster:
         return
     import torch
 
@@ -128,7 +128,7 @@ def check_gpus(options: SearchOptions) -> None:
         times = f"{workers} times " if workers > 1 else ""
         raise UserError(
             f"{'--workers-per-trial times ' if times else ''}--gpus-per-trial must be at most {there}, which is all "
-            f"that torch sees here, got {times}{each:g}; set RAY_ADDRESS to search on a cluster"
+            f"that torch sees here, got {times}{each:g}; give --address to search on a cluster"
         )
 
 

@@ -10,6 +10,7 @@ import optuna
 from optuna.trial import TrialState
 
 from trainables.errors import TrainingDiverged, UserError
+from trainables.storage import is_uri, joined
 from tune_cac.study.trial_folder import last_checkpoint, last_row
 from tune_cac.tuning.optuna_private import live_trial, queued_parameters
 from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
@@ -27,12 +28,14 @@ class Restarts:
     Args:
         trials: of the study.
         root: the study's folder.
+        place: where its trials keep their checkpoints: its folder, or its URI.
         retries: most restarts of a trial whose worker died, and of a failed baseline; >= 0.
     """
 
-    def __init__(self, trials: StudyTrials, root: Path, retries: int) -> None:
+    def __init__(self, trials: StudyTrials, root: Path, place: Path | str, retries: int) -> None:
         self._trials = trials
         self._root = root
+        self._place = place
         self.retries = retries
         self._retried: dict[str, int] = {}  # restarts of predefined trials, by their values
         self._checkpoints: dict[str, str] = {}  # of interrupted predefined trials, by their values
@@ -113,9 +116,9 @@ class Restarts:
 
     def _checkpoint_of(self, attrs: Mapping[str, Any]) -> str | None:
         """Return the last checkpoint of a trial that did not end, or the one that it began from."""
-        found = last_checkpoint(self._root / attrs["folder"]) if "folder" in attrs else None
+        found = last_checkpoint(joined(self._place, attrs["folder"])) if "folder" in attrs else None
         found = found or attrs.get("resume_from")
-        return None if found is None else str(Path(found).resolve())
+        return None if found is None else str(found if is_uri(found) else Path(found).resolve())
 
     def _keep_checkpoint(self, attrs: Mapping[str, Any]) -> None:
         checkpoint = self._checkpoint_of(attrs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,19 +12,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from analysis.formatting import plural
 from analysis.io.layout import Layout
 from analysis.io.studies import read_journal
-from analysis.io.study_options import RESULTS
+from analysis.io.study_options import RESULTS, results_here
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
 from trainables.config import MOST_SEED, TrialConfig
 from trainables.errors import UserError
 from trainables.registry import is_factory
 from trainables.script.placeholders import names
+from trainables.storage import is_uri
 from trainables.workload_options import read_options
 from tune_cac.messages import say
+from tune_cac.study.database import check_url, exchange, journal_of_database, restore_info
 from tune_cac.study.decoded_images import keeps_decoded_images
 from tune_cac.study.fixed_params import check_hold_on_run, shown_hold, with_watch
 from tune_cac.study.folder import check_writable, find_study, locked, mend_journal, open_study, written
 from tune_cac.study.grid_options import points_of, trials_in_all, words_of
+from tune_cac.study.object_storage import copied_to_storage, fetch_study
 from tune_cac.study.option_signatures import with_options
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.result_files import write_answer
@@ -97,7 +101,7 @@ def search(**given: Any) -> SearchResult:
         say(
             f"no controls: cut dense runs and random stops would belong to one combination of {', '.join(varied)} alone"
         )
-    with locked(layout):
+    with locked(layout), copied_to_storage(layout), journal_of_database(layout):
         info = layout.read_info()
         mend_journal(layout.journal)
         layout.write_info(
@@ -125,11 +129,13 @@ def resume(name: str, **given: Any) -> SearchResult:
     Raises:
         UserError: no such study, one that another process is searching, or an option that the study has settled.
     """
-    layout = find_study(Path(given.get("results", RESULTS)), name)
+    layout = _found(name, given)
     check_writable(layout.root)
+    if storage := layout.read_info().storage:
+        fetch_study(storage, layout)  # it may have been searched on elsewhere
     if layout.read_info().candidates:
         raise UserError(f"{layout.root} is a confirmation: go on with python -m tune_cac confirm {layout.root.parent}")
-    with locked(layout):
+    with locked(layout), copied_to_storage(layout), journal_of_database(layout):
         info = layout.read_info()
         here = {"gpus_per_trial": SearchOptions.gpus_per_trial, **given}  # this machine's, not the study's
         if here.get("sharing") is None:
@@ -141,6 +147,16 @@ def resume(name: str, **given: Any) -> SearchResult:
             check_unchanged(options.workload_options)
         mend_journal(layout.journal)
         return _run(layout, options)
+
+
+def _found(name: str, given: Mapping[str, Any]) -> Layout:
+    """Return the study to resume, which only its database may have."""
+    results, database = given.get("results", RESULTS), given.get("study_storage")
+    layout = Layout(results_here(results) / name)
+    if database and not is_uri(name) and not layout.info.exists():
+        check_url(database)
+        restore_info(database, layout)
+    return find_study(results, name)
 
 
 def _run(
@@ -181,6 +197,7 @@ def _run_missing(
         if to_run > 0 or lacking:
             interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
         layout.write_info(replace(layout.read_info(), why_little=searcher.why_little))
+    exchange(layout)
     if options.is_script:
         _keep_script_epochs(layout)
     found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
@@ -231,13 +248,14 @@ def make_searcher(
             "context": _as_searched(context, options),
             "base": base,
             "journal": layout.journal,
+            "database": layout.read_info().study_storage,
             "allowed_drop": options.drop,
             "seed": options.seed,
             "sampler": options.sampler,
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,
             "hold": with_watch(options.fixed, context) if options.skips_gradients else dict(options.fixed),
-            "tree": layout.tree.resolve(),
+            "tree": layout.shared_tree if layout.read_info().storage else layout.tree.resolve(),
             "sharing": bool(options.sharing),
             "budget_bytes": options.budget_bytes,
             "trials": layout.read_info().trials,
@@ -247,6 +265,9 @@ def make_searcher(
             **more,
         }
     )
+    if database := layout.read_info().study_storage:
+        say(f"Optuna keeps the study in {database} as {searcher.study.study_name}")
+        exchange(layout)
     return searcher, run_name
 
 

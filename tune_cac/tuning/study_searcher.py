@@ -19,6 +19,7 @@ from search_spaces.grid import GridPoints
 from trainables.config import MOST_SEED, TrialConfig
 from trainables.metrics import ROW_KEYS, objective_keys
 from trainables.stage_tree.coordinator import RayLeases
+from trainables.storage import is_uri, joined, parent
 from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
 from tune_cac.study.trial_folder import SPENT, trial_folder_name
@@ -60,7 +61,7 @@ class StudySearch(JournalSearcher):
         run_folder: folder of the Ray experiment, relative to the study, for the record.
         checkpoint_every_s: seconds between checkpoints of a trial.
         hold: fields of the config that have this value in every trial but the baseline, whatever the space returns.
-        tree: the study's ``tree`` folder.
+        tree: the study's ``tree`` folder, or its URI where the study is in object storage.
         sharing: whether trials share training; the baseline's signals are recorded either way, for equal suggestions.
         budget_bytes: most bytes of checkpoints.
         trials: number of trials planned for the study.
@@ -69,6 +70,7 @@ class StudySearch(JournalSearcher):
         repeats: whether training repeats bit for bit, so that the baseline's run predicts other trials exactly.
         sampler: name of the sampler (`make_sampler`).
         grid: points to train instead of sampled settings.
+        database: URL of the database that holds Optuna's study instead of the journal.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class StudySearch(JournalSearcher):
         run_folder: str,
         checkpoint_every_s: float,
         hold: Mapping[str, Any] | None = None,
-        tree: Path,
+        tree: Path | str,
         sharing: bool = True,
         budget_bytes: int,
         trials: int,
@@ -92,6 +94,7 @@ class StudySearch(JournalSearcher):
         repeats: bool = True,
         sampler: str = "auto",
         grid: GridPoints | None = None,
+        database: str = "",
     ) -> None:
         self._learns = sampler == "auto"
         self._repeats = repeats
@@ -119,11 +122,12 @@ class StudySearch(JournalSearcher):
         self._running: dict[str, optuna.Trial] = {}  # trials that have not ended, by Ray's id
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         super().__init__(metric=list(objective_keys(base.quality)), mode=["max", "max"])  # Optuna's are the study's own
-        self.study = open_study(journal, make_sampler(seed, sampler), base.quality)
+        self.study = open_study(journal, make_sampler(seed, sampler), base.quality, database=database)
         """The Optuna study."""
         self.trials = StudyTrials(self.study, base.quality)
         """Queries on the study's trials."""
-        self.restarts = Restarts(self.trials, tree.parent, retries)
+        self._place = parent(tree)
+        self.restarts = Restarts(self.trials, journal.parent, self._place, retries)
         """Trials that are begun again."""
         self.candidates = Candidates(
             trials=self.trials, base=base, allowed_drop=allowed_drop, sampler=make_sampler(seed),
@@ -183,8 +187,8 @@ class StudySearch(JournalSearcher):
         return {
             "config": config,
             "trial": trial.number,
-            "folder": str(self._tree.parent / folder),
-            "cache": os.environ.get(CACHE_VARIABLE),
+            "folder": str(joined(self._place, folder)),
+            "cache": None if is_uri(self._place) else os.environ.get(CACHE_VARIABLE),  # of this machine's disk
             "role": attrs.get("role", "search"),
             "options": options,
             "resume_from": attrs.get("resume_from"),

@@ -11,28 +11,34 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from analysis.formatting import ROUNDING
-from analysis.io.layout import STUDY_NAME
+from analysis.io.layout import STUDY_NAME, Layout
 from trainables.quality import ACCURACY, Quality, allowed_amount
+from tune_cac.study.database import name_there, open_database
 from tune_cac.tuning.optuna_objectives import saved_of_baseline
 from tune_cac.tuning.optuna_private import live_trial
 from tune_cac.tuning.predefined_trial import as_key
 
 
-def open_study(journal: Path, sampler: optuna.samplers.BaseSampler, quality: Quality = ACCURACY) -> optuna.Study:
-    """Open the Optuna study of a journal, or create it.
+def open_study(
+    journal: Path, sampler: optuna.samplers.BaseSampler, quality: Quality = ACCURACY, *, database: str = ""
+) -> optuna.Study:
+    """Open the Optuna study of a journal or a database, or create it.
 
     Args:
         journal: its file.
         sampler: of its trials.
         quality: the metric, the first objective; the second one is the compute saved.
+        database: URL of the database that holds the study; the journal is then only written from it.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal.absolute()))),
+            storage=open_database(database)
+            if database
+            else optuna.storages.JournalStorage(JournalFileBackend(str(journal.absolute()))),
             sampler=sampler,
             pruner=optuna.pruners.NopPruner(),
-            study_name=STUDY_NAME,
+            study_name=name_there(Layout(journal.parent)) if database else STUDY_NAME,
             directions=[quality.optuna_direction, "maximize"],
             load_if_exists=True,
         )

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 def ray_needs(options: SearchOptions) -> dict[str, Any]:
     """Return the arguments of `tune_cac.ray_backend.session.ray_session`."""
-    return {"cpus": options.trials_at_a_time * options.processors_per_trial, "modules": _own_modules(options)}
+    return {
+        "cpus": options.trials_at_a_time * options.processors_per_trial,
+        "modules": _own_modules(options),
+        "address": options.address,
+    }
 
 
 def train(
@@ -43,12 +47,14 @@ def train(
     """
     from ray import tune
 
+    from tune_cac.ray_backend.nodes import check_seen_by_all
     from tune_cac.ray_backend.session import ray_session
     from tune_cac.ray_backend.tensorboard import RowEvents
 
     at_a_time = options.trials_at_a_time
     with progress, ray_session(**ray_needs(options)), searcher.coordinated():
         _check_resources(options)
+        check_seen_by_all(layout)
         tune.Tuner(
             _trainable(options),
             tune_config=tune.TuneConfig(

@@ -27,6 +27,10 @@ from trainables.metrics import ROW
 from trainables.stage_tree.store import StageStore
 
 
+def folder_of(store: StageStore) -> Path:
+    return Path(store.tree) / store.root
+
+
 def a_setting(rng: random.Random, total_steps: int) -> dict[str, Any]:
     thresholds = [0.9, 0.95, 0.97, 0.98, 0.99, 0.999, 1.0]
     return {
@@ -293,12 +297,12 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> tuple[StageStore, Stage
     train_and_record(whole, base)
     trials = [TrialConfig(epochs=_EPOCHS, **values) for values in _TRAINED]
     rows = []
-    shutil.copytree(whole.folder, dense.folder)
+    shutil.copytree(folder_of(whole), folder_of(dense))
     for config in trials:
         rows.append(train_and_record(whole, config))
-    for path in whole.folder.glob("facts-*"):
-        shutil.copy(path, dense.folder)
-    trace = load_trace(whole.folder.parent.parent)
+    for path in folder_of(whole).glob("facts-*"):
+        shutil.copy(path, folder_of(dense))
+    trace = load_trace(folder_of(whole).parent.parent)
     assert missing_facts(trace, trials) == []
     for store in (whole, dense):
         count_costs(store, base, missing_costs(trace, trials))
@@ -308,7 +312,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> tuple[StageStore, Stage
 @pytest.mark.slow
 def test_where_the_tree_has_been_replay_is_the_trial(studies: Any) -> None:
     _, whole, rows = studies
-    trace = load_trace(whole.folder.parent.parent)
+    trace = load_trace(folder_of(whole).parent.parent)
     found = replay(trace, list(_TRAINED))
     assert list(found["exact"]) == [True] * len(rows)
     assert list(found["exact_until"]) == [trace.total_steps] * len(rows)
@@ -321,7 +325,7 @@ def test_where_the_tree_has_been_replay_is_the_trial(studies: Any) -> None:
 @pytest.mark.slow
 def test_from_the_dense_run_alone_the_first_stop_is_exact(studies: Any) -> None:
     dense, _, rows = studies
-    trace = load_trace(dense.folder.parent.parent)
+    trace = load_trace(folder_of(dense).parent.parent)
     assert len(trace.stages) == 1
     found = replay(trace, list(_TRAINED))
     assert not found["exact"].any()
@@ -339,7 +343,7 @@ def test_from_the_dense_run_alone_the_first_stop_is_exact(studies: Any) -> None:
 @pytest.mark.slow
 def test_a_study_folder_is_read(studies: Any, tmp_path: Path) -> None:
     _, whole, _ = studies
-    trace = load_trace(whole.folder.parent.parent)
+    trace = load_trace(folder_of(whole).parent.parent)
     assert trace.dense.known_until == trace.total_steps == 10 * _EPOCHS
     assert trace.layer_names[0] == "conv1.weight"
 

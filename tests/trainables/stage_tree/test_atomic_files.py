@@ -13,19 +13,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.stage_tree.atomic_files import read_checked, remove_what_was_read, write_checked
+from trainables.stage_tree import atomic_files
+from trainables.storage import DiskFiles, remove_what_was_read
 
 #: A payload that says itself whether it is whole: one byte, repeated as often as its value says.
 WRITER = """
 import sys
 from pathlib import Path
 from trainables.stage_tree.atomic_files import write_checked
+from trainables.storage import DiskFiles
 path = Path(sys.argv[1])
+files = DiskFiles(path.parent)
 print("ready", flush=True)
 while True:
     for value in range(1, 9):
-        write_checked(path, bytes([value]) * (value * 500_000))
+        write_checked(files, path.name, bytes([value]) * (value * 500_000))
 """
+
+
+def write_checked(path: Path, payload: bytes) -> None:
+    atomic_files.write_checked(DiskFiles(path.parent), path.name, payload)
+
+
+def read_checked(path: Path) -> bytes | None:
+    return atomic_files.read_checked(DiskFiles(path.parent), path.name)
 
 
 def start_writer(path: Path) -> subprocess.Popen[str]:
@@ -83,9 +94,11 @@ def test_a_write_that_fails_says_so_and_leaves_what_was_there(tmp_path: Path) ->
         import errno, resource, sys
         from pathlib import Path
         from trainables.stage_tree.atomic_files import write_checked
+        from trainables.storage import DiskFiles
+        path = Path(sys.argv[1])
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:
-            write_checked(Path(sys.argv[1]), bytes(1_000_000))
+            write_checked(DiskFiles(path.parent), path.name, bytes(1_000_000))
         except OSError as error:
             print(errno.errorcode[error.errno])
     """

@@ -128,8 +128,8 @@ def a_study(root: Path, **changes: object) -> Layout:
         ),
         (
             "search --cpus-per-trial 9999",
-            f"--cpus-per-trial must be at most {os.cpu_count()}, which is all that this machine has, got 9999; set "
-            "RAY_ADDRESS to search on a cluster",
+            f"--cpus-per-trial must be at most {os.cpu_count()}, which is all that this machine has, got 9999; give "
+            "--address to search on a cluster",
         ),
         ("search --retries -1", "--retries must be an integer >= 0, got -1"),
         (

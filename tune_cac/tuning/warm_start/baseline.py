@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.trace_replay.replay_frame import missing_costs, missing_facts
-from analysis.trace_replay.traces import RunTrace, load_trace, read_trace
+from analysis.trace_replay.traces import RunTrace, complete, read_trace
 from search_spaces import Space, SpaceContext
 from search_spaces.space import corners
 from trainables.attachment import metadata_key
@@ -111,7 +111,7 @@ class WarmStart:
 def learn(
     space: Space,
     context: SpaceContext,
-    tree: Path,
+    tree: Path | str,
     *,
     base: TrialConfig,
     hold: Mapping[str, Any],
@@ -123,7 +123,7 @@ def learn(
     Args:
         space: what is searched.
         context: the run as known before any training.
-        tree: the study's ``tree`` folder.
+        tree: the study's ``tree`` folder, or its URI.
         base: config of the baseline.
         hold: fields with one value in every trial.
         root: of the baseline's recorded run; None if it has none.
@@ -140,8 +140,9 @@ def learn(
         # Only Gradient-Skip's part can be replayed.
         skipping = [config for config in typical_configs(space, context, base, hold) if config.skips_gradients]
         configs = [replace(config, method="gradskip") for config in skipping]
-        write_facts(StageStore(tree, root), configs)
-        trace = load_trace(tree.parent, root=root)
+        store = StageStore(tree, root)
+        write_facts(store, configs)
+        trace = complete(read_trace(store), tree)
     except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
         # The folder may also have been emptied, or the disk be full; the search continues without a warm start.
         what = error if isinstance(error, (UserError, OSError)) else f"{type(error).__name__}: {error}"

@@ -33,7 +33,7 @@ def _at_least(allowed_drop: float | str, quality: Quality, unpruned: float) -> f
 
 
 def baseline_sensitivities(
-    tree: Path, root: str, base: TrialConfig, weight_names: tuple[str, ...], allowed_drop: float | str
+    tree: Path | str, root: str, base: TrialConfig, weight_names: tuple[str, ...], allowed_drop: float | str
 ) -> dict[str, float]:
     """Return sensitivities by weight; empty if the baseline's state was not kept or the model has too many layers.
 
@@ -62,7 +62,7 @@ def baseline_sensitivities(
 
 def _analysed(
     store: StageStore,
-    tree: Path,
+    tree: Path | str,
     base: TrialConfig,
     weight_names: tuple[str, ...],
     levels: tuple[float, ...],

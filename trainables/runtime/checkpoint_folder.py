@@ -1,0 +1,60 @@
+"""Checkpoint folders of a trial: names, and those in object storage."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from trainables.storage import DiskFiles, copy_files, files_of, is_uri
+
+#: Beginning of the folder's name; Ray's own, too.
+CHECKPOINT = "checkpoint_"
+
+
+class Saves(Protocol):
+    """A run that writes checkpoints."""
+
+    epoch: int
+    """Epochs that are done."""
+
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint into an existing folder."""
+
+
+def checkpoint_name(epoch: int) -> str:
+    """Return the name of the checkpoint folder after so many epochs."""
+    return f"{CHECKPOINT}{epoch:06d}"
+
+
+def write_checkpoint(run: Saves, trial_folder: str) -> None:
+    """Write a run's checkpoint into a trial's folder in object storage, then remove earlier ones.
+
+    Raises:
+        OSError: it cannot be written; an earlier one stays.
+    """
+    files, name = files_of(trial_folder), checkpoint_name(run.epoch)
+    with tempfile.TemporaryDirectory(prefix="tune_cac-") as here:
+        run.save(here)
+        for file in DiskFiles(Path(here)).scan(""):
+            files.write(f"{name}/{file.name}", (Path(here, file.name).read_bytes(),))
+    for old in files.scan(""):
+        if old.name.startswith(CHECKPOINT) and not old.name.startswith(f"{name}/"):
+            files.remove(old.name)
+
+
+@contextmanager
+def on_disk(folder: str) -> Iterator[str]:
+    """Yield a checkpoint folder on this machine: the folder itself, or a copy of one in object storage.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not is_uri(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="tune_cac-") as here:
+        copy_files(files_of(folder), DiskFiles(Path(here)))
+        yield here

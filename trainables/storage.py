@@ -1,0 +1,328 @@
+"""Files of a study, on a disk or in object storage (``s3://``, ``gs://``, ...), by names relative to a folder.
+
+Names have ``/`` between their parts. A file is written whole or not at all. Loads pyarrow only for object storage.
+Credentials and endpoint come from the environment of each process (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...),
+as for every program of that storage: they are never written into a study.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+from trainables.atomic_write import TEMPORARY_SUFFIX, atomic_write
+from trainables.errors import UserError
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+def is_uri(place: str | Path) -> bool:
+    """Return whether a place is a URI of object storage and not a path.
+
+    >>> is_uri("s3://bucket/studies"), is_uri("results"), is_uri("/mnt/shared")
+    (True, False, False)
+    """
+    return _URI.match(str(place)) is not None
+
+
+def joined(place: str | Path, *names: str) -> str | Path:
+    """Return the place of a name within a place; a URI keeps its query.
+
+    >>> joined("s3://bucket/studies?scheme=http", "s", "tree")
+    's3://bucket/studies/s/tree?scheme=http'
+    """
+    if not is_uri(place):
+        return Path(place).joinpath(*names)
+    head, mark, query = str(place).partition("?")
+    return "/".join((head.rstrip("/"), *names)) + mark + query
+
+
+def parent(place: str | Path) -> str | Path:
+    """Return the place that holds another one.
+
+    >>> parent("s3://bucket/studies/s/tree?scheme=http")
+    's3://bucket/studies/s?scheme=http'
+    """
+    if not is_uri(place):
+        return Path(place).parent
+    head, mark, query = str(place).partition("?")
+    return head.rstrip("/").rpartition("/")[0] + mark + query
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileState:
+    """One file of a folder."""
+
+    name: str
+    """Name, relative to the storage's folder."""
+    bytes: int
+    """Size."""
+    changed_s: float
+    """Time of its last change, in seconds since the epoch, by the storage's clock."""
+
+    @property
+    def base_name(self) -> str:
+        """Return the last part of the name."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def is_temporary(self) -> bool:
+        """Return whether it is a file that is being written, or that a crash has left."""
+        return self.base_name.startswith(".") and self.base_name.endswith(TEMPORARY_SUFFIX)
+
+
+class Files(Protocol):
+    """The files below one folder. Every method raises OSError where the storage fails."""
+
+    place: str | Path
+    """The folder."""
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, files and folders; none where there is no such folder."""
+
+    def scan(self, folder: str) -> Iterator[FileState]:
+        """Yield all files below a folder; none where there is no such folder."""
+
+    def size(self, name: str) -> int | None:
+        """Return a file's bytes; None without such a file."""
+
+    def read(self, name: str) -> bytes:
+        """Return a file's content; raise FileNotFoundError without such a file."""
+
+    def read_if(self, name: str, is_right: Callable[[bytes], bool]) -> bytes | None:
+        """Return a file's content; remove the file and return None if it is not right.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+
+    def write(self, name: str, parts: Iterable[bytes]) -> None:
+        """Write or replace a file, and missing folders."""
+
+    def touch(self, name: str) -> None:
+        """Write an empty file, and missing folders; of an existing one set the time to now."""
+
+    def renew(self, name: str) -> bool:
+        """Set a file's time to now; return False if it has to be written anew for that."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file; ignore errors, such as a file that is gone."""
+
+
+class DiskFiles:
+    """`Files` of a folder on a disk.
+
+    Args:
+        place: the folder; created when something is written.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place: str | Path = place
+        self._folder = place
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            with os.scandir(self._folder / folder) as found:
+                return [entry.name for entry in found]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def scan(self, folder: str) -> Iterator[FileState]:
+        try:
+            with os.scandir(self._folder / folder) as found:
+                entries = list(found)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                yield from self.scan(name)
+                continue
+            try:
+                state = entry.stat()
+            except FileNotFoundError:  # removed by another process
+                continue
+            yield FileState(name=name, bytes=state.st_size, changed_s=state.st_mtime)
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self._folder / name).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def read(self, name: str) -> bytes:
+        return (self._folder / name).read_bytes()
+
+    def read_if(self, name: str, is_right: Callable[[bytes], bool]) -> bytes | None:
+        path = self._folder / name
+        with path.open("rb") as file:
+            data = file.read()
+            if is_right(data):
+                return data
+            remove_what_was_read(path, os.fstat(file.fileno()))
+        return None
+
+    def write(self, name: str, parts: Iterable[bytes]) -> None:
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            for part in parts:
+                file.write(part)
+
+    def touch(self, name: str) -> None:
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    def renew(self, name: str) -> bool:
+        try:
+            os.utime(self._folder / name)
+        except FileNotFoundError:  # removed in between
+            return False
+        except PermissionError:  # another user's
+            pass
+        return True
+
+    def remove(self, name: str) -> None:
+        with suppress(OSError):
+            (self._folder / name).unlink()
+
+
+class ObjectFiles:
+    """`Files` of a folder in object storage, through pyarrow; objects appear whole.
+
+    Args:
+        place: URI of the folder.
+    """
+
+    def __init__(self, place: str) -> None:
+        self.place: str | Path = place
+        self._system, self._folder = opened(place)
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}" if name else self._folder
+
+    def _found(self, folder: str, *, recursive: bool) -> list[Any]:
+        from pyarrow.fs import FileSelector
+
+        selector = FileSelector(self._path(folder), allow_not_found=True, recursive=recursive)
+        return list(self._system.get_file_info(selector))
+
+    def names(self, folder: str) -> list[str]:
+        return [info.base_name for info in self._found(folder, recursive=False)]
+
+    def scan(self, folder: str) -> Iterator[FileState]:
+        for info in self._found(folder, recursive=True):
+            if info.is_file:
+                name = info.path.removeprefix(self._folder).lstrip("/")
+                yield FileState(name=name, bytes=info.size, changed_s=info.mtime_ns / 1e9)
+
+    def size(self, name: str) -> int | None:
+        info = self._system.get_file_info(self._path(name))
+        return info.size if info.is_file else None
+
+    def read(self, name: str) -> bytes:
+        with self._system.open_input_stream(self._path(name)) as file:
+            return bytes(file.read())
+
+    def read_if(self, name: str, is_right: Callable[[bytes], bool]) -> bytes | None:
+        data = self.read(name)
+        if is_right(data):
+            return data
+        self.remove(name)
+        return None
+
+    def write(self, name: str, parts: Iterable[bytes]) -> None:
+        with self._system.open_output_stream(self._path(name)) as file:
+            for part in parts:
+                file.write(part)
+
+    def touch(self, name: str) -> None:
+        self.write(name, ())
+
+    def renew(self, name: str) -> bool:
+        return False  # objects have no time of their own
+
+    def remove(self, name: str) -> None:
+        with suppress(OSError):
+            self._system.delete_file(self._path(name))
+
+
+def files_of(place: str | Path) -> Files:
+    """Return the files below a folder or URI; those of a URI are opened once a process.
+
+    Raises:
+        UserError: a URI that pyarrow cannot open.
+    """
+    return _object_files(str(place)) if is_uri(place) else DiskFiles(Path(place))
+
+
+@cache
+def _object_files(place: str) -> ObjectFiles:
+    return ObjectFiles(place)
+
+
+def copy_files(source: Files, target: Files, wanted: Callable[[str], bool] = lambda name: True) -> None:
+    """Copy all files whose names are wanted; raise OSError where the storage fails."""
+    for file in source.scan(""):
+        if wanted(file.name) and not file.is_temporary:
+            target.write(file.name, (source.read(file.name),))
+
+
+def check_place(place: str, option: str) -> None:
+    """Raise UserError for a URI without a folder, or with credentials, which would be kept in files and shown in lists.
+
+    Args:
+        place: a URI.
+        option: where it was given, such as ``--results``.
+    """
+    parts = urlsplit(place)
+    if "@" in parts.netloc or re.search(r"(?i)(secret|token|password|access_key)[^=&]*=", parts.query):
+        shown = f"{parts.scheme}://...@{parts.netloc.rpartition('@')[2]}{parts.path}"
+        raise UserError(
+            f"{option} must have no credentials in it, got {shown}: set them in the environment "
+            "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), which every node needs, or give the nodes a role"
+        )
+    if not parts.netloc or ".." in PurePosixPath(parts.path).parts:
+        raise UserError(f"{option} must be a folder or a URI such as s3://bucket/studies, got {place}")
+
+
+def opened(place: str) -> tuple[FileSystem, str]:
+    """Return pyarrow's file system of a URI, and the folder within it.
+
+    Raises:
+        UserError: there is none for such a URI.
+    """
+    import pyarrow as pa
+    from pyarrow.fs import FileSystem
+
+    try:
+        system, folder = FileSystem.from_uri(place)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        reason = str(error).splitlines()[0].partition(". ")[0]
+        raise UserError(
+            f"storage must be a URI that pyarrow can open, such as s3://bucket/studies, got {place}: {reason}"
+        ) from None
+    return system, folder.rstrip("/")
+
+
+def remove_what_was_read(path: Path, read: os.stat_result) -> None:
+    """Remove a corrupt file, if it is still the one that was read.
+
+    Args:
+        path: path of the file.
+        read: `os.fstat` of the opened file. Call this while it is open: then no other file can have its inode number.
+    """
+    with suppress(OSError):
+        if os.path.samestat(os.stat(path), read):
+            path.unlink()
