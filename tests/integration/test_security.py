@@ -1,4 +1,4 @@
-"""What a search opens to others while it runs, and what an untrusted study folder can do to whoever opens it."""
+"""What a search opens to others while it runs. tests/tune_cac/study/test_untrusted.py has untrusted study folders."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 
 pytestmark = pytest.mark.slow
 
@@ -63,16 +64,22 @@ def _look(folder: Path, process: subprocess.Popen[str]) -> Searching:
         assert process.poll() is None, (folder / "log").read_text()
         assert time.monotonic() < ends
         time.sleep(0.2)
-    time.sleep(1)  # agents that Ray starts beside its first worker
+    time.sleep(2)  # agents that Ray starts beside its first worker
     found: dict[str, list[tuple[str, int]]] = {}
     token = ""
     for child in (main, *main.children(recursive=True)):
-        name = "driver" if child == main else child.name()
+        name = "driver" if child == main else _name(child)
         sockets = [c.laddr for c in child.net_connections("inet") if c.status == psutil.CONN_LISTEN]
         found.setdefault(name, []).extend((address.ip, address.port) for address in sockets)
         token = token or (child.environ().get("RAY_AUTH_TOKEN", "") if child != main else "")
     titles = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
     return Searching(folder=folder, process=process, ray=found, token=token, titles=titles)
+
+
+def _name(process: psutil.Process) -> str:
+    """The title that Ray gives a process, or the name of its program."""
+    words = " ".join(process.cmdline()).split()
+    return words[0].rpartition("/")[2] if words else process.name()
 
 
 def grpc_status(port: int, method: str, token: str | None = None) -> int | None:
@@ -93,7 +100,7 @@ def grpc_status(port: int, method: str, token: str | None = None) -> int | None:
     block = b"".join(b"\x00" + text(name) + text(value) for name, value in headers.items())
     sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, block) + frame(0, 1, 1, bytes(5))
     answer = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
         connection.sendall(sent)
         while b"grpc-status" not in answer or len(answer.partition(b"grpc-status")[2]) < 3:
             try:
@@ -109,19 +116,19 @@ def grpc_status(port: int, method: str, token: str | None = None) -> int | None:
 
 def http_answer(port: int) -> bytes:
     """What a plain GET returns."""
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         try:
             return connection.recv(65536)
-        except OSError:
+        except OSError:  # a gRPC server says nothing
             return b""
 
 
 def test_every_socket_is_on_loopback_and_refuses_a_caller_without_the_token(searching: Searching) -> None:
     sockets = [(name, *socket_) for name, sockets in searching.ray.items() for socket_ in sockets]
-    print(searching.ray)
     kinds = {name for name, _, _ in sockets}
     assert {"driver", "gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent"} < kinds
+    assert any(name.startswith(("ray::SearchTrial", "ray::IDLE")) for name in kinds)  # a worker, between two calls
     assert len(searching.ray["raylet"]) == 2  # node manager and object manager
     assert {ip for _, ip, _ in sockets} <= {"127.0.0.1", "::ffff:127.0.0.1"}
     for name, _, port in sockets:

@@ -191,7 +191,7 @@ class StudySearch(JournalSearcher):
             "cache": None if is_uri(self._place) else os.environ.get(CACHE_VARIABLE),  # of this machine's disk
             "role": attrs.get("role", "search"),
             "options": options,
-            "resume_from": attrs.get("resume_from"),
+            "resume_from": self.restarts.own_checkpoint(attrs.get("resume_from")),
             "checkpoint_every_s": self._checkpoint_every_s,
             "worker_resources": self._worker_resources,
             "sharing": self._sharing_of(folder) if (self._sharing and not is_shorter(attrs)) or baseline else None,
