@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-
 pytestmark = pytest.mark.slow
 
 #: A method of each gRPC service of Ray; a server knows those of its own services alone.

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.train._internal.storage import StorageContext
 from searchers import searcher
+from studies import result_row, write_study
 
 from analysis.io.layout import Layout, StudyInfo
 from trainables.config import TrialConfig
@@ -86,8 +86,10 @@ class Poison:
         return Path.touch, (self.marker,)
 
 
+@pytest.mark.slow
 def test_no_pickle_of_a_study_is_loaded(tmp_path: Path) -> None:
-    root = make_study(tmp_path / "s")
+    root = tmp_path / "s"
+    write_study(root, [{"row": result_row()}, {"row": result_row(0.96, 0.2)}])
     marker = tmp_path / "marker"
     trial = root / "ray/run-000/trial-00000"
     checkpoint = trial / "checkpoint_000001"
@@ -104,6 +106,7 @@ def test_no_pickle_of_a_study_is_loaded(tmp_path: Path) -> None:
     assert marker.exists()  # it is poison
 
 
+@pytest.mark.slow
 def test_what_loads_pickles_is_known() -> None:
     """One place unpickles, Ray's error of this very run in the session's own temporary folder."""
     found, unsafe = set(), []
@@ -119,9 +122,3 @@ def test_what_loads_pickles_is_known() -> None:
                     unsafe.append(f"{path}:{node.lineno}")
     assert found <= {"tune_cac/ray_backend/worker_failures.py"}
     assert unsafe == []
-
-
-def test_rays_error_is_read_from_the_sessions_own_folder(tmp_path: Path) -> None:
-    """Where Ray's driver writes it, and not where it is copied to, the study."""
-    storage = StorageContext(str(tmp_path), "run-000", trial_dir_name="trial-00000")
-    assert not Path(storage.trial_driver_staging_path).resolve().is_relative_to(tmp_path.resolve())
