@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 from ray.exceptions import (
     LocalRayletDiedError,
     NodeDiedError,
@@ -39,6 +40,7 @@ _SENT = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_R
 #: Environment variables during a search, unless the user has set them.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no report leaves the machine
+    "RAY_enable_metrics_collection": "0",  # its port answers whoever asks, without the token
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # CPU trials beside GPUs: keep what the user sees
     "RAY_AIR_NEW_OUTPUT": "0",  # its banner ignores verbose=0; the progress line is ours
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
@@ -59,8 +61,8 @@ _token_given = False
 def ray_session(*, cpus: int, modules: Sequence[Path] = (), address: str | None = None) -> Iterator[None]:
     """Connect to Ray, and shut it down at the end if this call started it.
 
-    Ray's own services listen on every interface (it replaces a loopback address by the machine's), so a cluster started
-    here asks every caller for a token that only this process and its children know. A Ray that is already initialised
+    The services of a cluster started here listen on the loopback interface alone, and ask every caller for a token that
+    only this process and its children know. A Ray that is already initialised
     is used as it is.
 
     Args:
@@ -166,6 +168,21 @@ def starting_alone(*, most_s: float = 120.0) -> Iterator[None]:
 
 
 @contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have Ray take 127.0.0.1 for this machine's address, on which its services listen then, and on no other one.
+
+    It replaces a loopback address that `ray.init` is given by the machine's, unless clusters of several machines are
+    switched off; the variable for that, ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER``, is read when Ray is imported.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
 def _cluster_here(cpus: int) -> Iterator[None]:
     """Start a cluster for the block; an interrupt meanwhile waits until Ray is up, so that all of it can be shut down.
 
@@ -178,13 +195,14 @@ def _cluster_here(cpus: int) -> Iterator[None]:
 
     def start() -> None:
         try:
-            ray.init(
-                address="local",  # not a cluster whose address another process has left
-                num_cpus=max(cpus, os.cpu_count() or 1),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.CRITICAL,
-            )
+            with _on_loopback():
+                ray.init(
+                    address="local",  # not a cluster whose address another process has left
+                    num_cpus=max(cpus, os.cpu_count() or 1),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.CRITICAL,
+                )
         except BaseException as error:  # noqa: BLE001 - raised below
             failed.append(error)
         up.set()

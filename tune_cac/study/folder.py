@@ -78,6 +78,7 @@ def open_study(options: SearchOptions) -> Layout:
         "study_storage": options.study_storage or "",
     }
     wanted = StudyInfo(**kept, versions=package_versions(), method=options.loaded_space.method)
+    check_links(layout.root)
     if layout.info.exists():
         held = layout.read_info()
         if held.storage != storage:
@@ -145,10 +146,36 @@ def find_study(results: Path | str, name: str) -> Layout:
         return layout
     for candidate in (results / name, Path(name)):
         if Layout(candidate).info.exists():
+            check_links(candidate)
             return Layout(candidate)
     there = sorted(p.parent.name for p in results.glob("*/" + Layout(results).info.name)) if results.is_dir() else []
     known = f"studies there: {', '.join(there)}" if there else "there is no study there yet"
     raise UserError(f"no study {name!r} in {results}: {known}")
+
+
+def check_links(root: Path) -> None:
+    """Raise UserError for a link in a study that leads out of it, through which a search would write elsewhere.
+
+    Folders of ended trials are left out, for nothing is written into them; so is Optuna's lock, a link that is made and
+    removed alone.
+    """
+    home, folders = root.resolve(), [root]
+    optunas_lock = Layout(root).journal.name + LOCK_FILE_SUFFIX
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:  # there is none, or it cannot be read
+            continue
+        for entry in entries:
+            if entry.is_symlink():
+                if not Path(entry.path).resolve().is_relative_to(home) and entry.name != optunas_lock:
+                    raise UserError(
+                        f"{entry.path} is a link out of its study, which would be written to: replace it by what it "
+                        "leads to, or remove it"
+                    )
+            elif entry.is_dir() and not entry.name.startswith("trial-"):
+                folders.append(Path(entry.path))
 
 
 def check_writable(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ SPENT = ("search_flops", "dense_flops")
 def trial_folder_name(number: int) -> str:
     """Return the name of a trial's folder in its Ray experiment, by Optuna's trial number."""
     return f"trial-{number:05d}"
+
+
+def is_trial_folder(name: Any) -> bool:
+    """Return whether a name from a journal is that of a trial's folder, relative to its study."""
+    return isinstance(name, str) and re.fullmatch(r"ray/run-\d+/trial-\d+", name) is not None
 
 
 def last_checkpoint(trial_folder: Path | str) -> Path | str | None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import optuna
-from optuna.trial import FrozenTrial
 
 from trainables.compression.model_check import facts_of_run
 from trainables.compression.schedule import ModelFacts, read_schedule, resolve
 from trainables.compression.trial.from_config import schedule_of
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from tune_cac.tuning.draft_study import DraftStudy
 from tune_cac.tuning.optuna_objectives import tell_complete
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart
@@ -44,32 +44,43 @@ class Candidates:
     """Function that returns the full config of an Optuna trial; suggests its parameters."""
     changes_nothing: Callable[[TrialConfig], bool]
     """Function that returns whether a config is certain to train as the baseline did."""
-    skipped: list[FrozenTrial] = field(default_factory=list)
-    """Settings that were drawn and not trained, because they change nothing."""
     _model_facts: dict[tuple[str, ...], ModelFacts] = field(default_factory=dict)
     """Facts on the model, by the workload's options."""
+    _skips: int = _MOST_SKIPPED
+    """Most settings to skip for the next trial."""
 
-    def start_one_that_acts(self, baseline: dict[str, Any]) -> optuna.Trial:
+    @cached_property
+    def drafts(self) -> DraftStudy:
+        """Return the study in which settings are drawn: skipped ones are in it with the baseline's result."""
+        return DraftStudy(self.trials, self.sampler, limited=True)
+
+    @cached_property
+    def _plain_drafts(self) -> DraftStudy:
+        return DraftStudy(self.trials, self.fresh_sampler(0), with_parameters=True)
+
+    def start_one_that_acts(self, baseline: dict[str, Any] | None) -> optuna.Trial:
         """Start a sampled setting that changes the baseline's training.
 
         It is drawn in a copy of the study in which skipped settings have the baseline's result, so that the sampler
-        avoids them. The study itself holds only trials that are trained.
+        avoids them. The study itself holds only trials that are trained. Where none is found that acts, fewer are
+        skipped for the next one.
 
         Args:
-            baseline: its result row.
+            baseline: its result row; None if it is not known what acts, so that none is skipped.
         """
-        study = self.trials.study
-        draft = optuna.create_study(directions=study.directions, sampler=self.sampler)
-        for known in (*self.trials.all(), *self.skipped):
-            with suppress(ValueError):  # a starting point may lie outside the ranges; Optuna rejects it here
-                draft.add_trial(known)
-        for last in range(_MOST_SKIPPED, -1, -1):
+        self.drafts.follow()
+        draft = self.drafts.study
+        for last in range(self._skips, -1, -1):
             drawn = draft.ask()
-            if last == 0 or not self.changes_nothing(TrialConfig.from_mapping(self.config_of(drawn))):
+            config = self.config_of(drawn)
+            acts = baseline is None or not self.changes_nothing(TrialConfig.from_mapping(config))
+            if acts or last == 0 or baseline is None:
                 break
             tell_complete(draft, drawn, baseline, baseline, self.allowed_drop, self.base.quality)
-            self.skipped.append(draft.get_trials(deepcopy=False)[-1])
-        return self.trials.start({}, params=drawn.params, distributions=drawn.distributions)
+        self._skips = _MOST_SKIPPED if acts else max(1, self._skips // 2)
+        trial = self.trials.start({}, params=drawn.params, distributions=drawn.distributions)
+        self.drafts.begin(drawn.number, trial.number)
+        return trial
 
     def start_plain(self) -> optuna.Trial:
         """Start a setting that a plain sampler draws.
@@ -77,19 +88,17 @@ class Candidates:
         It draws in a copy of the study without the trials that have no parameters, baseline and controls: Optuna's GP
         and NSGA-II model the parameters that all trials have, and would draw at random beside a trial without any.
         """
-        study = self.trials.study
-        known = self.trials.all()
-        draft = optuna.create_study(directions=study.directions, sampler=self.fresh_sampler(len(known)))
-        for trial in known:
-            if trial.params:
-                with suppress(ValueError):  # as in `start_one_that_acts`
-                    draft.add_trial(trial)
-        drawn = draft.ask()
+        drafts = self._plain_drafts
+        drafts.follow()
+        drafts.study.sampler = self.fresh_sampler(len(self.trials.all()))
+        drawn = drafts.study.ask()
         self.config_of(drawn)
-        frozen = draft.get_trials(deepcopy=False)[-1]
-        return self.trials.start(
+        frozen = drafts.study.get_trials(deepcopy=False)[-1]
+        trial = self.trials.start(
             {}, params=frozen.params, distributions=frozen.distributions, system_attrs=frozen.system_attrs
         )
+        drafts.begin(drawn.number, trial.number)
+        return trial
 
     def why_impossible(self, trial: optuna.Trial) -> str:
         """Return what is wrong with a trial's compression schedule; empty for one that fits the model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -33,10 +33,12 @@ class GridWalk:
     """Points to train."""
     start_role: str
     """Role of the space's starting point."""
+    _keys: list[str] = field(default_factory=list)
 
     def missing(self) -> list[Mapping[str, Any]]:
         """Return the parameters of the points that were not begun."""
-        begun = {_key(trial) for trial in self.trials.all() if _is_point(trial)}
+        trials = self.trials.all()
+        begun = {key for key, trial in zip(self._keys_of(trials), trials, strict=True) if _is_point(trial)}
         return [point for key, point in self._by_key if key not in begun]
 
     @cached_property
@@ -66,9 +68,15 @@ class GridWalk:
 
     def _is_begun(self, number: int) -> bool:
         """Return whether another trial has this one's parameters: a search killed twice may queue a point twice."""
-        asked = _key(self.trials.all()[number])
-        others = [t for t in self.trials.all() if t.number != number and t.state != TrialState.WAITING]
-        return any(_is_point(trial) and _key(trial) == asked for trial in others)
+        trials = self.trials.all()
+        keys = self._keys_of(trials)
+        same = (trials[n] for n, key in enumerate(keys) if key == keys[number] and n != number)
+        return any(_is_point(trial) and trial.state != TrialState.WAITING for trial in same)
+
+    def _keys_of(self, trials: list[FrozenTrial]) -> list[str]:
+        """Return the points of all trials as text; a trial has its point from its creation on."""
+        self._keys.extend(as_key(queued_parameters(trial)) for trial in trials[len(self._keys) :])
+        return self._keys
 
     def _waiting(self) -> list[FrozenTrial]:
         return self.trials.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
@@ -76,7 +84,3 @@ class GridWalk:
 
 def _is_point(trial: FrozenTrial) -> bool:
     return trial.user_attrs.get("role") not in ("baseline", "control") and "continued_by" not in trial.user_attrs
-
-
-def _key(trial: FrozenTrial) -> str:
-    return as_key(queued_parameters(trial))

@@ -45,11 +45,10 @@ class OptionBaselines:
         if not self._names:
             return self._trials.baselines()
         wanted = self.combination(config)
-        return [
-            t
-            for t in self._trials.baselines()
-            if self.combination({_OPTIONS: t.user_attrs.get("given", {}).get(_OPTIONS, self._first)}) == wanted
-        ]
+        return [t for t in self._trials.baselines() if self._combination_of(t) == wanted]
+
+    def _combination_of(self, baseline: FrozenTrial) -> str:
+        return self.combination({_OPTIONS: baseline.user_attrs.get("given", {}).get(_OPTIONS, self._first)})
 
     def row_of(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the result row of the baseline of a trial's combination; None before it ended."""
@@ -99,11 +98,12 @@ class OptionBaselines:
         if not self._names:
             return []
         found: dict[str, PredefinedTrial] = {}
+        begun = {self._combination_of(t) for t in self._trials.baselines() if "continued_by" not in t.user_attrs}
         for trial in self._trials.all():
             config = trial.user_attrs.get("config")
             if config is None or trial.state in (TrialState.FAIL, TrialState.PRUNED):
                 continue
-            if not any("continued_by" not in t.user_attrs for t in self._all_of(config)):
+            if self.combination(config) not in begun:
                 values = {"method": "none", _OPTIONS: list(config.get(_OPTIONS, ()))}
                 run = PredefinedTrial(attrs={"role": "baseline"}, values=values)
                 found.setdefault(run.key, run)

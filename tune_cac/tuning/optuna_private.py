@@ -8,6 +8,7 @@ Code that uses a private name is here; facts about private formats are at their 
 | the system attribute ``fixed_params`` of a queued trial | `queued_parameters` | to queue it again |
 | ``optuna.storages.journal._storage.JournalOperation`` | `analysis.io.journal` | reading a journal without Optuna |
 | ``optuna.storages.journal._file.LOCK_FILE_SUFFIX`` | `tune_cac.study.folder` | removing a dead process's lock |
+| ``ray._private.ray_constants.ENABLE_RAY_CLUSTER`` | `tune_cac.ray_backend.session` | services on loopback alone |
 | ``ray.tune.logger.TBXLoggerCallback._trial_writer``, ``_trial_result`` | `tune_cac.ray_backend.tensorboard` | rows |
 
 tests/tune_cac/test_private_names.py fails if one of them changes, or if another one is used.

@@ -46,12 +46,16 @@ class SearchProgress(tune.Callback):
         self._to_run = to_run
         self._allowed_drop = allowed_drop
         self._saving, self._quality = saving, quality
-        # Number, role and row of each ended trial, and which options of the workload it had, if these are searched.
-        self._rows: list[tuple[int, str, dict[str, Any], str]] = [
-            (record["trial"], record["role"], record["row"], record.get("options") or "")
-            for record in finished_before
-            if record["role"] != "control"
-        ]
+        # Baselines and the best trial by the options of the workload, if these are searched, else by an empty text.
+        self._baselines: dict[str, dict[str, Any]] = {}
+        self._best: dict[str, tuple[float, float, int]] = {}  # compute saved, gain of the metric, negative number
+        self._unjudged: dict[str, list[tuple[int, dict[str, Any]]]] = {}  # trials that ended before their baseline
+        self._dense_flops = 0  # of the largest baseline
+        self.counts_shares = False
+        """Whether `trainings` is known from ``compute_saved`` alone."""
+        for record in finished_before:
+            if record["role"] != "control":
+                self._judge(record["trial"], record["role"], record["row"], record.get("options") or "")
         self._live: dict[str, dict[str, Any]] = {}
         # Executed by ended trials: FLOPs, and the same in full trainings of their own budgets.
         self._spent_flops, self._spent_trainings = 0, 0.0
@@ -99,9 +103,10 @@ class SearchProgress(tune.Callback):
             self._end_control(f"trial {number}: {self._measured(row)}")
             return
         further = self._is_further_baseline(role)
-        self._rows.append((number, role, row, trial.config.get("options", "")))
+        options = trial.config.get("options", "")
+        self._judge(number, role, row, options)
         if further:
-            self._say(f"baseline of {self._rows[-1][3]}, trial {number}: {self._measured(row)}")
+            self._say(f"baseline of {options}, trial {number}: {self._measured(row)}")
             return
         self._end(f"trial {number}: {self._measured(row)}, saved {percent(self._saved(row))}")
 
@@ -124,7 +129,26 @@ class SearchProgress(tune.Callback):
 
     def _is_further_baseline(self, role: str) -> bool:
         """Return whether this is the baseline of another combination of options than the first one's."""
-        return role == "baseline" and any(known == "baseline" for _, known, _, _ in self._rows)
+        return role == "baseline" and bool(self._baselines)
+
+    def _judge(self, number: int, role: str, row: dict[str, Any], options: str) -> None:
+        """Compare an ended trial with its baseline and the best so far; it waits if its baseline has not ended."""
+        self.counts_shares = self.counts_shares or not row.get("dense_flops")
+        waiting = self._unjudged.setdefault(options, [])
+        waiting.append((number, row))
+        if role == "baseline":
+            self._dense_flops = max(self._dense_flops, row["dense_flops"] or 0)
+            self._baselines.setdefault(options, row)
+        if (baseline := self._baselines.get(options)) is None:
+            return
+        reference = baseline[self._quality.key]
+        most = allowed_amount(self._allowed_drop, reference) + ROUNDING
+        for judged, its_row in waiting:
+            lost = self._quality.lost(its_row[self._quality.key], reference)
+            if lost <= most:
+                found = (self._saved(its_row), -lost, -judged)
+                self._best[options] = max(found, self._best.get(options, found))
+        waiting.clear()
 
     def _end_control(self, line: str) -> None:
         self.controls += 1
@@ -168,44 +192,23 @@ class SearchProgress(tune.Callback):
 
     def trainings(self) -> float:
         """Return what this search executed in full trainings of the baseline, or of each trial until that ended."""
-        dense = max((row["dense_flops"] or 0 for _, role, row, _ in self._rows if role == "baseline"), default=0)
-        if not dense:
+        if not self._dense_flops:
             return self._spent_trainings + sum(in_trainings(row) for row in self._live.values())
         flops = self._spent_flops + sum(search_flops(row) for row in self._live.values())
-        return float(flops / dense)
+        return float(flops / self._dense_flops)
 
     def _measured(self, row: Mapping[str, Any]) -> str:
         return f"{self._quality.name} {value_text(row[self._quality.key], self._quality)}"
-
-    @property
-    def counts_shares(self) -> bool:
-        """Return whether `trainings` is known from ``compute_saved`` alone."""
-        return any(not row.get("dense_flops") for _, _, row, _ in self._rows)
 
     def _saved(self, row: Mapping[str, Any]) -> float:
         return saved_of_row(row, self._saving)
 
     def _best_so_far(self) -> str:
-        baselines: dict[str, dict[str, Any]] = {}
-        for _, role, row, options in self._rows:
-            if role == "baseline":
-                baselines.setdefault(options, row)
-        if not baselines:
+        if not self._baselines:
             return "no baseline yet"
-        key = self._quality.key
-        most = {options: allowed_amount(self._allowed_drop, row[key]) + ROUNDING for options, row in baselines.items()}
-
-        def lost(row: Mapping[str, Any], options: str) -> float:
-            return self._quality.lost(row[key], baselines[options][key])
-
-        within = [
-            (self._saved(row), -lost(row, options), -number, options)
-            for number, _, row, options in self._rows
-            if options in baselines and lost(row, options) <= most[options]
-        ]
-        if not within:  # the baseline has no finite value
+        if not self._best:  # the baseline has no finite value
             return "nothing saved yet"
-        saved, gain, number, _ = max(within)
+        saved, gain, number = max(self._best.values())
         if saved <= 0:
             return "nothing saved yet"
         return (

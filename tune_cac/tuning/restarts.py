@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from trainables.errors import TrainingDiverged, UserError
 from trainables.storage import is_uri, joined
-from tune_cac.study.trial_folder import last_checkpoint, last_row
+from tune_cac.study.trial_folder import is_trial_folder, last_checkpoint, last_row
 from tune_cac.tuning.optuna_private import live_trial, queued_parameters
 from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
 from tune_cac.tuning.study_trials import StudyTrials
@@ -97,7 +97,7 @@ class Restarts:
                 self._keep_checkpoint(attrs)
             else:
                 self._queue(queued_parameters(frozen), attrs, retry=attrs.get("retry", 0))
-            if "folder" in attrs:
+            if is_trial_folder(attrs.get("folder")):
                 trial.set_user_attr("row_so_far", last_row(self._root / attrs["folder"]))
             trial.set_user_attr("continued_by", _CONTINUED_BY)
             trial.set_user_attr("error", "interrupted")
@@ -116,9 +116,18 @@ class Restarts:
 
     def _checkpoint_of(self, attrs: Mapping[str, Any]) -> str | None:
         """Return the last checkpoint of a trial that did not end, or the one that it began from."""
-        found = last_checkpoint(joined(self._place, attrs["folder"])) if "folder" in attrs else None
-        found = found or attrs.get("resume_from")
-        return None if found is None else str(found if is_uri(found) else Path(found).resolve())
+        known = is_trial_folder(attrs.get("folder"))
+        found = last_checkpoint(joined(self._place, attrs["folder"])) if known else None
+        return self.own_checkpoint(found or attrs.get("resume_from"))
+
+    def own_checkpoint(self, found: Path | str | None) -> str | None:
+        """Return the place of a checkpoint if it lies in the study, whatever its journal says; else None."""
+        if found is None:
+            return None
+        if is_uri(found):
+            return str(found) if str(found).startswith(f"{self._place}/") and ".." not in str(found) else None
+        whole = Path(found).resolve()
+        return str(whole) if whole.is_relative_to(self._root.resolve()) else None
 
     def _keep_checkpoint(self, attrs: Mapping[str, Any]) -> None:
         checkpoint = self._checkpoint_of(attrs)

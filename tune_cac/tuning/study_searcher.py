@@ -119,8 +119,7 @@ class StudySearch(JournalSearcher):
         self._start_seed = seed
         self._to_ask: int | None = None
         self._with_controls = False
-        self._running: dict[str, optuna.Trial] = {}  # running and ended trials, by Ray's id
-        self._ended: set[str] = set()
+        self._running: dict[str, optuna.Trial] = {}  # trials that have not ended, by Ray's id
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         super().__init__(metric=list(objective_keys(base.quality)), mode=["max", "max"])  # Optuna's are the study's own
         self.study = open_study(journal, make_sampler(seed, sampler), base.quality, database=database)
@@ -192,7 +191,7 @@ class StudySearch(JournalSearcher):
             "cache": None if is_uri(self._place) else os.environ.get(CACHE_VARIABLE),  # of this machine's disk
             "role": attrs.get("role", "search"),
             "options": options,
-            "resume_from": attrs.get("resume_from"),
+            "resume_from": self.restarts.own_checkpoint(attrs.get("resume_from")),
             "checkpoint_every_s": self._checkpoint_every_s,
             "worker_resources": self._worker_resources,
             "sharing": self._sharing_of(folder) if (self._sharing and not is_shorter(attrs)) or baseline else None,
@@ -261,7 +260,7 @@ class StudySearch(JournalSearcher):
 
     def _may_restart(self) -> bool:
         """Return whether a trial is running that would be begun again if its worker died."""
-        return self.restarts.retries > 0 and bool(self._running.keys() - self._ended)
+        return self.restarts.retries > 0 and bool(self._running)
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the controls that this study lacks: cut dense runs, and random stops of the best's compute.
@@ -297,11 +296,12 @@ class StudySearch(JournalSearcher):
             return self._grid.start_next() or FINISHED
         self._enqueue_spread()
         queued = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        if not queued and not self._learns:
-            return self.candidates.start_plain()
-        if queued or not self._repeats or not self.learn().knows_what_acts:
+        if queued:
             return self.study.ask()
-        return self.candidates.start_one_that_acts(baseline)
+        if not self._learns:
+            return self.candidates.start_plain()
+        knows = self._repeats and self.learn().knows_what_acts
+        return self.candidates.start_one_that_acts(baseline if knows else None)
 
     def learn(self) -> WarmStart:
         """Return what the baseline's run shows about this space; nothing is known if it failed."""
@@ -344,10 +344,10 @@ class StudySearch(JournalSearcher):
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Report to Optuna how a trial ended. `tell_failure`, which knows the message, reports failures."""
-        if error or trial_id in self._ended:
+        if error or trial_id not in self._running:
             return
-        self._ended.add(trial_id)
-        trial = self._running[trial_id]
+        trial = self._running.pop(trial_id)
+        self._rows_so_far.pop(trial_id, None)
         row = {name: result[name] for name in ROW_KEYS if name in result} if result else {}
         if trial.user_attrs.get("role") == "baseline" and row.get("stage"):
             trial.set_user_attr("root", row["stage"])  # a run without interventions ends in its root
@@ -369,11 +369,10 @@ class StudySearch(JournalSearcher):
             message: what it raised, or how its worker ended.
             died: whether its worker died, so that the trial may continue from its last checkpoint.
         """
-        if trial_id not in self._running or trial_id in self._ended:
+        if trial_id not in self._running:
             return False
-        self._ended.add(trial_id)
-        trial = self._running[trial_id]
-        trial.set_user_attr("row_so_far", self._rows_so_far.get(trial_id, {}))
+        trial = self._running.pop(trial_id)
+        trial.set_user_attr("row_so_far", self._rows_so_far.pop(trial_id, {}))
         if self._claims_name is not None and "folder" in trial.user_attrs:
             RayLeases(self._claims_name).release_all(trial.user_attrs["folder"])  # no trial has to wait for it
         again = self.restarts.restart(trial, message, died=died)

@@ -59,6 +59,8 @@ class StudyTrials:
         self._quality = quality
         self.baseline_again: dict[str, Any] | None = None
         """Attributes of a baseline to train once more; None if there is none."""
+        self._looked_at = 0  # trials whose role is known, which a trial has from its creation
+        self._baselines: list[int] = []
 
     def all(self) -> list[FrozenTrial]:
         """Return all trials, in their order."""
@@ -81,7 +83,11 @@ class StudyTrials:
 
     def baselines(self) -> list[FrozenTrial]:
         """Return the trials of the baseline: several if it failed and was trained again."""
-        return [t for t in self.all() if t.user_attrs.get("role") == "baseline"]
+        trials = self.all()
+        new = trials[self._looked_at :]
+        self._baselines += [t.number for t in new if t.user_attrs.get("role") == "baseline"]
+        self._looked_at = len(trials)
+        return [trials[number] for number in self._baselines]
 
     def baseline_row(self) -> dict[str, Any] | None:
         """Return the baseline's result row; None before it ended."""

@@ -90,8 +90,6 @@ def test_parts_are_trained_apart_and_make_up_the_grid(tmp_path: Path) -> None:
         made = walk(tmp_path / str(number), grid_points(SPACE, CONTEXT, (number, 4)))
         while made.suggest("next") != FINISHED:
             made.on_trial_complete("next", row(0.9, 0.1))
-            made._running.clear()
-            made._ended.clear()
         found += trained(tmp_path / str(number))
     assert sorted(map(str, found)) == sorted(map(str, POINTS))
 

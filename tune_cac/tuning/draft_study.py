@@ -1,0 +1,134 @@
+"""A study in memory in which a sampler draws settings before the study itself begins them.
+
+It follows the study trial by trial, so that a suggestion costs no copy of all trials. It knows what a sampler reads:
+parameters, results and constraints, and no user attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from analysis.metrics.pareto import non_dominated
+from tune_cac.tuning.optuna_private import live_trial
+from tune_cac.tuning.study_trials import StudyTrials
+
+#: Ended trials that a limited draft keeps when it forgets: the best, and the newest. Optuna's TPE models the best 25.
+KEPT_BEST, KEPT_NEWEST = 200, 800
+#: Ended trials from which a limited draft forgets.
+MOST_ENDED = 1500
+
+
+class DraftStudy:
+    """Follow a study in memory.
+
+    Args:
+        trials: of the study.
+        sampler: of the drafts.
+        limited: whether ended trials are forgotten beyond `MOST_ENDED`: TPE takes longer with every trial it knows.
+        with_parameters: whether trials without parameters are left out.
+    """
+
+    def __init__(
+        self, trials: StudyTrials, sampler: BaseSampler, *, limited: bool = False, with_parameters: bool = False
+    ) -> None:
+        self._trials, self._limited, self._with_parameters = trials, limited, with_parameters
+        self.study = optuna.create_study(directions=trials.study.directions, sampler=sampler)
+        """The draft."""
+        self._open: dict[int, int | None] = {}  # unfinished trials of the study, and their numbers here
+        self._seen = 0  # trials of the study that were looked at
+
+    def follow(self) -> None:
+        """Add the trials that the study has begun, and report those that have ended, since the last call."""
+        known = self._trials.all()
+        for number in (*self._open, *range(self._seen, len(known))):
+            self._follow_one(known[number])
+        self._seen = len(known)
+        if self._limited and len(self.study.get_trials(deepcopy=False)) - len(self._open) > MOST_ENDED:
+            self._forget()
+
+    def begin(self, drawn: int, number: int) -> None:
+        """Note that the study has begun a draft.
+
+        Args:
+            drawn: its number here.
+            number: its number in the study, of which it is the newest trial.
+        """
+        self._open[number] = drawn
+        self._seen = number + 1
+
+    def _follow_one(self, trial: FrozenTrial) -> None:
+        here = self._open.get(trial.number)
+        ended = trial.state.is_finished()
+        if here is not None:
+            if ended:
+                self._report(here, trial)
+        elif ended or (trial.state == TrialState.RUNNING and trial.params):
+            here = self._add(trial)
+        if ended:
+            self._open.pop(trial.number, None)
+        else:
+            self._open[trial.number] = here
+
+    def _add(self, trial: FrozenTrial) -> int | None:
+        """Return the number of a trial that was added; None for one that the sampler must not see."""
+        if self._with_parameters and not trial.params:
+            return None
+        with suppress(ValueError):  # a starting point may lie outside the ranges; Optuna rejects it here
+            self.study.add_trial(_copy(trial))
+            return len(self.study.get_trials(deepcopy=False)) - 1
+        return None
+
+    def _report(self, here: int, trial: FrozenTrial) -> None:
+        live = live_trial(self.study, self.study.get_trials(deepcopy=False)[here])
+        for name, value in trial.constraints.items():
+            live.set_constraint(name, value)
+        self.study.tell(here, trial.values if trial.state == TrialState.COMPLETE else None, state=trial.state)
+
+    def _forget(self) -> None:
+        """Keep the best ended trials, the newest, and all that run."""
+        there = self.study.get_trials(deepcopy=False)
+        running = {here for here in self._open.values() if here is not None}
+        complete = [trial for trial in there if trial.state == TrialState.COMPLETE]
+        kept = {trial.number for trial in complete[-KEPT_NEWEST:]} | running
+        kept |= {complete[place].number for place in best_places(complete, self.study.directions, KEPT_BEST)}
+        numbers: dict[int, int] = {}
+        fresh = optuna.create_study(directions=self.study.directions, sampler=self.study.sampler)
+        for trial in there:
+            if trial.number in kept:
+                numbers[trial.number] = len(numbers)
+                fresh.add_trial(_copy(trial))
+        self.study = fresh
+        self._open = {number: None if here is None else numbers[here] for number, here in self._open.items()}
+
+
+def _copy(trial: FrozenTrial) -> FrozenTrial:
+    return create_trial(
+        state=trial.state,
+        values=trial.values if trial.state == TrialState.COMPLETE else None,
+        params=trial.params,
+        distributions=trial.distributions,
+        system_attrs=trial.system_attrs,
+    )
+
+
+def best_places(
+    trials: Sequence[FrozenTrial], directions: Sequence[optuna.study.StudyDirection], count: int
+) -> list[int]:
+    """Return the places of the best trials: feasible ones front by front, then those that violate constraints least."""
+    signs = np.array([1.0 if direction == optuna.study.StudyDirection.MAXIMIZE else -1.0 for direction in directions])
+    violated = [sum(max(0.0, value) for value in trial.constraints.values()) for trial in trials]
+    left = np.array([place for place, violation in enumerate(violated) if violation == 0], dtype=int)
+    values = np.array([trial.values for trial in trials]).reshape(len(trials), len(signs)) * signs
+    found: list[int] = []
+    while len(left) and len(found) < count:
+        front = non_dominated(values[left])
+        found += left[front].tolist()
+        left = left[~front]
+    infeasible = sorted((place for place, violation in enumerate(violated) if violation > 0), key=violated.__getitem__)
+    return [*found, *infeasible][:count]
