@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trainables.errors import UserError
+from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variable_types import is_number
+from tune_cac.cli.search import options_given
 from tune_cac.jobs.shipping import MOST_MB, check_size, shipped_files
 from tune_cac.messages import say
 
@@ -49,7 +50,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job_command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="such as: -- search --name s"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parsers=commands.choices)
 
 
 def add_address(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not is_number(arguments.most_mb) or arguments.most_mb <= 0:
         raise UserError(f"--most-mb must be a number above 0, got {arguments.most_mb}")
     job = f"tune-cac-{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
-    command, study, results = _checked(command, job)
+    command, study, results = _checked(command, job, arguments.parsers)
     pip = None if arguments.pip is None else Path(arguments.pip)
     if pip is not None and not pip.is_file():
         raise UserError(f"--pip must be a requirements file, got {pip}: there is no such file")
@@ -114,26 +115,26 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def _checked(command: Sequence[str], job: str) -> tuple[list[str], str | None, str | None]:
+def _checked(
+    command: Sequence[str], job: str, parsers: Mapping[str, argparse.ArgumentParser]
+) -> tuple[list[str], str | None, str | None]:
     """Return the command with a name for a new study, its study, and where it names its results.
 
     Raises:
         UserError: there is none, or it can't be run as a job.
     """
-    from tune_cac.cli.main import build_parser
-    from tune_cac.cli.search import options_given
-
     if not command:
         raise UserError("submit needs a command after --, such as: submit -- search --space auto_thresholds")
-    arguments = build_parser().parse_args(command)
-    if arguments.command in ("submit", "jobs", "dashboard", None):
-        raise UserError(f"a job must be a command such as search or confirm, got {arguments.command}")
+    named = [name for name in parsers if name not in ("submit", "jobs", "dashboard")]
+    if command[0] not in named:
+        raise unknown_name("command of a job", command[0], named)
+    arguments = parsers[command[0]].parse_args(command[1:])
     found = [*command]
     results = getattr(arguments, "results", None)
     if "--results" not in " ".join(command):
         results = None
     study = getattr(arguments, "study", None)
-    if arguments.command == "search":
+    if command[0] == "search":
         options_given(arguments)  # wrong ones are refused here
         study = arguments.resume or arguments.name or job
         if arguments.resume is None and arguments.name is None:

@@ -17,14 +17,13 @@ from urllib.parse import urlsplit
 
 from trainables.errors import UserError
 from tune_cac.jobs.shipping import write_archive, write_wheel
+from tune_cac.ray_backend.session import JOB_VARIABLE
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
 #: Address of a cluster's job server on its head node.
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
-#: Variable of a job's environment that holds its id.
-JOB_VARIABLE = "TUNE_CAC_JOB"
 #: Metadata of a job: its command, its study, and the folder or URI that holds it on the cluster.
 COMMAND, STUDY, RESULTS = "tune_cac_command", "tune_cac_study", "tune_cac_results"
 #: Exit code of a job that was stopped.

@@ -28,13 +28,14 @@ from ray.exceptions import (
 
 from trainables.errors import UserError
 from tune_cac.interrupts import sigterm_is_an_interrupt
-from tune_cac.jobs.cluster_jobs import JOB_VARIABLE
 from tune_cac.messages import say
 
 #: Ray's errors for processes and nodes that died, except that of an actor, which may have raised.
 DEATHS = (OutOfMemoryError, WorkerCrashedError, NodeDiedError, LocalRayletDiedError, ObjectLostError)
 #: Most seconds until an existing cluster answers, and then until this process has joined it.
 _ANSWER_S, _JOIN_S = 5.0, 60.0
+#: Variable of a job's environment that holds its id.
+JOB_VARIABLE = "TUNE_CAC_JOB"
 #: Variables of object storage that a cluster's workers get from here.
 _SENT = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
 #: Environment variables during a search, unless the user has set them.
