@@ -12,6 +12,7 @@ from typing import Any
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variable_types import is_number
+from tune_cac import __version__
 from tune_cac.cli.search import options_given
 from tune_cac.jobs.shipping import MOST_MB, check_size, shipped_files
 from tune_cac.messages import say
@@ -89,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"shipping {len(files)} files, {size / 1e6:.1f} MB")
     cluster_jobs.submit(
         client, line, folder=here, files=files, pip=pip, variables=variables, metadata=metadata, job=job,
-        ships_package=not arguments.no_ship_package,
+        version=None if arguments.no_ship_package else __version__,
     )  # fmt: skip
     say(f"job {job}: {line.removeprefix('exec ')}")
     if arguments.no_wait:

@@ -90,7 +90,7 @@ def submit(
     variables: Mapping[str, str],
     metadata: Mapping[str, str],
     job: str,
-    ships_package: bool,
+    version: str | None,
 ) -> None:
     """Submit a command of this package.
 
@@ -103,7 +103,7 @@ def submit(
         variables: the job's environment.
         metadata: kept with the job.
         job: its id.
-        ships_package: whether this package is shipped, too; else the cluster's environment has it.
+        version: of this package, which is shipped, too; None: the cluster's environment has it.
 
     Raises:
         UserError: the cluster refuses it.
@@ -115,8 +115,8 @@ def submit(
             "working_dir": str(archive),
             "env_vars": {"PYTHONUNBUFFERED": "1", **variables, JOB_VARIABLE: job},
         }
-        if ships_package:
-            environment["py_modules"] = [str(write_wheel(Path(here)))]
+        if version is not None:
+            environment["py_modules"] = [str(write_wheel(Path(here), version))]
         if pip is not None:
             environment["pip"] = str(pip)
         try:

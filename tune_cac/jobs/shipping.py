@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trainables.errors import UserError
-from tune_cac import __version__
 from tune_cac.own_packages import NAMES
 
 #: Most megabytes (10^6 bytes) that are shipped unless specified. Ray itself refuses more than 500 MiB.
@@ -91,7 +90,7 @@ def write_archive(folder: Path, files: Iterable[Path], target: Path) -> None:
             _add(archive, path.as_posix(), (folder / path).read_bytes(), executable=os.access(folder / path, os.X_OK))
 
 
-def write_wheel(folder: Path) -> Path:
+def write_wheel(folder: Path, version: str) -> Path:
     """Write this package, as it runs here, as a wheel without dependencies into a folder; return its path.
 
     Its name depends on its contents, for Ray uploads a name once.
@@ -101,9 +100,9 @@ def write_wheel(folder: Path) -> Path:
     contents = {
         path.relative_to(home).as_posix(): path.read_bytes() for path in found if path.parent.name != "__pycache__"
     }
-    about = f"tune_cac-{__version__}.dist-info"
+    about = f"tune_cac-{version}.dist-info"
     contents |= {
-        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: tune-cac\nVersion: {__version__}\n".encode(),
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: tune-cac\nVersion: {version}\n".encode(),
         f"{about}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tune_cac\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     digest = hashlib.sha256()
@@ -111,7 +110,7 @@ def write_wheel(folder: Path) -> Path:
         digest.update(f"{name} {len(data)}\n".encode() + data)
     listed = [*contents, f"{about}/RECORD"]
     contents[f"{about}/RECORD"] = "".join(f"{name},,\n" for name in listed).encode()
-    target = folder / f"tune_cac-{__version__}-0{digest.hexdigest()[:12]}-py3-none-any.whl"
+    target = folder / f"tune_cac-{version}-0{digest.hexdigest()[:12]}-py3-none-any.whl"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in contents.items():
             _add(archive, name, data)
