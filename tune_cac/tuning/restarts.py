@@ -125,7 +125,11 @@ class Restarts:
         if found is None:
             return None
         if is_uri(found):
-            return str(found) if str(found).startswith(f"{self._place}/") and ".." not in str(found) else None
+            return (
+                str(found)
+                if str(found).startswith(str(self._place).partition("?")[0] + "/") and ".." not in str(found)
+                else None
+            )
         whole = Path(found).resolve()
         return str(whole) if whole.is_relative_to(self._root.resolve()) else None
 
