@@ -16,6 +16,7 @@ from ray.tune.result import DONE, SHOULD_CHECKPOINT
 from trainables.config import TrialConfig
 from trainables.registry import SCRIPT
 from trainables.runtime.checkpoint_folder import on_disk, write_checkpoint
+from trainables.runtime.watchdog import Watchdog
 from trainables.script.run import ScriptRun
 from trainables.stage_tree.coordinator import RayLeases
 from trainables.stage_tree.shared_run import SharedRun, Sharing
@@ -72,12 +73,15 @@ class Trial(tune.Trainable):
         checkpoint_every_s: seconds from one checkpoint to the next, at epoch ends.
         sharing: fields of `Sharing`, the name of the coordinator (``claims``, None for none) and of this trial there
             (``holder``); None: the trial shares no training.
+        trial_timeout_s: seconds without a row after which this process is ended; None for no limit.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         """Build the run; an invalid config raises here and fails the trial."""
         self._run: TrainingRun | SharedRun | ScriptRun | None = None
-        self._start(config)
+        self._watchdog = Watchdog(config.get("trial_timeout_s"), Path(config["folder"]))
+        with self._watchdog.watch():
+            self._start(config)
 
     def _start(self, config: dict[str, Any]) -> None:
         trial, sharing = TrialConfig.from_mapping(config["config"]), config.get("sharing")
@@ -95,7 +99,8 @@ class Trial(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Train one epoch and return its row."""
         run = self._live()
-        row = run.row if run.finished and run.row is not None else run.train_epoch()
+        with self._watchdog.watch():
+            row = run.row if run.finished and run.row is not None else run.train_epoch()
         result = {**row, DONE: run.finished}
         if (
             isinstance(run, TrainingRun)
@@ -133,7 +138,7 @@ class Trial(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Start the next trial in this process, with the process state of a fresh one."""
         self.cleanup()
-        self._start(new_config)
+        self.setup(new_config)
         return True
 
     def cleanup(self) -> None:
@@ -141,6 +146,7 @@ class Trial(tune.Trainable):
         if self._run is not None:
             self._run.close()
             self._run = None
+        self._watchdog.close()
 
     def _live(self) -> TrainingRun | SharedRun | ScriptRun:
         assert self._run is not None

@@ -19,6 +19,7 @@ from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged
 from trainables.interventions import MissingSignal
 from trainables.metrics import METHOD_DEFAULTS
+from trainables.runtime.watchdog import waits_for_others
 from trainables.stage_tree.checkpoint_policy import CheckpointPolicy, Sharing
 from trainables.stage_tree.checkpoints import Entry
 from trainables.stage_tree.leases import Leases, StageLeases
@@ -134,6 +135,7 @@ class SharedRun:
             if self._replay.iteration > before:
                 wait_s = _SHORTEST_WAIT_S
             if not self._lease.claim(self.path.here):
+                waits_for_others()
                 time.sleep(wait_s)  # another trial trains it, and finishes no later than this one would
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                 continue

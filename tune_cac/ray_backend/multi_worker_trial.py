@@ -20,6 +20,7 @@ from ray.util.queue import Empty, Queue
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, WorkerDied
 from trainables.runtime.checkpoint_folder import CHECKPOINT, checkpoint_name
+from trainables.runtime.watchdog import Watchdog
 from tune_cac.ray_backend.session import DEATHS
 
 #: Seconds between checks of the workers while no row arrives.
@@ -39,6 +40,8 @@ class ParallelTrial(tune.Trainable):
         resume_from: folder of a checkpoint to continue from, or None.
         checkpoint_every_s: seconds from one checkpoint to the next, at epoch ends.
         worker_resources: what each process has, such as ``{"CPU": 1}``.
+        trial_timeout_s: seconds without a row after which this process is ended, and by that its workers; None for no
+            limit.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -46,6 +49,7 @@ class ParallelTrial(tune.Trainable):
         TrialConfig.from_mapping(config["config"])  # a wrong one fails here, before any worker starts
         self._rows: Queue | None = Queue(actor_options={"num_cpus": 0})
         self._failure: BaseException | None = None
+        self._watchdog = Watchdog(config.get("trial_timeout_s"), Path(config["folder"]))
         self._thread = threading.Thread(target=self._train, args=(config, self._rows), daemon=True)
         self._thread.start()
 
@@ -73,6 +77,10 @@ class ParallelTrial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Return the next epoch's row, from the first worker."""
+        with self._watchdog.watch():
+            return self._next_row()
+
+    def _next_row(self) -> dict[str, Any]:
         while True:
             running = self._thread.is_alive()
             try:
@@ -119,6 +127,7 @@ class ParallelTrial(tune.Trainable):
             self._rows.shutdown(force=True)
             self._rows = None
             self._thread.join(timeout=_END_S)  # the next trial needs their resources
+        self._watchdog.close()
 
 
 def train_worker(config: dict[str, Any]) -> None:

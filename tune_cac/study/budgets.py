@@ -11,7 +11,7 @@ _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"\s*".join(rf"(?:(?P<{unit}>\d+(?:\.\d+)?)\s*{unit})?" for unit in _SECONDS))
 
 
-def read_duration(value: float | str) -> float:
+def read_duration(value: float | str, flag: str = "--time-budget") -> float:
     """Return a number of seconds from a number, or from text with units.
 
     >>> read_duration("1h30m"), read_duration("90m"), read_duration("3600")
@@ -28,7 +28,7 @@ def read_duration(value: float | str) -> float:
         seconds = 0.0 if found is None else sum(_SECONDS[u] * float(n) for u, n in found.groupdict().items() if n)
     if not seconds > 0:
         raise UserError(
-            f"--time-budget must be a positive number of seconds, or a duration such as 90m or 1h30m, got {value!r}"
+            f"{flag} must be a positive number of seconds, or a duration such as 90m or 1h30m, got {value!r}"
         )
     return seconds
 

@@ -127,6 +127,13 @@ class SearchOptions(StudyOptions):
         metavar="N",
         on_resume=True,
     )
+    trial_timeout: float | str | None = option(
+        None,
+        "time without a row, such as 30m, after which a trial's process is ended and the trial has failed; longer than "
+        "the slowest epoch",
+        metavar="DURATION",
+        on_resume=True,
+    )
     retries: int = option(
         1,
         "times that a trial whose worker died goes on from its last checkpoint, and that a baseline that failed is "
@@ -155,6 +162,8 @@ class SearchOptions(StudyOptions):
         object.__setattr__(self, "checkpoint_budget", read_bytes(self.checkpoint_budget))
         if self.time_budget is not None:
             object.__setattr__(self, "time_budget", read_duration(self.time_budget))
+        if self.trial_timeout is not None:
+            object.__setattr__(self, "trial_timeout", read_duration(self.trial_timeout, "--trial-timeout"))
         check_cost_budget(self.cost_budget)
         if self.is_script and self.epochs is None and "epochs" in names(options["command"]):
             raise UserError("--epochs must be given where the command has {epochs}, got none")
@@ -349,6 +358,11 @@ class SearchOptions(StudyOptions):
     def time_budget_s(self) -> float | None:
         """Return `time_budget` in seconds; None for no limit."""
         return None if self.time_budget is None else read_duration(self.time_budget)
+
+    @property
+    def trial_timeout_s(self) -> float | None:
+        """Return `trial_timeout` in seconds; None for no limit."""
+        return None if self.trial_timeout is None else read_duration(self.trial_timeout)
 
     @property
     def trial_epochs(self) -> int:

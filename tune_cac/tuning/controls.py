@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,16 +51,18 @@ class StudyControls:
         self._tree = tree
         self._random: dict[float, list[PredefinedTrial]] = {}
 
-    def random_stops(self, trace: RunTrace | None, ends: Sequence[int], saved: float) -> list[PredefinedTrial]:
-        """Return runs with random stops that save as much as a setting; none without a recorded run.
+    def random_stops(
+        self, trace_of: Callable[[], RunTrace | None], ends: Sequence[int], saved: float
+    ) -> list[PredefinedTrial]:
+        """Return runs with random stops that save as much as a setting; none without a recorded run, or for no saving.
 
         Args:
-            trace: of the baseline's run.
+            trace_of: returns the trace of the baseline's run.
             ends: last parameter of each unit.
             saved: compute saved by the setting, a fraction; rounded, so that a new best setting with nearly equal
                 savings needs no new runs.
         """
-        if trace is None:
+        if saved <= EQUAL_COMPUTE or (trace := trace_of()) is None:
             return []
         near = round(saved / EQUAL_COMPUTE) * EQUAL_COMPUTE
         if near not in self._random:

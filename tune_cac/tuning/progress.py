@@ -15,7 +15,7 @@ from analysis.presentation.summary_text import full_trainings
 from analysis.quality_words import drop_text, drop_words, value_text
 from trainables.quality import ACCURACY, Quality, allowed_amount
 from tune_cac.messages import say
-from tune_cac.ray_backend.worker_failures import failure_message, worker_died
+from tune_cac.ray_backend.worker_failures import failure_of
 from tune_cac.tuning.optuna_objectives import saved_of_row
 from tune_cac.tuning.study_searcher import StudySearch
 
@@ -30,6 +30,7 @@ class SearchProgress(tune.Callback):
         allowed_drop: drop of the metric that "best so far" may have (`trainables.quality`).
         saving: compute that trials are ranked by; None for that of training.
         quality: metric by which they are compared.
+        trial_timeout_s: seconds without a row after which a trial ends its process; None for no limit.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class SearchProgress(tune.Callback):
         allowed_drop: float | str,
         saving: str | None = None,
         quality: Quality = ACCURACY,
+        trial_timeout_s: float | None = None,
     ) -> None:
         self._searcher = searcher
         self._to_run = to_run
@@ -57,6 +59,8 @@ class SearchProgress(tune.Callback):
             if record["role"] != "control":
                 self._judge(record["trial"], record["role"], record["row"], record.get("options") or "")
         self._live: dict[str, dict[str, Any]] = {}
+        self._timeout_s = trial_timeout_s
+        self._heard: dict[str, float] = {}  # when a trial began or reported last, by `time.monotonic`
         # Executed by ended trials: FLOPs, and the same in full trainings of their own budgets.
         self._spent_flops, self._spent_trainings = 0, 0.0
         self.ended = 0
@@ -89,8 +93,13 @@ class SearchProgress(tune.Callback):
         if self._bar is not None:
             self._bar.stop()
 
+    def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Note when a trial began."""
+        self._heard[trial.trial_id] = time.monotonic()
+
     def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
         """Show an epoch's row."""
+        self._heard[trial.trial_id] = time.monotonic()
         self._live[trial.trial_id] = result
         self._show()
 
@@ -112,10 +121,11 @@ class SearchProgress(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Report a trial that raised to the searcher and show its message."""
-        message = failure_message(trial)
+        failure = failure_of(trial, silent_s=self._silent_s(trial), timeout_s=self._timeout_s)
+        message = failure.message
         row = self._live.pop(trial.trial_id, {})
         self._spend(row)
-        if self._searcher.tell_failure(trial.trial_id, message, died=worker_died(trial)):
+        if self._searcher.tell_failure(trial.trial_id, message, died=failure.died, out_of_memory=failure.out_of_memory):
             self._say(f"trial {trial.config['trial']} failed and is begun again: {message}")
             return
         self.failures.append((trial.config["trial"], message))
@@ -126,6 +136,10 @@ class SearchProgress(tune.Callback):
             self._say(line)
         else:
             self._end(line)
+
+    def _silent_s(self, trial: Any) -> float:
+        now = time.monotonic()
+        return now - self._heard.pop(trial.trial_id, now)
 
     def _is_further_baseline(self, role: str) -> bool:
         """Return whether this is the baseline of another combination of options than the first one's."""

@@ -47,13 +47,14 @@ class Restarts:
             attrs["resume_from"] = self._checkpoints[run.key]
         return self._trials.start(attrs)
 
-    def restart(self, trial: optuna.Trial, message: str, *, died: bool) -> bool:
+    def restart(self, trial: optuna.Trial, message: str, *, died: bool, fits_later: bool = False) -> bool:
         """Begin a failed trial again if it may succeed.
 
         Args:
             trial: the failed trial.
             message: what it raised, or how its worker ended.
             died: whether its worker died.
+            fits_later: whether memory ran out and fewer trials will run beside it; no restart is counted then.
 
         Returns:
             True if it is begun again: queued, or, if predefined, started anew by its values.
@@ -63,12 +64,13 @@ class Restarts:
         done = attrs.get("retry", 0) if given is None else self._retried.get(given, 0)
         # Nothing can be searched without the baseline; its error may not occur again.
         needed = given is None and attrs.get("role") == "baseline" and not message.startswith(_WOULD_FAIL_AGAIN)
-        if not (died or needed) or done >= self.retries:
+        if not fits_later and (not (died or needed) or done >= self.retries):
             return False
+        retry = done if fits_later else done + 1
         if given is None:
-            self._queue(trial.params, attrs, retry=done + 1)
+            self._queue(trial.params, attrs, retry=retry)
         else:
-            self._retried[given] = done + 1
+            self._retried[given] = retry
             self._keep_checkpoint(attrs)
         trial.set_user_attr("continued_by", _CONTINUED_BY)
         return True

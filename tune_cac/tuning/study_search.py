@@ -254,6 +254,7 @@ def make_searcher(
             "sampler": options.sampler,
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,
+            "trial_timeout_s": options.trial_timeout_s,
             "hold": with_watch(options.fixed, context) if options.skips_gradients else dict(options.fixed),
             "tree": layout.shared_tree if layout.read_info().storage else layout.tree.resolve(),
             "sharing": bool(options.sharing),
@@ -323,7 +324,7 @@ def _search(
     done = _completed(layout)
     progress = SearchProgress(
         searcher, finished_before=done, to_run=to_run, allowed_drop=options.drop, saving=searcher.saving,
-        quality=searcher.quality,
+        quality=searcher.quality, trial_timeout_s=options.trial_timeout_s,
     )  # fmt: skip
     budget = Budget(searcher, progress, time_s=options.time_budget_s, trainings=options.cost_budget, begun=begun)
     searcher.plan(to_run, controls=options.controls)

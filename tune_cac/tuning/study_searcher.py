@@ -24,10 +24,11 @@ from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
 from tune_cac.study.trial_folder import SPENT, trial_folder_name
 from tune_cac.tuning.candidates import Candidates, queue_spread
-from tune_cac.tuning.controls import EQUAL_COMPUTE, StudyControls, is_shorter, shorter_trainings
+from tune_cac.tuning.controls import StudyControls, is_shorter, shorter_trainings
 from tune_cac.tuning.coordinated import leases_of
 from tune_cac.tuning.grid_walk import GridWalk
 from tune_cac.tuning.journal_searcher import JournalSearcher
+from tune_cac.tuning.memory_concurrency import MemoryConcurrency
 from tune_cac.tuning.option_baselines import OptionBaselines
 from tune_cac.tuning.optuna_objectives import missing_objectives
 from tune_cac.tuning.predefined_trial import PredefinedTrial, plain
@@ -60,6 +61,7 @@ class StudySearch(JournalSearcher):
         seed: of the sampler.
         run_folder: folder of the Ray experiment, relative to the study, for the record.
         checkpoint_every_s: seconds between checkpoints of a trial.
+        trial_timeout_s: seconds without a row after which a trial's process is ended; None for no limit.
         hold: fields of the config that have this value in every trial but the baseline, whatever the space returns.
         tree: the study's ``tree`` folder, or its URI where the study is in object storage.
         sharing: whether trials share training; the baseline's signals are recorded either way, for equal suggestions.
@@ -84,6 +86,7 @@ class StudySearch(JournalSearcher):
         seed: int,
         run_folder: str,
         checkpoint_every_s: float,
+        trial_timeout_s: float | None = None,
         hold: Mapping[str, Any] | None = None,
         tree: Path | str,
         sharing: bool = True,
@@ -98,7 +101,6 @@ class StudySearch(JournalSearcher):
     ) -> None:
         self._learns = sampler == "auto"
         self._repeats = repeats
-        self._worker_resources = None if worker_resources is None else dict(worker_resources)
         self._search_space = space
         self._context = context
         self._base = base
@@ -106,12 +108,19 @@ class StudySearch(JournalSearcher):
         """The compute that trials are ranked by (None: that of training), and the metric by which they are compared."""
         self._allowed_drop = allowed_drop
         self._run_folder = run_folder
-        self._checkpoint_every_s = checkpoint_every_s
+        self._every_trial = {
+            "checkpoint_every_s": checkpoint_every_s, "trial_timeout_s": trial_timeout_s,
+            "worker_resources": None if worker_resources is None else dict(worker_resources),
+        }  # fmt: skip
         self._hold = dict(hold or {})
         self._tree = tree
         self._sharing = sharing
-        self._budget_bytes = budget_bytes
         self._planned = trials
+        watch = self._hold.get("CAC_WATCH")
+        self._sharing_fields = {
+            "tree": str(tree), "budget_bytes": budget_bytes, "trials": trials if sharing else 1,
+            "watches": [] if watch is None else [list(watch)], "checkpoint_every_s": checkpoint_every_s,
+        }  # fmt: skip
         self._warm_start: WarmStart | None = None
         self._claims_name: str | None = None
         self._rows_so_far: dict[str, dict[str, Any]] = {}
@@ -139,6 +148,7 @@ class StudySearch(JournalSearcher):
         self._start_role = "published" if space.start_is_published and not hold else "search"
         self._grid = None if grid is None else GridWalk(self.trials, grid, self._start_role)
         self._controls = StudyControls(base, tree)
+        self._concurrency = MemoryConcurrency()
         self.baselines = OptionBaselines(self.trials, space, base)
         """Baselines, of which there are several if the space varies options of the workload."""
 
@@ -172,12 +182,14 @@ class StudySearch(JournalSearcher):
 
         None while others have to end first, such as the baseline; `FINISHED` when all planned trials were suggested.
         """
+        if trial_id not in self._running and not self._concurrency.admits(trial_id, len(self._running)):
+            return None
         trial = self._running.get(trial_id) or self._next()
         if trial is None or isinstance(trial, str):
             return trial
         self._running[trial_id] = trial
         attrs = trial.user_attrs
-        baseline = attrs.get("role") == "baseline"
+        shares = attrs.get("role") == "baseline" or (self._sharing and not is_shorter(attrs))
         config = self._config(trial)
         folder = f"{self._run_folder}/{trial_folder_name(trial.number)}"
         trial.set_user_attr("config", config)
@@ -192,21 +204,8 @@ class StudySearch(JournalSearcher):
             "role": attrs.get("role", "search"),
             "options": options,
             "resume_from": self.restarts.own_checkpoint(attrs.get("resume_from")),
-            "checkpoint_every_s": self._checkpoint_every_s,
-            "worker_resources": self._worker_resources,
-            "sharing": self._sharing_of(folder) if (self._sharing and not is_shorter(attrs)) or baseline else None,
-        }
-
-    def _sharing_of(self, folder: str) -> dict[str, Any]:
-        watch = self._hold.get("CAC_WATCH")
-        return {
-            "tree": str(self._tree),
-            "budget_bytes": self._budget_bytes,
-            "trials": self._planned if self._sharing else 1,
-            "watches": [] if watch is None else [list(watch)],
-            "checkpoint_every_s": self._checkpoint_every_s,
-            "claims": self._claims_name,
-            "holder": folder,
+            **self._every_trial,
+            "sharing": {**self._sharing_fields, "claims": self._claims_name, "holder": folder} if shares else None,
         }
 
     def _config(self, trial: optuna.Trial) -> dict[str, Any]:
@@ -259,8 +258,8 @@ class StudySearch(JournalSearcher):
         return None if shorter_alone or self._may_restart() else FINISHED
 
     def _may_restart(self) -> bool:
-        """Return whether a trial is running that would be begun again if its worker died."""
-        return self.restarts.retries > 0 and bool(self._running)
+        """Return whether a trial is running that would be begun again if its worker died, or memory ran out."""
+        return len(self._running) > 0
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the controls that this study lacks: cut dense runs, and random stops of the best's compute.
@@ -271,9 +270,9 @@ class StudySearch(JournalSearcher):
         if self._base.saving == "inference":
             return []  # controls save training compute
         wanted = shorter_trainings(self._base)
-        best = self.trials.best_saved(self._allowed_drop)
-        if best > EQUAL_COMPUTE and not shorter_alone and self._search_space.method == "gradskip":
-            wanted += self._controls.random_stops(self.learn().trace, self._context.unit_ends, best)
+        if not shorter_alone and self._search_space.method == "gradskip":
+            best = self.trials.best_saved(self._allowed_drop)
+            wanted += self._controls.random_stops(lambda: self.learn().trace, self._context.unit_ends, best)
         begun = self.trials.begun()
         return [control for control in wanted if control.key not in begun]
 
@@ -361,21 +360,23 @@ class StudySearch(JournalSearcher):
         self._waiting_for_baseline.append((trial, row))
         self._tell_waiting()
 
-    def tell_failure(self, trial_id: str, message: str, *, died: bool = False) -> bool:
+    def tell_failure(self, trial_id: str, message: str, *, died: bool = False, out_of_memory: bool = False) -> bool:
         """Report a failed trial to Optuna; return whether it is begun again, as another trial of the same parameters.
 
         Args:
             trial_id: Ray's.
             message: what it raised, or how its worker ended.
             died: whether its worker died, so that the trial may continue from its last checkpoint.
+            out_of_memory: whether its node's memory was used up, so that it may fit with fewer trials at a time.
         """
         if trial_id not in self._running:
             return False
+        fits_later = out_of_memory and self._concurrency.lower(trial_id, len(self._running))
         trial = self._running.pop(trial_id)
         trial.set_user_attr("row_so_far", self._rows_so_far.pop(trial_id, {}))
         if self._claims_name is not None and "folder" in trial.user_attrs:
             RayLeases(self._claims_name).release_all(trial.user_attrs["folder"])  # no trial has to wait for it
-        again = self.restarts.restart(trial, message, died=died)
+        again = self.restarts.restart(trial, message, died=died, fits_later=fits_later)
         if again and "given" not in trial.user_attrs and self._to_ask is not None:
             self._to_ask += 1
         self._tell_fail(trial, message)

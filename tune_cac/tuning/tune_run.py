@@ -48,18 +48,20 @@ def train(
     from ray import tune
 
     from tune_cac.ray_backend.nodes import check_seen_by_all
+    from tune_cac.ray_backend.out_of_memory import memory_ends_trials
     from tune_cac.ray_backend.session import ray_session
     from tune_cac.ray_backend.tensorboard import RowEvents
 
     at_a_time = options.trials_at_a_time
-    with progress, ray_session(**ray_needs(options)), searcher.coordinated():
+    with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials():
         _check_resources(options)
         check_seen_by_all(layout)
         tune.Tuner(
             _trainable(options),
             tune_config=tune.TuneConfig(
                 search_alg=searcher,
-                num_samples=most * (1 + options.retries),  # an upper bound: the searcher ends the run
+                # An upper bound: the searcher ends the run. Restarts because memory ran out halve those at a time.
+                num_samples=most * (1 + options.retries) + 2 * at_a_time,
                 max_concurrent_trials=at_a_time,
                 reuse_actors=not options.fresh_processes,
                 trial_name_creator=_trial_name,
