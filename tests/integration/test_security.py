@@ -145,7 +145,11 @@ def test_every_socket_is_on_loopback_and_refuses_a_caller_without_the_token(sear
     assert len(searching.ray["raylet"]) == 2  # node manager and object manager
     assert {ip for _, ip, _ in sockets} <= {"127.0.0.1", "::ffff:127.0.0.1"}
     for name, _, port in sockets:
-        answer = http_answer(port)
+        try:
+            answer = http_answer(port)
+        except ConnectionRefusedError:
+            assert name.startswith(WORKERS), name  # an idle worker has ended meanwhile
+            continue
         if answer.startswith(b"HTTP/"):
             assert b" 401 " in answer.splitlines()[0], (name, answer)
             continue
