@@ -42,6 +42,8 @@ _SENT = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_R
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no report leaves the machine
     "RAY_enable_metrics_collection": "0",  # its port answers whoever asks, without the token
+    "AUTOSCALER_METRIC_PORT": "65536",  # the same; no such port can be, and its process goes on without one
+    "DASHBOARD_METRIC_PORT": "65536",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # CPU trials beside GPUs: keep what the user sees
     "RAY_AIR_NEW_OUTPUT": "0",  # its banner ignores verbose=0; the progress line is ours
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
