@@ -31,6 +31,8 @@ STOPPED = 130
 #: Folder of studies in the home folder of the job's user, for jobs whose command names none.
 HOME_RESULTS = "tune_cac_results"
 _ANSWER_S, _LOOK_S = 5.0, 1.0
+#: Seconds until the head node of a cluster that has just begun takes jobs.
+_AGENT_S = 60.0
 #: Seconds in which a job's log may fail to be followed before that is an error.
 _SILENCE_S = 60.0
 
@@ -119,15 +121,18 @@ def submit(
             environment["py_modules"] = [str(write_wheel(Path(here), version))]
         if pip is not None:
             environment["pip"] = str(pip)
-        try:
-            client.submit_job(
-                entrypoint=command,
-                submission_id=job,
-                runtime_env=environment,
-                metadata=dict(metadata),
-            )
-        except Exception as error:  # noqa: BLE001 - Ray's own are RuntimeError, ValueError and requests'
-            raise UserError(f"the cluster did not take the job: {' '.join(str(error).split())[:500]}") from None
+        ends = time.monotonic() + _AGENT_S
+        while True:
+            try:
+                client.submit_job(
+                    entrypoint=command, submission_id=job, runtime_env=dict(environment), metadata=dict(metadata)
+                )
+                return
+            except Exception as error:  # noqa: BLE001 - Ray's own are RuntimeError, ValueError and requests'
+                said = " ".join(str(error).split())
+                if "No available agent" not in said or time.monotonic() > ends:
+                    raise UserError(f"the cluster did not take the job: {said[:500]}") from None
+            time.sleep(_LOOK_S)
 
 
 def entrypoint(command: Sequence[str], *, home_results: bool) -> str:

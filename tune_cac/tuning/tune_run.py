@@ -47,6 +47,7 @@ def train(
     """
     from ray import tune
 
+    from tune_cac.ray_backend.head_watch import ends_with_head
     from tune_cac.ray_backend.nodes import check_seen_by_all
     from tune_cac.ray_backend.out_of_memory import memory_ends_trials
     from tune_cac.ray_backend.session import ray_session
@@ -56,27 +57,34 @@ def train(
     with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials():
         _check_resources(options)
         check_seen_by_all(layout)
-        tune.Tuner(
-            _trainable(options),
-            tune_config=tune.TuneConfig(
-                search_alg=searcher,
-                # An upper bound: the searcher ends the run. Restarts because memory ran out halve those at a time.
-                num_samples=most * (1 + options.retries) + 2 * at_a_time,
-                max_concurrent_trials=at_a_time,
-                reuse_actors=not options.fresh_processes,
-                trial_name_creator=_trial_name,
-                trial_dirname_creator=_trial_name,
-            ),
-            run_config=tune.RunConfig(
-                name=run_name,
-                storage_path=str(layout.ray.resolve()),
-                verbose=0,
-                callbacks=[progress, RowEvents()],
-                stop=budget,
-                # A finished trial needs no checkpoint, and with one at its end Ray would send every row separately.
-                checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
-            ),
-        ).fit()
+        with ends_with_head(_go_on(layout)):
+            tune.Tuner(
+                _trainable(options),
+                tune_config=tune.TuneConfig(
+                    search_alg=searcher,
+                    # An upper bound: the searcher ends the run. Restarts because memory ran out halve those at a time.
+                    num_samples=most * (1 + options.retries) + 2 * at_a_time,
+                    max_concurrent_trials=at_a_time,
+                    reuse_actors=not options.fresh_processes,
+                    trial_name_creator=_trial_name,
+                    trial_dirname_creator=_trial_name,
+                ),
+                run_config=tune.RunConfig(
+                    name=run_name,
+                    storage_path=str(layout.ray.resolve()),
+                    verbose=0,
+                    callbacks=[progress, RowEvents()],
+                    stop=budget,
+                    # A finished trial needs no checkpoint, and with one at its end Ray would send every row separately.
+                    checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
+                ),
+            ).fit()
+
+
+def _go_on(layout: Layout) -> str:
+    if layout.read_info().candidates:
+        return f"python -m tune_cac confirm {layout.root.parent}"
+    return f"python -m tune_cac search --resume {layout.root}"
 
 
 def _own_modules(options: SearchOptions) -> list[Path]:
