@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ from contextlib import contextmanager
 
 import ray
 
+from tune_cac.interrupts import end_now
 from tune_cac.messages import say
 
 #: Seconds without an answer after which the head is gone. Ray itself ends the process after 60; a head whose state was
@@ -51,8 +50,7 @@ def _watch(address: str, go_on: str, done: threading.Event) -> None:
                 f"the Ray cluster at {address} does not answer any more: finished trials are kept; on this machine or "
                 f"another cluster go on with: {go_on}"
             )
-            sys.stdout.flush()
-            os._exit(EXIT_CODE)
+            end_now(EXIT_CODE)
 
 
 def _answers(address: str) -> bool:
