@@ -114,6 +114,7 @@ def test_what_cannot_be_submitted_is_one_line(cluster: dict[str, str], tmp_path:
         ({}, ["submit"], "submit needs a command after --"),
         ({}, ["submit", "--", "search", "--space", "auto_treshold"], "unknown space 'auto_treshold': did you mean"),
         ({}, ["submit", "--most-mb", "2", "--", *SEARCH], "at most 2 MB to ship, got 3 MB in 1 files (big 3 MB)"),
+        ({}, ["submit", "--", *SEARCH, "--results", "here"], "--results of a job must be an absolute folder"),
         ({}, ["submit", "--env", "RAY_AUTH_TOKEN", "--", *SEARCH], "--env must not pass RAY_AUTH_TOKEN"),
         ({"RAY_AUTH_TOKEN": "d" * 64}, ["jobs", "list"], "asks for a token, and the token given is not its own"),
         ({"RAY_AUTH_MODE": "disabled"}, ["jobs", "list"], "asks for a token, and none was given"),

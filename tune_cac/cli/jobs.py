@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from analysis.io.study_options import RESULTS
 from trainables.errors import UserError
 from trainables.storage import is_uri, joined
+from tune_cac import __version__
 from tune_cac.cli.console import print_table
 from tune_cac.cli.submit import add_address, followed
 from tune_cac.messages import say
@@ -106,6 +108,7 @@ def _stop(client: Any, arguments: argparse.Namespace) -> int:
 def _fetch(client: Any, arguments: argparse.Namespace) -> int:
     from tune_cac.jobs import cluster_jobs
     from tune_cac.jobs.packing import from_lines, unpack
+    from tune_cac.jobs.shipping import write_wheel
     from tune_cac.study.folder import find_study
 
     job = cluster_jobs.details(client, arguments.job)
@@ -123,11 +126,15 @@ def _fetch(client: Any, arguments: argparse.Namespace) -> int:
     if target.exists():
         raise UserError(f"{target} exists already: move it away, or give another folder by --into")
     packing = f"{arguments.job}-fetch-{int(time.time())}"
-    environment = {k: v for k, v in (job.runtime_env or {}).items() if k in ("py_modules", "pip")}
+    own = job.runtime_env or {}
+    environment = {"pip": own["pip"]} if "pip" in own else {}
     place = f"{results}/{study}"
-    client.submit_job(
-        entrypoint=f'exec python -m tune_cac.jobs.packing "{place}"', submission_id=packing, runtime_env=environment
-    )
+    with tempfile.TemporaryDirectory(prefix="tune_cac-") as here:
+        if "py_modules" in own:  # shipped again: a cluster forgets what an ended job had
+            environment["py_modules"] = [str(write_wheel(Path(here), __version__))]
+        client.submit_job(
+            entrypoint=f'exec python -m tune_cac.jobs.packing "{place}"', submission_id=packing, runtime_env=environment
+        )
     ends = time.monotonic() + _PACK_S
     while not client.get_job_info(packing).status.is_terminal():
         if time.monotonic() > ends:

@@ -12,9 +12,10 @@ from typing import Any
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variable_types import is_number
+from trainables.storage import is_uri
 from tune_cac import __version__
 from tune_cac.cli.search import options_given
-from tune_cac.jobs.shipping import MOST_MB, check_size, shipped_files
+from tune_cac.jobs.shipping import HOME_RESULTS, MOST_MB, check_size, shipped_files
 from tune_cac.messages import say
 
 #: Variables that are not passed: Ray gives jobs its own, and shows what they were given.
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     line = cluster_jobs.entrypoint(command, home_results=results is None)
     metadata = {
         cluster_jobs.COMMAND: " ".join(command),
-        cluster_jobs.RESULTS: results or f"$HOME/{cluster_jobs.HOME_RESULTS}",
+        cluster_jobs.RESULTS: results or f"$HOME/{HOME_RESULTS}",
         **({cluster_jobs.STUDY: study} if study else {}),
     }
     say(f"shipping {len(files)} files, {size / 1e6:.1f} MB")
@@ -126,14 +127,18 @@ def _checked(
     """
     if not command:
         raise UserError("submit needs a command after --, such as: submit -- search --space auto_thresholds")
-    named = [name for name in parsers if name not in ("submit", "jobs", "dashboard")]
-    if command[0] not in named:
-        raise unknown_name("command of a job", command[0], named)
+    known = [name for name in parsers if name not in ("submit", "jobs", "dashboard")]
+    if command[0] not in known:
+        raise unknown_name("command of a job", command[0], known)
     arguments = parsers[command[0]].parse_args(command[1:])
     found = [*command]
-    results = getattr(arguments, "results", None)
-    if "--results" not in " ".join(command):
-        results = None
+    named = any(word.partition("=")[0] == "--results" for word in command)
+    results = str(arguments.results) if named else None
+    if results is not None and not is_uri(results) and not Path(results).is_absolute():
+        raise UserError(
+            f"--results of a job must be an absolute folder of the cluster or a URI, got {results}: a job's own folder "
+            f"is removed; without it studies lie in ~/{HOME_RESULTS} of the head node"
+        )
     study = getattr(arguments, "study", None)
     if command[0] == "search":
         options_given(arguments)  # wrong ones are refused here

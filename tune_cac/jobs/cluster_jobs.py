@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from trainables.errors import UserError
-from tune_cac.jobs.shipping import write_archive, write_wheel
+from tune_cac.jobs.shipping import HOME_RESULTS, write_archive, write_wheel
 from tune_cac.ray_backend.session import JOB_VARIABLE
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 COMMAND, STUDY, RESULTS = "tune_cac_command", "tune_cac_study", "tune_cac_results"
 #: Exit code of a job that was stopped.
 STOPPED = 130
-#: Folder of studies in the home folder of the job's user, for jobs whose command names none.
-HOME_RESULTS = "tune_cac_results"
 _ANSWER_S, _LOOK_S = 5.0, 1.0
 #: Seconds until the head node of a cluster that has just begun takes jobs.
 _AGENT_S = 60.0

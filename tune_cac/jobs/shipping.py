@@ -16,8 +16,13 @@ from tune_cac.own_packages import NAMES
 
 #: Most megabytes (10^6 bytes) that are shipped unless specified. Ray itself refuses more than 500 MiB.
 MOST_MB = 100
+#: Folder of studies in the home folder of the job's user, for jobs whose command names none.
+HOME_RESULTS = "tune_cac_results"
 #: Files that say that a folder is a virtual environment; folders that are never shipped.
-_ENVIRONMENT, _NEVER = "pyvenv.cfg", {".git", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+_ENVIRONMENT, _NEVER = (
+    "pyvenv.cfg",
+    {".git", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".images"},
+)
 #: Largest entries that a refusal names.
 _NAMED = 5
 #: Date of files in archives, so that equal contents are equal archives, which Ray uploads once.

@@ -152,8 +152,11 @@ def fetch_study(storage: str, layout: Layout) -> bool:
     try:
         if files.size(layout.info.name) is None:
             return False
-        if layout.info.exists() and not _is_further(files, layout, storage):
-            return True
+        if layout.info.exists():
+            if not _is_further(files, layout, storage):
+                return True
+        elif layout.root.exists() and any(layout.root.iterdir()):
+            raise UserError(f"{layout.root} is not empty and holds no study: move it away to fetch {storage}")
         for file in list(files.scan("")):
             if _is_copied(layout, file):
                 _write_below(layout.root, file.name, files.read(file.name))
