@@ -85,8 +85,10 @@ sys.exit(main(sys.argv[1:]))
     )  # fmt: skip
     files = files_of(study)
     try:
+        deadline = time.monotonic() + 240  # only ends a hanging test
         while not any("checkpoint_" in file.name for file in files.scan("ray")):
             assert process.poll() is None
+            assert time.monotonic() < deadline
     finally:
         process.kill()
         process.wait()

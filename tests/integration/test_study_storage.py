@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import optuna
@@ -37,7 +38,9 @@ def test_a_killed_search_goes_on_from_the_database_alone(
         stdout=subprocess.DEVNULL, stderr=(tmp_path / 'err').open('w'), start_new_session=True,
     )  # fmt: skip
     try:
+        deadline = time.monotonic() + 240  # only ends a hanging test
         while len(finished := _rows(storage)) < 2:
+            assert time.monotonic() < deadline
             assert process.poll() is None, (tmp_path / "err").read_text()
     finally:
         process.kill()
