@@ -29,6 +29,8 @@ from tune_cac.ray_backend.nodes import check_seen_by_all, seen_from
 from tune_cac.ray_backend.session import ray_session
 from tune_cac.study import object_storage
 from tune_cac.study.object_storage import copied_to_storage, fetch_study
+from tune_cac.study.options import SearchOptions
+from tune_cac.tuning.tune_run import trials_at_a_time
 
 pytestmark = pytest.mark.slow
 
@@ -189,6 +191,21 @@ def test_nodes_that_do_not_see_the_results_are_named_before_training(ray_here: N
     with pytest.raises(UserError, match=r"every node can write, got s3://no-such-bucket/x, which [0-9.]+ cannot \("):
         check_seen_by_all(layout)
     assert [why for _, why in seen_from(ray.nodes(), str(tmp_path / "missing"))] == ["no such file"]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [({}, 2), ({"cpus_per_trial": 2}, 1), ({"concurrency": 5}, 5), ({"address": None}, 7)],
+    ids=["processors", "two each", "given", "here"],
+)
+def test_a_cluster_takes_as_many_trials_as_its_nodes_have_room_for(
+    given: dict[str, Any], wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)  # of the machine that searches
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0, "GPU": 1.0})
+    assert trials_at_a_time(SearchOptions(**{"address": "10.0.0.1:6379", **given})) == wanted
+    assert trials_at_a_time(SearchOptions(address="10.0.0.1:6379", gpus_per_trial=0.5)) == 2
+    assert trials_at_a_time(SearchOptions(address="10.0.0.1:6379", gpus_per_trial=1.0)) == 1
 
 
 def test_a_study_that_is_searched_elsewhere_is_left_alone(s3: str, tmp_path: Path) -> None:

@@ -381,7 +381,7 @@ class SearchOptions(StudyOptions):
 
     @property
     def trials_at_a_time(self) -> int:
-        """Return how many trials train at a time; on a cluster, give ``--concurrency``."""
+        """Return how many trials train at a time on this machine; `tune_run.trials_at_a_time` counts a cluster's."""
         return self.concurrency or max(1, (os.cpu_count() or 1) // self.processors_per_trial)
 
 

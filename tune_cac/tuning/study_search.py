@@ -171,7 +171,9 @@ def _run(
         grid: the points of a grid, if they are known already.
     """
     info = layout.read_info()
-    size = f"{plural(info.trials, 'trial')} of {info.length_text}, {options.trials_at_a_time} at a time"
+    at_a_time = "as many" if options.is_on_cluster and not options.concurrency else options.trials_at_a_time
+    size = f"{plural(info.trials, 'trial')} of {info.length_text}, {at_a_time} at a time"
+    size += " as the cluster has room for" if at_a_time == "as many" else ""
     if grid is not None:
         size += f", {words_of(options.part, grid)}"
     if options.fixed:

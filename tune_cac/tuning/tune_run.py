@@ -53,9 +53,9 @@ def train(
     from tune_cac.ray_backend.session import ray_session
     from tune_cac.ray_backend.tensorboard import RowEvents
 
-    at_a_time = options.trials_at_a_time
     with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials():
         _check_resources(options)
+        at_a_time = trials_at_a_time(options)
         check_seen_by_all(layout)
         with ends_with_head(_go_on(layout)):
             tune.Tuner(
@@ -123,6 +123,19 @@ def _check_resources(options: SearchOptions) -> None:
         if wanted > most:
             each = "" if options.workers_per_trial == 1 else f" for each of {options.workers_per_trial} workers"
             raise UserError(f"{flag} must be at most {most:g}{each}, which is all that Ray has, got {wanted:g}")
+
+
+def trials_at_a_time(options: SearchOptions) -> int:
+    """Return how many trials train at a time: as given, or what the processors and GPUs of all nodes allow."""
+    if options.concurrency or not options.is_on_cluster:
+        return options.trials_at_a_time
+    import ray
+
+    there = ray.cluster_resources()
+    room = [there.get("CPU", 0) / options.cpus_per_trial]
+    if options.gpus_per_trial:
+        room.append(there.get("GPU", 0) / options.gpus_per_trial)
+    return max(1, int(min(room)) // options.workers_per_trial)
 
 
 def _trial_name(trial: Any) -> str:
