@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,14 +24,12 @@ def _program(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgresql() -> Iterator[str]:
     """The URL of an empty database that asks for a password."""
-    root = tmp_path_factory.mktemp("postgresql")
+    root = Path(tempfile.mkdtemp(prefix="cac-pg-"))  # pytest's own folders are closed to other users
     # The server refuses to run as root.
     who = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
     if who:
-        for folder in (root, *root.parents[:2]):
-            folder.chmod(0o755)
         shutil.chown(root, **who)
     secret = root / "password"
     secret.write_text(PASSWORD)
@@ -50,3 +49,4 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"postgresql://{USER}@127.0.0.1:{port}/postgres"
     finally:
         run(_program("pg_ctl"), "-D", data, "-m", "immediate", "stop")
+        shutil.rmtree(root, ignore_errors=True)

@@ -7,17 +7,19 @@ and at the end.
 
 from __future__ import annotations
 
-import os
+import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from analysis.io.layout import STUDY_NAME, Layout, StudyInfo
+from trainables.atomic_write import atomic_write
 from trainables.errors import UserError
 from tune_cac.messages import say
 
@@ -106,9 +108,8 @@ def _write_journal(storage: optuna.storages.BaseStorage, layout: Layout) -> None
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
-    target = layout.journal.with_name(f".{layout.journal.name}.{os.getpid()}.tmp")
-    target.unlink(missing_ok=True)
-    with warnings.catch_warnings():
+    with tempfile.TemporaryDirectory(prefix="tune_cac-") as here, warnings.catch_warnings():
+        target = Path(here) / layout.journal.name
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         optuna.copy_study(
             from_study_name=name_there(layout),
@@ -116,7 +117,8 @@ def _write_journal(storage: optuna.storages.BaseStorage, layout: Layout) -> None
             to_storage=optuna.storages.JournalStorage(JournalFileBackend(str(target))),
             to_study_name=STUDY_NAME,
         )
-    os.replace(target, layout.journal)
+        with atomic_write(layout.journal) as file:
+            file.write(target.read_bytes())
 
 
 @contextmanager
