@@ -80,7 +80,7 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = (), address: str | None 
         # With this token, Ray writes none of its own under the home folder, which may not be writable.
         environment["RAY_AUTH_TOKEN"] = _TOKEN
         _token_given = True
-    before = {name: os.environ.get(name) for name in environment}
+    before = {name: os.environ.get(name) for name in (*environment, "RAY_AUTH_MODE")}  # which Ray sets
     for name, value in environment.items():
         os.environ.setdefault(name, value)
     logger = logging.getLogger("ray")
