@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import logging
 import os
@@ -34,6 +35,9 @@ from tune_cac.messages import say
 DEATHS = (OutOfMemoryError, WorkerCrashedError, NodeDiedError, LocalRayletDiedError, ObjectLostError)
 #: Most seconds until an existing cluster answers, and then until this process has joined it.
 _ANSWER_S, _JOIN_S = 5.0, 60.0
+#: Most seconds until a cluster that is started here is up. It takes some 4 s, on a loaded machine 30; Ray itself gives
+#: up after 30 s of some of its waits, and waits without a limit in others, as when one of its processes is killed.
+_START_S = 180.0
 #: Variable of a job's environment that holds its id.
 JOB_VARIABLE = "TUNE_CAC_JOB"
 #: Variables of object storage that a cluster's workers get from here.
@@ -58,6 +62,18 @@ _ENVIRONMENT = {
 #: Ray keeps the first token that it sees in a process, so every search of this process uses the same.
 _TOKEN = secrets.token_hex(32)
 _token_given = False
+
+
+class RayNotStarted(UserError):
+    """Ray, started on this machine, was not up in time."""
+
+    exit_code = 1
+
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(
+            f"Ray did not start within {waited_s:g} s: a process of it was stopped or killed meanwhile (another "
+            "user's `ray stop` ends every Ray on a machine), or the machine is too busy; run the command again"
+        )
 
 
 @contextmanager
@@ -213,17 +229,23 @@ def _cluster_here(cpus: int) -> Iterator[None]:
 
     try:
         with starting_alone():
+            ends = time.monotonic() + _START_S
             threading.Thread(target=start, name="Ray's parent", daemon=True).start()
             try:
-                while not up.wait(0.1):
+                while not up.wait(0.1) and time.monotonic() < ends:
                     pass
             finally:
-                up.wait()
+                up.wait(max(ends - time.monotonic(), 0))
+        if not up.is_set():
+            raise RayNotStarted(_START_S)
         if failed:
             raise failed[0]
         yield
     finally:
-        ray.shutdown()
+        if up.is_set():
+            ray.shutdown()
+        else:  # it would wait for the same; the kernel ends Ray's processes with this one
+            atexit.unregister(ray.shutdown)
         done.set()
 
 

@@ -1,0 +1,40 @@
+"""Start of Ray on this machine while one of its processes stands still."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+#: Stops Ray's control process as soon as there is one, so Ray waits for it.
+STOPPED = """
+import os, signal, sys, threading, time, psutil
+import tune_cac.ray_backend.session as session
+session._START_S = 6.0
+def stop():
+    while True:
+        for child in psutil.Process().children(recursive=True):
+            if "gcs_server" in child.name():
+                os.kill(child.pid, signal.SIGSTOP)
+                return print(child.pid, flush=True)
+        time.sleep(0.01)
+threading.Thread(target=stop, daemon=True).start()
+from tune_cac.__main__ import run
+sys.argv = ["tune_cac", "search", "--trials", "1", "--epochs", "1", "--name", "s", "--no-controls"]
+run()
+"""
+
+
+@pytest.mark.slow
+def test_a_start_that_hangs_ends_in_one_line_and_leaves_no_process(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )  # the limit only ends a hanging test
+    assert done.returncode == 1, done.stderr
+    assert "Ray did not start within 6 s: a process of it was stopped or killed meanwhile" in done.stderr
+    assert "Traceback" not in done.stderr
+    stopped = int(done.stdout.split()[0])
+    assert not psutil.pid_exists(stopped) or psutil.Process(stopped).status() == psutil.STATUS_ZOMBIE
