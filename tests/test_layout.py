@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("tune_cac", "search_spaces", "trainables", "analysis")
 #: Rooms from the bottom up; a module may import its own room and those below. Modules are in the longest that fits.
 ORDER = (
-    ("trainables.atomic_write", "trainables.errors", "trainables.lazy_names"),
+    ("trainables.atomic_write", "trainables.disk_reserve", "trainables.errors", "trainables.lazy_names"),
     ("trainables.quality",),
     ("trainables.workload_options", "trainables.metrics", "trainables.savings", "trainables.interventions"),
     ("trainables.registry",),

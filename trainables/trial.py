@@ -15,7 +15,7 @@ from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from trainables.config import TrialConfig
 from trainables.registry import SCRIPT
-from trainables.runtime.checkpoint_folder import on_disk, write_checkpoint
+from trainables.runtime.checkpoint_folder import has_room, on_disk, write_checkpoint
 from trainables.runtime.watchdog import Watchdog
 from trainables.script.run import ScriptRun
 from trainables.stage_tree.coordinator import RayLeases
@@ -110,7 +110,7 @@ class Trial(tune.Trainable):
             if is_uri(str(self._folder)):
                 self._keep_checkpoint(run)
             else:
-                result[SHOULD_CHECKPOINT] = True
+                result[SHOULD_CHECKPOINT] = has_room(run.model, str(self._folder))
             self._checkpointed = time.monotonic()
         return result
 

@@ -89,8 +89,8 @@ def assert_nothing_lost(study: Path, before: Mapping[int, Mapping[str, Any]]) ->
     assert [t.number for t in study_of(study).trials if t.state.name == "RUNNING"] == []
 
 
-def assert_no_process(mark: Mapping[str, str], most_s: float = 10.0) -> None:
-    """Assert that no process of a test is left after some seconds."""
+def assert_no_process(mark: Mapping[str, str], most_s: float = 60.0) -> None:
+    """Assert that all processes of a test end; those that Ray kills need seconds on a loaded machine."""
     ends = time.monotonic() + most_s
     while (left := marked(mark)) and time.monotonic() < ends:
         time.sleep(0.1)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from trainables.disk_reserve import lacking_bytes
 from trainables.storage import DiskFiles, copy_files, files_of, is_uri
+
+if TYPE_CHECKING:
+    from torch import nn
 
 #: Beginning of the folder's name; Ray's own, too.
 CHECKPOINT = "checkpoint_"
@@ -27,6 +32,20 @@ class Saves(Protocol):
 def checkpoint_name(epoch: int) -> str:
     """Return the name of the checkpoint folder after so many epochs."""
     return f"{CHECKPOINT}{epoch:06d}"
+
+
+def has_room(model: nn.Module, folder: str | Path) -> bool:
+    """Return whether a disk has room for a checkpoint beside what the search's results need; warn if it has not.
+
+    Args:
+        model: its parameters tell the size: a momentum and a second moment may stand beside each.
+        folder: of the trial.
+    """
+    size_bytes = 3 * sum(parameter.nbytes for parameter in model.parameters())
+    if not lacking_bytes(Path(folder), size_bytes):
+        return True
+    warnings.warn(f"a checkpoint was not kept, training goes on: the disk of {folder} is nearly full", stacklevel=2)
+    return False
 
 
 def write_checkpoint(run: Saves, trial_folder: str) -> None:

@@ -17,8 +17,9 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from trainables.disk_reserve import lacking_bytes
 from trainables.stage_tree.eviction import Entry, StageWeight, to_drop
-from trainables.storage import FileState, files_of
+from trainables.storage import FileState, files_of, is_uri
 
 __all__ = ["Checkpoints", "Entry", "StageWeight"]
 
@@ -90,6 +91,9 @@ class Checkpoints:
         try:
             if self._is_whole(entry) and self._files.size(named) is not None:
                 return True
+            if not self._leaves_reserve(entry.bytes):
+                _warn_once("reserve", f"the disk of {self._files.place} has no more room than the search's results need")
+                return False
             self._store(entry, data)
             self._files.touch(named)
             # Another process may have removed the content as unneeded just before it was named.
@@ -144,6 +148,14 @@ class Checkpoints:
         self._total_bytes += entry.bytes
         self._put_since_measured_bytes += entry.bytes
 
+    def _leaves_reserve(self, size: int) -> bool:
+        """Return whether the disk has room for so many bytes beside its reserve, after thinning if it had not."""
+        if is_uri(self._files.place):
+            return True
+        if lacking := lacking_bytes(Path(self._files.place), size):
+            self._thin(lacking)
+        return not lacking or not lacking_bytes(Path(self._files.place), size)
+
     def _measure(self) -> None:
         self._total_bytes = sum(size for size, _ in self._scan_objects()[0].values())
         self._put_since_measured_bytes = 0
@@ -154,18 +166,23 @@ class Checkpoints:
         if self._total_bytes > self._budget_bytes:
             self._thin()
 
-    def _thin(self) -> None:
-        """Remove leftovers, then the checkpoints whose loss costs least."""
+    def _thin(self, lacking: int = 0) -> None:
+        """Remove leftovers, then the checkpoints whose loss costs least.
+
+        Args:
+            lacking: bytes that have to become free on the disk, also where the budget is not exceeded.
+        """
         index, sizes = self._without_leftovers()
         total = sum(sizes.values())
+        most = min(self._budget_bytes, total - lacking)
         spare = int(_SPARE_SHARE * self._budget_bytes)
         weights = self._weights or _all_equal(index)
         contents: dict[str, list[tuple[str, Entry]]] = {}  # in the order in which their last entries are dropped
-        for stage, entry in to_drop(index, weights, total - (self._budget_bytes - spare)):
+        for stage, entry in to_drop(index, weights, total - min(self._budget_bytes - spare, most)):
             contents[entry.sha256] = [*contents.pop(entry.sha256, []), (stage, entry)]
         for sha256, names in contents.items():
             # The spare room is for many small checkpoints; do not drop a large one for it.
-            if total <= self._budget_bytes and sizes[sha256] > spare:
+            if total <= most and sizes[sha256] > spare:
                 break
             for stage, entry in names:  # before the content, so that no entry is left without it
                 self._files.remove(_indexed(stage, entry))

@@ -19,7 +19,7 @@ from ray.util.queue import Empty, Queue
 
 from trainables.config import TrialConfig
 from trainables.errors import TrainingDiverged, WorkerDied
-from trainables.runtime.checkpoint_folder import CHECKPOINT, checkpoint_name
+from trainables.runtime.checkpoint_folder import CHECKPOINT, checkpoint_name, has_room
 from trainables.runtime.watchdog import Watchdog
 from tune_cac.ray_backend.session import DEATHS
 
@@ -157,7 +157,8 @@ def train_worker(config: dict[str, Any]) -> None:
             if rank == 0:
                 rows.put({**row, DONE: run.finished})
             if not run.finished and all_agree(time.monotonic() - checkpointed >= config["checkpoint_every_s"]):
-                save_checkpoint(run, folder)
+                if all_agree(has_room(run.model, folder)):
+                    save_checkpoint(run, folder)
                 checkpointed = time.monotonic()
 
 
