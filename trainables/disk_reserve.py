@@ -1,4 +1,4 @@
-"""Free space that checkpoints leave on a disk: the journal and the results of the search need it, checkpoints can go."""
+"""Free space of a disk that checkpoints, which can be lost, leave to the journal and the results of a search."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Checkpoints:
             if self._is_whole(entry) and self._files.size(named) is not None:
                 return True
             if not self._leaves_reserve(entry.bytes):
-                _warn_once("reserve", f"the disk of {self._files.place} has no more room than the search's results need")
+                _warn_once("reserve", f"the disk of {self._files.place} has only the room that results need")
                 return False
             self._store(entry, data)
             self._files.touch(named)
