@@ -1,8 +1,8 @@
 """A Ray cluster of a head and a worker node on this machine, each a raylet with its own temporary folder and ports.
 
-As a program it holds the cluster and takes one command a line: ``kill worker``, ``add worker``, ``kill head`` (SIGKILL
-of raylet and GCS) and ``start head`` (a GCS and a raylet at the same port, after Redis kept the first one's state). It
-ends with its input. `Raylets` runs it.
+As a program it holds the cluster and takes one command a line: ``kill worker``, ``kill head`` (SIGKILL of raylet
+and GCS), ``kill gcs`` and ``start gcs`` (at the same port, with the state that Redis kept). It ends with its input.
+`Raylets` runs it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ def _hold(cpus: int) -> None:
         cluster = Cluster(initialize_head=True, head_node_args=head)
         worker = cluster.add_node(num_cpus=cpus, temp_dir=folder())
         cluster.wait_for_nodes()
-    port = int(cluster.address.rpartition(":")[2])
     _answer(cluster.address)
     try:
         for line in sys.stdin:
@@ -96,13 +95,14 @@ def _hold(cpus: int) -> None:
                 case ["kill", "worker"]:
                     _kill(worker)
                     cluster.worker_nodes.discard(worker)
-                case ["add", "worker"]:
-                    worker = cluster.add_node(num_cpus=cpus, temp_dir=folder())
                 case ["kill", "head"]:
                     _kill(cluster.head_node)
                     cluster.head_node = None
-                case ["start", "head"]:
-                    cluster.add_node(**{**head, "temp_dir": folder(), "gcs_server_port": port}, wait=False)
+                case ["kill", "gcs"]:
+                    cluster.head_node.all_processes["gcs_server"][0].process.kill()
+                    cluster.head_node.kill_gcs_server(check_alive=False)
+                case ["start", "gcs"]:
+                    cluster.head_node.start_gcs_server()
             _answer("done")
     finally:
         for node in [*cluster.worker_nodes, *([cluster.head_node] if cluster.head_node else [])]:

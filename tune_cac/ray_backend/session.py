@@ -11,7 +11,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,9 @@ _ENVIRONMENT = {
 _TOKEN = secrets.token_hex(32)
 _token_given = False
 
+#: The thread of a start that was given up; the next start waits for its end.
+_given_up: threading.Thread | None = None
+
 
 class RayNotStarted(UserError):
     """Ray, started on this machine, was not up in time."""
@@ -89,7 +92,10 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = (), address: str | None 
         modules: the user's files and package folders that workers import; sent to the nodes of a cluster.
         address: of a cluster that runs already; None for that in ``RAY_ADDRESS``, or one on this machine alone.
     """
-    global _token_given
+    global _given_up, _token_given
+    if _given_up is not None:
+        _given_up.join(_START_S)
+        _given_up = None
     environment = dict(_ENVIRONMENT)
     address = address or os.environ.get("RAY_ADDRESS")
     if not address and (_token_given or not os.environ.get("RAY_AUTH_MODE")):
@@ -108,11 +114,22 @@ def ray_session(*, cpus: int, modules: Sequence[Path] = (), address: str | None 
             yield
     finally:
         logger.setLevel(level)
-        for name, old in before.items():
-            if old is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = old
+        if _given_up is None:
+            _restore(before)
+        else:  # Ray still starts, with these variables
+            _given_up = threading.Thread(target=_restore, args=(before, _given_up), daemon=True)
+            _given_up.start()
+
+
+def _restore(variables: Mapping[str, str | None], after: threading.Thread | None = None) -> None:
+    """Set environment variables, or remove those that are None, after a thread has ended."""
+    if after is not None:
+        after.join()
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @contextmanager
@@ -203,14 +220,16 @@ def _on_loopback() -> Iterator[None]:
 
 @contextmanager
 def _cluster_here(cpus: int) -> Iterator[None]:
-    """Start a cluster for the block; an interrupt meanwhile waits until Ray is up, so that all of it can be shut down.
+    """Start a cluster for the block; an interrupt meanwhile does not wait for it.
 
     A thread starts it, because in the main thread Ray replaces the handler of SIGTERM by one that exits: in the middle
     of whatever runs. Ray forks, and an exception right after a fork is dropped and leaves `logging` locked for ever.
     The thread lives as long as the cluster, whose processes the kernel ends with the thread that started them.
     """
+    global _given_up
     failed: list[BaseException] = []
-    up, done = threading.Event(), threading.Event()
+    up, done, given_up = threading.Event(), threading.Event(), threading.Event()
+    deciding = threading.Lock()  # whether it is up or given up
 
     def start() -> None:
         try:
@@ -224,28 +243,34 @@ def _cluster_here(cpus: int) -> Iterator[None]:
                 )
         except BaseException as error:  # noqa: BLE001 - raised below
             failed.append(error)
-        up.set()
-        done.wait()
+        with deciding:
+            up.set()
+        if given_up.is_set():
+            ray.shutdown()
+        else:
+            done.wait()
 
+    starting = threading.Thread(target=start, name="Ray's parent", daemon=True)
     try:
         with starting_alone():
             ends = time.monotonic() + _START_S
-            threading.Thread(target=start, name="Ray's parent", daemon=True).start()
-            try:
-                while not up.wait(0.1) and time.monotonic() < ends:
-                    pass
-            finally:
-                up.wait(max(ends - time.monotonic(), 0))
+            starting.start()
+            while not up.wait(0.1) and time.monotonic() < ends:
+                pass
         if not up.is_set():
             raise RayNotStarted(_START_S)
         if failed:
             raise failed[0]
         yield
     finally:
-        if up.is_set():
-            ray.shutdown()
-        else:  # it would wait for the same; the kernel ends Ray's processes with this one
+        with deciding:
+            if starting.ident is not None and not up.is_set():
+                given_up.set()
+        if given_up.is_set():  # the thread shuts Ray down when it is up, or the kernel ends Ray with this process
             atexit.unregister(ray.shutdown)
+            _given_up = starting
+        else:
+            ray.shutdown()
         done.set()
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 from fault_checks import assert_no_process, assert_nothing_lost, finished_rows, new_mark, running, started, wait_until
+from redis_server import redis_server as redis_server
 from runs import assert_equals_alone
 from studies import study_of
 from two_raylets import Raylets
 
 import analysis
+from trainables.stage_tree.coordinator import RayLeases, start_coordinator
+from tune_cac.ray_backend.session import ray_session
 
 pytestmark = pytest.mark.slow
 
@@ -68,3 +74,51 @@ def test_killed_nodes_cost_no_finished_trial(cluster: tuple[Raylets, dict[str, s
     assert process.returncode == 0, err
     assert_nothing_lost(second, before)
     assert (analysis.load(second)["status"] == "completed").sum() == 4
+
+
+def assert_coordinator_outlives_its_node(raylets: Raylets) -> None:
+    """Kill the worker node with a coordinator on it: it is started on the head, without claims, and is asked again."""
+
+    def node_of(actor: Any) -> str:
+        return str(ray.get(actor.__ray_call__.remote(lambda self: ray.get_runtime_context().get_node_id())))
+
+    with ray_session(cpus=1, address=raylets.address):
+        head = ray.get_runtime_context().get_node_id()
+        for number in range(100):  # Ray places them at random
+            actor = start_coordinator(f"coordinator-{number}")
+            if node_of(actor) != head:
+                break
+        leases = RayLeases(f"coordinator-{number}")
+        assert leases.claim("stage", "first", 3600.0)
+        assert not leases.claim("stage", "second", 3600.0)
+        raylets.tell("kill worker")
+        wait_until(lambda: node_of(actor) == head, "the coordinator's move")
+        assert leases.claim("stage", "second", 3600.0)
+        assert not leases.claim("stage", "first", 3600.0)
+
+
+def test_a_head_that_keeps_its_state_in_redis_comes_back_and_the_search_goes_on(
+    redis_server: str, tmp_path: Path
+) -> None:
+    mark, study = new_mark(), tmp_path / "results" / "s"
+    raylets = Raylets({**mark, "RAY_REDIS_ADDRESS": redis_server})
+    try:
+        environment = {**mark, "RAY_ADDRESS": raylets.address}
+        process = started(tmp_path, environment, *SEARCH, "--name", "s", "--trials", "4", "--epochs", "25")
+        wait_until(lambda: finished_rows(study) and running(study), "a trial after the baseline", process=process)
+        before = finished_rows(study)
+        raylets.tell("kill gcs")
+        time.sleep(5)  # less than a search waits for it
+        raylets.tell("start gcs")
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err
+        assert "Traceback" not in err
+        assert_nothing_lost(study, before)
+        trials = analysis.load(study)
+        assert trials["status"].tolist() == ["completed"] * 4
+        for _, row in trials.iterrows():
+            assert_equals_alone(row)
+        assert_coordinator_outlives_its_node(raylets)
+    finally:
+        raylets.close()
+    assert_no_process(mark)

@@ -38,3 +38,28 @@ def test_a_start_that_hangs_ends_in_one_line_and_leaves_no_process(tmp_path: Pat
     assert "Traceback" not in done.stderr
     stopped = int(done.stdout.split()[0])
     assert not psutil.pid_exists(stopped) or psutil.Process(stopped).status() == psutil.STATUS_ZOMBIE
+
+
+#: Interrupts a start of Ray, and starts it again at once.
+INTERRUPTED = """
+import _thread, threading, time, psutil, ray
+from tune_cac.ray_backend.session import ray_session
+threading.Timer(1.0, _thread.interrupt_main).start()
+try:
+    with ray_session(cpus=1):
+        pass
+except KeyboardInterrupt:
+    print("interrupted", ray.is_initialized())
+with ray_session(cpus=1):
+    print(ray.get(ray.remote(lambda: 7).remote()))
+print([child.name() for child in psutil.Process().children(recursive=True) if child.status() != "zombie"])
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_does_not_wait_for_ray_and_the_next_search_has_one_of_its_own(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )  # the limit only ends a hanging test
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["interrupted False", "7", "[]"]
