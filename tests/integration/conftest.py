@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import two_nodes as two_nodes_script
 from object_storage import CREDENTIALS
-from object_storage import _s3_environment as _s3_environment
+from object_storage import s3_environment as s3_environment
 from object_storage import s3 as s3
 from one_ray import one_ray as one_ray
 

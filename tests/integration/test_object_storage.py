@@ -142,10 +142,10 @@ print(json.dumps({"accuracy": 0.9, "step": 40, "compute_saved": 0.0 if trained <
 
 
 @pytest.fixture(scope="module")
-def ray_here(_s3_environment: dict[str, str]) -> Iterator[None]:
+def ray_here(s3_environment: dict[str, str]) -> Iterator[None]:
     """One cluster for the searches of this process, whose workers can reach the server."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in _s3_environment.items():
+        for name, value in s3_environment.items():
             patch.setenv(name, value)
         with ray_session(cpus=2):
             yield

@@ -110,7 +110,7 @@ def test_a_head_that_keeps_its_state_in_redis_comes_back_and_the_search_goes_on(
         raylets.tell("kill gcs")
         time.sleep(5)  # less than a search waits for it
         raylets.tell("start gcs")
-        out, err = process.communicate(timeout=200)
+        _, err = process.communicate(timeout=200)
         assert process.returncode == 0, err
         assert "Traceback" not in err
         assert_nothing_lost(study, before)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 import torch
-from object_storage import _s3_environment, s3  # noqa: F401 - fixtures
+from object_storage import s3_environment, outage, s3  # noqa: F401 - fixtures
 from runs import facts, finish
 from tiny_workload import STEPS_PER_EPOCH, tiny  # noqa: F401 - a fixture
 
 from trainables.config import TrialConfig
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.stage_tree.store import StageStore, roots
-from trainables.storage import files_of
+from trainables.storage import ObjectFiles, files_of
 from trainables.training.run import TrainingRun
 
 EPOCHS = 3
@@ -37,6 +40,49 @@ def test_trials_share_training_through_it_and_equal_the_trials_alone(s3: str) ->
     for file in list(files_of(sharing.tree).scan("objects")):
         files_of(sharing.tree).write(file.name, [b"torn"])
     assert _assert_equals_alone(manual(2 * STEPS_PER_EPOCH + 2), sharing) == EPOCHS * STEPS_PER_EPOCH
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_storage_that_is_away_for_a_while_costs_time_and_no_result(
+    s3: str,  # noqa: F811
+    s3_environment: dict[str, str],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed = []
+    for name in ("names", "size", "read", "write"):
+        real = getattr(ObjectFiles, name)
+
+        def counting(*arguments: Any, real: Any = real) -> Any:
+            try:
+                return real(*arguments)
+            except OSError as error:
+                failed.append(error)
+                raise
+
+        monkeypatch.setattr(ObjectFiles, name, counting)
+    sharing = Sharing(tree=f"{s3}/tree", trials=10, checkpoint_every_s=0)
+    _assert_equals_alone(manual(2 * STEPS_PER_EPOCH), sharing)
+    config = manual(STEPS_PER_EPOCH + 1)
+    with SharedRun(config, sharing) as shared:
+        first = shared.train_epoch()
+        away, back = threading.Event(), threading.Event()
+
+        def be_away() -> None:
+            with outage(s3_environment):
+                away.set()
+                back.wait(14)  # pyarrow tries each operation for 6 s
+
+        thread = threading.Thread(target=be_away)
+        thread.start()
+        away.wait()
+        rows = facts([first, *finish(shared)])
+        back.set()
+        thread.join()
+    with TrainingRun(config) as alone:
+        assert rows == facts(finish(alone))
+    assert failed
+    assert _assert_equals_alone(config, sharing) < EPOCHS * STEPS_PER_EPOCH
 
 
 def _assert_equals_alone(config: TrialConfig, sharing: Sharing) -> int:
