@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import two_nodes as two_nodes_script
 from object_storage import CREDENTIALS
-from object_storage import s3_environment as s3_environment
 from object_storage import s3 as s3
+from object_storage import s3_environment as s3_environment
 from one_ray import one_ray as one_ray
 
 

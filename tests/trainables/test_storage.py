@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from object_storage import s3_environment, s3  # noqa: F401 - fixtures
+from object_storage import s3, s3_environment  # noqa: F401 - fixtures
 
 from trainables.errors import UserError
 from trainables.stage_tree.atomic_files import read_checked, write_checked

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from object_storage import s3_environment, outage, s3  # noqa: F401 - fixtures
+from object_storage import outage, s3, s3_environment  # noqa: F401 - fixtures
 from runs import facts, finish
 from tiny_workload import STEPS_PER_EPOCH, tiny  # noqa: F401 - a fixture
 
