@@ -56,6 +56,7 @@ def test_nodes_reached_by_ssh_start_with_the_token_and_the_environment() -> None
     config = yaml.safe_load((FILES / "ray-up.yaml").read_text())
     assert len(config["provider"]["worker_ips"]) == config["max_workers"]
     assert "~/.ray/auth_token" in config["file_mounts"]
+    assert any(".bashrc" in command for command in config["setup_commands"])  # `ray down` runs `ray stop` without more
     for role in ("head", "worker"):
         *_, start = config[f"{role}_start_ray_commands"]
         assert start.startswith(". ~/tune_cac_env/bin/activate; export RAY_AUTH_MODE=token")

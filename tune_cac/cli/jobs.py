@@ -133,7 +133,9 @@ def _fetch(client: Any, arguments: argparse.Namespace) -> int:
         if "py_modules" in own:  # shipped again: a cluster forgets what an ended job had
             environment["py_modules"] = [str(write_wheel(Path(here), __version__))]
         client.submit_job(
-            entrypoint=f'exec python -m tune_cac.jobs.packing "{place}"', submission_id=packing, runtime_env=environment
+            entrypoint=f'exec {cluster_jobs.PYTHON} -m tune_cac.jobs.packing "{place}"',
+            submission_id=packing,
+            runtime_env=environment,
         )
     ends = time.monotonic() + _PACK_S
     while not client.get_job_info(packing).status.is_terminal():

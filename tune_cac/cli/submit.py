@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         client, line, folder=here, files=files, pip=pip, variables=variables, metadata=metadata, job=job,
         version=None if arguments.no_ship_package else __version__,
     )  # fmt: skip
-    say(f"job {job}: {line.removeprefix('exec ')}")
+    say(f"job {job}: {line.removeprefix('exec ').replace(cluster_jobs.PYTHON, 'python')}")
     if arguments.no_wait:
         print(job)
         say(f"follow it with: python -m tune_cac jobs logs {job} --follow")

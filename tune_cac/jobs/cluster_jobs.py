@@ -133,6 +133,11 @@ def submit(
             time.sleep(_LOOK_S)
 
 
+#: The Python of the environment in which Ray was started, for a shell. Ray runs a job by a login shell, whose profile
+#: may put another one first in PATH.
+PYTHON = '"${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python"'
+
+
 def entrypoint(command: Sequence[str], *, home_results: bool) -> str:
     """Return a command of this package for a shell.
 
@@ -141,10 +146,10 @@ def entrypoint(command: Sequence[str], *, home_results: bool) -> str:
         home_results: whether its studies lie in the home folder of the job's user, for a job's own folder is removed.
 
     >>> entrypoint(["search", "--name", "s"], home_results=True)
-    'exec python -m tune_cac search --name s --results "$HOME"/tune_cac_results'
+    'exec "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python" -m tune_cac search --name s --results "$HOME"/tune_cac_results'
     """
-    line = shlex.join(["python", "-m", "tune_cac", *command])
-    return f"exec {line}" + (f' --results "$HOME"/{HOME_RESULTS}' if home_results else "")
+    line = shlex.join(["-m", "tune_cac", *command])
+    return f"exec {PYTHON} {line}" + (f' --results "$HOME"/{HOME_RESULTS}' if home_results else "")
 
 
 def details(client: JobSubmissionClient, job: str) -> JobDetails:
