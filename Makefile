@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 SEARCH ?= --space auto_thresholds
-# Six files of tests at a time, for those that start Ray wait much; PYTEST= runs one file after the other.
-PYTEST ?= -n 6 --dist loadfile --no-loadscope-reorder
+# Four files of tests at a time, for those that start Ray wait much; PYTEST= runs one file after the other.
+PYTEST ?= -n 4 --dist loadfile --no-loadscope-reorder
 TESTS = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
 .PHONY: search check test all-tests lint programs clean

@@ -36,22 +36,24 @@ def free_ports(count: int) -> list[int]:
 def job_cluster(home: Path) -> Iterator[dict[str, str]]:
     """Yield the environment of a process that uses the cluster; all that it started ends with the block."""
     temporary = Path(tempfile.mkdtemp(prefix="cac-"))  # short, for sockets of Unix
-    gcs, dashboard, agent, client = free_ports(4)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(home),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }  # fmt: skip
-    command = [
-        str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", f"--port={gcs}",
-        f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1", f"--dashboard-agent-listen-port={agent}",
-        f"--ray-client-server-port={client}", "--num-cpus=2", f"--temp-dir={temporary}", "--disable-usage-stats",
-    ]  # fmt: skip
     with starting_alone(), (home / "ray.log").open("w") as log:
+        gcs, dashboard, agent, client = free_ports(4)
+        command = [
+            str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", f"--port={gcs}",
+            f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1", f"--dashboard-agent-listen-port={agent}",
+            f"--ray-client-server-port={client}", "--num-cpus=2", f"--temp-dir={temporary}", "--disable-usage-stats",
+        ]  # fmt: skip
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=home)
+        ends = time.monotonic() + 120
         for port in (gcs, dashboard):
             while True:
                 assert process.poll() is None, (home / "ray.log").read_text()
+                assert time.monotonic() < ends, f"no port {port}: {(home / 'ray.log').read_text()}"
                 try:
                     socket.create_connection(("127.0.0.1", port), timeout=1).close()
                     break
