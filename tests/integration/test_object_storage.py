@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shutil
 import subprocess
 import sys
@@ -236,7 +237,7 @@ def test_a_study_that_is_searched_elsewhere_is_left_alone(s3: str, tmp_path: Pat
 
 
 def test_storage_that_fails_for_a_while_only_delays_the_copy(
-    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = write_study(tmp_path / "s", [])
     layout.write_info(replace(layout.read_info(), storage=s3))
@@ -249,15 +250,14 @@ def test_storage_that_fails_for_a_while_only_delays_the_copy(
         real(self, name, parts)
 
     monkeypatch.setattr(ObjectFiles, "write", write)
-    said = ""
+    said: queue.Queue[str] = queue.Queue()  # capsys loses what another thread writes while it is read
+    monkeypatch.setattr(object_storage, "say", said.put)
     with copied_to_storage(layout):
         fails.set()
         layout.report.write_text("a report")
-        while "cannot be written (AWS Error SLOW_DOWN): the search goes on" not in said:
-            said += capsys.readouterr().err
+        assert "cannot be written (AWS Error SLOW_DOWN): the search goes on" in said.get(timeout=60)
         fails.clear()
-        while "can be written again" not in said:
-            said += capsys.readouterr().err
+        assert "can be written again" in said.get(timeout=60)
     assert files_of(s3).read("report.md") == b"a report"
     copying = copied_to_storage(layout)
     copying.__enter__()

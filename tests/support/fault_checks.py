@@ -45,7 +45,7 @@ def marked(mark: Mapping[str, str], name: str = "") -> list[int]:
 
 
 def wait_until(
-    happens: Callable[[], Any], what: str, most_s: float = 60.0, process: subprocess.Popen[str] | None = None
+    happens: Callable[[], Any], what: str, most_s: float = 240.0, process: subprocess.Popen[str] | None = None
 ) -> Any:
     """Return the first true value; the bound only ends a hanging test, and the process must run meanwhile."""
     ends = time.monotonic() + most_s

@@ -48,7 +48,7 @@ def test_killed_nodes_cost_no_finished_trial(cluster: tuple[Raylets, dict[str, s
     wait_until(lambda: all(list((first / f).glob("checkpoint_*")) for f in folders), "checkpoints", process=process)
     before = finished_rows(first)
     raylets.tell("kill worker")
-    _, err = process.communicate(timeout=150)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "Traceback" not in err
     assert err.count("failed and is begun again: its worker died") == 1
@@ -63,14 +63,14 @@ def test_killed_nodes_cost_no_finished_trial(cluster: tuple[Raylets, dict[str, s
     wait_until(lambda: finished_rows(second) and running(second), "a trial after the baseline", process=process)
     before = finished_rows(second)
     raylets.tell("kill head")
-    _, err = process.communicate(timeout=150)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
     assert "Traceback" not in err
     assert "the Ray cluster" in err.splitlines()[-1]
     assert "search --resume results/second" in err.splitlines()[-1]
     alone = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     process = started(tmp_path, {**alone, **mark}, "search", "--resume", "second")
-    _, err = process.communicate(timeout=150)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert_nothing_lost(second, before)
     assert (analysis.load(second)["status"] == "completed").sum() == 4

@@ -38,7 +38,7 @@ def test_a_trial_that_hangs_one_without_numbers_and_one_without_memory_end_and_n
     begin_fault(tmp_path, "nan")
     begin_fault(tmp_path, "cuda_memory")
     wait_until(lambda: not psutil.pid_exists(hung), "the end of what hangs", process=process)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
     assert "Traceback" not in err
     errors = [record["error"] for record in records(study) if record["status"] == "failed"]
@@ -82,7 +82,7 @@ def test_a_trial_that_uses_up_memory_is_begun_again_with_fewer_beside_it(
     wait_until(lambda: finished_rows(study) and len(running(study)) == 2, "two at a time", process=process)
     before = finished_rows(study)
     begin_fault(tmp_path, "memory")
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "Traceback" not in err
     assert "memory ran out with 2 trials at a time: from here on at most 1 trial" in err
