@@ -68,13 +68,17 @@ _given_up: threading.Thread | None = None
 
 
 class RayNotStarted(UserError):
-    """Ray, started on this machine, was not up in time."""
+    """Ray, started on this machine, was not up in time.
+
+    Args:
+        how_long: for the message.
+    """
 
     exit_code = 1
 
-    def __init__(self, waited_s: float) -> None:
+    def __init__(self, how_long: str) -> None:
         super().__init__(
-            f"Ray did not start within {waited_s:g} s: a process of it was stopped or killed meanwhile (another "
+            f"Ray did not start {how_long}: a process of it was stopped or killed meanwhile (another "
             "user's `ray stop` ends every Ray on a machine), or the machine is too busy; run the command again"
         )
 
@@ -258,7 +262,9 @@ def _cluster_here(cpus: int) -> Iterator[None]:
             while not up.wait(0.1) and time.monotonic() < ends:
                 pass
         if not up.is_set():
-            raise RayNotStarted(_START_S)
+            raise RayNotStarted(f"within {_START_S:g} s")
+        if failed and "timed out during startup" in str(failed[0]):
+            raise RayNotStarted("in the time that it allows itself") from failed[0]
         if failed:
             raise failed[0]
         yield

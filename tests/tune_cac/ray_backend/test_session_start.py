@@ -8,6 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
+
+from tune_cac.ray_backend.session import RayNotStarted, ray_session
 
 #: Stops Ray's control process as soon as there is one, so Ray waits for it.
 STOPPED = """
@@ -36,8 +39,22 @@ def test_a_start_that_hangs_ends_in_one_line_and_leaves_no_process(tmp_path: Pat
     assert done.returncode == 1, done.stderr
     assert "Ray did not start within 6 s: a process of it was stopped or killed meanwhile" in done.stderr
     assert "Traceback" not in done.stderr
-    stopped = int(done.stdout.split()[0])
-    assert not psutil.pid_exists(stopped) or psutil.Process(stopped).status() == psutil.STATUS_ZOMBIE
+    process = int(done.stdout.split()[0])
+    assert not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_start_that_ray_itself_gives_up_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stopped raylet Ray does so after 30 s, which no setting changes; what it raises then is raised here."""
+
+    def init(**_: object) -> None:
+        raise Exception(
+            "The current node timed out during startup. This could happen because some of the raylet failed"
+        )
+
+    monkeypatch.setattr(ray, "init", init)
+    message = "did not start in the time that it allows itself: a process"
+    with pytest.raises(RayNotStarted, match=message), ray_session(cpus=1):
+        pass
 
 
 #: Interrupts a start of Ray, and starts it again at once.
