@@ -110,7 +110,8 @@ class SearchOptions(StudyOptions):
     )
     checkpoint_budget: int | str = option(
         "20GB",
-        "most bytes of checkpoints that sharing keeps: a number, or text such as 500MB (10^6) or 512MiB (2^20)",
+        "most bytes of checkpoints that sharing keeps, fewer on a disk that is nearly full: a number, or text such as "
+        "500MB (10^6) or 512MiB (2^20)",
         metavar="BYTES",
         on_resume=True,
     )
