@@ -26,8 +26,8 @@ lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-# Tests of pages want Chromium, tests of studies in a database PostgreSQL, those of Ray's head Redis. Installed where that can be done; without
-# Chromium its tests are skipped, which the run says.
+# Tests of pages want Chromium, tests of studies in a database PostgreSQL, those of Ray's head Redis. Installed where
+# that can be done; without Chromium its tests are skipped, which the run says.
 ALSO = { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo installing $(1) && apt-get update -qq && \
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) > /dev/null; } || true
 programs:

@@ -152,9 +152,11 @@ class Checkpoints:
         """Return whether the disk has room for so many bytes beside its reserve, after thinning if it had not."""
         if is_uri(self._files.place):
             return True
-        if lacking := lacking_bytes(Path(self._files.place), size):
+        folder = Path(self._files.place)
+        if lacking := lacking_bytes(folder, size):
             self._thin(lacking)
-        return not lacking or not lacking_bytes(Path(self._files.place), size)
+            return not lacking_bytes(folder, size)
+        return True
 
     def _measure(self) -> None:
         self._total_bytes = sum(size for size, _ in self._scan_objects()[0].values())

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 #: Metadata of a job: its command, its study, and the folder or URI that holds it on the cluster.
 COMMAND, STUDY, RESULTS = "tune_cac_command", "tune_cac_study", "tune_cac_results"
+#: The Python of the environment in which Ray was started, for a shell. Ray runs a job by a login shell, whose profile
+#: may put another one first in PATH.
+PYTHON = '"${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python"'
 #: Exit code of a job that was stopped.
 STOPPED = 130
 _ANSWER_S, _LOOK_S = 5.0, 1.0
@@ -131,11 +134,6 @@ def submit(
                 if "No available agent" not in said or time.monotonic() > ends:
                     raise UserError(f"the cluster did not take the job: {said[:500]}") from None
             time.sleep(_LOOK_S)
-
-
-#: The Python of the environment in which Ray was started, for a shell. Ray runs a job by a login shell, whose profile
-#: may put another one first in PATH.
-PYTHON = '"${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python"'
 
 
 def entrypoint(command: Sequence[str], *, home_results: bool) -> str:

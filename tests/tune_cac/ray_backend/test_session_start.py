@@ -12,6 +12,14 @@ import ray
 
 from tune_cac.ray_backend.session import RayNotStarted, ray_session
 
+
+def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A program in a process of its own; the limit only ends a hanging test."""
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
 #: Stops Ray's control process as soon as there is one, so Ray waits for it.
 STOPPED = """
 import os, signal, sys, threading, time, psutil
@@ -33,9 +41,7 @@ run()
 
 @pytest.mark.slow
 def test_a_start_that_hangs_ends_in_one_line_and_leaves_no_process(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED], cwd=tmp_path, capture_output=True, text=True, timeout=200
-    )  # the limit only ends a hanging test
+    done = run(STOPPED, tmp_path)
     assert done.returncode == 1, done.stderr
     assert "Ray did not start within 6 s: a process of it was stopped or killed meanwhile" in done.stderr
     assert "Traceback" not in done.stderr
@@ -75,8 +81,6 @@ print([child.name() for child in psutil.Process().children(recursive=True) if ch
 
 @pytest.mark.slow
 def test_an_interrupt_does_not_wait_for_ray_and_the_next_search_has_one_of_its_own(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], cwd=tmp_path, capture_output=True, text=True, timeout=200
-    )  # the limit only ends a hanging test
+    done = run(INTERRUPTED, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["interrupted False", "7", "[]"]
