@@ -45,13 +45,17 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 # cac 1.0.0 is the published optimizer: the tests compare with it step by step. Its dependencies are left out because
 # one of them, apex, is needed only by parts that nobody here loads. So are those of curvlinops, the oracle of K-FAC,
-# but for what it loads: torchvision, which an unused part of backpack names, would not fit the CPU build of torch.
+# but for what it loads: torchvision, which an unused part of backpack names, does not fit the CPU build of torch. Its
+# data sets work all the same, and are the oracle of our image loader; it has a folder of its own, where nothing else
+# finds it and fails.
 # moto, an S3 server, asks for an older dateutil than pandas, and works with this one.
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt cac==1.0.0 \
 		curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator opt_einsum unfoldNd moto boto3 botocore jmespath \
 		py-partiql-parser responses s3transfer xmltodict
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt --upgrade \
+		--target $(VENV)/torchvision torchvision
 	touch $@ $(VENV)/.installed
 
 clean:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from analysis.metrics.interaction import interactions
     from analysis.metrics.parameter_importance import importance
     from analysis.metrics.ranking import best, front_hypervolume, knee_trial, pareto_front, rank
+    from analysis.metrics.recipe_effects import recipe_effects
     from analysis.presentation.export import export_table, export_trial
     from analysis.presentation.stage_frame import stage_frame, tree_text
     from analysis.presentation.study_comparison import Comparison, compare
@@ -57,6 +58,7 @@ __all__ = [
     "search_cost",
     "SearchCost",
     "gradient_statistics",
+    "recipe_effects",
     "gradient_clusters",
     "stage_frame",
     "tree_text",
@@ -78,6 +80,7 @@ _HOMES = {
     "control_line": "analysis.metrics.controls",
     "equal_compute": "analysis.metrics.compute_budgets",
     "gradient_clusters": "analysis.metrics.gradient_history",
+    "recipe_effects": "analysis.metrics.recipe_effects",
     "gradient_statistics": "analysis.metrics.gradient_history",
     "interactions": "analysis.metrics.interaction",
     "importance": "analysis.metrics.parameter_importance",

@@ -22,6 +22,8 @@ from trainables.gradients.fields import DEFAULTS, ESTIMATORS, FIELD_NAMES, Gradi
 from trainables.gradients.variance_fields import VarianceFields
 from trainables.gradskip.variables import VARIABLES
 from trainables.savings import saved_words
+from trainables.training.recipe import fields as recipe
+from trainables.training.recipe.fields import RecipeFields
 from tune_cac.study.options import SearchOptions
 
 DOCS = Path(__file__).parent
@@ -93,6 +95,18 @@ def estimator_fields() -> str:
     )
 
 
+def recipe_fields() -> str:
+    """Return the table of the training recipe's fields."""
+    described = attribute_docstrings(RecipeFields)
+    return table(
+        ("field", "meaning"),
+        (
+            (f"`{name}`", re.sub("`([A-Z_]+)`", lambda found: ", ".join(getattr(recipe, found[1])), described[name]))
+            for name in recipe.RECIPE_FIELDS
+        ),
+    )
+
+
 def _choices(name: str) -> Iterable[str]:
     home = estimator_settings if hasattr(estimator_settings, name) else variance_fields
     found: Iterable[str] = getattr(home, name)
@@ -123,6 +137,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "search_options": search_options,
     "spaces": spaces,
     "estimator_fields": estimator_fields,
+    "recipe_fields": recipe_fields,
 }
 
 

@@ -10,6 +10,7 @@ from search_spaces.space import ANY_RUN, Space, SpaceContext, Suggests, corners,
 from trainables.config import JOINS_GRADSKIP
 from trainables.errors import UserError
 from trainables.gradients.fields import ESTIMATORS
+from trainables.savings import TIME
 
 #: Methods in the order of a joined method's name.
 _ORDER = ("gradskip", "compression", *JOINS_GRADSKIP)
@@ -31,6 +32,15 @@ class _Start:
 
     def __call__(self, context: SpaceContext) -> Mapping[str, Any]:
         return {name: value for space in self.spaces for name, value in space.start(context).items()}
+
+
+@dataclass(frozen=True)
+class _FurtherStarts:
+    spaces: tuple[Space, ...]
+
+    def __call__(self, context: SpaceContext) -> list[dict[str, Any]]:
+        common = _Start(self.spaces)(context)
+        return [{**common, **found} for space in self.spaces for found in space.further_starts(context)]
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ def joined(spaces: Sequence[Space]) -> Space:
                 raise UserError(f"spaces {asked[name]} and {space.name} both search {name}: join others")
             asked[name] = space.name
         rules = {corner.get("CAC_RULE", "variance") for corner in ends}
-        others = together_with - {"gradskip", "none"}
+        others = together_with - {"gradskip", "none", "recipe"}
         if others and rules != {"variance"}:
             raise UserError(
                 f"space {space.name} can't be searched together with {' and '.join(sorted(others))}, got "
@@ -89,11 +99,16 @@ def joined(spaces: Sequence[Space]) -> Space:
             )
     together = tuple(spaces)
     savings = {space.saving for space in spaces if space.method != "none"} or {"training"}
+    if TIME in savings:  # the clock shows what all of them save
+        savings = {TIME}
     return Space(
         name="+".join(names),
-        method="+".join(method for method in _ORDER if method in together_with) or "none",
+        method="+".join(method for method in _ORDER if method in together_with)
+        or ("recipe" if "recipe" in together_with else "none"),
         suggest=_Suggest(together),
         start=_Start(together),
+        further_starts=_FurtherStarts(together),
+        free=tuple(name for space in spaces for name in space.free),
         start_is_published=all(space.start_is_published for space in spaces),
         meanings=meanings,
         notes=_Notes(together),

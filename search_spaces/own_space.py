@@ -27,6 +27,7 @@ from trainables.config import TrialConfig, field_names, method_of
 from trainables.errors import UserError, unknown_name
 from trainables.gradients.variance_fields import OF_ANY_METHOD
 from trainables.gradskip.variables import variable_named
+from trainables.training.recipe.fields import RECIPE_MEANINGS
 from trainables.workload_options import canonical, read_options
 
 #: Fields that no space sets and that have no option of their own.
@@ -57,7 +58,7 @@ FIELD_MEANINGS = {
     for space in (agp, distillation, central_difference, svrg, kfac, gradient_clustering, importance_sampling,
                   zero_gradients)
     for name, meaning in space.SPACE.meanings.items()
-}  # fmt: skip
+} | RECIPE_MEANINGS  # fmt: skip
 OPTION_MEANING = "option of the workload"
 
 

@@ -35,6 +35,8 @@ class SpaceContext:
     latest_start_itr: int | None = None
     """The latest first decision with which the variance rule can still stop anything on this run; None where the run is
     not known."""
+    recipe: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values of the training recipe's fields that differ on this model and device, the default (None) first."""
     workload_options: tuple[str, ...] = ()
     """Options of the workload that are the same in all trials, as NAME=VALUE texts."""
 
@@ -45,6 +47,17 @@ ANY_RUN = SpaceContext(
     layer_names=tuple(f"layer{n}" for n in range(12)),
     unit_ends=(2, 5, 8),
     weight_names=tuple(f"block{n}.weight" for n in range(3)),
+    recipe={
+        "precision": (None, "bfloat16"),
+        "batch_size": (None, 32, 128),
+        "fused_optimizer": (None, True),
+        "channels_last": (None, True),
+        "activation_checkpointing": (None, "cheap", "blocks"),
+        "compile_mode": (None, "default"),
+        "loader_workers": (None, 1, 2),
+        "cudnn_benchmark": (None, True),
+        "pin_memory": (None, False),
+    },
 )
 #: Most combinations of choices of a space.
 MOST_VISITS = 2000
@@ -112,7 +125,7 @@ def nearest_interval(wanted: int, steps: tuple[int, int], context: SpaceContext)
     return max(low, min(wanted, high))
 
 
-def _nothing(context: SpaceContext) -> Sequence[str]:
+def _nothing(context: SpaceContext) -> Sequence[Any]:
     return ()
 
 
@@ -129,6 +142,10 @@ class Space:
     start: Callable[[SpaceContext], Mapping[str, Any]]
     """Parameters of the trial after the baseline: the method's published defaults, scaled to the run, where there are
     any."""
+    further_starts: Callable[[SpaceContext], Sequence[Mapping[str, Any]]] = _nothing
+    """Parameters of trials that follow it, where a search should not begin at random: as many as there is room for."""
+    free: tuple[str, ...] = ()
+    """Choices on which no other parameter depends; then the number of their combinations has no limit."""
     start_is_published: bool = True
     """True if that trial has the published defaults and may be described so."""
     meanings: Mapping[str, str] = field(default_factory=dict)
@@ -198,9 +215,10 @@ class Range:
 class _Recorder:
     """Replacement for an Optuna trial: takes the forced choices and one end of each range, and records the ranges."""
 
-    def __init__(self, forced: Mapping[str, Any], upper: bool) -> None:
+    def __init__(self, forced: Mapping[str, Any], upper: bool, free: Iterable[str]) -> None:
         self._forced = forced
         self._upper = upper
+        self._free = frozenset(free)
         self.ranges: dict[str, Range] = {}
         self.chosen: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
@@ -217,6 +235,8 @@ class _Recorder:
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
         self.ranges[name] = Range(name=name, low=None, high=None, step=None, log=False, choices=tuple(choices))
+        if name in self._free:
+            return choices[-1 if self._upper else 0]
         self.chosen[name] = self._forced.get(name, choices[0])
         return self.chosen[name]
 
@@ -227,7 +247,7 @@ def _visits(space: Space, context: SpaceContext, *, upper: bool = False) -> list
     complete = []
     while waiting:
         forced = waiting.pop()
-        recorder = _Recorder(forced, upper)
+        recorder = _Recorder(forced, upper, space.free)
         recorder.values = space.suggest(recorder, context)
         free = next((name for name in recorder.chosen if name not in forced), None)
         if free is None:

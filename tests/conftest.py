@@ -23,10 +23,18 @@ hypothesis.settings.load_profile("tune_cac")
 _START_RAY = ("integration/", "e2e/test_commands_page.py", "trainables/stage_tree/test_coordinator.py")
 
 
+#: The file that takes longest, as all cases of a file run one after the other.
+_LONGEST = "trainables/test_contract.py"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several processes (pytest-xdist) those with Ray come first, so that none of them is left at the end."""
+    """With several processes (pytest-xdist) begin with the longest file, then those with Ray: none is left over."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(_START_RAY))
+        items.sort(key=lambda item: _place(item.nodeid.removeprefix("tests/")))
+
+
+def _place(name: str) -> int:
+    return 0 if name.startswith(_LONGEST) else 1 if name.startswith(_START_RAY) else 2
 
 
 #: Most seconds of CPU that a test without the mark ``slow`` may take.

@@ -22,6 +22,7 @@ ORDER = (
     ("trainables.gradskip.variable_types", "trainables.gradskip.variables", "trainables.gradskip.settings"),
     ("trainables.gradients.variance_fields",),
     ("trainables.gradients.fields",),
+    ("trainables.training.recipe.fields",),
     ("trainables.config",),
     ("trainables.attachment",),
     ("trainables", "trainables.runtime"),

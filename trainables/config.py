@@ -26,6 +26,7 @@ from trainables.metrics import check_metric
 from trainables.quality import ACCURACY, Quality, quality_named
 from trainables.registry import METHODS, check_workload
 from trainables.savings import SAVINGS
+from trainables.training.recipe.fields import RECIPE_FIELDS, RecipeFields, check_recipe
 from trainables.workload_options import canonical, read_options
 
 #: Beginnings of the names of the fields of compression.
@@ -74,8 +75,8 @@ else:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialConfig(GradientFields, _VariableFields, _RunFields):  # in the order of the fields, from the right
-    """Configuration of one trial: what it trains and how.
+class TrialConfig(RecipeFields, GradientFields, _VariableFields, _RunFields):
+    """Configuration of one trial: what it trains and how; its fields are in the order of the bases, from the right.
 
     The ``CAC_*`` fields are the variables of Gradient-Skip (`gradskip.variables`); None: the published default.
 
@@ -150,6 +151,7 @@ class TrialConfig(GradientFields, _VariableFields, _RunFields):  # in the order 
             check_metric(self.quality, field_names())
         self._check_compression()
         check_gradient_fields(self)
+        check_recipe(self, estimator_in(self.method))
 
     def _check_compression(self) -> None:
         if self.saving not in (None, *SAVINGS):
@@ -232,7 +234,7 @@ def method_of(names: Iterable[str]) -> str:
             f"settings of {estimator} can't be searched together with those of {' and '.join(parts)}, got "
             f"{', '.join(sorted(given))}: search them one after the other"
         )
-    return estimator or "+".join(parts) or "none"
+    return estimator or "+".join(parts) or ("recipe" if given & {*RECIPE_FIELDS} else "none")
 
 
 def field_names() -> tuple[str, ...]:

@@ -32,6 +32,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method(name="none", description="plain training, the baseline", home=None),
+        Method(name="recipe", description="plain training by another recipe: precision, kernels, loading", home=None),
         Method(
             name="gradskip",
             description="CAC Gradient-Skip: layers whose weight variance has fallen below its peak stop",
@@ -138,6 +139,13 @@ WORKLOADS: dict[str, Entry] = {
         default_epochs=30,
         description="the next character of the manual that ships with Python: two transformer blocks, no convolution; "
         "half a minute a run on one core",
+    ),
+    "gan_digits": Entry(
+        home="trainables.workloads.gan_digits:GanDigits",
+        default_epochs=60,
+        description="a generator of digits against a discriminator, by Frechet distance, minimised; half a minute a "
+        "run on one core (--option first=discriminator: its layers stop first)",
+        quality=Quality(name="frechet_distance", direction="min", unit=""),
     ),
     "binary_mlp": Entry(
         home="trainables.workloads.binary_mlp:BinaryMLP",

@@ -1,13 +1,14 @@
 """Formulas of what a run saves, and the kinds of compute that a study can rank by. Without torch.
 
-Symbols: T compute saved in training (`compute_saved`), I compute saved in inference (`inference_saved`); fractions, at
-most 1, negative where more was executed than without the method.
+Symbols: T compute saved in training (`compute_saved`), I compute saved in inference (`inference_saved`), S training
+time saved (`time_saved`); fractions, at most 1, negative where more was executed than without the method.
 
 | saving | ranked by |
 |---|---|
 | ``training``, or None | T |
 | ``inference`` | I |
 | ``both`` | (T + I) / 2 |
+| ``time`` | S |
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any
 
 #: Column of the saving that a study ranks by (`ranked_saving`).
 SAVED = "saved"
-TRAINING, INFERENCE, BOTH = "training", "inference", "both"
+TRAINING, INFERENCE, BOTH, TIME = "training", "inference", "both", "time"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Saving:
-    rank: Callable[[Any, Any], Any]
-    """Function of T and I."""
+    rank: Callable[[Any, Any, Any], Any]
+    """Function of T, I and S."""
     share_words: str
     """Words for the compute in a sentence such as "you can skip 31 % of ..."."""
     saved_words: str
@@ -32,13 +33,16 @@ class _Saving:
 
 
 _SAVINGS = {
-    TRAINING: _Saving(rank=lambda t, i: t, share_words="the training compute", saved_words="compute saved"),
-    INFERENCE: _Saving(rank=lambda t, i: i, share_words="the inference compute", saved_words="inference compute saved"),
+    TRAINING: _Saving(rank=lambda t, i, s: t, share_words="the training compute", saved_words="compute saved"),
+    INFERENCE: _Saving(
+        rank=lambda t, i, s: i, share_words="the inference compute", saved_words="inference compute saved"
+    ),
     BOTH: _Saving(
-        rank=lambda t, i: (t + i) / 2,
+        rank=lambda t, i, s: (t + i) / 2,
         share_words="training and inference compute, on average",
         saved_words="mean of training and inference saved",
     ),
+    TIME: _Saving(rank=lambda t, i, s: s, share_words="the training time", saved_words="training time saved"),
 }
 #: Savings by which trials can be ranked.
 SAVINGS = tuple(_SAVINGS)
@@ -75,18 +79,19 @@ def share_of_budget(spared: Any, budget: float) -> Any:
     return spared / budget if budget else 0.0 * spared
 
 
-def ranked_saving(saving: str | None, training: Any, inference: Any) -> Any:
+def ranked_saving(saving: str | None, training: Any, inference: Any, time: Any = float("nan")) -> Any:
     """Return what a study with this saving ranks by.
 
     Args:
         saving: one of `SAVINGS`, or None for training.
         training: T; a number or a Series.
         inference: I, likewise; not read for training.
+        time: S, likewise; read for time alone.
 
     >>> [round(ranked_saving(saving, 0.2, 0.6), 6) for saving in (None, "inference", "both")]
     [0.2, 0.6, 0.4]
     """
-    return _SAVINGS[saving or TRAINING].rank(training, inference)
+    return _SAVINGS[saving or TRAINING].rank(training, inference, time)
 
 
 def objectives_of(saving: str, quality: str = "accuracy") -> tuple[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.io.checked import number_of, numbers_of
-from trainables.savings import BOTH, INFERENCE, SAVED, TRAINING, ranked_saving
+from trainables.savings import BOTH, INFERENCE, SAVED, TIME, TRAINING, ranked_saving
 
 
 def saved_of(trials: pd.DataFrame) -> pd.Series[float]:
@@ -30,22 +30,23 @@ def saved_of(trials: pd.DataFrame) -> pd.Series[float]:
     if "saving" not in trials.columns or "inference_saved" not in trials.columns or trials["saving"].isna().all():
         return training.rename(SAVED)
     inference, saved = numbers_of(trials, "inference_saved"), training
-    for saving in (INFERENCE, BOTH):
-        saved = saved.mask(_is(trials, saving), ranked_saving(saving, training, inference))
+    time = numbers_of(trials, "time_saved")
+    for saving in (INFERENCE, BOTH, TIME):
+        saved = saved.mask(_is(trials, saving), ranked_saving(saving, training, inference, time))
     return saved.rename(SAVED)
 
 
 def saved_of_one(row: pd.Series) -> float:
     """Return what one trial saves of the compute that its study ranks by; NaN where not known."""
-    training, inference = (number_of(row, name) for name in ("compute_saved", "inference_saved"))
-    return ranked_saving(saving_of(row) if "inference_saved" in row.index else TRAINING, training, inference)
+    found = (number_of(row, name) for name in ("compute_saved", "inference_saved", "time_saved"))
+    return ranked_saving(saving_of(row) if "inference_saved" in row.index else TRAINING, *found)
 
 
 def ranks_by_training(trials: pd.DataFrame) -> pd.Series[bool]:
     """Return a mask of the rows of studies that rank by training compute."""
     if "saving" not in trials.columns:
         return pd.Series(True, index=trials.index)
-    return ~(_is(trials, INFERENCE) | _is(trials, BOTH))
+    return ~(_is(trials, INFERENCE) | _is(trials, BOTH) | _is(trials, TIME))
 
 
 def _is(trials: pd.DataFrame, saving: str) -> pd.Series[bool]:

@@ -6,6 +6,7 @@ import shlex
 import textwrap
 
 from analysis.presentation.estimator_text import estimator_text
+from analysis.presentation.recipe_text import recipe_lines, recipe_text
 from analysis.presentation.schedule_text import compresses
 from trainables.config import TrialConfig
 from trainables.gradients.fields import estimator_in
@@ -24,7 +25,9 @@ def environment_lines(config: TrialConfig, *, schedule: str) -> list[str]:
         schedule: location of its compression schedule, which no variable can set; mentioned in a comment if the trial
             compresses. A trial that only compresses has no lines to unset or export.
     """
-    lines = []
+    lines = recipe_comments(config)
+    if config.method == "recipe":
+        return lines
     estimator = estimator_in(config.method)
     if estimator is not None and config.skips_gradients:
         lines.append(
@@ -34,12 +37,13 @@ def environment_lines(config: TrialConfig, *, schedule: str) -> list[str]:
     elif estimator is not None:
         fields = "".join(f" --set {text}" for text in estimator_text(config.to_dict()).split())
         return [
+            *lines,
             f"# It trains by {config.method}, which tune_cac.gradients has and no variable sets:",
             f"#   python -m tune_cac trial --method {config.method}{fields}",
         ]
     if compresses(config):
         if not config.skips_gradients:
-            return [f"# It compresses, and no variable says how: the answer is {schedule}."]
+            return [*lines, f"# It compresses, and no variable says how: the answer is {schedule}."]
         lines.append(f"# It compresses, too, and no variable says how: the schedule is {schedule}.")
     # Without a method no layer stops; the variables express this by turning auto mode off.
     settings = config.gradskip_settings() if config.skips_gradients else Settings(start_thr=-1)
@@ -55,3 +59,19 @@ def environment_lines(config: TrialConfig, *, schedule: str) -> list[str]:
     lines += textwrap.wrap(" ".join(unset), width=_WIDTH, initial_indent="unset ", subsequent_indent="unset ")
     # shlex.quote leaves plain numbers, names and comma lists unquoted.
     return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in environment.items())]
+
+
+def recipe_comments(config: TrialConfig) -> list[str]:
+    """Return comments with a trial's training recipe: how to try it, and lines of code to paste."""
+    given = config.to_dict()
+    text = recipe_text(given)
+    if not text:
+        return []
+    sets = "".join(f" --set {part}" for part in text.split())
+    method = "" if config.skips_gradients else f" --method {config.method}"
+    return [
+        "# It trains by another recipe, which no variable sets:",
+        f"#   python -m tune_cac trial{method}{sets}",
+        "# In a script of yours:",
+        *(f"#   {line}" for line in recipe_lines(given)),
+    ]

@@ -18,7 +18,7 @@ from analysis.presentation.summary_text import config_of, searched_options, sett
 from analysis.quality_words import axis_words, drop_text, drop_unit, drop_words, metric_words, value_text
 from trainables.errors import UserError, unknown_name
 from trainables.quality import Quality
-from trainables.savings import BOTH, INFERENCE, SAVED, TRAINING, saved_words
+from trainables.savings import BOTH, INFERENCE, SAVED, TIME, TRAINING, saved_words
 
 #: Formats of one trial's settings, and of a table of trials.
 TRIAL_FORMATS = ("env", "yaml", "json", "schedule")
@@ -33,6 +33,7 @@ _COLUMNS = {
     TRAINING: (_TRAINING, ("backward saved (%)", "backward_saved", 1)),
     INFERENCE: _INFERENCE,
     BOTH: (_MEAN, _TRAINING, *_INFERENCE),
+    TIME: (("training time saved (%)", "time_saved", 1), ("peak memory saved (%)", "peak_memory_saved", 1)),
 }
 _LATEX_COMMANDS = {
     "\\": "textbackslash", "~": "textasciitilde", "^": "textasciicircum",

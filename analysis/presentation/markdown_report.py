@@ -17,6 +17,7 @@ from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import without_files
 from analysis.presentation.ranked_table import ranked_table, stop_table
+from analysis.presentation.recipe_text import RECIPE_NOTE, recipe_table
 from analysis.presentation.schedule_text import compresses
 from analysis.presentation.sparsity_text import is_compressed, layers, sums
 from analysis.presentation.summary_text import (
@@ -84,6 +85,8 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         lines += sparsity_lines(best)
     limit = allowed_limit(ranking, allowed_drop)
     lines += confirmation_lines(confirmation, saved_words(saving), limit, quality) + control_lines(trials, line)
+    if effects := recipe_table(trials):
+        lines += ["", "## What each choice brought", "", RECIPE_NOTE, "", *_table(effects, ":--|--:|--:|--:|--:")]
     table = ranked_table(ranking, top=top, test=True, beats=beats_shorter(ranking, line), allowed_drop=allowed_drop)
     lines += ["", "## Ranking", "", *_table(table, "|".join(["--"] * len(table[0])))]
     if picture is not None:

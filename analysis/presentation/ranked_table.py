@@ -17,7 +17,7 @@ from analysis.presentation.summary_text import settings_text
 from analysis.quality_words import drop_cell, drop_words, value_text
 from trainables.gradskip.variables import ratio_name
 from trainables.quality import Quality
-from trainables.savings import BOTH, SAVED, TRAINING
+from trainables.savings import BOTH, SAVED, TIME, TRAINING
 
 _ROLES = {"baseline": " (baseline)", "published": " (published)"}
 
@@ -63,6 +63,7 @@ def ranked_table(
         ("MACs", lambda row: _share(_rest(row.get("inference_saved")))),
         ("GFLOPs", lambda row: f"{row['executed_flops'] / 1e9:.2f}"),
         ("search cost", lambda row: _number(row["search cost"], 2)),
+        ("peak MB", lambda row: _number(row["peak_memory_bytes"] / 1e6, 0)),
         ("time s", lambda row: f"{row['train_time_s']:.2f}"),
         ("within", lambda row: "yes" if row["within_drop"] else "no"),
         ("front", lambda row: "yes" if row["on_front"] else ""),
@@ -74,7 +75,8 @@ def ranked_table(
         *(() if test else (tested,)),
         *(() if compared else ("beats cut dense run",)),
         *(() if saving == BOTH else ("training saved",)),
-        *(() if saving != TRAINING else ("sparsity", "MACs")),
+        *(() if saving not in (TRAINING, TIME) else ("sparsity", "MACs")),
+        *(() if saving == TIME else ("peak MB",)),
     }
     columns = [column for column in columns if column[0] not in absent]
     rows = ranking.assign(**{"search cost": search_fraction(ranking), "beats": beats})

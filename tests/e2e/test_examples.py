@@ -159,6 +159,24 @@ def test_the_shell_script_sets_the_published_variables() -> None:
     assert set_here == {name: BY_NAME[name].default_text for name in auto}
 
 
+@pytest.mark.slow
+def test_each_network_of_the_gan_stops_by_its_own_settings(tmp_path: Path) -> None:
+    variables = {"CAC_VAR_START_THR": "-1", "CAC_STOP_LAYER_NUM": "3", "CAC_STOP_LAYER_ITR": "15"}
+    done = subprocess.run(
+        [sys.executable, str(example("gan.py")), "--epochs", "2", "--width", "4", "--discriminator-stop", "5"],
+        cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if "stopped through" in line]
+    assert told == [
+        "epoch 1: generator stopped through parameter -1",
+        "epoch 1: discriminator stopped through parameter 4",
+        "epoch 2: generator stopped through parameter 3",
+        "epoch 2: discriminator stopped through parameter 4",
+    ]
+    assert done.stdout.count('"frechet_distance"') == 2
+
+
 def test_every_example_is_run_and_says_what_it_is() -> None:
     tested = set(re.findall(r'example\("([\w.]+)"\)', Path(__file__).read_text()))
     searched = (Path(__file__).parent / "test_example_metrics.py").read_text()

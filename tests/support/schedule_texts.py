@@ -55,3 +55,16 @@ def with_pruner(arguments: str, policy: str = "epochs: [1, 2]") -> str:
     """A schedule whose pruner has its arguments from line 4 on."""
     indented = "".join(f"\n    {line}" for line in arguments.splitlines())
     return f"version: 1\npruners:\n  p:{indented}\npolicies:\n  - pruner: {{instance_name: p}}\n    {policy}\n"
+
+
+#: Prunes and regularizes within four epochs.
+PRUNING = """
+version: 1
+pruners:
+  by_sensitivity: {class: SensitivityPruner, sensitivities: {"*weight": 0.4}}
+regularizers:
+  small: {class: L1Regularizer, reg_regims: {"*weight": 1.0e-5}}
+policies:
+- {pruner: {instance_name: by_sensitivity}, starting_epoch: 1, ending_epoch: 4, frequency: 2}
+- {regularizer: {instance_name: small}, epochs: [0, 2]}
+"""

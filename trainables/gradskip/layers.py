@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.layer_plan import LayerPlan, Unit
@@ -181,14 +182,16 @@ def _outermost(classes: Sequence[str], model: nn.Module | None) -> list[nn.Modul
 
     def visit(module: nn.Module) -> None:
         for child in module.children():
-            if type(child).__name__ in classes:
+            if type_before_parametrizations(child).__name__ in classes:
                 if not any(child is other for other in found):
                     found.append(child)
             else:
                 visit(child)
 
     visit(unwrap(model))
-    there = {type(m).__name__ for m in unwrap(model).modules() if any(True for _ in m.parameters())}
+    there = {
+        type_before_parametrizations(m).__name__ for m in unwrap(model).modules() if any(True for _ in m.parameters())
+    }
     for name in classes:
         if name not in there:
             raise unknown_name("module class", name, {*there, "conv", "linear"})

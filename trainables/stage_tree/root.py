@@ -13,13 +13,14 @@ import torch
 
 from trainables.config import TrialConfig
 from trainables.gradients.variance_fields import OF_ANY_METHOD
+from trainables.training.recipe.fields import FLOAT32, changes_results
 from trainables.workload_options import what_is_trained
 from trainables.workloads.base import Workload
 
 #: Code that determines what a run computes, besides the workload's own.
 _CODE = (
-    "flops.py", "training/*.py", "gradskip/*.py", "workloads/*.py", "stage_tree/*.py", "gradients/*.py",
-    "compression/*.py", "compression/*/*.py",
+    "flops.py", "training/*.py", "training/*/*.py", "gradskip/*.py", "workloads/*.py", "stage_tree/*.py",
+    "gradients/*.py", "compression/*.py", "compression/*/*.py",
 )  # fmt: skip
 
 
@@ -43,8 +44,9 @@ def root_facts(config: TrialConfig, workload: Workload) -> dict[str, Any]:
         "threads": config.threads,
         "device": config.device,
         "device_kind": device_kind(config.device),
-        "precision": "float32",
         **measured,
+        "precision": FLOAT32,
+        **changes_results(config),
         **config.quality.fields(),  # rows of another metric have other keys
         "torch": torch.__version__,
     }

@@ -31,7 +31,7 @@ from trainables.stage_tree.tree_writer import DIVERGED, TreeWriter
 from trainables.stage_tree.trial_path import TrialPath
 from trainables.training.forward_cache import check_forward_cache
 from trainables.training.run import TrainingRun, check_device
-from trainables.workloads import build
+from trainables.workloads import build_for
 
 #: Columns of a row that are a trial's own, not its stage's.
 _OWN_COLUMNS = ("wall_time_s", "search_flops", "stage", *METHOD_DEFAULTS)
@@ -59,7 +59,7 @@ class SharedRun:
         self.sharing = sharing
         self._begun = time.perf_counter()
         check_device(config)
-        workload = build(config.workload, config.options)
+        workload = build_for(config)
         check_forward_cache(config, workload)
         root = root_facts(config, workload)
         self._epoch_steps = int(root["steps_per_epoch"])

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from trainables.gradskip.forward_cache.prefix_pass import PassReport
 from trainables.runtime.flops import flop_counter
 from trainables.runtime.generators import kept_generators
+from trainables.training.recipe.checkpointing import computed_again
 from trainables.workloads.base import Batch, Workload
 from trainables.workloads.batch_shapes import on_meta, shapes_of, to_meta
 
@@ -58,7 +59,7 @@ class CostTable:
         self._workload = workload
         self._model = model
         self._source = model  # the model that is copied for counting
-        self._structure = structure
+        self._structure = (structure, computed_again(model))
         self._dense = tuple(p.requires_grad for p in model.parameters())
         self._masks: dict[Hashable, tuple[bool, ...]] = {}
         self._meta: nn.Module | None = None

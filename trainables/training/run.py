@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
@@ -22,11 +23,12 @@ from trainables.runtime.checkpoint_file import CHECKPOINT_FILE, read_state
 from trainables.runtime.generators import generators_state, kept_generators, set_generators
 from trainables.runtime.isolation import ProcessState
 from trainables.training.forward_cache import open_forward_cache
+from trainables.training.recipe.recipe import Recipe
 from trainables.training.run_cost import RunCost, with_estimate
 from trainables.training.run_resources import RunResources
 from trainables.training.run_statistics import open_statistics
 from trainables.training.warm_up import warm_up
-from trainables.workloads import build
+from trainables.workloads import build_for
 from trainables.workloads.base import Batch
 from trainables.workloads.batch_shapes import EpochShapes
 
@@ -65,6 +67,8 @@ class TrainingRun:
         self._stack.callback(state.restore)
         try:
             state.begin(seed=config.seed, threads=config.threads)
+            self.recipe = Recipe(config, self.device)
+            self.recipe.set_process()
             self._build()
         except BaseException:
             self._stack.close()
@@ -72,13 +76,15 @@ class TrainingRun:
 
     def _build(self) -> None:
         config = self.config
-        self.workload = build(config.workload, config.options)
+        self.workload = build_for(config)
         self.total_steps = self.workload.steps_per_epoch * config.epochs
         self.model = self.workload.make_model().to(self.device)
-        self.optimizer = self.workload.make_optimizer(self.model.named_parameters())
+        self.cost = RunCost(self.workload, self.model)
+        self.recipe.prepare_model(self.model, self.cost.freeze_dense, lambda: self.cost.change_model(self.model))
+        optimizer = self.workload.make_optimizer(self.model.named_parameters())
+        self.optimizer = self.recipe.prepare_optimizer(optimizer, self.workload.batch_factor)
         base_lrs = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
         self.scheduler = self.workload.make_scheduler(self.optimizer, self.total_steps)
-        self.cost = RunCost(self.workload, self.model)
         facts = RunFacts(
             model=self.model,
             forward=self._example_forward,
@@ -104,6 +110,9 @@ class TrainingRun:
         if self.forward_cache is not None:
             self._stack.enter_context(self.forward_cache)
         warm_up(self.workload, self.model, self.device, config.seed)
+        self._loader = self.recipe.loader(self.workload)
+        self._stack.callback(self._loader.close)
+        self.recipe.compile(self.model)
         self.resources = RunResources(self.device, self._started, lambda: self.cost.counting_time_s)
         self.resources.reset_peak()
         self.epoch = 0
@@ -184,7 +193,7 @@ class TrainingRun:
         samples = len(batch[0])
         if self.statistics is not None:
             self.cost.add_measured(self.statistics.before_step(self.step, self.method.gradient_method()))
-        self._loss_sum += samples * self._step(tuple(t.to(self.device, non_blocking=True) for t in batch), indices)
+        self._loss_sum += samples * self._step(self.recipe.on_device(batch), indices)
         self._samples += samples
         self._in_epoch += 1
 
@@ -234,7 +243,7 @@ class TrainingRun:
 
     def _batches(self) -> Iterator[tuple[Batch, Tensor | None]]:
         """Return the rest of the epoch's batches, with sample numbers if the forward cache needs them."""
-        batches = self.workload.train_batches_from(self.epoch, self.config.seed, self._in_epoch)
+        batches = self._loader.batches(self.epoch, self._in_epoch)
         indices = self.workload.train_sample_indices(self.epoch, self.config.seed) if self.forward_cache else None
         if indices is None:
             return ((batch, None) for batch in batches)
@@ -246,18 +255,19 @@ class TrainingRun:
         batch = self.method.batch(batch)
         cache = self.forward_cache
         cached = cache.batch(indices) if cache is not None and indices is not None else nullcontext()
-        with cached, self.method.forward_pass():
+        with cached, self.method.forward_pass(), self.recipe.precision.forward_pass():
             loss = self._loss(batch)
         cost = self.cost.step(self.method.stop_key(), batch, None if cache is None else cache.last)
         self.optimizer.zero_grad(set_to_none=True)
         whole = self.method.loss(loss)
         if whole.requires_grad:
-            self._weighted(whole).backward()
+            self.recipe.backward(self._weighted(whole))
+        self.recipe.after_backward(self.optimizer)
         estimated = self.method.estimate(lambda model: self.workload.loss(model, batch), batch)
         if estimated is not None:
             cost = with_estimate(cost, dense, estimated)
         self.method.before_optimizer()
-        self.optimizer.step()
+        self.recipe.precision.step(self.optimizer)
         if not self.method.replaces_schedule:
             self.scheduler.step()
         self.method.end_step()
@@ -275,6 +285,8 @@ class TrainingRun:
     def _row(self, train_loss: float) -> dict[str, Any]:
         quality = self.quality
         found = self._metrics("validation")
+        if trouble := self.workload.trouble(found):
+            warnings.warn(f"epoch {self.epoch}: {trouble}", stacklevel=2)
         tested = self._metrics("test") if self.finished and "test" in self.workload.splits else {}
         further = {name: value for name, value in found.items() if name != quality.name}
         further |= {f"test_{name}": value for name, value in tested.items() if name != quality.name}
@@ -293,23 +305,36 @@ class TrainingRun:
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             "stage": "",
             **MODEL_DEFAULTS,
+            "sample_picture": self._picture(),
             **self.method.measured(),
             **({} if statistics is None else {"gradient_statistics": statistics.text(self.epoch)}),
             **METHOD_DEFAULTS,
             **self.method.columns(),
         }
 
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluate in the block.
+
+        A data loader draws a seed when it is iterated, and the next training must not depend on whether a row was
+        evaluated here or was known.
+        """
+        self.model.eval()
+        with torch.no_grad(), kept_generators([self.device]), self.recipe.evaluation():
+            yield
+
     def _metrics(self, split: str) -> dict[str, float]:
         """Return the metrics on a split by name, the one by which the trial is compared among them."""
-        self.model.eval()
-        # A data loader draws a seed when it is iterated. The next training must not depend on whether a row was
-        # evaluated here or was known.
-        with torch.no_grad(), kept_generators([self.device]):
+        with self._evaluating():
             return self.workload.metrics_on(self.model, split, self.device, self.quality.name)
 
+    def _picture(self) -> str:
+        """Return a picture of what the evaluated model makes."""
+        with self._evaluating():
+            return self.workload.picture(self.model, self.device)
+
     def _validation_loss(self) -> float | None:
-        self.model.eval()
-        with torch.no_grad(), kept_generators([self.device]):
+        with self._evaluating():
             return self.workload.mean_loss(self.model, "validation", self.device)
 
     def state_dict(self) -> dict[str, Any]:
@@ -330,6 +355,7 @@ class TrainingRun:
             "row": self.row,
             **self.resources.state_dict(),
             "search_flops": self.cost.search_flops,
+            "precision": self.recipe.precision.state_dict(),
             "generators": generators_state(self.device),
             "method": self.method.state_dict(),
             "statistics": {} if self.statistics is None else self.statistics.state_dict(),
@@ -353,6 +379,7 @@ class TrainingRun:
             self.method.resume(**state["method"])
         if self.statistics is not None:
             self.statistics.load_state_dict(state.get("statistics", {}))
+        self.recipe.precision.load_state_dict(state.get("precision", {}))
         set_generators(state["generators"], self.device)
 
     def save(self, folder: str | Path) -> None:

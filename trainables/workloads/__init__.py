@@ -11,6 +11,7 @@ from trainables.registry import SCRIPT, WORKLOADS, check_workload, is_factory
 from trainables.workload_options import call_with_options, keywords_of, parameters_of, read_options
 
 if TYPE_CHECKING:
+    from trainables.config import TrialConfig
     from trainables.workloads.base import Workload
 
 
@@ -36,6 +37,24 @@ def build(name: str, options: Iterable[str] = ()) -> Workload:
     else:
         workload = call_with_options(_home(name), read_options(options), f"workload {name}")
     workload.options = options
+    return workload
+
+
+def build_for(config: TrialConfig) -> Workload:
+    """Build the workload of a configuration, with the configuration's batch size.
+
+    Raises:
+        UserError: as `build`, or a batch size for a workload that chooses it itself.
+    """
+    workload = build(config.workload, config.options)
+    if config.batch_size is not None:
+        if workload.batch_size is None:
+            raise UserError(
+                f"batch_size can't be set for workload {config.workload}, which chooses it itself, got "
+                f"{config.batch_size}: leave it out, and set it there"
+            )
+        workload.batch_factor = config.batch_size / workload.batch_size
+        workload.batch_size = config.batch_size
     return workload
 
 

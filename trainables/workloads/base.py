@@ -68,6 +68,14 @@ class Workload(ABC):
     """Epochs of a run unless specified."""
     quality: Quality = ACCURACY
     """The metric that `evaluate` returns, unless a search names another."""
+    batch_size: int | None = None
+    """Samples of a training step, which may be set before anything is made; None where a loader chooses it."""
+    batch_factor: float = 1.0
+    """A configuration's batch size over the workload's own."""
+    loader_workers: int = 0
+    """Processes that prepare batches unless a configuration says otherwise; needs `by_step`."""
+    by_step: bool = False
+    """True if `batch_at` makes any batch without those before it."""
 
     @property
     def key(self) -> Hashable:
@@ -105,6 +113,10 @@ class Workload(ABC):
     def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
         """Yield `train_batches` without the first ``start``; override it where batches are expensive to skip."""
         return islice(self.train_batches(epoch, seed), start, None)
+
+    def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
+        """Return one batch of `train_batches`, where `by_step` says so; other processes may make it."""
+        raise NotImplementedError
 
     def fingerprint(self) -> str:
         """Return a text that identifies training data and code: equal text means equal training.
@@ -171,6 +183,17 @@ class Workload(ABC):
     @abstractmethod
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float | Mapping[str, float]:
         """Return `quality` on ``validation`` or ``test``, or several metrics by name; in eval mode, gradients off."""
+
+    def picture(self, model: nn.Module, device: Any) -> str:
+        """Return a picture of what the model makes, a PNG as base64; empty where there is nothing to see.
+
+        The model is in eval mode, gradients are off.
+        """
+        return ""
+
+    def trouble(self, metrics: Mapping[str, float]) -> str:
+        """Return what is wrong with the training by an epoch's metrics, in words; empty if nothing is."""
+        return ""
 
     def quality_on(self, model: nn.Module, split: str, device: Any) -> float:
         """Return `quality` alone on a split."""

@@ -65,7 +65,7 @@ def read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
 
 @lru_cache(maxsize=1)
-def _splits() -> dict[str, tuple[Tensor, Tensor]]:
+def digit_splits() -> dict[str, tuple[Tensor, Tensor]]:
     """Return images and labels of each split; cached in the process, so the tensors must not be modified."""
     digits, target = read_digits()
     images = torch.tensor(digits, dtype=torch.float32).unsqueeze(1) / 16
@@ -87,15 +87,17 @@ class Digits(Workload):
     """
 
     name = "digits"
+    by_step = True
 
     def __init__(self, *, activations: str = "relu") -> None:
         if activations not in ACTIVATIONS:
             raise unknown_name("activations of workload digits", activations, ACTIVATIONS)
         self._activations = activations
+        self.batch_size: int = BATCH_SIZE
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-len(_splits()["train"][1]) // BATCH_SIZE)
+        return -(-len(digit_splits()["train"][1]) // self.batch_size)
 
     def make_model(self) -> nn.Module:
         layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -117,31 +119,41 @@ class Digits(Workload):
         return CosineAnnealingLR(optimizer, T_max=total_steps)
 
     def train_batches(self, epoch: int, seed: int) -> Iterator[Batch]:
-        images, labels = _splits()["train"]
-        for part in self.train_sample_indices(epoch, seed):
-            yield images[part], labels[part]
+        for part in self._order(epoch, seed):
+            yield self._batch_of(part)
+
+    def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
+        return self._batch_of(self._order(epoch, seed)[step])
+
+    def _batch_of(self, part: Tensor) -> Batch:
+        images, labels = digit_splits()["train"]
+        return images[part], labels[part]
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{super().fingerprint()} {self._activations}".encode())
-        for images, labels in _splits().values():
+        for images, labels in digit_splits().values():
             digest.update(images.numpy().tobytes())
             digest.update(labels.numpy().tobytes())
         return digest.hexdigest()
 
     @property
     def train_samples(self) -> int:
-        return len(_splits()["train"][1])
+        return len(digit_splits()["train"][1])
 
     def train_sample_indices(self, epoch: int, seed: int) -> Iterator[Tensor]:
+        yield from self._order(epoch, seed)
+
+    def _order(self, epoch: int, seed: int) -> tuple[Tensor, ...]:
+        """Return the sample numbers of each batch."""
         # One generator per epoch: the order of epoch k is drawn without drawing those of the epochs before it.
         generator = torch.Generator().manual_seed(epoch_seed(epoch, seed))
-        yield from torch.randperm(self.train_samples, generator=generator).split(BATCH_SIZE)
+        return torch.randperm(self.train_samples, generator=generator).split(self.batch_size)
 
     def samples(self) -> TensorSamples:
-        return TensorSamples(_splits()["train"], BATCH_SIZE)
+        return TensorSamples(digit_splits()["train"], self.batch_size)
 
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
-        images, labels = _splits()[split]
+        images, labels = digit_splits()[split]
         yield from zip(images.split(EVALUATION_BATCH_SIZE), labels.split(EVALUATION_BATCH_SIZE), strict=True)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -149,4 +161,4 @@ class Digits(Workload):
         return F.cross_entropy(model(images), labels)
 
     def evaluate(self, model: nn.Module, split: str, device: Any) -> float:
-        return count_hits(model, self.evaluation_batches(split), device) / len(_splits()[split][1])
+        return count_hits(model, self.evaluation_batches(split), device) / len(digit_splits()[split][1])

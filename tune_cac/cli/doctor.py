@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.formatting import percent, plural
@@ -35,12 +37,18 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
         default=TRIALS,
         help=f"trials of the search that is estimated (default: {TRIALS})",
     )
+    parser.add_argument(
+        "--script", metavar="COMMAND", help="look at your own training instead, 'python train.py ...': it is run for "
+        "some steps and ended",
+    )  # fmt: skip
     parser.add_argument("--all-layers", action="store_true", help="show every parameter of a large model")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and evaluate briefly; print what a run costs, and whether it repeats bit for bit."""
+    if arguments.script is not None:
+        return _look_at_script(arguments.script)
     trials: int = arguments.trials
     if trials < 1:
         raise UserError(f"--trials must be an integer >= 1, got {trials}")
@@ -48,10 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
     from trainables.stage_tree.root import device_kind
     from trainables.training.doctor.determinism import why_not_repeatable
     from trainables.training.doctor.dry_run import MOST_UNITS, dry_run
-    from trainables.workloads import build
+    from trainables.workloads import build_for
     from tune_cac.study.folder import package_versions
 
-    build(config.workload, config.options).check(config.seed)
+    build_for(config).check(config.seed)
     found = dry_run(config, most_units=None if arguments.all_layers else MOST_UNITS)
     versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
     print(f"versions: {versions}")
@@ -83,7 +91,35 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         trial = "a trial that is forked from another equals the trial alone"
         print(f"training {config.workload} repeats bit for bit: {trial}")
+    print(_recipe_report(config, found))
     return 0
+
+
+def _recipe_report(config: TrialConfig, found: DryRun) -> str:
+    """Return what makes this training slower than it has to be."""
+    from trainables.training.doctor.findings import report_text
+    from trainables.training.doctor.run_checkup import run_findings
+
+    return report_text(run_findings(config, found.loader_share))
+
+
+def _look_at_script(command: str) -> int:
+    """Run the user's command under observation; return its exit status."""
+    import subprocess
+    import sys
+
+    parts = shlex.split(command)
+    is_python = bool(parts) and Path(parts[0]).name.startswith("python")
+    rest = parts[1:]
+    while rest and rest[0] in ("-u", "-O", "-B"):
+        rest = rest[1:]
+    if not is_python or not rest or (rest[0].startswith("-") and (rest[0] != "-m" or len(rest) < 2)):
+        raise UserError(f"--script of doctor must be 'python FILE ...' or 'python -m MODULE ...', got {command!r}")
+    if rest[0] != "-m" and not Path(rest[0]).is_file():
+        raise UserError(f"--script of doctor must name a file that is there, got {rest[0]}")
+    from trainables.training.doctor import script_probe
+
+    return subprocess.run([sys.executable, "-m", script_probe.__name__, *rest]).returncode
 
 
 def _print_layers(found: DryRun, all_layers: bool) -> None:

@@ -35,6 +35,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search a space or resume a study; print the ranked table."""
     given = options_given(arguments)
+    from analysis.presentation.recipe_text import recipe_table
     from tune_cac.tuning.study_search import resume as resume_study
     from tune_cac.tuning.study_search import search as search_study
 
@@ -43,6 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
         print()
     if len(found.ranking):
         print_table(found.table(top=15))
+        print()
+    if table := recipe_table(found.trials):
+        print_table(table)
         print()
     print(found.headline)
     print(found.cost_line)

@@ -12,6 +12,7 @@ from search_spaces.space import Range, Space, describe
 from trainables.config import TrialConfig, check_integer
 from trainables.gradskip.variables import BY_NAME
 from trainables.registry import METHODS, check_workload
+from trainables.savings import saved_words
 from trainables.workloads import default_epochs
 from tune_cac.cli.console import print_list, print_table
 from tune_cac.cli.workload_arguments import add_workload_options, workload_options
@@ -44,10 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
     check_searched_options(space, arguments.workload, given)
     options = search_spaces.first_options(space, given)
     epochs = arguments.epochs or default_epochs(arguments.workload, options)
-    config = TrialConfig(workload=arguments.workload, workload_options=options, epochs=epochs, method="none")
+    config = TrialConfig(
+        workload=arguments.workload, workload_options=options, epochs=epochs, method="none", saving=space.saving
+    )
     context = replace(run_context(config), workload_options=tuple(given))
     print(f"{space.name}: {space.description}")
-    print(f"method {space.method}: {METHODS[space.method].description}; ranked by {space.saving} compute")
+    print(f"method {space.method}: {METHODS[space.method].description}; ranked by {saved_words(space.saving)}")
     print(f"on {config.workload} for {config.epochs} epochs, {context.total_steps} steps\n")
     notes = space.notes(context)
     if notes:

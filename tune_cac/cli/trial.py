@@ -13,6 +13,7 @@ from trainables.gradients.fields import estimator_in, estimator_of
 from trainables.gradskip.advice.why_nothing import too_late, why_nothing_stopped
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME, VARIABLES, ratio_name
+from trainables.training.recipe.fields import RECIPE_FIELDS
 from tune_cac.cli.options import add_assignments, add_compatible
 from tune_cac.cli.workload_arguments import add_run, config_of
 from tune_cac.messages import say
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     method = arguments.method or estimator or ("gradskip" if arguments.schedule is None else "compression")
     if estimator is not None and not estimator_in(method):
         raise UserError(f"settings of method {estimator} need it, got --method {method}: leave that out")
-    if method == "none" and (values or arguments.schedule):
+    if method == "none" and (set(values) - {*RECIPE_FIELDS} or arguments.schedule):
         raise UserError("--set and --schedule need a method that heeds them, got --method none")
     if arguments.schedule is not None and "compression" not in method.split("+"):
         raise UserError(f"--schedule needs --method compression or gradskip+compression, got --method {method}")

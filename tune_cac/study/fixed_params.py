@@ -17,6 +17,7 @@ from search_spaces.space import ANY_RUN, corners, searched_fields
 from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variables import BY_NAME, variable_named
+from trainables.training.recipe.fields import RECIPE_FIELDS
 from trainables.workload_options import TRUTH
 
 #: Fields that have their own options.
@@ -101,7 +102,7 @@ def check_hold(
         run = replace(ANY_RUN, schedule=values.get("schedule"))
         searched = searched_fields(search_spaces.load(space, files, grid), run)
         for name in values:
-            if name in searched:
+            if name in searched and name not in RECIPE_FIELDS:  # a fixed field of the recipe is not searched
                 raise UserError(
                     f"{name} is searched by space {space}, so it can't be fixed, got {name}={shown(values[name])}: "
                     "leave it out, or take another space"

@@ -21,7 +21,7 @@ from trainables.gradskip.variable_types import is_number
 from trainables.metrics import check_metric
 from trainables.quality import ACCURACY, Quality, default_drop, quality_named, read_drop
 from trainables.registry import SCRIPT, WORKLOADS, check_workload, is_factory
-from trainables.savings import SAVINGS
+from trainables.savings import SAVINGS, TIME
 from trainables.script.placeholders import names
 from trainables.storage import check_place, is_uri
 from trainables.workload_options import canonical, read_options
@@ -188,6 +188,9 @@ class SearchOptions(StudyOptions):
                 f"to epoch, got {self.fixed['forward_cache_mb']}"
             )
         # Without shared processes there is no training state that trials could share.
+        if self.ranked_by == TIME:  # times are those of a trial alone, on a machine that does nothing else
+            object.__setattr__(self, "fresh_processes", True)
+            object.__setattr__(self, "concurrency", self.concurrency or 1)
         alone = self.is_script or self.workers_per_trial > 1 or self.fresh_processes
         object.__setattr__(self, "sharing", not alone and self.sharing is not False)
         object.__setattr__(self, "hold", check_hold(self.space, self.fixed, self.space_files, self.points))

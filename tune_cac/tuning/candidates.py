@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -117,6 +117,12 @@ class Candidates:
         except UserError as error:
             return str(error)
         return ""
+
+
+def queue_further(study: optuna.Study, starts: Sequence[Mapping[str, Any]], planned: int) -> None:
+    """Queue a space's further starts, as many as there is room for after the baseline and the starting point."""
+    for parameters in starts[: max(0, planned - 2)]:
+        study.enqueue_trial(dict(parameters), user_attrs={"role": "search"})
 
 
 def queue_spread(trials: StudyTrials, warm_start: WarmStart, planned: int, seed: int) -> list[dict[str, Any]]:

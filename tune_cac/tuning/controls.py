@@ -20,6 +20,7 @@ from analysis.metrics.controls import RANDOM_STOPS, SHORTER
 from analysis.trace_replay.replay_frame import replay
 from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
+from trainables.savings import INFERENCE, TIME
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.warm_start.baseline import completed
@@ -87,6 +88,8 @@ def shorter_trainings(base: TrialConfig) -> list[PredefinedTrial]:
     [3, 2]
     """
     lengths = dict.fromkeys(int(share * base.epochs + 1e-9) for share in SHARES)  # at most the share
+    if base.saving in (INFERENCE, TIME):  # a control saves training compute
+        return []
     return [control(SHORTER, {"method": "none", "epochs": epochs}) for epochs in lengths if 1 <= epochs < base.epochs]
 
 

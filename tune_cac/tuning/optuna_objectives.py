@@ -10,7 +10,7 @@ import optuna
 
 from trainables.metrics import objective_keys
 from trainables.quality import ACCURACY, Quality, allowed_amount
-from trainables.savings import ranked_saving, share_saved
+from trainables.savings import TIME, ranked_saving, share_saved
 
 #: Constraint violation of a control, larger than any drop.
 _NEVER = 1e30
@@ -31,7 +31,7 @@ def tell_complete(
     """
     if baseline is not None:
         row = {**row, "compute_saved": saved_of_baseline(row, baseline)}
-    row = {**row, "compute_saved": saved_of_row(row, trial.user_attrs.get("config", {}).get("saving"))}
+    row = {**row, "compute_saved": saved_of_row(row, trial.user_attrs.get("config", {}).get("saving"), baseline)}
     if baseline is not None:
         drop = quality.lost(row[quality.key], baseline[quality.key])
         excess = drop - allowed_amount(allowed_drop, baseline[quality.key])
@@ -48,9 +48,12 @@ def saved_of_baseline(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> fl
     return share_saved(executed, dense) if executed is not None and dense and row["dense_flops"] != dense else own
 
 
-def saved_of_row(row: Mapping[str, Any], saving: str | None) -> float:
-    """Return a row's savings of the compute that its trial is ranked by."""
-    return ranked_saving(saving, row["compute_saved"], float(row.get("inference_saved") or 0.0))
+def saved_of_row(row: Mapping[str, Any], saving: str | None, baseline: Mapping[str, Any] | None = None) -> float:
+    """Return a row's savings of the compute that its trial is ranked by; time is that of the baseline's row."""
+    time = 0.0
+    if saving == TIME and baseline is not None:
+        time = share_saved(row["train_time_s"], baseline["train_time_s"])
+    return ranked_saving(saving, row["compute_saved"], float(row.get("inference_saved") or 0.0), time)
 
 
 def missing_objectives(row: Mapping[str, Any], quality: Quality) -> list[str]:

@@ -160,7 +160,7 @@ class SearchProgress(tune.Callback):
         for judged, its_row in waiting:
             lost = self._quality.lost(its_row[self._quality.key], reference)
             if lost <= most:
-                found = (self._saved(its_row), -lost, -judged)
+                found = (self._saved(its_row, baseline), -lost, -judged)
                 self._best[options] = max(found, self._best.get(options, found))
         waiting.clear()
 
@@ -214,8 +214,8 @@ class SearchProgress(tune.Callback):
     def _measured(self, row: Mapping[str, Any]) -> str:
         return f"{self._quality.name} {value_text(row[self._quality.key], self._quality)}"
 
-    def _saved(self, row: Mapping[str, Any]) -> float:
-        return saved_of_row(row, self._saving)
+    def _saved(self, row: Mapping[str, Any], baseline: Mapping[str, Any] | None = None) -> float:
+        return saved_of_row(row, self._saving, baseline or next(iter(self._baselines.values()), None))
 
     def _best_so_far(self) -> str:
         if not self._baselines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
@@ -10,20 +11,30 @@ from trainables.gradients.fields import estimator_in
 from trainables.gradients.variance_fields import OF_ANY_METHOD
 from trainables.quality import ACCURACY, Quality
 from trainables.registry import SCRIPT, WORKLOADS, is_factory
+from trainables.savings import TIME
+from trainables.training.recipe.fields import BFLOAT16, CHECKPOINTING, COMPILE_MODES, FLOAT16, RECIPE_FIELDS, recipe_of
 from tune_cac.study.options import SearchOptions
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainables.workloads.base import Workload
 
 
 def run_context(config: TrialConfig) -> SpaceContext:
-    """Return the facts on a run for search spaces: steps and layers; builds the model once and checks user code."""
+    """Return the facts on a run for search spaces: steps and layers; builds the model once and checks user code.
+
+    The device is not touched.
+    """
     from trainables.compression.measures.sizes import weight_layers
     from trainables.gradskip.layers import unit_ends, watch_needed
     from trainables.runtime.isolation import isolated
-    from trainables.workloads import build
+    from trainables.workloads import build_for
 
-    workload = build(config.workload, config.options)
+    workload = build_for(config)
     workload.check(config.seed)
     with isolated(seed=config.seed, threads=config.threads):
-        model = workload.make_model()  # no optimizer: torch would load its compiler
+        model = workload.make_model()
     return SpaceContext(
         total_steps=workload.steps_per_epoch * config.epochs,
         layer_names=tuple(name for name, _ in model.named_parameters()),
@@ -31,7 +42,40 @@ def run_context(config: TrialConfig) -> SpaceContext:
         watch=watch_needed(list(model.parameters()), model),
         epochs=config.epochs,
         weight_names=tuple(weight_layers(model)),
+        # The optimizer is made only for this: torch loads its compiler with it.
+        recipe=recipe_choices(config, workload, model) if config.saving == TIME else {},
     )
+
+
+def recipe_choices(config: TrialConfig, workload: Workload, model: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Return the values of the recipe's fields that make a difference on a run, the default first."""
+    from torch import nn
+
+    from trainables.training.recipe.checkpointing import blocks_of
+    from trainables.training.recipe.recipe import has_kernels
+
+    on_gpu = config.device == "cuda"
+    optimizer = workload.make_optimizer(model.named_parameters())
+    convolves = any(isinstance(module, (nn.Conv2d, nn.Conv3d)) for module in model.modules())
+    size = workload.batch_size
+    found: dict[str, tuple[Any, ...]] = {"precision": (None, BFLOAT16, *((FLOAT16,) if on_gpu else ()))}
+    if size is not None:
+        found["batch_size"] = (None, *sorted({max(1, size // 2), 2 * size, 4 * size} - {size}))
+    if has_kernels(optimizer):
+        found["fused_optimizer"] = (None, True)
+    if convolves:
+        found["channels_last"] = (None, True)
+    if blocks_of(model):
+        found["activation_checkpointing"] = (None, *CHECKPOINTING)
+    found["compile_mode"] = (None, *(COMPILE_MODES if on_gpu else COMPILE_MODES[:1]))
+    if workload.by_step:
+        found["loader_workers"] = (None, *sorted({0, 1, 2} - {workload.loader_workers}))
+    if on_gpu:
+        found |= {"cudnn_benchmark": (None, True), "pin_memory": (None, False)}
+    fixed = {*recipe_of(config)}
+    if fixed & {"compile_mode", "activation_checkpointing"}:  # one excludes the other
+        fixed |= {"compile_mode", "activation_checkpointing"}
+    return {name: values for name, values in found.items() if name not in fixed}
 
 
 def context_of(base: TrialConfig) -> SpaceContext:
@@ -42,7 +86,7 @@ def context_of(base: TrialConfig) -> SpaceContext:
 
         check_command(base)
         return UNKNOWN_RUN
-    return run_context(replace(base, device="cpu", workers=1))
+    return run_context(replace(base, workers=1))
 
 
 def baseline_config(options: SearchOptions, *, device: str) -> TrialConfig:
@@ -60,8 +104,8 @@ def baseline_config(options: SearchOptions, *, device: str) -> TrialConfig:
         metric=options.metric,
         direction=options.direction,
         metric_unit=options.metric_unit,
-        # Measurements are no part of a method, and trials share what was measured with the baseline.
-        **{name: options.fixed[name] for name in OF_ANY_METHOD if name in options.fixed},
+        # Measurements and the recipe are no part of a method: trials share them with the baseline.
+        **{name: options.fixed[name] for name in (*OF_ANY_METHOD, *RECIPE_FIELDS) if name in options.fixed},
     )
 
 
@@ -95,10 +139,10 @@ def check_measured(config: TrialConfig) -> None:
     import torch
 
     from trainables.runtime.isolation import isolated
-    from trainables.workloads import build
+    from trainables.workloads import build_for
     from trainables.workloads.base import VALIDATION_LOSS
 
-    workload, name = build(config.workload, config.options), config.quality.name
+    workload, name = build_for(config), config.quality.name
     if name == VALIDATION_LOSS and workload.evaluation_batches("validation") is not None:
         return
     with isolated(seed=config.seed, threads=config.threads), torch.no_grad():

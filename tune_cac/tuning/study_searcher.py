@@ -23,7 +23,7 @@ from trainables.storage import is_uri, joined, parent
 from trainables.workload_options import CACHE_VARIABLE
 from tune_cac.messages import say
 from tune_cac.study.trial_folder import SPENT, trial_folder_name
-from tune_cac.tuning.candidates import Candidates, queue_spread
+from tune_cac.tuning.candidates import Candidates, queue_further, queue_spread
 from tune_cac.tuning.controls import StudyControls, is_shorter, shorter_trainings
 from tune_cac.tuning.coordinated import leases_of
 from tune_cac.tuning.grid_walk import GridWalk
@@ -267,10 +267,8 @@ class StudySearch(JournalSearcher):
         Args:
             shorter_alone: leave the random stops out, because the best setting is not known yet.
         """
-        if self._base.saving == "inference":
-            return []  # controls save training compute
         wanted = shorter_trainings(self._base)
-        if not shorter_alone and self._search_space.method == "gradskip":
+        if wanted and not shorter_alone and self._search_space.method == "gradskip":
             best = self.trials.best_saved(self._allowed_drop)
             wanted += self._controls.random_stops(lambda: self.learn().trace, self._context.unit_ends, best)
         begun = self.trials.begun()
@@ -323,6 +321,7 @@ class StudySearch(JournalSearcher):
         if self.study.user_attrs.get(_WAITS):
             self._enqueue_start(self.learn().context)
             self.study.set_user_attr(_WAITS, False)
+        queue_further(self.study, self._search_space.further_starts(self.learn().context), self._planned)
         starts = queue_spread(self.trials, self.learn(), self._planned, self._start_seed) if self._learns else []
         self._tell_why_little(acts=bool(starts))
         self.study.set_user_attr("spread", True)

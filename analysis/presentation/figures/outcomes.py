@@ -35,7 +35,7 @@ from analysis.quality_words import (
     value_with_unit,
 )
 from trainables.quality import Quality
-from trainables.savings import TRAINING, saved_words
+from trainables.savings import TIME, TRAINING, saved_words
 
 #: Maximum number of bars per objective in the plots of importance and interactions.
 _MOST_BARS = 10
@@ -103,7 +103,8 @@ def pareto(data: ReportData) -> Figure | None:
     notes = ["Up and to the right is better. Point at a mark to see its trials; of equal outcomes one mark is drawn."]
     below = sum(int(group.loc[quality.sign * (group["y"] - y_range[0]) < 0, "count"].sum()) for group in groups)
     left = 0 if x_range is None else sum(int(group.loc[group["x"] < x_range[0], "count"].sum()) for group in groups)
-    for count, where in ((below, "below the picture"), (left, "left of it, at many times the dense run's compute")):
+    cost = "training time" if data.saving == TIME else "compute"
+    for count, where in ((below, "below the picture"), (left, f"left of it, at many times the dense run's {cost}")):
         if count:
             said = "1 trial lies" if count == 1 else f"{count} trials lie"
             notes.append(f"{said} {where}; a double click shows all.")

@@ -24,13 +24,15 @@ from analysis.presentation.figures.plain_columns import is_one_of, texts
 from analysis.presentation.figures.report_data import ReportData
 from analysis.presentation.html.elements import facts, none, picture, pictures, scrollable, small_table
 from analysis.presentation.html.gradient_sections import clusters, gradients
+from analysis.presentation.html.picture_section import sample_pictures
 from analysis.presentation.ranked_table import stop_table
+from analysis.presentation.recipe_text import RECIPE_NOTE, recipe_table
 from analysis.presentation.schedule_text import compresses
 from analysis.presentation.sparsity_text import is_compressed, layers, sums
 from analysis.presentation.summary_text import TREE_CAPTION, compression_of, config_of, is_answer
 from analysis.quality_words import allowed_text, drop_number, drop_text, drop_unit, drop_words, value_with_unit
 from trainables.quality import ACCURACY, Quality
-from trainables.savings import BOTH, TRAINING
+from trainables.savings import BOTH, TIME, TRAINING
 
 #: Maximum number of failed trials listed.
 _MOST_FAILURES = 200
@@ -54,6 +56,7 @@ def sections(data: ReportData, figures: Mapping[str, Figure]) -> list[Section]:
         ("settings", "Settings to use", _settings(data)),
         ("trade-off", f"{data.saved_words.capitalize()} against {data.quality.name}",
          pictures(figures, "pareto") + _controls_note(data)),
+        ("recipe", "What each choice brought", _recipe(data)),
         ("confirmation", "Confirmation on fresh seeds", _confirmation(data, figures)),
         ("sparsity", "What is zero", _sparsity(data)),
         ("stops", "When layers stopped", _stops(data, figures)),
@@ -62,6 +65,7 @@ def sections(data: ReportData, figures: Mapping[str, Figure]) -> list[Section]:
         ("training", "Training", pictures(figures, "learning")),
         ("gradients", "Noise of the gradients", gradients(data, figures)),
         ("clusters", "Samples with similar gradients", clusters(data)),
+        ("samples", "Samples", sample_pictures(data)),
         ("parameters", "What mattered", _mattered(data, figures)),
         ("search", "The search", _search(figures)),
         ("tree", "Stage tree", _tree(data)),
@@ -138,12 +142,25 @@ def _tiles(data: ReportData) -> str:
     return facts("tiles", cells)
 
 
+def _recipe(data: ReportData) -> str:
+    """Return the table of what each choice of the training recipe brought."""
+    table = recipe_table(data.trials)
+    if not table:
+        return ""
+    return f"<p>{escape(RECIPE_NOTE)}</p>" + small_table(
+        "Effects of the recipe's choices", table[0], table[1:], numeric=(1, 2, 3, 4)
+    )
+
+
 def _beside_saved(best: pd.Series, saving: str) -> str:
     """Return the note on a saving: backward pass, sparsity, or the two savings of which it is the mean."""
     if saving == BOTH:
         training, inference = number_of(best, "compute_saved"), number_of(best, "inference_saved")
         return f"training {percent(training)}, inference {percent(inference)}"
-    name, said = ("backward_saved", "{} of the backward pass") if saving == TRAINING else ("sparsity", "sparsity {}")
+    name, said = {
+        TRAINING: ("backward_saved", "{} of the backward pass"),
+        TIME: ("peak_memory_saved", "{} of the peak memory"),
+    }.get(saving, ("sparsity", "sparsity {}"))
     value = number_of(best, name)
     return "" if np.isnan(value) else said.format(percent(value))
 
@@ -194,7 +211,7 @@ def _sparsity(data: ReportData) -> str:
 
 
 def _stops(data: ReportData, figures: Mapping[str, Figure]) -> str:
-    if set(texts(data.ranking, "method")) <= {"none", "compression"} and is_one_of(data.ranking, "method",
+    if set(texts(data.ranking, "method")) <= {"none", "recipe", "compression"} and is_one_of(data.ranking, "method",
                                                                                    "compression").any():  # fmt: skip
         return ""  # no layer could stop in this study
     drawn = pictures(figures, "timeline") or none("No ranked trial stopped a layer.")

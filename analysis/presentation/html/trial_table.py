@@ -17,7 +17,7 @@ from analysis.presentation.figures.report_data import ReportData
 from analysis.quality_words import drop_words, metric_words
 from trainables.config import field_kinds
 from trainables.quality import Quality
-from trainables.savings import TRAINING
+from trainables.savings import TIME, TRAINING
 
 #: Result columns: name, heading, description, decimals. Fractions are shown as percentages.
 _COMPUTE = ("compute_saved", "saved %", "compute saved, percent of the full budget's FLOPs", 1)
@@ -77,7 +77,7 @@ def trial_table(data: ReportData) -> dict[str, Any]:
     add("status", "status", "how it ended", texts(trials, "status"), "text")
 
     of_training = data.saving == TRAINING
-    compute = (_COMPUTE,) if of_training else _INFERENCE
+    compute = (_COMPUTE,) if of_training else _INFERENCE[:1] if data.saving == TIME else _INFERENCE
     results = trials.assign(saved=saved(trials), search_cost=search_fraction(trials))
     measured, tested = _metric_columns(data.quality)
     others = (*compute, *_OTHERS, tested, *(() if of_training else (_LATENCY,)), _COST)

@@ -18,7 +18,7 @@ from trainables.gradients import GradientClustering, GradientMethod
 from trainables.gradients.cluster_assignment import CentreSums, assign, first_centres, split_largest, squared_distances
 from trainables.gradients.gradient_sketch import GradientSketch
 from trainables.gradients.layer_signals import LayerSignals, treatable_layers
-from trainables.workloads.digits import _splits
+from trainables.workloads.digits import digit_splits
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -150,7 +150,7 @@ def trained(x: Tensor, y: Tensor, steps: int = 40) -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["full", "online"])
 def test_with_half_of_the_data_duplicated_the_variance_is_at_most_0_4_of_sgd(mode: str) -> None:
-    x, y = (part[:400] for part in _splits()["train"])
+    x, y = (part[:400] for part in digit_splits()["train"])
     x, y = torch.cat([x[:200], x[:2].repeat(100, 1, 1, 1)]), torch.cat([y[:200], y[:2].repeat(100)])
     model = trained(x, y)
     data: Any = (x, y)

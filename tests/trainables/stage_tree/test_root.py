@@ -13,6 +13,7 @@ from tiny_workload import tiny  # noqa: F401 - a fixture
 import trainables.stage_tree.root as root_module
 from trainables.config import TrialConfig
 from trainables.stage_tree.root import root_facts, root_id
+from trainables.training.recipe.fields import OF_LOADING, RECIPE_FIELDS
 from trainables.workloads import build
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -39,6 +40,19 @@ def test_what_a_run_depends_on_is(changes: dict[str, Any]) -> None:
     assert id_of(**changes) != id_of()
 
 
+RECIPES: dict[str, Any] = {
+    "precision": "bfloat16", "clip_grad_norm": 0.5, "activation_checkpointing": "cheap", "channels_last": True,
+    "fused_optimizer": True, "compile_mode": "default", "cudnn_benchmark": True, "deterministic": True,
+}  # fmt: skip
+
+
+def test_the_training_recipe_is_unless_it_is_only_when_a_batch_is_ready() -> None:
+    assert {*RECIPES, "batch_size", *OF_LOADING} == {*RECIPE_FIELDS}
+    assert len({id_of(), *(id_of(**{name: value}) for name, value in RECIPES.items())}) == 1 + len(RECIPES)
+    assert id_of(workload="digits", batch_size=32) != id_of(workload="digits")
+    assert id_of(loader_workers=0, pin_memory=False) == id_of()
+
+
 def test_data_code_versions_and_the_device_are(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {id_of()}
     with monkeypatch.context() as patch:
@@ -62,7 +76,7 @@ def test_digits_are_told_apart_by_data_and_code(monkeypatch: pytest.MonkeyPatch)
 
     before = build("digits").fingerprint()
     assert build("digits").fingerprint() == before
-    images, labels = digits._splits()["train"]
-    changed = {**digits._splits(), "train": (images + 1e-6, labels)}
-    monkeypatch.setattr(digits, "_splits", lambda: changed)
+    images, labels = digits.digit_splits()["train"]
+    changed = {**digits.digit_splits(), "train": (images + 1e-6, labels)}
+    monkeypatch.setattr(digits, "digit_splits", lambda: changed)
     assert build("digits").fingerprint() != before

@@ -179,7 +179,7 @@ class Silent(Digits):
 
 
 def test_augmentation_makes_it_the_run_without_from_the_first_hit_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "build", lambda *_: Shifted())
+    monkeypatch.setattr(run_module, "build_for", lambda *_: Shifted())
     with TrainingRun(config_of(**STOP)) as run:
         run.train_epoch()
         run.train_epoch()
@@ -196,7 +196,7 @@ def test_augmentation_makes_it_the_run_without_from_the_first_hit_on(monkeypatch
 
 
 def test_inputs_that_nobody_says_repeat_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "build", lambda *_: Silent())
+    monkeypatch.setattr(run_module, "build_for", lambda *_: Silent())
     message = "forward_cache_mb must be 0 for workload digits, whose inputs do not repeat, got 10"
     with pytest.raises(UserError, match=message):
         TrainingRun(config_of())

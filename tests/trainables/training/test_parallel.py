@@ -20,10 +20,12 @@ from trainables.training.run import TrainingRun
 #: Equal but for the order of sums.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 STOPS = {"method": "gradskip", "CAC_STOP_LAYER_NUM": [1, 3], "CAC_STOP_LAYER_ITR": [5, 14]}
+#: Clipped by the norm of the whole batch's gradient, in every process alike.
+RECIPE = {"clip_grad_norm": 0.2, "activation_checkpointing": "blocks", "channels_last": True, "fused_optimizer": True}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [{"method": "none"}, STOPS], ids=["dense", "stops"])
+@pytest.mark.parametrize("method", [{"method": "none"}, STOPS, {**STOPS, **RECIPE}], ids=["dense", "stops", "recipe"])
 def test_two_processes_train_what_one_does(
     method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +65,7 @@ def test_two_processes_train_what_one_does(
     spare = 3 * one_row_flops(config) if method == {"method": "none"} else 0
     if spare:
         assert first["through"][-1]["executed_flops"] == alone[-1]["executed_flops"] + spare
-    assert first["through"][-1]["compute_saved"] == pytest.approx(alone[-1]["compute_saved"], rel=0.05)
+    assert first["through"][-1]["compute_saved"] == pytest.approx(alone[-1]["compute_saved"], rel=0.05, abs=0.005)
     assert first["through"][-1]["gradient_bytes"] == 2 * gradient_bytes
     assert second["through"][-1]["executed_flops"] == first["through"][-1]["executed_flops"]
     measured = ("wall_time_s", "train_time_s", "peak_memory_bytes")

@@ -13,13 +13,13 @@ from trainables.errors import UserError
 from trainables.gradients import BinaryActivation
 from trainables.training.run import TrainingRun
 from trainables.workloads import build
-from trainables.workloads.digits import Digits, _splits
+from trainables.workloads.digits import Digits, digit_splits
 
 
 def test_three_disjoint_thirds_of_all_images() -> None:
     from sklearn.datasets import load_digits
 
-    splits = _splits()
+    splits = digit_splits()
     assert {name: len(labels) for name, (_, labels) in splits.items()} == {"train": 599, "validation": 599, "test": 599}
     # Every image of scikit-learn's is in exactly one split: compare what enlarging keeps, the sorted means.
     assert sum(len(images) for images, _ in splits.values()) == 1797
@@ -37,7 +37,7 @@ def test_an_epoch_visits_every_training_sample_once_in_an_order_of_its_own() -> 
         return torch.cat([y for _, y in digits.train_batches(epoch, seed)])
 
     assert len(list(digits.train_batches(0, 0))) == digits.steps_per_epoch == 10
-    assert torch.equal(labels(0, 0).sort().values, _splits()["train"][1].sort().values)
+    assert torch.equal(labels(0, 0).sort().values, digit_splits()["train"][1].sort().values)
     assert torch.equal(labels(3, 1), labels(3, 1))
     assert not torch.equal(labels(0, 0), labels(1, 0))
     assert not torch.equal(labels(0, 0), labels(0, 1))

@@ -11,7 +11,8 @@ from torch import nn
 
 from trainables.config import TrialConfig
 from trainables.registry import WORKLOADS, Entry
-from trainables.training.doctor import dry_run
+from trainables.training.doctor import checks, dry_run
+from trainables.training.doctor.findings import Ratios
 from tune_cac.cli import doctor as doctor_command
 from tune_cac.cli.doctor import trials_at_a_time
 from tune_cac.cli.main import main
@@ -51,6 +52,18 @@ def test_says_that_training_repeats(capsys: pytest.CaptureFixture[str]) -> None:
     assert "training tiny repeats bit for bit: a trial that is forked from another equals the trial alone" in out
     assert "torch 2" in out
     assert "device: cpu" in out
+
+
+@pytest.mark.usefixtures("tiny")
+def test_says_what_makes_the_training_slower(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "ratios", lambda *_: Ratios((0.5, 0.6)))
+    lines = run_doctor(capsys, "tiny")
+    begin = next(number for number, line in enumerate(lines) if line.startswith("recipe: "))
+    assert lines[begin] == "recipe: 1 to mend (docs/recipe.md)"  # our own loop waits for nothing
+    assert lines[begin + 1].startswith("optimizer-on-the-slow-path: SGD updates ")
+    assert lines[begin + 2] == "    cost: 45.0 % of an optimizer step (40.0 % to 50.0 %, 2 pairs)"
 
 
 @pytest.mark.usefixtures("tiny")

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 VALID_VARIABLES = "Valid: " + ", ".join(sorted(BY_NAME))
 
 
-VALID_WORKLOADS = "Valid: binary_mlp, digits, images, package.module:function, rosenbrock, text"
+VALID_WORKLOADS = "Valid: binary_mlp, digits, gan_digits, images, package.module:function, rosenbrock, text"
 VALID_SPACES = f"Valid: {', '.join(sorted(SPACES))}"
 
 
@@ -91,14 +91,16 @@ def a_study(root: Path, **changes: object) -> Layout:
         (
             "search --set forward_cache=1",
             f"unknown setting 'forward_cache': did you mean 'forward_cache_mb'? {VALID_VARIABLES}, "
-            "agp_final_sparsity, agp_initial_sparsity, cluster_count, cluster_decay, cluster_every, "
-            "cluster_iterations, cluster_mode, discrete_objective, discrete_stride, distill_checkpoint, "
-            "distill_start_epoch, distill_teacher, distill_temperature, distill_weight, forward_cache_mb, "
-            "gradient_epsilon, gradient_epsilon_decays, gradient_layers, gradient_start_itr, importance_by, "
-            "importance_uniform, importance_update_every, kept_samples, kfac_damping, kfac_decay, kfac_factor_every, "
-            "kfac_fisher, kfac_inverse_every, kfac_kl_clip, pruning_end_epoch, pruning_frequency, "
-            "pruning_start_epoch, statistics_measurements, statistics_samples, ste_candidates, ste_estimator, "
-            "ste_normalised, ste_samples, ste_sigma, ste_spread, ste_trial_step, ste_weighting, svrg_alpha, "
+            "activation_checkpointing, agp_final_sparsity, agp_initial_sparsity, batch_size, channels_last, "
+            "clip_grad_norm, cluster_count, cluster_decay, cluster_every, cluster_iterations, cluster_mode, "
+            "compile_mode, cudnn_benchmark, deterministic, discrete_objective, discrete_stride, "
+            "distill_checkpoint, distill_start_epoch, distill_teacher, distill_temperature, distill_weight, "
+            "forward_cache_mb, fused_optimizer, gradient_epsilon, gradient_epsilon_decays, gradient_layers, "
+            "gradient_start_itr, importance_by, importance_uniform, importance_update_every, kept_samples, "
+            "kfac_damping, kfac_decay, kfac_factor_every, kfac_fisher, kfac_inverse_every, kfac_kl_clip, "
+            "loader_workers, pin_memory, precision, pruning_end_epoch, pruning_frequency, pruning_start_epoch, "
+            "statistics_measurements, statistics_samples, ste_candidates, ste_estimator, ste_normalised, "
+            "ste_samples, ste_sigma, ste_spread, ste_trial_step, ste_weighting, svrg_alpha, "
             "svrg_alpha_decays, svrg_snapshot_every, zero_threshold, zero_unbiased",
         ),
         ("search --set forward_cache_mb=lots", "forward_cache_mb must be an integer >= 0, got 'lots'"),

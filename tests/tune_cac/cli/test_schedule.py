@@ -164,8 +164,8 @@ def test_arguments_of_learning_rate_schedules_are_checked(file: Path, capsys: py
         (["s.yaml", "--workload", "images", "--model", "a:b"],
          "model a:b is tried on images of the data: give --data PATH, too"),
         (["s.yaml", "--workload", "digit"],
-         "unknown workload 'digit': did you mean 'digits'? Valid: binary_mlp, digits, images, package.module:function, "
-         "rosenbrock, text"),
+         "unknown workload 'digit': did you mean 'digits'? Valid: binary_mlp, digits, gan_digits, images, "
+         "package.module:function, rosenbrock, text"),
         (["s.yaml", "--workload", "images", "--option", "classes=x"],
          "option classes of workload images must be an integer, got 'x'"),
     ],

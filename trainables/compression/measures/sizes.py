@@ -153,16 +153,21 @@ def layer_macs(model: nn.Module, forward: Forward, batch: Batch) -> dict[str, in
 def _counted(model: nn.Module, forward: Forward, batch: Batch, samples: int) -> dict[str, int]:
     layers = weight_layers(model)
     by_weight = {id(float_tensor(module, "weight")): name for name, module in layers.items()}
+    # By module, because in a functional call other tensors stand for the weights.
+    name_of: dict[nn.Module, str] = {
+        module: by_weight[id(float_tensor(module, "weight"))]
+        for module in model.modules()
+        if isinstance(module, WEIGHT_LAYERS) and id(float_tensor(module, "weight")) in by_weight
+    }
     counts = dict.fromkeys(layers, 0)
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         weight = float_tensor(module, "weight")
         assert weight is not None
-        counts[by_weight[id(weight)]] += _places(module, inputs[0], output) * weight.numel()
+        counts[name_of[module]] += _places(module, inputs[0], output) * weight.numel()
 
-    for module in model.modules():
-        if isinstance(module, WEIGHT_LAYERS) and id(float_tensor(module, "weight")) in by_weight:
-            module.register_forward_hook(count)
+    for module in name_of:
+        module.register_forward_hook(count)
     with evaluating(model):
         forward(model, batch)
     return {name: round(macs / samples) for name, macs in counts.items()}

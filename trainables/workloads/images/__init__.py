@@ -2,5 +2,5 @@
 
 From the files to a batch: `detect` finds the kind of data, `parquet` and `folder` read encoded images and labels,
 `decoding` makes pixels, `store` keeps these as memory-mapped arrays, `dataset` combines the four, `augmentation` makes
-training inputs, `prefetch` makes batches ahead of the training, `workload` is what the training loop uses.
+training inputs, `workload` is what the training loop uses.
 """

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Hashable, Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -33,7 +32,6 @@ from trainables.workloads.base import Batch, Samples, Workload, count_hits
 from trainables.workloads.images import augmentation
 from trainables.workloads.images.classes import count_classes, hold_out
 from trainables.workloads.images.dataset import default_cache, open_images
-from trainables.workloads.images.prefetch import prefetched
 from trainables.workloads.user_code import code_digest
 
 EVALUATION_BATCH_SIZE = 256
@@ -78,6 +76,7 @@ class Images(Workload):
     """K. None: the number of class names in the data, or else the greatest training label plus one."""
 
     name = "images"
+    by_step = True
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -88,7 +87,10 @@ class Images(Workload):
             cache_limit_bytes=self.cache_limit_gb * 1e9,
             image_size=self.image_size,
         )
+        # Taking kept arrays is faster than sending batches between processes; decoding is not (docs/recipe.md).
+        self.loader_workers = 0 if self._data.moments is not None else 1
         self._classes = count_classes(self._data, self.classes)
+        self._last_order: tuple[tuple[int, int, int], tuple[Tensor, ...]] = ((-1, -1, -1), ())
         labels = self._data.labels
         parts = {split: np.arange(len(labels[split])) for split in labels}
         self._home = {split: split for split in labels}
@@ -159,15 +161,21 @@ class Images(Workload):
         return self.train_batches_from(epoch, seed, 0)
 
     def train_batches_from(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
-        return prefetched(self._train_batches(epoch, seed, start))
-
-    def _train_batches(self, epoch: int, seed: int, start: int) -> Iterator[Batch]:
         for step, rows in enumerate(self._order(epoch, seed)[start:], start=start):
             yield self.inputs_of(rows, augmentation.generator_of(seed, epoch, step))
 
+    def batch_at(self, epoch: int, seed: int, step: int) -> Batch:
+        rows = self._order(epoch, seed)[step]
+        return self.inputs_of(rows, augmentation.generator_of(seed, epoch, step))
+
     def _order(self, epoch: int, seed: int) -> tuple[Tensor, ...]:
-        generator = augmentation.generator_of(seed, epoch)
-        return torch.randperm(len(self._parts["train"]), generator=generator).split(self.batch_size)
+        """Return the rows of each batch; the last epoch's are kept, since batches are made one by one."""
+        key = (epoch, seed, self.batch_size)
+        if self._last_order[0] != key:
+            generator = augmentation.generator_of(seed, epoch)
+            order = torch.randperm(len(self._parts["train"]), generator=generator)
+            self._last_order = (key, order.split(self.batch_size))
+        return self._last_order[1]
 
     def _take(self, split: str, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return the stored images (B, 3, T, T) uint8 and labels (B,) of rows of a split."""
@@ -230,8 +238,7 @@ class Images(Workload):
         return 0.0
 
     def _hits(self, model: nn.Module, batches: Iterator[Batch], device: Any) -> int:
-        with closing(prefetched(batches)) as found:
-            return count_hits(model, found, device)
+        return count_hits(model, batches, device)
 
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
         count = len(self._parts[split])

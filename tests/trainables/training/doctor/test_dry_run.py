@@ -227,7 +227,7 @@ def test_weights_that_never_train_cost_no_gradient_and_come_back_so(monkeypatch:
         def make_optimizer(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
             return super().make_optimizer((n, p) for n, p in named_parameters if p.requires_grad)
 
-    monkeypatch.setattr("trainables.training.run.build", lambda *_: Other())
+    monkeypatch.setattr("trainables.training.run.build_for", lambda *_: Other())
     found = dry_run(TrialConfig(workload="tiny", epochs=1), steps=1)
     assert found.parameters[0].backward_flops == 0
     assert [p.requires_grad for p in models[0].parameters()] == [False] + [True] * (len(found.parameters) - 1)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import math
-import threading
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -117,22 +116,6 @@ def test_skipped_batches_are_not_computed(data: Path) -> None:
     images._data = type(images._data)(**{**vars(images._data), "pixels": {"train": Noted()}})
     assert len(list(images.train_batches_from(0, 0, 4))) == 2
     assert taken == [8, 4]
-
-
-def test_no_thread_outlives_an_iterator(data: Path) -> None:
-    images = images_of(data)
-    before = set(threading.enumerate())
-    next(images.train_batches(0, 0))
-    for _ in zip(images.train_batches(0, 0), range(2), strict=False):
-        pass
-
-    class Broken(nn.Module):
-        def forward(self, inputs: Tensor) -> Tensor:
-            raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError, match="broken"):
-        images.evaluate(Broken(), "validation", "cpu")
-    assert set(threading.enumerate()) == before
 
 
 def test_splits(data: Path) -> None:
@@ -329,6 +312,4 @@ def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_the_same_run(
         resumed, loss_again = trained(run)
     assert loss_again == loss
     assert all(map(torch.equal, resumed, whole))
-    del run
-    gc.collect()  # a run is a cycle; its batches go with it, and their thread with them
-    assert not [thread for thread in threading.enumerate() if thread.name == "tune_cac-prefetch"]
+    assert not multiprocessing.active_children()  # a run's end is that of the processes that prepared its batches

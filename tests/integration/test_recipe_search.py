@@ -1,0 +1,56 @@
+"""A search of the training recipe on a real Ray: each trial alone, by the clock, and what each choice brought."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from commands_run import run_here
+from runs import assert_equals_alone
+
+import analysis
+from trainables.config import TrialConfig
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_recipe_is_searched_by_the_clock_and_ends_in_lines_to_paste(one_ray: None, tmp_path: Path) -> None:
+    done = run_here(
+        tmp_path, "search", "--space", "training_recipe", "--epochs", "2", "--trials", "5", "--name", "s",
+        "--set", "activation_checkpointing=blocks", "--allowed-drop", "0.99", "--set", "loader_workers=0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    trials = analysis.load(tmp_path / "results" / "s")
+    assert (trials["activation_checkpointing"] == "blocks").all()  # what is fixed holds for the baseline, too
+    assert set(trials["role"]) == {"baseline", "search"}  # controls would say nothing of time
+    ranked = analysis.rank(trials, allowed_drop=0.99)
+    assert ranked["saved"].tolist() == pytest.approx(ranked["time_saved"].tolist())
+    alone = [trials.loc[trial] for trial in trials.index[trials["trial"] >= 2]]
+    assert len(alone) == 3
+    for row in alone:  # each further trial differs from the baseline in one choice
+        assert sum(not pd.isna(row[name]) for name in ("precision", "batch_size", "fused_optimizer")) == 1
+    assert "choice" in done.stdout
+    assert "precision=bfloat16" in done.stdout.partition("change of accuracy")[2]
+    effects = analysis.recipe_effects(trials).set_index(["field", "value"])
+    baseline, changed = trials.iloc[0], next(row for row in alone if row["precision"] == "bfloat16")
+    assert effects.loc[("batch_size", "32"), "trials"] == 1
+    assert changed["train_time_s"] > 0
+    assert baseline["stage"] == "" or not pd.isna(baseline["stage"])
+    report = run_here(tmp_path, "report", "results/s")
+    assert "## What each choice brought" in report.stdout
+    page = (tmp_path / "results" / "s" / "report.html").read_text()
+    assert "What each choice brought" in page
+
+
+def test_joined_with_gradient_skip_a_trial_is_the_same_alone(one_ray: None, tmp_path: Path) -> None:
+    done = run_here(
+        tmp_path, "search", "--space", "manual_layers+training_recipe", "--epochs", "2", "--trials", "4", "--name", "s",
+        "--set", "activation_checkpointing=cheap",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    trials = analysis.load(tmp_path / "results" / "s")
+    skipping = trials[(trials["method"] == "gradskip") & (trials["precision"] == "bfloat16")].iloc[0]
+    assert skipping["compute_saved"] > 0
+    assert_equals_alone(skipping)
+    assert TrialConfig(method="gradskip").precision is None

@@ -1,0 +1,228 @@
+"""The doctor on a model, a loader and an optimizer: what it says, and that it leaves everything as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainables.errors import UserError
+from trainables.training.doctor import checks
+from trainables.training.doctor.checkup import doctor
+from trainables.training.doctor.findings import Finding, Ratios, report_text
+from trainables.training.doctor.step_watch import StepWatch, _is_read, zeroed_gradients
+
+CPU = torch.device("cpu")
+
+
+def make() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(64, 3)
+    )
+
+
+def loader() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.randn(40, 1, 6, 6), torch.randint(0, 3, (40,))), batch_size=8)
+
+
+def names(findings: Any) -> list[str]:
+    return [finding.name for finding in findings]
+
+
+@pytest.mark.slow
+def test_a_training_with_faults_is_told_each_and_left_as_it_was() -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    totals = []
+
+    def step(batch: tuple[Tensor, Tensor]) -> None:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        optimizer.step()
+        totals.append(loss.item())
+
+    batches = loader()
+    step(next(iter(batches)))
+    model.eval()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    moments = [state["momentum_buffer"].clone() for state in optimizer.state.values()]
+    generator = torch.get_rng_state()
+    found = doctor(model, batches, optimizer, step=step, fix=True)
+    assert {"bias-before-batch-norm", "gradients-set-to-zero", "host-waits-for-device"} <= set(names(found.findings))
+    here = next(finding for finding in found.findings if finding.name == "host-waits-for-device")
+    assert f"{__file__}:" in here.what
+    assert "(1 a step)" in here.what
+    assert not model.training
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    kept = [state["momentum_buffer"] for state in optimizer.state.values()]
+    assert all(torch.equal(a, b) for a, b in zip(moments, kept, strict=True))
+    assert found.model is not None
+    assert found.model[0].bias is None  # type: ignore[index,union-attr]
+    assert found.parameter_numbers == {0: 0, 2: 1, 3: 2, 4: 3, 5: 4}
+    text = str(found)
+    assert "0 = nn.Conv2d(1, 4, kernel_size=(3, 3), stride=(1, 1), bias=False)" in text
+    assert "CAC_STOP_LAYER_NUM: later parameters get smaller numbers, such as 2 becomes 1 and 5 becomes 4" in text
+
+
+@pytest.mark.slow
+def test_a_good_training_is_said_to_be_one() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 3))
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+
+    def step(batch: tuple[Tensor, Tensor]) -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    data = next(iter(loader()))
+    found = doctor(model, [data] * 5, optimizer, step=step, fix=True)
+    assert found.findings == ()
+    assert found.model is model
+    assert str(found).startswith("recipe: nothing found")
+
+
+def test_what_it_needs() -> None:
+    with pytest.raises(UserError, match="needs a loader with at least one batch, got none"):
+        doctor(make(), [])
+    with pytest.raises(UserError, match=r"the model cannot run on the first tensor of a batch \(.*\): give a loader"):
+        doctor(make(), [torch.ones(2, 2)])
+    assert doctor(make(), [{"images": torch.randn(4, 1, 6, 6)}]).findings
+
+
+def test_data_parallel() -> None:
+    assert names(checks.data_parallel(nn.DataParallel(make()))) == ["data-parallel"]
+    assert names(checks.data_parallel(make())) == []
+
+
+def test_loaders_on_a_machine_with_a_gpu() -> None:
+    assert names(checks.loading(loader(), 0.02, on_gpu_machine=True)) == [
+        "loader-without-workers",
+        "loader-without-pinned-memory",
+    ]
+    good = DataLoader(TensorDataset(torch.ones(4)), num_workers=1, pin_memory=True)
+    assert names(checks.loading(good, 0.02, on_gpu_machine=True)) == []
+    assert names(checks.loading(loader(), 0.02, on_gpu_machine=False)) == []
+
+
+def test_a_loader_that_holds_the_step_back_is_measured() -> None:
+    class Slow(torch.utils.data.Dataset[Tensor]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Tensor:
+            import time
+
+            time.sleep(0.05)
+            return torch.ones(1, 6, 6)
+
+    found = doctor(make(), DataLoader(Slow(), batch_size=2)).findings
+    waiting = next(finding for finding in found if finding.name == "data-loading")
+    assert "with num_workers=0" in waiting.what
+    assert "of a step waits for its batch here" in waiting.cost
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "expected"),
+    [
+        ((8, 0), "highest", ["float32-without-tensor-cores"]),
+        ((9, 0), "high", []),
+        ((7, 5), "highest", []),
+    ],
+)
+def test_float32_without_tensor_cores(
+    capability: tuple[int, int], precision: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    assert names(checks.matmul_precision(make(), None, torch.device("cuda"))) == expected
+    assert names(checks.matmul_precision(make(), None, CPU)) == []
+
+
+def test_an_optimizer_of_several_kernels_is_measured_on_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+
+    def measured(mended: Callable[[], object], plain: Callable[[], object], _: torch.device) -> Ratios:
+        steps.append((mended(), plain()))
+        return Ratios(speeds)
+
+    monkeypatch.setattr(checks, "ratios", measured)  # no test is decided by a clock
+    speeds: tuple[float, ...] = (0.4, 0.5, 0.6)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(30)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
+    before = [p.clone() for p in model.parameters()]
+    (found,) = checks.slow_optimizer(optimizer, CPU)
+    assert found.mend == ("torch.optim.AdamW(..., fused=True)",)
+    assert found.cost == "50.0 % of an optimizer step (40.0 % to 60.0 %, 3 pairs)"
+    assert len(steps) == 1
+    assert not optimizer.state
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert names(checks.slow_optimizer(torch.optim.AdamW(model.parameters(), fused=True), CPU)) == []
+    assert names(checks.slow_optimizer(torch.optim.LBFGS(model.parameters()), CPU)) == []
+    speeds = (0.8, 0.95)
+    assert names(checks.slow_optimizer(optimizer, CPU)) == []
+
+
+def test_reads_of_values_are_found_with_their_line_except_those_of_optimizers() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    with StepWatch(CPU) as watch:
+        loss = model(torch.ones(1, 2)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.step()
+        assert watch.waits == {}
+        if loss > 0:
+            pass
+        float(loss)
+    assert sum(watch.waits.values()) == 2
+    assert all(place.startswith(f"{__file__}:") for place in watch.waits)
+
+
+def test_of_copies_on_a_gpu_only_those_to_the_host_are_waited_for() -> None:
+    """There is no GPU here: the operation is asked about, not run."""
+    copied, cuda = torch.ops.aten._to_copy.default, torch.device("cuda")
+    on_gpu = (SimpleNamespace(device=cuda),)
+    assert _is_read(copied, on_gpu, {"device": CPU}, cuda)
+    assert not _is_read(copied, on_gpu, {"device": CPU, "non_blocking": True}, cuda)
+    assert not _is_read(copied, on_gpu, {"dtype": torch.bfloat16}, cuda)  # as autocast makes them
+    assert not _is_read(copied, (SimpleNamespace(device=CPU),), {"device": cuda}, cuda)
+
+
+def test_a_bias_that_proves_to_be_used_is_neither_reported_nor_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "output_difference", lambda *_: 0.5)
+    found = doctor(make(), [torch.randn(4, 1, 6, 6)], fix=True)
+    assert "bias-before-batch-norm" not in names(found.findings)
+    assert found.model is not None
+    assert isinstance(found.model[0].bias, nn.Parameter)  # type: ignore[index,union-attr]
+    assert found.parameter_numbers == {}
+
+
+def test_gradients_set_to_zero_are_found_only_where_there_are_any() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    original = torch.optim.Optimizer.zero_grad
+    with zeroed_gradients() as places:
+        optimizer.zero_grad(set_to_none=False)  # there are none yet
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.zero_grad()
+        assert places == {}
+        model(torch.ones(1, 2)).sum().backward()
+        model.zero_grad(set_to_none=False)
+    assert sum(places.values()) == 1
+    assert torch.optim.Optimizer.zero_grad is original
+
+
+def test_texts() -> None:
+    assert Ratios((0.9, 0.8, 0.7)).text("a step") == "20.0 % of a step (10.0 % to 30.0 %, 3 pairs)"
+    assert Ratios((0.9, 1.1)).text("a step") == "none measurable here: -10.0 % to 10.0 % of a step (2 pairs)"
+    finding = Finding(name="a", what="b", cost="c", mend=("d", "e"))
+    assert report_text([finding]) == "recipe: 1 to mend (docs/recipe.md)\na: b\n    cost: c\n    d\n    e"

@@ -1,0 +1,57 @@
+"""Fields of the training recipe: what is refused, and in which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.training.recipe.fields import RECIPE_FIELDS, RECIPE_MEANINGS, changes_results, recipe_of
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"precision": "half"}, "unknown precision 'half'"),
+    ({"activation_checkpointing": "all"}, "unknown activation_checkpointing 'all'"),
+    ({"compile_mode": "fast"}, "unknown compile_mode 'fast'"),
+    ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
+    ({"loader_workers": -1}, "loader_workers must be an integer >= 0, got -1"),
+    ({"loader_workers": True}, "loader_workers must be an integer >= 0, got True"),
+    ({"channels_last": 1}, "channels_last must be True or False, got 1"),
+    ({"clip_grad_norm": 0.0}, "clip_grad_norm must be a number above 0, got 0.0: leave it out for no clipping"),
+    ({"cudnn_benchmark": True, "deterministic": True}, "cudnn_benchmark must be False with deterministic=True"),
+    ({"fused_optimizer": True, "precision": "float16"}, "fused_optimizer must be False with precision=float16 and Gra"),
+    ({"compile_mode": "default", "forward_cache_mb": 5}, "forward_cache_mb must be 0 with compile_mode=default, got 5"),
+    ({"precision": "bfloat16", "forward_cache_mb": 5}, "forward_cache_mb must be 0 with precision=bfloat16, got 5"),
+    (
+        {"compile_mode": "default", "activation_checkpointing": "cheap"},
+        "activation_checkpointing must be left out with compile_mode, got cheap",
+    ),
+    (
+        {"method": "kfac", "precision": "bfloat16"},
+        "method kfac computes gradients of its own in float32, got precision=bfloat16",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), WRONG, ids=[words for _, words in WRONG])
+def test_a_wrong_value_is_refused_in_one_line(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        TrialConfig(**given)
+    assert str(error.value).startswith(words)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_left_out_is_no_part_of_a_configuration() -> None:
+    assert not set(RECIPE_FIELDS) & set(TrialConfig().to_dict())
+    config = TrialConfig(precision="bfloat16", loader_workers=2)
+    assert recipe_of(config) == {"precision": "bfloat16", "loader_workers": 2}
+    assert changes_results(config) == {"precision": "bfloat16"}
+
+
+def test_fields_that_leave_gradients_as_they_are_go_with_an_estimator() -> None:
+    TrialConfig(method="kfac", batch_size=32, loader_workers=1, precision="float32")
+
+
+def test_every_field_has_a_meaning() -> None:
+    assert list(RECIPE_MEANINGS) == list(RECIPE_FIELDS)

@@ -1,0 +1,43 @@
+"""A folder of images as torchvision's ImageFolder reads it: the same images, labels and classes, in the same order."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from image_files import noise, write_folder
+
+SCRIPT = """
+import sys
+import torch
+from torchvision_here import import_torchvision
+from trainables.workloads.images.workload import Images
+
+vision = import_torchvision()
+folder, cache, limit = sys.argv[1:]
+theirs = vision.datasets.ImageFolder(folder, transform=vision.transforms.PILToTensor())
+ours = Images(data=folder, cache=cache, cache_limit_gb=float(limit), validation=0.3, augment=False)
+assert ours.class_names == theirs.classes, (ours.class_names, theirs.classes)
+assert ours._data.labels["train"].tolist() == theirs.targets
+pixels = torch.from_numpy(ours._data.pixels["train"].take(list(range(len(theirs)))))
+assert torch.equal(pixels, torch.stack([image for image, _ in theirs]))
+seen = torch.cat([images for images, _ in ours.train_batches(0, 0)])
+rows = torch.from_numpy(ours._parts["train"])[torch.cat(ours._order(0, 0))]
+expected = torch.stack([theirs[int(row)][0] for row in rows]).float()
+mean, deviation = (expected.mean((0, 2, 3), keepdim=True), expected.std((0, 2, 3), keepdim=True, unbiased=False))
+torch.testing.assert_close(seen, (expected - mean) / deviation, atol=2e-3, rtol=1e-3)
+print("equal")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit_gb", ["20", "0"])
+def test_images_labels_and_order_are_those_of_image_folder(limit_gb: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "data", list(noise(40, 12)), [f"class {'badc'[number % 4]}" for number in range(40)])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path / "data"), str(tmp_path / "cache"), limit_gb],
+        capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path), "PATH": ""},
+    )  # fmt: skip
+    assert done.stdout == "equal\n", done.stderr

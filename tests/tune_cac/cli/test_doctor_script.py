@@ -1,0 +1,95 @@
+"""`doctor --script`: a training script of the user's is run for some steps, told its faults, and ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tune_cac.cli.main import main
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.free = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, images):
+        return self.head(self.free(self.norm(self.conv(images)).relu()).mean((2, 3)))
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = Net()
+    data = torch.utils.data.TensorDataset(torch.randn(400, 1, 8, 8), torch.randint(0, 3, (400,)))
+    loader = torch.utils.data.DataLoader(data, batch_size=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[1]))
+    for epoch in range(1000):
+        for images, labels in loader:
+            optimizer.zero_grad(set_to_none=False)
+            loss = nn.functional.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            print("loss", loss.item())
+    open("trained", "w").close()
+"""
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tune_cac", "doctor", "--script", *command], cwd=folder, capture_output=True, text=True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["python train.py 0.1", "python3 -u train.py 0.1", "python -m train 0.1"])
+def test_a_script_is_observed_and_ended(command: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = run(tmp_path, command)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.partition("seen: ")[2]
+    assert told.startswith("13 optimizer steps\nrecipe: ")
+    assert "conv = nn.Conv2d(1, 4, kernel_size=(3, 3), stride=(1, 1), bias=False)" in told
+    assert "free" not in told
+    line = 1 + SCRIPT.splitlines().index("            optimizer.zero_grad(set_to_none=False)")
+    assert f"train.py:{line}: each gradient is written" in told
+    assert f"train.py:{line + 4} (1 a step)" in told
+    assert done.stdout.count("loss ") == 12  # the thirteenth step ends it
+    assert not (tmp_path / "trained").exists()
+
+
+@pytest.mark.slow
+def test_a_script_that_is_short_fails_or_does_not_train_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text(SCRIPT.replace("range(1000)", "range(1)").replace("randn(400", "randn(24")
+                                       .replace("(400,)", "(24,)"))  # fmt: skip
+    done = run(tmp_path, "python short.py 0.1")
+    assert done.returncode == 0
+    assert "seen: 3 optimizer steps, of 13 that the doctor wants: times were not measured" in done.stdout
+    (tmp_path / "idle.py").write_text("print('hello')")
+    assert "no step of a torch optimizer was seen" in run(tmp_path, "python idle.py").stdout
+    (tmp_path / "broken.py").write_text("raise ValueError('mine')")
+    failed = run(tmp_path, "python broken.py")
+    assert failed.returncode == 1
+    assert "ValueError: mine" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("torchrun train.py", "--script of doctor must be 'python FILE ...' or 'python -m MODULE ...', got"),
+        ("python", "--script of doctor must be 'python FILE ...'"),
+        ("python -c pass", "--script of doctor must be 'python FILE ...'"),
+        ("python absent.py", "--script of doctor must name a file that is there, got absent.py"),
+    ],
+)
+def test_other_commands_are_refused(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--script", command]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1

@@ -1,0 +1,45 @@
+"""The doctor's findings on a run of one of our workloads, in our own loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainables.config import TrialConfig
+from trainables.runtime.generators import kept_generators
+from trainables.training.doctor.checks import loading, of_model, slow_optimizer, waits
+from trainables.training.doctor.findings import Finding
+from trainables.training.doctor.step_watch import StepWatch
+from trainables.training.run import TrainingRun
+
+#: Steps that are looked at, after two in which costs are counted.
+STEPS = 2
+
+
+def run_findings(config: TrialConfig, loader_share: float | None = None) -> list[Finding]:
+    """Train a few steps of a run and return what makes it slower than it has to be.
+
+    Args:
+        config: of the run.
+        loader_share: share of its steps that waits for batches, as `dry_run` measured it.
+    """
+    given: list[tuple[Any, ...]] = []
+    with TrainingRun(config) as run:
+        handle = run.model.register_forward_pre_hook(lambda _, inputs: given.append(inputs))
+        run.begin_epoch()
+        steps = min(run.workload.steps_per_epoch, 2 + STEPS)
+        for _ in range(min(2, steps)):
+            run.train_step()
+        handle.remove()
+        with StepWatch(run.device) as watch:
+            for _ in range(steps - 2):
+                run.train_step()
+        run.pause()
+        with kept_generators([run.device]):
+            # A loss that calls the model in parts, or by keywords, gives it no inputs.
+            findings, _ = of_model(run.model, next(filter(None, given), None), run.device)
+        return [
+            *waits(watch.waits, STEPS),
+            *slow_optimizer(run.optimizer, run.device),
+            *loading(None, loader_share),
+            *findings,
+        ]

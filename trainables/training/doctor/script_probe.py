@@ -1,0 +1,173 @@
+"""Run a user's training script under observation for a few steps, report and stop it.
+
+Run as ``python -m trainables.training.doctor.script_probe SCRIPT ARGUMENTS`` or ``... -m MODULE ARGUMENTS``. The script
+is ended after `STEPS` optimizer steps, without its own end: nothing that it would write then is written.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader
+
+from trainables.runtime.generators import kept_generators
+from trainables.training.doctor.checks import (
+    loading,
+    of_model,
+    slow_optimizer,
+    waits,
+    zeroed_to_none,
+)
+from trainables.training.doctor.findings import Finding, report_text
+from trainables.training.doctor.step_watch import StepWatch, parameters_of, zeroed_gradients
+
+#: Steps that are run before the timed ones, the timed ones, and those whose operations are looked at.
+FIRST, TIMED, WATCHED = 3, 8, 2
+STEPS = FIRST + TIMED + WATCHED
+
+
+class Probe:
+    """Observer of a script's training."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._stack = ExitStack()
+        self._optimizer: Optimizer | None = None
+        self._model: nn.Module | None = None
+        self._inputs: tuple[Any, ...] = ()
+        self._loader: DataLoader[Any] | None = None
+        self._depth = 0
+        self._waited = self._begun = 0.0
+        self._share: float | None = None
+        self._watch: StepWatch | None = None
+
+    def start(self) -> None:
+        """Begin to observe this process."""
+        self._zeroed = self._stack.enter_context(zeroed_gradients())
+        for handle in (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+            register_optimizer_step_post_hook(self._stepped),
+        ):
+            self._stack.callback(handle.remove)
+        iterate, probe = DataLoader.__iter__, self
+
+        def timed(loader: DataLoader[Any]) -> Iterator[Any]:
+            batches = iterate(loader)
+            while True:
+                begun = time.perf_counter()
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+                if probe._model is None or probe._model.training:
+                    probe._loader = loader
+                    probe._waited += time.perf_counter() - begun
+                yield batch
+
+        DataLoader.__iter__ = timed  # type: ignore[assignment,method-assign]
+        self._stack.callback(lambda: setattr(DataLoader, "__iter__", iterate))
+
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._depth += 1
+        if self._depth > 1:  # parts of a model are called often, and cost the script nothing
+            return
+        has_more = self._model is None or len(parameters_of(module)) > len(parameters_of(self._model))
+        trains = module.training and any(p.requires_grad for p in module.parameters())
+        if trains and inputs and (has_more or module is self._model):
+            self._model, self._inputs = module, inputs
+
+    def _leave(self, *_: Any) -> None:
+        self._depth -= 1
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._optimizer is None:
+            self._optimizer = optimizer
+        if optimizer is not self._optimizer:
+            return
+        self.steps += 1
+        if self.steps == FIRST:
+            self._begun, self._waited = self._now(), 0.0
+        elif self.steps == FIRST + TIMED:
+            self._share = self._waited / (self._now() - self._begun)
+            self._watch = StepWatch(self._device())
+            self._watch.__enter__()
+        elif self.steps == STEPS:
+            self.finish()
+
+    def _device(self) -> torch.device:
+        assert self._optimizer is not None
+        return next((p.device for p in parameters_of(self._optimizer)), torch.device("cpu"))
+
+    def _now(self) -> float:
+        if self._device().type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def finish(self) -> None:
+        """Report what was seen and end the process."""
+        if self._watch is not None:
+            self._watch.__exit__(None, None, None)
+        self._stack.close()
+        status = 0
+        try:
+            print(self.report(), flush=True)
+        except Exception as error:  # noqa: BLE001  # a model may raise anything when it runs again
+            print(f"tune_cac: error: the doctor could not finish: {error}", file=sys.stderr, flush=True)
+            status = 1
+        sys.stdout.flush()
+        os._exit(status)  # the script must not train on, whatever it catches
+
+    def report(self) -> str:
+        """Return the report on what was seen."""
+        if self._optimizer is None:
+            return "recipe: no step of a torch optimizer was seen: the script must train in its own process"
+        device, findings = self._device(), list[Finding]()
+        findings += slow_optimizer(self._optimizer, device)
+        findings += loading(self._loader, self._share)
+        if self._model is not None:
+            model, inputs = self._model, tuple(self._inputs)
+            with torch.enable_grad(), kept_generators([device]):
+                findings += of_model(model, inputs, device)[0]
+                findings += zeroed_to_none(model, self._zeroed, inputs, device)
+        if self._watch is not None:
+            findings += waits(self._watch.waits, WATCHED)
+        told = f"seen: {self.steps} optimizer steps"
+        if self._share is None:
+            told += f", of {STEPS} that the doctor wants: times were not measured"
+        return f"{told}\n{report_text(findings)}"
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script; end with its report."""
+    probe = Probe()
+    probe.start()
+    try:
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    probe.finish()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
