@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
 TEXT = re.findall(r"```yaml\n(# grid.yaml\n.*?)```", PAGE, re.DOTALL)[0]
 AUTO = {"CAC_VAR_START_ITR": 0, "CAC_VAR_SAMPLES": 5}
-LINEAR = {"CAC_RULE": "linear", "CAC_RULE_END_ITR": 300}
+LINEAR = {"CAC_RULE": "linear", "CAC_RULE_END_ITR": 100}
 #: The points of the page's file, written by hand.
 POINTS: list[dict[str, Any]] = [
     {**AUTO, "CAC_VAR_START_THR": 0.98},

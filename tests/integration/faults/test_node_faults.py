@@ -36,6 +36,15 @@ def cluster() -> Iterator[tuple[Raylets, dict[str, str]]]:
     assert_no_process(mark)
 
 
+def two_folders(study: Path) -> list[str]:
+    """Return the folders of two running trials; a trial runs a moment before its folder is written down."""
+    if len(numbers := running(study)) != 2:
+        return []
+    trials = study_of(study).trials
+    folders = [trials[number].user_attrs.get("folder") for number in numbers]
+    return folders if all(folders) else []
+
+
 def test_killed_nodes_cost_no_finished_trial(cluster: tuple[Raylets, dict[str, str]], tmp_path: Path) -> None:
     raylets, mark = cluster
     environment = {**mark, "RAY_ADDRESS": raylets.address}
@@ -43,8 +52,7 @@ def test_killed_nodes_cost_no_finished_trial(cluster: tuple[Raylets, dict[str, s
     process = started(
         tmp_path, environment, *SEARCH, "--name", "first", "--trials", "4", "--epochs", "25", "--no-sharing"
     )
-    wait_until(lambda: finished_rows(first) and len(running(first)) == 2, "two at a time", process=process)
-    folders = [study_of(first).trials[number].user_attrs["folder"] for number in running(first)]
+    folders = wait_until(lambda: finished_rows(first) and two_folders(first), "two at a time", process=process)
     wait_until(lambda: all(list((first / f).glob("checkpoint_*")) for f in folders), "checkpoints", process=process)
     before = finished_rows(first)
     raylets.tell("kill worker")

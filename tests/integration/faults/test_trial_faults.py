@@ -22,6 +22,8 @@ from two_raylets import Raylets
 
 pytestmark = pytest.mark.slow
 
+#: Far more than any step here takes beside three other tests on two cores: only what hangs may reach it.
+TRIAL_TIMEOUT_S = 40
 SEARCH = ("search", "--space", "manual_layers", "--name", "s", "--no-controls", "--concurrency", "2")
 
 
@@ -30,7 +32,7 @@ def test_a_trial_that_hangs_one_without_numbers_and_one_without_memory_end_and_n
     mark, study = new_mark(), tmp_path / "results" / "s"
     workload = write_faulty(tmp_path)
     arguments = (*SEARCH, "--workload", workload, "--epochs", "15", "--trials", "7", "--no-sharing")
-    process = started(tmp_path, mark, *arguments, "--trial-timeout", "8s")
+    process = started(tmp_path, mark, *arguments, "--trial-timeout", f"{TRIAL_TIMEOUT_S}s")
     wait_until(lambda: finished_rows(study), "the baseline's end", process=process)
     before = finished_rows(study)
     begin_fault(tmp_path, "hang")
@@ -45,7 +47,7 @@ def test_a_trial_that_hangs_one_without_numbers_and_one_without_memory_end_and_n
     assert sorted(error.partition(":")[0] for error in errors) == [
         "OutOfMemoryError",
         "TrainingDiverged",
-        "it reported nothing for 8 s (--trial-timeout), so its process was ended",
+        f"it reported nothing for {TRIAL_TIMEOUT_S} s (--trial-timeout), so its process was ended",
     ], err
     assert any("with a larger --gpus-per-trial fewer trials share a GPU" in error for error in errors)
     assert sum(record["status"] == "completed" for record in records(study)) == 4
