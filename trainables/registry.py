@@ -28,6 +28,9 @@ class Method:
     """Module with `start_replay` and `blueprint_key`. None: the method never acts."""
 
 
+#: Gradient-Skip with settings by network.
+BY_NETWORK = "gradskip_by_network"
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -38,6 +41,12 @@ METHODS: dict[str, Method] = {
             description="CAC Gradient-Skip: layers whose weight variance has fallen below its peak stop",
             home="trainables.gradskip.method:attach",
             replay_module="trainables.gradskip.replay",
+        ),
+        Method(
+            name=BY_NETWORK,
+            description="Gradient-Skip on each network of a model, such as a generator, with settings of its own",
+            home="trainables.gradskip.networks.method:attach",
+            replay_module="trainables.gradskip.networks.replay",
         ),
         Method(
             name="compression",

@@ -22,6 +22,7 @@ from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import compression_text
 from analysis.presentation.env_file import environment_lines
 from analysis.presentation.estimator_text import estimator_text
+from analysis.presentation.networks_text import networks_text
 from analysis.presentation.recipe_text import recipe_text
 from analysis.presentation.schedule_text import compresses, schedule_text
 from analysis.quality_words import allowed_text, drop_text, drop_words, metric_words, value_text
@@ -349,7 +350,8 @@ def settings_text(row: pd.Series) -> str:
     )
     compression = compression_text(values) if "compression" in str(method) else ""
     estimator = estimator_text(values, digits=4) if estimator_in(str(method)) else ""
-    parts = (searched_options(row), variables, compression, estimator, recipe_text(values))
+    networks = networks_text(values)
+    parts = (searched_options(row), variables, networks, compression, estimator, recipe_text(values))
     return "; ".join(part for part in parts if part)
 
 

@@ -56,9 +56,11 @@ def checkpoint_kind(settings: Settings) -> str:
     return "any"
 
 
-def stop_action(config: TrialConfig, blueprint: Blueprint, through: int, braking: int) -> str:
-    """Return the action of a stop through a position after ``braking`` iterations."""
-    settings = config.gradskip_settings()
+def stop_action(
+    config: TrialConfig, blueprint: Blueprint, through: int, braking: int, *, settings: Settings | None = None
+) -> str:
+    """Return the action of a stop through a position after ``braking`` iterations, under the config's settings."""
+    settings = config.gradskip_settings() if settings is None else settings
     action: dict[str, Any] = {"stop": blueprint.stopped_numbers(through), "braking": braking}
     if blueprint.order_digest():
         action["order"] = blueprint.order_digest()
@@ -82,18 +84,32 @@ class GradskipReplay:
 
     Under ``freezeout`` the rule sets the learning rates of every step, so the run shares no step with others: one
     intervention at step 0 contains all settings, and the later stops are not interventions.
+
+    Args:
+        config: of the run.
+        blueprint: of the layers.
+        settings: None: the configuration's.
+        numbers: the blueprint's parameters by their numbers in the whole model; None where it is of the whole model.
     """
 
-    def __init__(self, config: TrialConfig, blueprint: Blueprint) -> None:
+    def __init__(
+        self, config: TrialConfig, blueprint: Blueprint, *, settings: Settings | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
-        self.settings = config.gradskip_settings()
+        self.settings = config.gradskip_settings() if settings is None else settings
         self.blueprint = blueprint
         self.settings.check_layers(len(blueprint.plan.order))
         self.machine: SkipMachine = blueprint.machine(self.settings)
         self.events: list[StopEvent] = []
         self.kind = checkpoint_kind(self.settings)
         self.first_stage_only = config.forward_cache_mb > 0  # a cache's content is in no checkpoint
-        self._names = {unit.end: signal_name(self.settings, unit.watched) for unit in blueprint.plan.units}
+        self._names = {
+            unit.end: signal_name(
+                self.settings, unit.watched if numbers is None else [numbers[number] for number in unit.watched]
+            )
+            for unit in blueprint.plan.units
+        }
         self._acts_throughout = self.settings.mode == "freezeout"
 
     @property
@@ -115,7 +131,9 @@ class GradskipReplay:
             if decision is not None and not self._acts_throughout:
                 return Intervention(
                     iteration=machine.iteration - 1,
-                    action=stop_action(self.config, self.blueprint, decision.layer, machine.distance),
+                    action=stop_action(
+                        self.config, self.blueprint, decision.layer, machine.distance, settings=self.settings
+                    ),
                 )
         return None
 

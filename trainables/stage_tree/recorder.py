@@ -14,17 +14,14 @@ import torch
 from torch import Tensor
 
 from trainables.gradskip.controller import GradientSkip
-from trainables.gradskip.layer_plan import Blueprint, Unit
 from trainables.gradskip.layers import make_plan, numbered
-from trainables.gradskip.replay import signal_name
-from trainables.gradskip.settings import Settings
+from trainables.gradskip.networks.method import AttachedNetworks
+from trainables.gradskip.replay import signal_name, variance_name
 from trainables.gradskip.signals import variance
 from trainables.gradskip.variables import MEASURED_RULES
 from trainables.interventions import MissingSignal
 from trainables.stage_tree.store import Chunk
 from trainables.training.run import TrainingRun
-
-_AUTO = Settings()
 
 
 class SignalRecorder:
@@ -38,8 +35,12 @@ class SignalRecorder:
     def __init__(self, run: TrainingRun, watches: Iterable[Sequence[str]] = ()) -> None:
         self._parameters, _ = numbered(run.optimizer.param_groups, run.model)
         self._gradskip: GradientSkip | None = getattr(run.method, "gradskip", None)
-        blueprint = None if self._gradskip is None else self._gradskip.blueprint
-        self._layers = _recorded_layers(self._parameters, run, blueprint, watches)
+        watched: list[tuple[int, ...]] = []
+        if self._gradskip is not None:
+            watched = [unit.watched for unit in self._gradskip.blueprint.plan.units]
+        elif isinstance(run.method, AttachedNetworks):
+            watched = run.method.watched_layers()
+        self._layers = _recorded_layers(self._parameters, run, watched, watches)
         self._run = run
         self._rows: list[tuple[tuple[str, ...], Tensor]] = []
         self._read: dict[int, dict[str, float]] = {}
@@ -120,12 +121,11 @@ class SignalRecorder:
 
 
 def _recorded_layers(
-    parameters: Sequence[Tensor], run: TrainingRun, blueprint: Blueprint | None, watches: Iterable[Sequence[str]]
+    parameters: Sequence[Tensor], run: TrainingRun, watched: Sequence[tuple[int, ...]], watches: Iterable[Sequence[str]]
 ) -> list[tuple[str, list[Tensor]]]:
-    units: list[Unit] = list(make_plan(parameters, ("conv", "linear"), model=run.model).units)
-    if blueprint is not None:
-        units += blueprint.plan.units
+    layers = [unit.watched for unit in make_plan(parameters, ("conv", "linear"), model=run.model).units]
+    layers += watched
     for watch in watches:
-        units += make_plan(parameters, tuple(watch), model=run.model).units
-    found = {signal_name(_AUTO, unit.watched): [parameters[n] for n in unit.watched] for unit in units}
+        layers += (unit.watched for unit in make_plan(parameters, tuple(watch), model=run.model).units)
+    found = {variance_name(numbers): [parameters[n] for n in numbers] for numbers in layers}
     return list(found.items())

@@ -115,7 +115,7 @@ def _check_together(config: Any, given: dict[str, Any], estimator: str | None) -
             "cudnn_benchmark must be False with deterministic=True, got True: the fastest algorithm is measured anew "
             "in each run; leave one of them out"
         )
-    if config.fused_optimizer and config.precision == FLOAT16 and config.skips_gradients:
+    if config.fused_optimizer and config.precision == FLOAT16 and "gradskip" in config.method:
         raise UserError(
             "fused_optimizer must be False with precision=float16 and Gradient-Skip, got True: a fused step hides from "
             "the rule that it was skipped for an overflow; leave fused_optimizer out, or take precision=bfloat16"
