@@ -297,7 +297,7 @@ class StudySearch(JournalSearcher):
             return self.study.ask()
         if not self._learns:
             return self.candidates.start_plain()
-        knows = self._repeats and self.learn().knows_what_acts
+        knows = self._repeats and self.learn().proves_what_acts
         return self.candidates.start_one_that_acts(baseline if knows else None)
 
     def learn(self) -> WarmStart:

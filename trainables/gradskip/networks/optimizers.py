@@ -36,7 +36,7 @@ class NetworkOptimizers:
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, networks: Sequence[str]) -> None:
         self._whole = optimizer
-        self._places = _groups_of(optimizer, model, networks)
+        self._places = groups_of_networks(optimizer, model, networks)
         self.parts: dict[str, Optimizer] = {name: _copy(optimizer) for name in networks}
         self._share()
         optimizer.register_load_state_dict_post_hook(lambda _: self._share())
@@ -70,8 +70,12 @@ class NetworkOptimizers:
         whole.step = types.MethodType(step, whole)  # type: ignore[method-assign]
 
 
-def _groups_of(optimizer: Optimizer, model: nn.Module, networks: Sequence[str]) -> dict[str, list[int]]:
-    """Return the places of each network's parameter groups."""
+def groups_of_networks(optimizer: Optimizer, model: nn.Module, networks: Sequence[str]) -> dict[str, list[int]]:
+    """Return the places of each network's parameter groups.
+
+    Raises:
+        UserError: a network that the model does not have, or a group with parameters of several networks or of none.
+    """
     owner: dict[int, str] = {}
     for network in networks:
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from trainables.gradskip.networks.settings import canonical_networks, read_netwo
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
 from trainables.workloads import build
+from trainables.workloads.base import Workload
+from tune_cac.tuning.warm_start.baseline import learn
 
 OPTIONS = ("width=4",)
 #: Numbers are those of each network's own parameters, from 0.
@@ -194,6 +198,63 @@ def test_groups_of_several_networks_or_of_none_are_refused() -> None:
         NetworkOptimizers(SGD(model.parameters(), 0.1), model, ("middle",))
 
 
+MODULE = """
+import torch
+from torch import nn
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        self.right = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    def forward(self, value):
+        return self.left(value) + self.right(value)
+def optimizer(named):
+    groups = {}
+    for name, parameter in named:
+        groups.setdefault(name.split(".")[0], []).append(parameter)
+    return torch.optim.SGD([{"params": each} for each in groups.values()], lr=0.1)
+data = [(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 5
+def make(networks="left,right", grouped=True):
+    names = networks if networks == "text" else [name for name in networks.split(",") if name]
+    parts = {"model": Pair, "train": data, "validation": data, "networks": names}
+    return {**parts, "optimizer": optimizer} if grouped else parts
+"""
+
+
+def own_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> Workload:
+    (tmp_path / "pairs.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "pairs", raising=False)
+    workload = build("pairs:make", options)
+    workload.check(0)
+    return workload
+
+
+def test_a_workload_of_the_users_names_its_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own_workload(tmp_path, monkeypatch).networks == ("left", "right")
+    texts = ("right.CAC_STOP_LAYER_NUM=1", "right.CAC_STOP_LAYER_ITR=3")
+    fields = {"workload_options": None, "CAC_WATCH": ("linear",), "CAC_VAR_START_THR": -1.0}
+    with TrainingRun(config(*texts, workload="pairs:make", **fields)) as run:
+        finish(run)
+        (event,) = run.method.events()
+    assert (event["network"], event["name"], event["layer"]) == ("right", "right.0.bias", 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["networks=left,middle"], "network 'middle' must be a module of the model, got none of that name"),
+        (["grouped=no"], "each parameter group must be of one of the networks left, right, got group 0 of"),
+        (["networks=text"], "networks of workload pairs:make must be a list of names of modules, got 'text'"),
+    ],
+)
+def test_networks_that_a_workload_does_not_have_are_refused(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=message):
+        own_workload(tmp_path, monkeypatch, *options)
+
+
 @pytest.mark.parametrize("foreach", [False, True])
 def test_parts_step_as_the_whole_optimizer_and_share_its_state_after_loading(foreach: bool) -> None:
     def made() -> tuple[Pair, AdamW]:
@@ -229,3 +290,28 @@ def test_parts_step_as_the_whole_optimizer_and_share_its_state_after_loading(for
     assert all(part.state is parts_optimizer.state for part in parts.parts.values())
     with pytest.raises(RuntimeError, match="steps without a closure"):
         parts_optimizer.step(lambda: 0.0)
+
+
+@pytest.mark.slow
+def test_the_baseline_proves_which_settings_do_nothing_and_shows_ranges_of_thresholds(tmp_path: Path) -> None:
+    sharing = Sharing(tree=tmp_path / "tree", trials=9)
+    base = TrialConfig(workload="gan_digits", workload_options=OPTIONS, epochs=2, method="none")
+    with SharedRun(base, sharing) as dense:
+        row = finish(dense)[-1]
+        root = dense.store.root
+    space = search_spaces.load("auto_thresholds_by_network")
+    context = SpaceContext(total_steps=int(row["step"]), networks=("generator", "discriminator"))
+    learned = learn(space, context, sharing.tree, base=base, hold={}, root=root)
+    assert learned.proves_what_acts
+    assert not learned.knows_what_acts  # savings are not predicted
+    assert learned.context.later_thr_range is not None
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    seen = set()
+    for _ in range(12):
+        found = config(**space.suggest(study.ask(), learned.context))
+        idle = learned.does_nothing(found)
+        if idle not in seen:  # one of each is trained
+            assert (rows_alone(found)[-1]["stop_events"] == "[]") == idle
+        seen.add(idle)
+    assert seen == {True, False}
+    assert not learned.does_nothing(replace(found, workload_options=("width=6",)))
