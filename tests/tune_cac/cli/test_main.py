@@ -99,8 +99,8 @@ def a_study(root: Path, **changes: object) -> Layout:
             "gradient_start_itr, importance_by, importance_uniform, importance_update_every, kept_samples, "
             "kfac_damping, kfac_decay, kfac_factor_every, kfac_fisher, kfac_inverse_every, kfac_kl_clip, "
             "loader_workers, network_settings, pin_memory, precision, pruning_end_epoch, pruning_frequency, "
-            "pruning_start_epoch, statistics_measurements, statistics_samples, ste_candidates, ste_estimator, ste_normalised, "
-            "ste_samples, ste_sigma, ste_spread, ste_trial_step, ste_weighting, svrg_alpha, "
+            "pruning_start_epoch, statistics_measurements, statistics_samples, ste_candidates, ste_estimator, "
+            "ste_normalised, ste_samples, ste_sigma, ste_spread, ste_trial_step, ste_weighting, svrg_alpha, "
             "svrg_alpha_decays, svrg_snapshot_every, zero_threshold, zero_unbiased",
         ),
         ("search --set forward_cache_mb=lots", "forward_cache_mb must be an integer >= 0, got 'lots'"),
