@@ -10,7 +10,7 @@ from typing import Any
 
 from search_spaces import auto_thresholds
 from search_spaces.space import Branch, Space, SpaceContext, Suggests, branch_name
-from trainables.gradskip.networks.settings import network_text
+from trainables.gradskip.networks.network_settings import network_text
 from trainables.registry import BY_NETWORK
 
 

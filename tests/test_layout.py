@@ -20,7 +20,7 @@ ORDER = (
     ("trainables.registry",),
     # A method's settings belong to the vocabulary, as the configuration's fields are the variables themselves.
     ("trainables.gradskip.variable_types", "trainables.gradskip.variables", "trainables.gradskip.settings"),
-    ("trainables.gradskip.networks.settings",),
+    ("trainables.gradskip.networks.network_settings",),
     ("trainables.gradients.variance_fields",),
     ("trainables.gradients.fields",),
     ("trainables.training.recipe.fields",),
@@ -31,7 +31,7 @@ ORDER = (
     (
         "trainables.gradients.straight_through",
         "trainables.gradients.normalised_sgd",
-        "trainables.gradskip.networks.optimizers",
+        "trainables.gradskip.networks.network_optimizers",
     ),
     ("trainables.workloads",),
     ("trainables.gradskip",),

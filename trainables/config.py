@@ -19,7 +19,7 @@ from trainables.gradients.fields import (
     estimator_in,
     estimator_of,
 )
-from trainables.gradskip.networks.settings import canonical_networks, read_networks, settings_of, split_name
+from trainables.gradskip.networks.network_settings import canonical_networks, read_networks, settings_of, split_name
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variable_types import is_number
 from trainables.gradskip.variables import BY_NAME, VARIABLES

@@ -45,8 +45,8 @@ METHODS: dict[str, Method] = {
         Method(
             name=BY_NETWORK,
             description="Gradient-Skip on each network of a model, such as a generator, with settings of its own",
-            home="trainables.gradskip.networks.method:attach",
-            replay_module="trainables.gradskip.networks.replay",
+            home="trainables.gradskip.networks.network_method:attach",
+            replay_module="trainables.gradskip.networks.network_replay",
         ),
         Method(
             name="compression",

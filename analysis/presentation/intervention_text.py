@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.presentation.estimator_text import estimator_text
 from trainables.gradients.fields import ESTIMATORS
-from trainables.gradskip.networks.replay import NETWORKS
+from trainables.gradskip.networks.network_replay import NETWORKS
 from trainables.gradskip.settings import Settings
 
 #: The key of a compression schedule's actions (`trainables.compression.trial.replay`).

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainables.config import TrialConfig
-from trainables.gradskip.networks.settings import read_networks
+from trainables.gradskip.networks.network_settings import read_networks
 from trainables.gradskip.variable_types import as_text
 from trainables.gradskip.variables import BY_NAME
 

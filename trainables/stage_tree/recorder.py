@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainables.gradskip.controller import GradientSkip
 from trainables.gradskip.layers import make_plan, numbered
-from trainables.gradskip.networks.method import AttachedNetworks
+from trainables.gradskip.networks.network_method import AttachedNetworks
 from trainables.gradskip.replay import signal_name, variance_name
 from trainables.gradskip.signals import variance
 from trainables.gradskip.variables import MEASURED_RULES

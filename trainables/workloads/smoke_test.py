@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainables.errors import UserError
-from trainables.gradskip.networks.optimizers import groups_of_networks
+from trainables.gradskip.networks.network_optimizers import groups_of_networks
 from trainables.workloads.base import Workload
 from trainables.workloads.batch_structure import flatten
 from trainables.workloads.factory_parts import Parts, check_evaluation, check_labels, hits

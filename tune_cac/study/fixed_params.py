@@ -16,7 +16,7 @@ from search_spaces.own_space import NOT_OF_A_SPACE, SET_BY_NAME
 from search_spaces.space import ANY_RUN, corners, searched_fields
 from trainables.config import TrialConfig, field_kinds, field_names
 from trainables.errors import UserError, unknown_name
-from trainables.gradskip.networks.settings import canonical_networks, split_name
+from trainables.gradskip.networks.network_settings import canonical_networks, split_name
 from trainables.gradskip.variables import BY_NAME, variable_named
 from trainables.training.recipe.fields import RECIPE_FIELDS
 from trainables.workload_options import TRUTH

@@ -9,7 +9,7 @@ from search_spaces import SpaceContext
 from trainables.config import TrialConfig
 from trainables.gradients.fields import estimator_in
 from trainables.gradients.variance_fields import OF_ANY_METHOD
-from trainables.gradskip.networks.settings import check_networks
+from trainables.gradskip.networks.network_settings import check_networks
 from trainables.quality import ACCURACY, Quality
 from trainables.registry import BY_NETWORK, SCRIPT, WORKLOADS, is_factory
 from trainables.savings import TIME

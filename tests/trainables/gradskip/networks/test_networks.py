@@ -20,8 +20,8 @@ import search_spaces
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig, method_of
 from trainables.errors import UserError
-from trainables.gradskip.networks.optimizers import NetworkOptimizers
-from trainables.gradskip.networks.settings import canonical_networks, read_networks
+from trainables.gradskip.networks.network_optimizers import NetworkOptimizers
+from trainables.gradskip.networks.network_settings import canonical_networks, read_networks
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
 from trainables.workloads import build

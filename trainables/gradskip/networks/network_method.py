@@ -13,9 +13,9 @@ from trainables.config import TrialConfig
 from trainables.gradskip.controller import GradientSkip
 from trainables.gradskip.layers import numbered
 from trainables.gradskip.method import AttachedGradientSkip
-from trainables.gradskip.networks.optimizers import NetworkOptimizers
-from trainables.gradskip.networks.replay import all_events, columns
-from trainables.gradskip.networks.settings import check_networks
+from trainables.gradskip.networks.network_optimizers import NetworkOptimizers
+from trainables.gradskip.networks.network_replay import all_events, columns
+from trainables.gradskip.networks.network_settings import check_networks
 
 
 class AttachedNetworks(Attached):

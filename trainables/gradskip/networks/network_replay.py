@@ -10,7 +10,7 @@ from typing import Any
 from trainables.config import TrialConfig
 from trainables.gradskip import replay as gradskip
 from trainables.gradskip.layer_plan import Blueprint, StopEvent
-from trainables.gradskip.networks.settings import read_networks
+from trainables.gradskip.networks.network_settings import read_networks
 from trainables.interventions import Intervention, MissingSignal, Recorded, action_text
 
 #: Key of the actions of these trials.
