@@ -28,7 +28,7 @@ from trainables.stage_tree.store import StageStore, roots
 pytestmark = pytest.mark.slow
 
 EPOCHS = "12"
-SEARCH = ("search", "--trials", "8", "--epochs", EPOCHS, "--concurrency", "1", "--no-controls")
+SEARCH = ("search", "--trials", "7", "--epochs", EPOCHS, "--concurrency", "1", "--no-controls")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_the_search_costs_less_and_says_so(both: Path) -> None:
     assert (shared["search_flops"] <= shared["executed_flops"]).all()
     spent = shared["search_flops"].sum() / shared["dense_flops"].iloc[0]
     assert shared["search_flops"].sum() < 0.7 * alone["search_flops"].sum()
-    assert f"{spent:.1f} full trainings for 8 trials" in (both / "shared.txt").read_text()
+    assert f"{spent:.1f} full trainings for 7 trials" in (both / "shared.txt").read_text()
     assert (both / "results" / "shared" / "tree.svg").is_file()
     assert not (both / "results" / "alone" / "tree.svg").exists()
 
@@ -86,7 +86,7 @@ def test_a_second_search_uses_the_tree(both: Path) -> None:
     study = both / "results" / "shared"
     done = run_here(both, "search", "--trials", "2", "--epochs", EPOCHS, "--name", "shared", "--no-controls")
     assert done.returncode == 0, done.stderr
-    added = analysis.load(study).iloc[8:]
+    added = analysis.load(study).iloc[7:]
     assert len(added) == 2
     assert (added["search_flops"] <= added["executed_flops"]).all()
     assert added["search_flops"].sum() < added["executed_flops"].sum()  # the dense prefix was known

@@ -28,16 +28,16 @@ SPACES = {
 @pytest.mark.parametrize("space", SPACES)
 def test_a_space_is_searched_and_costs_what_it_executes(space: str, one_ray: None, tmp_path: Path) -> None:
     done = run_here(
-        tmp_path, "search", "--space", space, "--epochs", "4", "--trials", "4", "--name", "s", "--no-controls",
+        tmp_path, "search", "--space", space, "--epochs", "4", "--trials", "3", "--name", "s", "--no-controls",
         "--concurrency", "1", "--allowed-drop", "0.5",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     trials = analysis.load(tmp_path / "results" / "s")
     acting = trials[trials["method"] == space]
-    assert len(acting) == 3
+    assert len(acting) == 2
     if SPACES[space] is not None:
         assert ((acting["executed_flops"] > acting["dense_flops"]) == SPACES[space]).all()
-    for _, row in acting.head(2).iterrows():
+    for _, row in acting.iterrows():
         assert_equals_alone(row)
     late = acting[acting["gradient_start_itr"].fillna(0) > 10]
     assert (late["search_flops"] < late["executed_flops"]).all()  # shares the dense run's beginning
@@ -62,12 +62,12 @@ def test_a_grid_and_gradient_skip_beside_it_are_compared_at_equal_compute(one_ra
     assert history["sgd_normalised_variance"].notna().all()
     assert (history["sgd_normalised_variance"] > 0).all()
     done = run_here(
-        tmp_path, "search", "--space", "auto_thresholds+zero_gradients", "--trials", "4", "--name", "both", *common
+        tmp_path, "search", "--space", "auto_thresholds+zero_gradients", "--trials", "3", "--name", "both", *common
     )
     assert done.returncode == 0, done.stderr
     both = analysis.load(tmp_path / "results" / "both")
     joined = both[both["method"] == "gradskip+zero_gradients"]
-    assert len(joined) == 3
+    assert len(joined) == 2
     for _, row in joined.head(2).iterrows():
         assert_equals_alone(row)
     assert "zero_threshold=" in (tmp_path / "results" / "both" / "best.env").read_text()

@@ -11,7 +11,7 @@ import optuna
 import pytest
 import torch
 from image_files import noise, write_parquet
-from runs import MEASURED, Row, facts, finish, rows_alone, without
+from runs import MEASURED, Row, facts, finish, without
 from schedule_texts import PRUNING
 
 import search_spaces
@@ -200,26 +200,28 @@ def test_what_a_workload_cannot_do_is_refused(method: str, workload: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "workload"), CASES)
 def test_equal_seeds_are_bit_identical_and_others_are_not(method: str, workload: str) -> None:
-    first, first_weights = trained(method, workload)
-    again, again_weights = train(config_of(method, workload))
-    with TrainingRun(config_of(method, workload, seed=1)) as run:
-        other = run.train_epoch()
-    assert unmeasured(*first) == unmeasured(*again)
-    assert all(torch.equal(a, b) for a, b in zip(first_weights, again_weights, strict=True))
-    assert first[0]["train_loss"] != other["train_loss"]
+    """The whole run is repeated in the test of resuming, with all weights."""
+    first, _ = trained(method, workload)
+    found = []
+    for seed in (0, 1):
+        with TrainingRun(config_of(method, workload, seed=seed)) as run:
+            found.append(run.train_epoch())
+    assert unmeasured(first[0]) == unmeasured(found[0])
+    assert first[0]["train_loss"] != found[1]["train_loss"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "workload"), CASES)
-def test_resumes_bit_exactly_after_every_epoch(method: str, workload: str, tmp_path: Path) -> None:
+def test_resumes_bit_exactly_after_an_early_and_a_late_epoch(method: str, workload: str, tmp_path: Path) -> None:
     config = config_of(method, workload)
     rows, weights = trained(method, workload)
-    cuts = (1, 2, 3)
+    cuts = (1, 3)
     with TrainingRun(config) as run:  # that it is saved changes nothing, as the resumed runs show
-        for cut in cuts:
-            run.train_epoch()
-            (tmp_path / str(cut)).mkdir()
-            run.save(tmp_path / str(cut))
+        for epoch in range(1, 4):
+            assert unmeasured(run.train_epoch()) == unmeasured(rows[epoch - 1])
+            if epoch in cuts:
+                (tmp_path / str(epoch)).mkdir()
+                run.save(tmp_path / str(epoch))
     for cut in cuts:
         folder = tmp_path / str(cut)
         torch.manual_seed(99)  # what another process's generators would hold
@@ -383,7 +385,7 @@ def test_a_space_is_the_file_of_its_name(name: str) -> None:
 def test_over_a_stage_tree_it_is_the_trial_alone(method: str, workload: str, tmp_path: Path) -> None:
     """Trained there, and followed over what was recorded: every method says what it would do next."""
     config = config_of(method, workload)
-    alone = rows_alone(config)
+    alone = facts(trained(method, workload)[0])
     steps = []
     for _ in range(2):
         with SharedRun(config, Sharing(tree=tmp_path / "tree")) as trial:

@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RaySystemError
 
 from trainables.stage_tree.leases import Leases
 
@@ -20,6 +20,8 @@ TIMEOUT_S = 10.0
 
 #: After a timeout, the coordinator is not called for this many timeouts; otherwise every call would wait.
 _TIMEOUTS_LEFT_ALONE = 6
+#: Attempts to start the coordinator, and the pause between them.
+_STARTS, _BETWEEN_STARTS_S = 3, 2.0
 
 _warned = False
 
@@ -36,7 +38,14 @@ def start_coordinator(name: str, kind: type[Leases] = Leases) -> Any:
     """
     # Calls may be repeated after a restart: Leases allows it.
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=1)(kind)
-    return actor.options(name=name, get_if_exists=True).remote()
+    for attempts_left in range(_STARTS - 1, -1, -1):
+        try:
+            return actor.options(name=name, get_if_exists=True).remote()
+        except RaySystemError:  # "Actor creation cancelled": of a head that has just come back, or of a node just lost
+            if not attempts_left:
+                raise
+            time.sleep(_BETWEEN_STARTS_S)
+    raise AssertionError
 
 
 def find_coordinator(name: str) -> Any | None:

@@ -17,6 +17,7 @@ from studies import study_of
 from two_raylets import Raylets
 
 import analysis
+from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
 from trainables.stage_tree.coordinator import RayLeases, start_coordinator
 from tune_cac.ray_backend.session import ray_session
 
@@ -53,7 +54,9 @@ def test_killed_nodes_cost_no_finished_trial(cluster: tuple[Raylets, dict[str, s
         tmp_path, environment, *SEARCH, "--name", "first", "--trials", "4", "--epochs", "25", "--no-sharing"
     )
     folders = wait_until(lambda: finished_rows(first) and two_folders(first), "two at a time", process=process)
-    wait_until(lambda: all(list((first / f).glob("checkpoint_*")) for f in folders), "checkpoints", process=process)
+    # A folder may be there before its file.
+    files = f"checkpoint_*/{CHECKPOINT_FILE}"
+    wait_until(lambda: all(list((first / f).glob(files)) for f in folders), "checkpoints", process=process)
     before = finished_rows(first)
     raylets.tell("kill worker")
     _, err = process.communicate(timeout=300)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RaySystemError
 
 from trainables.stage_tree import coordinator
 from trainables.stage_tree.coordinator import RayLeases, find_coordinator, start_coordinator
@@ -176,3 +177,31 @@ def test_a_coordinator_that_does_not_answer_grants_everything_and_is_left_alone(
     finally:
         os.kill(pid, signal.SIGCONT)
     until(lambda: not claims.claim("stage", "third", LONG_S))  # it answers again, and "second" had been heard
+
+
+class Cancelled:
+    """An actor's class whose first starts Ray cancels."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def options(self, **_: Any) -> Cancelled:
+        return self
+
+    def remote(self) -> str:
+        if self.left:
+            self.left -= 1
+            raise RaySystemError("Actor creation cancelled.")
+        return "actor"
+
+
+def test_a_start_that_ray_cancels_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen of a head that had just come back, which no test can have when it wants."""
+    monkeypatch.setattr(coordinator, "_BETWEEN_STARTS_S", 0.0)
+    for times in (2, 3):
+        monkeypatch.setattr(coordinator.ray, "remote", lambda times=times, **_: lambda kind: Cancelled(times))
+        if times == 2:
+            assert start_coordinator("again") == "actor"
+        else:
+            with pytest.raises(RaySystemError, match="Actor creation cancelled"):
+                start_coordinator("again")
