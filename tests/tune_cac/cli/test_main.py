@@ -106,6 +106,34 @@ def a_study(root: Path, **changes: object) -> Layout:
         ("search --set forward_cache_mb=lots", "forward_cache_mb must be an integer >= 0, got 'lots'"),
         ("search --set CAC_WHOLE_UNITS=maybe", "CAC_WHOLE_UNITS must be 0 or 1, got 'maybe'"),
         (
+            "search --space auto_thresholds_by_network",
+            "settings by network need a model of several networks, got workload digits, which names none: set the "
+            "CAC_* variables themselves, or have the workload name its networks",
+        ),
+        (
+            "trial --workload gan_digits --set generatr.CAC_VAR_START_THR=1",
+            "unknown network of workload gan_digits 'generatr': did you mean 'generator'? Valid: discriminator, "
+            "generator",
+        ),
+        (
+            "trial --set generator.CAC_VAR_START_TRH=1",
+            f"unknown variable 'CAC_VAR_START_TRH': did you mean 'CAC_VAR_START_THR'? {VALID_VARIABLES}",
+        ),
+        (
+            "search --set generator.CAC_VAR_START_THR=1",
+            "network_settings=generator.CAC_VAR_START_THR=1.0 can't be fixed in space auto_thresholds: settings by "
+            "network need method gradskip_by_network (a search: --space auto_thresholds_by_network), got method "
+            "gradskip",
+        ),
+        *(
+            (
+                f"replay s {arguments}",
+                "replay predicts one rule over a whole model, got settings by network: a trial of them costs only what "
+                "no other one trained, so search them",
+            )
+            for arguments in ("--set generator.CAC_VAR_START_THR=1", "--random 9 --space auto_thresholds_by_network")
+        ),
+        (
             "search --space braking_distance --set CAC_BRAKING_DISTANCE=3",
             "CAC_BRAKING_DISTANCE is searched by space braking_distance, so it can't be fixed, got "
             "CAC_BRAKING_DISTANCE=3: leave it out, or take another space",
