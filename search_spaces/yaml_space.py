@@ -20,12 +20,21 @@ from typing import Any
 
 import yaml
 
-from search_spaces.own_space import check_choices, check_key, check_range, checked, is_option, middle, settable_fields
+from search_spaces.own_space import (
+    check_choices,
+    check_key,
+    check_range,
+    checked,
+    is_option,
+    middle,
+    settable_fields,
+    variable_of,
+    with_networks,
+)
 from search_spaces.space import Space, SpaceContext, Suggests
 from trainables.config import TrialConfig, field_kinds
 from trainables.errors import UserError, unknown_name
 from trainables.gradskip.variable_types import is_number
-from trainables.gradskip.variables import BY_NAME
 
 #: Keys of an entry.
 KEYS = ("low", "high", "step", "log", "choices", "value", "start", "when", "meaning")
@@ -90,7 +99,7 @@ class _Suggest:
         for entry in self.entries:
             if entry.holds(chosen):
                 chosen[entry.name] = entry.ask(trial)
-        return {name: _value_of_field(name, value) for name, value in chosen.items()}
+        return with_networks({name: _value_of_field(name, value) for name, value in chosen.items()})
 
 
 @dataclass(frozen=True)
@@ -212,7 +221,7 @@ def _range(file: str, name: str, given: Mapping[str, Any], common: Mapping[str, 
     for key in ("low", "high"):
         if key not in given:
             raise UserError(f"{where} needs low and high, got no {key}")
-    kind = None if is_option(name) else BY_NAME[name].kind if name in BY_NAME else field_kinds()[name]
+    kind = _kind(name)
     if kind not in (None, int, float):
         raise UserError(f"{where} is no number: give choices instead of low and high")
     numbers = {key: _number(given[key]) for key in ("low", "high", "step", "start") if given.get(key) is not None}
@@ -262,6 +271,12 @@ def _conditions(
     return tuple(found)
 
 
+def _kind(name: str) -> type | None:
+    """Return the type of what a key stands for; None for an option of the workload."""
+    variable = variable_of(name)
+    return variable.kind if variable is not None else None if is_option(name) else field_kinds()[name]
+
+
 def _checked(file: str, name: str, value: Any) -> Any:
     """Return a value as Optuna stores it, a list as text, after a check against what the name stands for."""
     if isinstance(value, list):
@@ -270,7 +285,7 @@ def _checked(file: str, name: str, value: Any) -> Any:
                 f"space {file}: {name} must be one value, got {value!r}: give several as {{choices: [...]}}"
             )
         value = ",".join(map(str, value))
-    kind = BY_NAME[name].kind if name in BY_NAME else None if is_option(name) else field_kinds()[name]
+    kind = _kind(name)
     if kind is float or (kind is None and isinstance(value, str)):
         value = _number(value)
     if kind is bool and value in (0, 1):
@@ -280,8 +295,8 @@ def _checked(file: str, name: str, value: Any) -> Any:
     if not isinstance(value, (bool, int, float, str)):
         raise UserError(f"space {file}: {name} must be a number or a text, got {value!r}")
     try:
-        if name in BY_NAME:
-            BY_NAME[name].check(_value_of_field(name, value))
+        if (variable := variable_of(name)) is not None:
+            variable.check(_value_of_field(name, value))
         elif name in settable_fields():
             TrialConfig(**{name: _value_of_field(name, value)})
     except UserError as error:
@@ -291,8 +306,9 @@ def _checked(file: str, name: str, value: Any) -> Any:
 
 def _value_of_field(name: str, value: Any) -> Any:
     """Return a stored value as a field's: lists are stored as comma lists."""
-    if name in BY_NAME and BY_NAME[name].kind is tuple:
-        return BY_NAME[name].read(value)
+    variable = variable_of(name)
+    if variable is not None:
+        return variable.read(value) if variable.kind is tuple else value
     if not is_option(name) and field_kinds()[name] is tuple:
         return tuple(part.strip() for part in value.split(","))
     return value

@@ -162,3 +162,50 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Path("large.yaml").write_bytes(b"#" * 1_000_001)
     with pytest.raises(UserError, match=r"^space large\.yaml must not be larger than 1 MB$"):
         search_spaces.load("large.yaml")
+
+
+NETWORKS = """\
+CAC_BRAKING_DISTANCE: {choices: [0, 20]}
+CAC_WATCH: conv
+generator.CAC_VAR_START_THR: {low: 0.9, high: 0.99}
+discriminator.CAC_STOP_LAYER_NUM: [3]
+discriminator.CAC_STOP_LAYER_ITR: {choices: ["100", "150"]}
+discriminator.CAC_VAR_SAMPLES: 7
+"""
+
+
+def test_a_key_may_be_a_variable_of_one_network() -> None:
+    space = file_space("my.yaml", NETWORKS)
+    assert (space.method, space.options) == ("gradskip_by_network", ())
+    names = {found.name for found in describe(space, ANY_RUN)}
+    assert names == {"CAC_BRAKING_DISTANCE", "generator.CAC_VAR_START_THR", "discriminator.CAC_STOP_LAYER_ITR"}
+    for corner in corners(space, ANY_RUN):
+        config = TrialConfig(method=space.method, workload="gan_digits", **corner)
+        generator, discriminator = map(config.settings_of_network, ("generator", "discriminator"))
+        assert generator.start_thr in (0.9, 0.99)
+        assert generator.braking_distance == discriminator.braking_distance
+        assert discriminator.stop_layer_num == (3,)
+        assert discriminator.stop_layer_itr in ((100,), (150,))
+        assert (discriminator.samples, generator.samples) == (7, None)
+    assert dict(space.start(ANY_RUN))["generator.CAC_VAR_START_THR"] == pytest.approx(0.945)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "generator.CAC_VAR_START_THR: {low: 0.9, high: 3}",
+            r"CAC_VAR_START_THR must be in \(0, 1\] or -1 \(off\), got 3",
+        ),
+        ("generator.CAC_VAR_START_TRH: 1", "unknown variable 'CAC_VAR_START_TRH': did you mean 'CAC_VAR_START_THR'"),
+        (
+            "generator.CAC_RULE: {choices: [variance, plasticity]}",
+            "CAC_RULE=plasticity of network generator needs meas",
+        ),
+        ("network_settings: a", "can't set network_settings: each variable of a network under its own name"),
+    ],
+)
+def test_wrong_keys_of_networks_are_one_line(line: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        file_space("my.yaml", f"{line}\ngenerator.CAC_VAR_SAMPLES: {{low: 1, high: 3}}\n")
+    assert "\n" not in str(error.value)

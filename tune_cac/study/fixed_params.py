@@ -23,7 +23,11 @@ from trainables.workload_options import TRUTH
 
 #: Fields that have their own options.
 _OPTIONS = {
-    **{name: option for name, option in NOT_OF_A_SPACE.items() if name not in SET_BY_NAME},
+    **{
+        name: option
+        for name, option in NOT_OF_A_SPACE.items()
+        if name not in (*SET_BY_NAME, "network_settings")  # set by the names of the networks
+    },
     "workload_options": "--data, --model or --option",
     "workers": "--workers-per-trial of a search",
     "method": "--method of a trial; in a search the space says it",
