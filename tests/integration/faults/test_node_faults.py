@@ -51,12 +51,15 @@ def test_killed_nodes_cost_no_finished_trial(cluster: tuple[Raylets, dict[str, s
     environment = {**mark, "RAY_ADDRESS": raylets.address}
     first, second = tmp_path / "results" / "first", tmp_path / "results" / "second"
     process = started(
-        tmp_path, environment, *SEARCH, "--name", "first", "--trials", "4", "--epochs", "25", "--no-sharing"
+        tmp_path, environment, *SEARCH, "--name", "first", "--trials", "4", "--epochs", "40", "--no-sharing"
     )
-    folders = wait_until(lambda: finished_rows(first) and two_folders(first), "two at a time", process=process)
-    # A folder may be there before its file.
-    files = f"checkpoint_*/{CHECKPOINT_FILE}"
-    wait_until(lambda: all(list((first / f).glob(files)) for f in folders), "checkpoints", process=process)
+
+    def two_with_checkpoints() -> bool:
+        """Of trials that run now; a folder may be there before its file."""
+        folders = two_folders(first)
+        return bool(folders) and all(list((first / f).glob(f"checkpoint_*/{CHECKPOINT_FILE}")) for f in folders)
+
+    wait_until(lambda: finished_rows(first) and two_with_checkpoints(), "two at a time", process=process)
     before = finished_rows(first)
     raylets.tell("kill worker")
     _, err = process.communicate(timeout=300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ USED = {
     "_foreach_addcmul_": "lists have factors of their own",
     "_C": "the backward pass has a number",
     "_overloadpacket": "an operation knows its packet",
+    "_opt_called": "a schedule notes a step",
 }
 #: Python's own.
 PYTHONS = {"_fields", "_getframe", "_replace"}
@@ -72,6 +74,17 @@ def test_every_private_name_has_a_canary() -> None:
 def test_a_compiled_model_holds_the_one_given() -> None:
     model = conv_model()
     assert torch.compile(model, backend="eager")._orig_mod is model  # type: ignore[attr-defined]
+
+
+def test_a_schedule_notes_a_step() -> None:
+    """And warns of its own step before the optimizer's by that note, unless the optimizer's function has its mark."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert not getattr(optimizer, "_opt_called", False)
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schedule.step()
 
 
 def test_a_model_compiled_in_place_says_so() -> None:
