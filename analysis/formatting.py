@@ -5,6 +5,8 @@ from __future__ import annotations
 #: Tolerance for comparing a value with a limit: accuracy losses are differences of fractions such as 583/599, and
 #: rounding must not turn a loss of exactly the limit into a larger one.
 ROUNDING = 1e-9
+#: Maximum length of a line of names or code in a file to paste from, in characters.
+LINE_WIDTH = 110
 #: Most decimals printed to distinguish two values.
 _MOST_DECIMALS = 12
 
@@ -67,3 +69,12 @@ def plural(count: int, noun: str) -> str:
     ('1 trial', '0 trials')
     """
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def short_name(variable: str) -> str:
+    """Return a variable's name without the prefix common to all.
+
+    >>> short_name("CAC_VAR_START_THR"), short_name("epochs")
+    ('START_THR', 'epochs')
+    """
+    return variable.removeprefix("CAC_").removeprefix("VAR_")

@@ -107,6 +107,10 @@ class Attached:
         """
         return ()
 
+    def watched_layers(self) -> list[tuple[int, ...]]:
+        """Return the numbers in the model of each watched layer's weights, whose variances its rules read."""
+        return []
+
     def events(self) -> list[dict[str, Any]]:
         """Return the stops so far in plain types: iteration, layer, name, ratio and rule of each."""
         return []

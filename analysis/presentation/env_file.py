@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 
+from analysis.formatting import LINE_WIDTH
 from analysis.presentation.estimator_text import estimator_text
 from analysis.presentation.networks_text import network_lines
 from analysis.presentation.recipe_text import recipe_lines, recipe_text
@@ -14,9 +15,6 @@ from trainables.gradients.fields import estimator_in
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variables import BY_NAME
 from trainables.registry import BY_NETWORK
-
-#: Maximum length of a line of names, in characters.
-_WIDTH = 110
 
 
 def environment_lines(config: TrialConfig, *, schedule: str) -> list[str]:
@@ -57,10 +55,10 @@ def environment_lines(config: TrialConfig, *, schedule: str) -> list[str]:
     ours = [name for name in environment if not BY_NAME[name].published]
     if ours:
         lines.append("# Unknown to the published library, read by tune_cac.gradskip, which wants model= for them:")
-        lines += textwrap.wrap(", ".join(ours), width=_WIDTH, initial_indent="#   ", subsequent_indent="#   ")
+        lines += textwrap.wrap(", ".join(ours), width=LINE_WIDTH, initial_indent="#   ", subsequent_indent="#   ")
     # A variable left over in the shell could override these or conflict with them.
     unset = [name for name in BY_NAME if name not in environment]
-    lines += textwrap.wrap(" ".join(unset), width=_WIDTH, initial_indent="unset ", subsequent_indent="unset ")
+    lines += textwrap.wrap(" ".join(unset), width=LINE_WIDTH, initial_indent="unset ", subsequent_indent="unset ")
     # shlex.quote leaves plain numbers, names and comma lists unquoted.
     return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in environment.items())]
 

@@ -7,13 +7,11 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.formatting import LINE_WIDTH, short_name
 from trainables.config import TrialConfig
 from trainables.gradskip.networks.network_settings import read_networks
 from trainables.gradskip.variable_types import as_text
 from trainables.gradskip.variables import BY_NAME
-
-#: Maximum length of a line of code, in characters.
-_WIDTH = 110
 
 
 def networks_text(values: Mapping[str, Any]) -> str:
@@ -24,8 +22,7 @@ def networks_text(values: Mapping[str, Any]) -> str:
     """
     found = read_networks(values.get("network_settings") or ())
     return "; ".join(
-        f"{network}: "
-        + " ".join(f"{name.removeprefix('CAC_').removeprefix('VAR_')}={as_text(value)}" for name, value in own.items())
+        f"{network}: " + " ".join(f"{short_name(name)}={as_text(value)}" for name, value in own.items())
         for network, own in found.items()
     )
 
@@ -48,6 +45,6 @@ def network_lines(config: TrialConfig) -> list[str]:
         values = ", ".join(f"{name}={value!r}" for name, value in environment.items())
         lines += textwrap.wrap(
             f"{network} = tune_cac.gradskip.Settings.from_environment({{}}, {values})",
-            width=_WIDTH, initial_indent="#   ", subsequent_indent="#       ", break_long_words=False,
+            width=LINE_WIDTH, initial_indent="#   ", subsequent_indent="#       ", break_long_words=False,
         )  # fmt: skip
     return lines

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import ROUNDING, percent, plural
+from analysis.formatting import ROUNDING, percent, plural, short_name
 from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import SearchCost
 from analysis.metrics.confirmation import compared, of_trial, saved_again
@@ -344,7 +344,7 @@ def settings_text(row: pd.Series) -> str:
     for name in values.pop("unnamed", ()):
         values.pop(name, None)
     variables = " ".join(
-        f"{name.removeprefix('CAC_').removeprefix('VAR_')}={short(value)}"
+        f"{short_name(name)}={short(value)}"
         for name, value in values.items()
         if name in BY_NAME and method not in ("compression", *ESTIMATORS)
     )

@@ -60,6 +60,9 @@ class GradskipBeside(Attached):
     def end_epoch(self, metrics: Mapping[str, Any]) -> None:
         self.other.end_epoch(metrics)
 
+    def watched_layers(self) -> list[tuple[int, ...]]:
+        return self.skip.watched_layers()
+
     def events(self) -> list[dict[str, Any]]:
         return self.skip.events()
 

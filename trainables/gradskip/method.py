@@ -24,6 +24,9 @@ class AttachedGradientSkip(Attached):
     def stop_key(self) -> Hashable:
         return self.gradskip.stopped_through
 
+    def watched_layers(self) -> list[tuple[int, ...]]:
+        return [unit.watched for unit in self.gradskip.plan.units]
+
     def columns(self) -> dict[str, Any]:
         return columns(self.gradskip.stopped_through, self.gradskip.events)
 

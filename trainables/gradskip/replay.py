@@ -19,10 +19,14 @@ from trainables.interventions import Intervention, MissingSignal, Recorded, acti
 
 def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
     """Return a key; configurations of one workload with equal keys have equal blueprints."""
-    settings = config.gradskip_settings()
+    return ("gradskip", *layers_key(config.gradskip_settings()))
+
+
+def layers_key(settings: Settings) -> tuple[Any, ...]:
+    """Return a key; settings with equal keys have equal layers in one model."""
     # A rule that is off does not need the execution order of the layers, and its units may differ.
     looks = "off" if settings.mode == "off" else settings.mode == "auto"
-    return ("gradskip", looks, settings.watch, settings.whole_units, settings.targets)
+    return (looks, settings.watch, settings.whole_units, settings.targets)
 
 
 def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> GradskipReplay:

@@ -38,14 +38,13 @@ def start_coordinator(name: str, kind: type[Leases] = Leases) -> Any:
     """
     # Calls may be repeated after a restart: Leases allows it.
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=1)(kind)
-    for attempts_left in range(_STARTS - 1, -1, -1):
+    actor = actor.options(name=name, get_if_exists=True)
+    for _ in range(_STARTS - 1):
         try:
-            return actor.options(name=name, get_if_exists=True).remote()
+            return actor.remote()
         except RaySystemError:  # "Actor creation cancelled": of a head that has just come back, or of a node just lost
-            if not attempts_left:
-                raise
             time.sleep(_BETWEEN_STARTS_S)
-    raise AssertionError
+    return actor.remote()
 
 
 def find_coordinator(name: str) -> Any | None:

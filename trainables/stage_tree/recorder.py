@@ -15,7 +15,6 @@ from torch import Tensor
 
 from trainables.gradskip.controller import GradientSkip
 from trainables.gradskip.layers import make_plan, numbered
-from trainables.gradskip.networks.network_method import AttachedNetworks
 from trainables.gradskip.replay import signal_name, variance_name
 from trainables.gradskip.signals import variance
 from trainables.gradskip.variables import MEASURED_RULES
@@ -35,12 +34,7 @@ class SignalRecorder:
     def __init__(self, run: TrainingRun, watches: Iterable[Sequence[str]] = ()) -> None:
         self._parameters, _ = numbered(run.optimizer.param_groups, run.model)
         self._gradskip: GradientSkip | None = getattr(run.method, "gradskip", None)
-        watched: list[tuple[int, ...]] = []
-        if self._gradskip is not None:
-            watched = [unit.watched for unit in self._gradskip.blueprint.plan.units]
-        elif isinstance(run.method, AttachedNetworks):
-            watched = run.method.watched_layers()
-        self._layers = _recorded_layers(self._parameters, run, watched, watches)
+        self._layers = _recorded_layers(self._parameters, run, watches)
         self._run = run
         self._rows: list[tuple[tuple[str, ...], Tensor]] = []
         self._read: dict[int, dict[str, float]] = {}
@@ -121,10 +115,10 @@ class SignalRecorder:
 
 
 def _recorded_layers(
-    parameters: Sequence[Tensor], run: TrainingRun, watched: Sequence[tuple[int, ...]], watches: Iterable[Sequence[str]]
+    parameters: Sequence[Tensor], run: TrainingRun, watches: Iterable[Sequence[str]]
 ) -> list[tuple[str, list[Tensor]]]:
     layers = [unit.watched for unit in make_plan(parameters, ("conv", "linear"), model=run.model).units]
-    layers += watched
+    layers += run.method.watched_layers()
     for watch in watches:
         layers += (unit.watched for unit in make_plan(parameters, tuple(watch), model=run.model).units)
     found = {variance_name(numbers): [parameters[n] for n in numbers] for numbers in layers}

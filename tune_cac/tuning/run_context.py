@@ -122,7 +122,7 @@ def own_metric(options: SearchOptions) -> Quality:
     return build(options.workload, options.first_options).quality
 
 
-def check_estimated(options: SearchOptions) -> None:
+def check_methods(options: SearchOptions) -> None:
     """Raise UserError for a model that the space's estimator cannot train, or without networks that it searches."""
     from trainables.gradients.method import check_run
     from trainables.runtime.isolation import isolated

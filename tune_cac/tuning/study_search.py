@@ -40,7 +40,7 @@ from tune_cac.tuning.preflight import (
     check_searched_options,
     share_only_if_repeatable,
 )
-from tune_cac.tuning.run_context import baseline_config, check_estimated, check_measured, context_of, own_metric
+from tune_cac.tuning.run_context import baseline_config, check_measured, check_methods, context_of, own_metric
 from tune_cac.tuning.tune_run import ray_needs, train
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def search(**given: Any) -> SearchResult:
         # The user's code and values are checked before the folder exists.
         context = context_of(baseline_config(options, device="cpu"))
     if options.estimates or BY_NETWORK in options.loaded_space.methods:
-        check_estimated(options)
+        check_methods(options)
     if options.metric is not None and not options.is_script:
         check_measured(baseline_config(options, device="cpu"))
     if context is not None and not options.is_script:

@@ -14,7 +14,7 @@ from textwrap import wrap
 import numpy as np
 import pandas as pd
 
-from analysis.formatting import percent, plural
+from analysis.formatting import percent, plural, short_name
 from analysis.io.checked import array_of, number_of
 from analysis.metrics.confirmation import compared, saved_again
 from analysis.metrics.controls import CONTROL_NAMES
@@ -325,12 +325,3 @@ def _bars(
     alt = f"{what}: for {first} most of all {names[0]} ({percent(values[names[0]])})."
     height = round(130 + row_height * max(2, len(names)))
     return Figure(name=name, alt=alt, traces=traces, layout=layout, height=height)
-
-
-def short_name(variable: str) -> str:
-    """Return a variable's name without the prefix common to all.
-
-    >>> short_name("CAC_VAR_START_THR"), short_name("epochs")
-    ('START_THR', 'epochs')
-    """
-    return variable.removeprefix("CAC_").removeprefix("VAR_")

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.formatting import percent, plural
+from analysis.formatting import percent, plural, short_name
 from analysis.io.checked import array_of, number_of
 from analysis.presentation.figures.figure import MOST_NAMED, Figure, axis, limit, line, marks, names_axis, note, short
-from analysis.presentation.figures.outcomes import short_name
 from analysis.presentation.figures.plain_columns import bare, is_one_of, stop_events, texts
 from analysis.presentation.figures.report_data import ReportData
 from analysis.quality_words import value_with_unit

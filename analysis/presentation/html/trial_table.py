@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.formatting import short_name
 from analysis.io.checked import array_of
 from analysis.metrics.accounting import search_fraction
 from analysis.metrics.controls import CONTROL_NAMES, beats_shorter, control_line
 from analysis.presentation.compression_text import WHOLE_FILES, field_text
-from analysis.presentation.figures.outcomes import short_name
 from analysis.presentation.figures.plain_columns import plain, saved, texts
 from analysis.presentation.figures.report_data import ReportData
 from analysis.quality_words import drop_words, metric_words

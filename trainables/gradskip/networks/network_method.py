@@ -34,11 +34,10 @@ class AttachedNetworks(Attached):
         return tuple(part.stop_key() for part in self.parts.values())
 
     def watched_layers(self) -> list[tuple[int, ...]]:
-        """Return the numbers in the model of each layer's watched weights."""
         return [
-            tuple(self._numbers[name][number] for number in unit.watched)
+            tuple(self._numbers[name][number] for number in watched)
             for name, part in self.parts.items()
-            for unit in part.gradskip.plan.units
+            for watched in part.watched_layers()
         ]
 
     def events(self) -> list[dict[str, Any]]:

@@ -13,9 +13,6 @@ from torch.optim import Optimizer
 
 from trainables.errors import UserError
 
-#: What a mixed-precision scaler gives a fused optimizer for one step.
-_OF_SCALER = ("grad_scale", "found_inf")
-
 
 class NetworkOptimizers:
     """Optimizers that are parts of one: its groups, state and learning rates are theirs, and its step calls theirs.
@@ -58,14 +55,8 @@ class NetworkOptimizers:
             if args or kwargs:
                 raise RuntimeError("the optimizer of several networks steps without a closure: call backward() before")
             optimizer._opt_called = True  # type: ignore[attr-defined]  # as a schedule notes a step
-            given = {name: vars(optimizer)[name] for name in _OF_SCALER if name in vars(optimizer)}
             for part in parts.values():
-                vars(part).update(given)
-                try:
-                    part.step()
-                finally:
-                    for name in given:
-                        del vars(part)[name]
+                part.step()
 
         whole.step = types.MethodType(step, whole)  # type: ignore[method-assign]
 

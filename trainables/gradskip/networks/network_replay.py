@@ -20,12 +20,8 @@ NETWORKS = "networks"
 def blueprint_key(config: TrialConfig) -> tuple[Any, ...]:
     """Return a key; configurations of one workload with equal keys have equal facts."""
     named = sorted(read_networks(config.network_settings or ()))
-    return (NETWORKS, *gradskip.blueprint_key(config), *((n, *_layers(config, n)) for n in named))
-
-
-def _layers(config: TrialConfig, network: str) -> tuple[Any, ...]:
-    settings = config.settings_of_network(network)
-    return settings.mode == "off", settings.mode == "auto", settings.watch, settings.whole_units, settings.targets
+    own = ((name, *gradskip.layers_key(config.settings_of_network(name))) for name in named)
+    return (NETWORKS, *gradskip.blueprint_key(config), *own)
 
 
 def start_replay(config: TrialConfig, facts: Mapping[str, Any]) -> NetworksReplay:
@@ -37,7 +33,6 @@ class NetworksReplay:
     """A replay for each network, all at the same iteration; what several of them do in one step is one intervention."""
 
     kind = "any"
-    first_stage_only = False
 
     def __init__(self, config: TrialConfig, facts: Mapping[str, Any]) -> None:
         self._numbers = {name: tuple(numbers) for name, numbers in facts["numbers"].items()}
@@ -48,6 +43,7 @@ class NetworksReplay:
             )
             for name, blueprint in facts["networks"].items()
         }  # fmt: skip
+        self.first_stage_only = any(part.first_stage_only for part in self._parts.values())
 
     @property
     def iteration(self) -> int:
@@ -56,10 +52,10 @@ class NetworksReplay:
     def advance(self, recorded: Recorded, until: int) -> Intervention | None:
         before = self.state_dict()
         end, missing, acts = self._first_act(recorded, until)
-        # A replay that went further than the first act, or than a signal that is missing, goes there once more.
-        self.load_state_dict(before)
-        for part in self._parts.values():
-            part.advance(recorded, end)
+        for name, part in self._parts.items():
+            if part.iteration > end:  # further than the first act, or than a signal that is missing
+                part.load_state_dict(before[name])
+                part.advance(recorded, end)
         if missing is not None:
             raise missing
         if not acts:
@@ -69,7 +65,7 @@ class NetworksReplay:
     def _first_act(self, recorded: Recorded, until: int) -> tuple[int, MissingSignal | None, dict[str, Any]]:
         """Return the iteration after the first intervention, or at which a signal is missing, and the acts by network.
 
-        The replays end anywhere up to ``until``.
+        The replays end there or later, at ``until`` at most.
         """
         end, acts = until, dict[str, Any]()
         missing: MissingSignal | None = None
