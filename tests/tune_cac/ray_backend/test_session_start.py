@@ -11,6 +11,7 @@ import psutil
 import pytest
 import ray
 
+from tune_cac.ray_backend import session
 from tune_cac.ray_backend.session import RayNotStarted, ray_session
 
 
@@ -60,16 +61,32 @@ def test_a_start_that_hangs_ends_in_one_line_and_leaves_no_process(tmp_path: Pat
         time.sleep(0.05)
 
 
-def test_a_start_that_ray_itself_gives_up_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stopped raylet Ray does so after 30 s, which no setting changes; what it raises then is raised here."""
+@pytest.mark.parametrize(
+    ("error", "limit_s", "message"),
+    [
+        (
+            Exception("The current node timed out during startup. This could happen because some of the raylet failed"),
+            180.0,
+            "did not start in the time that it allows itself: a process",
+        ),
+        (
+            RuntimeError("Timed out waiting for file gcs_server_port_"),
+            180.0,
+            "did not start in the time that it allows itself: a process",
+        ),
+        (RuntimeError("Timed out waiting for file gcs_server_port_"), 0.0, "did not start within 0 s: a process"),
+    ],
+)
+def test_a_start_that_ray_itself_gives_up_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, limit_s: float, message: str
+) -> None:
+    """With a stopped process Ray does so after 30 s, which no setting changes; what it raises then is raised here."""
 
     def init(**_: object) -> None:
-        raise Exception(
-            "The current node timed out during startup. This could happen because some of the raylet failed"
-        )
+        raise error
 
     monkeypatch.setattr(ray, "init", init)
-    message = "did not start in the time that it allows itself: a process"
+    monkeypatch.setattr(session, "_START_S", limit_s)
     with pytest.raises(RayNotStarted, match=message), ray_session(cpus=1):
         pass
 
