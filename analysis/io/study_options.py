@@ -148,8 +148,8 @@ class StudyOptions:
     seed: int = option(0, "seed of the trials and of the sampler", at_least=0, at_most=MOST_SEED)
     sampler: str = option(
         "auto",
-        "what chooses the settings: auto (TPE that learns from the baseline's run), or plain tpe, random, grid, gp or "
-        "nsga2",
+        "what chooses the settings: auto (TPE that learns from the baseline's run), outcomes (few distinct outcomes, "
+        "until nothing is worth more training), or plain tpe, random, grid, gp or nsga2",
         metavar="NAME",
     )
     grid: str | Path | Mapping[str, Any] | None = option(

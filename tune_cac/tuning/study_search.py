@@ -339,7 +339,7 @@ def _search(
         say(f"{searcher.gave_up}, so nothing else was tried: {_way_on(layout, options)}")
         return False, ""
     beside_left = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
-    missing = progress.ended < to_run and not searcher.grid_ended  # points that cannot be are not trained
+    missing = progress.ended < to_run and not searcher.nothing_left  # points that cannot be are not trained
     if not (missing or searcher.trials.runs_on() or beside_left):
         return False, ""
     reason = budget.reason()

@@ -31,6 +31,7 @@ from tune_cac.tuning.journal_searcher import JournalSearcher
 from tune_cac.tuning.memory_concurrency import MemoryConcurrency
 from tune_cac.tuning.option_baselines import OptionBaselines
 from tune_cac.tuning.optuna_objectives import missing_objectives
+from tune_cac.tuning.outcomes.outcome_queue import OutcomeQueue
 from tune_cac.tuning.predefined_trial import PredefinedTrial, plain
 from tune_cac.tuning.restarts import Restarts
 from tune_cac.tuning.samplers import make_sampler
@@ -99,7 +100,7 @@ class StudySearch(JournalSearcher):
         grid: GridPoints | None = None,
         database: str = "",
     ) -> None:
-        self._learns = sampler == "auto"
+        self._learns = sampler in ("auto", "outcomes")
         self._repeats = repeats
         self._search_space = space
         self._context = context
@@ -147,6 +148,9 @@ class StudySearch(JournalSearcher):
         # With other values fixed it is not what was published.
         self._start_role = "published" if space.start_is_published and not hold else "search"
         self._grid = None if grid is None else GridWalk(self.trials, grid, self._start_role)
+        self._outcomes: OutcomeQueue | None = None
+        if sampler == "outcomes" and sharing and repeats:  # else the runs of other settings are not recorded
+            self._outcomes = OutcomeQueue(self.trials, self.learn, tree, base, allowed_drop)
         self._controls = StudyControls(base, tree)
         self._concurrency = MemoryConcurrency()
         self.baselines = OptionBaselines(self.trials, space, base)
@@ -225,10 +229,10 @@ class StudySearch(JournalSearcher):
             return FINISHED
         if missing := self.baselines.missing():
             return self.restarts.start_predefined(missing[0])
-        if self._to_ask == 0 or self.grid_ended:
+        if self._to_ask == 0 or self.nothing_left:
             if self._with_controls:
                 return self._next_control()
-            return None if self._may_restart() else FINISHED
+            return None if self._running else FINISHED  # a worker may die, and its trial begins again
         trial = self._ask_for_one_that_fits()
         if trial is None and self._with_controls:
             return self._next_control(shorter_alone=True)  # they depend on no other trial, so no processor idles
@@ -239,8 +243,7 @@ class StudySearch(JournalSearcher):
     def _ask_for_one_that_fits(self) -> optuna.Trial | str | None:
         """Return the next trial whose schedule fits the model; report others to Optuna as pruned."""
         for _ in range(_MOST_IMPOSSIBLE):
-            trial = self._ask()
-            if trial is None or isinstance(trial, str):
+            if not isinstance(trial := self._ask(), optuna.Trial):
                 return trial
             reason = self.candidates.why_impossible(trial) or self.baselines.why_useless(self._config(trial))
             if not reason:
@@ -252,14 +255,9 @@ class StudySearch(JournalSearcher):
 
     def _next_control(self, *, shorter_alone: bool = False) -> optuna.Trial | str | None:
         shorter_alone = shorter_alone or self.trials.settings_are_trained()
-        missing = self.missing_controls(shorter_alone=shorter_alone)
-        if missing:
+        if missing := self.missing_controls(shorter_alone=shorter_alone):
             return self.restarts.start_predefined(missing[0])
-        return None if shorter_alone or self._may_restart() else FINISHED
-
-    def _may_restart(self) -> bool:
-        """Return whether a trial is running that would be begun again if its worker died, or memory ran out."""
-        return len(self._running) > 0
+        return None if shorter_alone or self._running else FINISHED
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the controls that this study lacks: cut dense runs, and random stops of the best's compute.
@@ -280,23 +278,25 @@ class StudySearch(JournalSearcher):
         return self.trials.baseline_error() if self.trials.baseline_failed() else self._nothing_can_be
 
     @property
-    def grid_ended(self) -> bool:
-        """Return whether every point of a grid was begun; False without a grid."""
+    def nothing_left(self) -> bool:
+        """Return whether every point of a grid was begun, or no outcome is worth its training."""
+        if self._outcomes is not None:
+            return self._outcomes.ended
         return self._grid is not None and self.trials.baseline_row() is not None and self._grid.ended
 
     def _ask(self) -> optuna.Trial | str | None:
         """Return the next trial that can change training; None until the baseline ends."""
-        baseline = self.trials.baseline_row()
-        if baseline is None:
+        if (baseline := self.trials.baseline_row()) is None:
             return None if self.trials.baseline_runs() else self.trials.start_baseline()
         if self._grid is not None:
             return self._grid.start_next() or FINISHED
         self._enqueue_spread()
-        queued = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        if queued:
+        if self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):  # queued
             return self.study.ask()
         if not self._learns:
             return self.candidates.start_plain()
+        if self._outcomes is not None and self._outcomes.predicts:
+            return self._outcomes.start_next(baseline)
         knows = self._repeats and self.learn().proves_what_acts
         return self.candidates.start_one_that_acts(baseline if knows else None)
 
@@ -322,7 +322,8 @@ class StudySearch(JournalSearcher):
             self._enqueue_start(self.learn().context)
             self.study.set_user_attr(_WAITS, False)
         queue_further(self.study, self._search_space.further_starts(self.learn().context), self._planned)
-        starts = queue_spread(self.trials, self.learn(), self._planned, self._start_seed) if self._learns else []
+        spreads = self._learns and not (self._outcomes is not None and self._outcomes.predicts)
+        starts = queue_spread(self.trials, self.learn(), self._planned, self._start_seed) if spreads else []
         self._tell_why_little(acts=bool(starts))
         self.study.set_user_attr("spread", True)
 

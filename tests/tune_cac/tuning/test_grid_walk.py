@@ -54,12 +54,12 @@ def test_the_points_are_trained_in_the_order_of_the_file_and_then_the_search_end
             made.on_trial_complete(str(number), row(0.9, 0.1 * number))
         else:
             made.tell_failure(str(number), "ValueError: of the user's")
-    assert made.grid_ended
+    assert made.nothing_left
     assert made.suggest("more") == FINISHED
     assert trained(tmp_path) == [POINTS[0], *POINTS[2:]]
     again = walk(tmp_path, begin=False)
     again.adopt_unfinished()
-    assert again.grid_ended  # what failed by itself would fail again
+    assert again.nothing_left  # what failed by itself would fail again
 
 
 def test_a_search_that_is_killed_at_any_time_goes_on_and_trains_no_point_twice(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_search_that_is_killed_at_any_time_goes_on_and_trains_no_point_twice(t
                 made.study.enqueue_trial(interrupted.system_attrs["fixed_params"], user_attrs={"role": "search"})
             continue
         break
-    assert made.grid_ended
+    assert made.nothing_left
     assert sorted(map(str, trained(tmp_path))) == sorted(map(str, POINTS))
 
 

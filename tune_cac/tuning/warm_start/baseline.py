@@ -68,7 +68,7 @@ class WarmStart:
         """
         if not self.knows_what_acts or count < 1:
             return []
-        drawn = self._drawn(seed)
+        drawn = self.drawn(seed)
         predicted = predictions(self.trace, [values for _, values in drawn])
         outcomes: dict[str, tuple[float, int]] = {}
         for row, found in enumerate(predicted):
@@ -78,11 +78,11 @@ class WarmStart:
         wanted = round(count * known / len(drawn))
         return [drawn[row][0] for row in spread(sorted(outcomes.values()), wanted)]
 
-    def _drawn(self, seed: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    def drawn(self, seed: int, count: int = DRAWS) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Return parameters and whole configurations of random settings of the space."""
         rng, fixed = random.Random(seed), {**self.base.to_dict(), "method": self.space.method}
         drawn = []
-        for _ in range(DRAWS):
+        for _ in range(count):
             recorder = DrawnTrial(rng)
             values = self.space.suggest(recorder, self.context)
             drawn.append((recorder.params, {**fixed, **under_one_set_of_options(values), **self.hold}))
@@ -97,7 +97,7 @@ class WarmStart:
         """
         inert = ""
         if self.knows_what_acts and not acts:
-            predicted = predictions(self.trace, [values for _, values in self._drawn(seed)])
+            predicted = predictions(self.trace, [values for _, values in self.drawn(seed)])
             inert = why_inert(self.space, self.context, predicted)
         configs = typical_configs(self.space, self.context, self.base, self.hold)
         return inert or without_decay(configs, self.weight_decays)

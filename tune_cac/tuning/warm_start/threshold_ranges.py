@@ -192,9 +192,17 @@ def why_inert(space: Space, context: SpaceContext, predicted: Iterable[Mapping[s
     )
 
 
-def predictions(trace: RunTrace, settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
-    """Return a row of `replay` on the run without a method for each setting; None for settings without one."""
-    trace = trace.dense_only()
+def predictions(
+    trace: RunTrace, settings: Sequence[Mapping[str, Any]], *, branches: bool = False
+) -> list[dict[str, Any] | None]:
+    """Return a row of `replay` for each setting; None for settings without one.
+
+    Args:
+        trace: the recorded runs.
+        settings: fields of a configuration each.
+        branches: whether runs with a method are read, too, not only the one without.
+    """
+    trace = trace if branches else trace.dense_only()
     # Settings of one layer plan are replayed together: if the study lacks it, only they have no prediction.
     plans: dict[str, list[int]] = {}
     for row, values in enumerate(settings):

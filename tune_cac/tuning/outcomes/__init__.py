@@ -1,0 +1,1 @@
+"""Search over distinct outcomes of settings, whose savings are known before they are trained."""

@@ -1,0 +1,211 @@
+"""Order in which a search trains distinct outcomes: those whose savings, known before, promise a better answer.
+
+The first ones bisect the savings between the best setting within the allowed loss and the cheapest one beyond it. Then
+a model of the quality chooses the outcome with the highest expected improvement of the answer for the compute that its
+training executes. The search ends when no outcome left is expected to improve the answer by a worthwhile share.
+
+Everything is a function of the study's trials and the recorded runs, so a resumed search goes on in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+from optuna.trial import TrialState
+
+from analysis.trace_replay.traces import RunTrace, read_trace
+from trainables.config import TrialConfig
+from trainables.quality import allowed_amount
+from trainables.stage_tree.store import StageStore
+from tune_cac.tuning.optuna_objectives import missing_objectives, saved_of_baseline
+from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes, predicted_again, trained_shares
+from tune_cac.tuning.outcomes.quality_model import posterior
+from tune_cac.tuning.study_trials import StudyTrials
+from tune_cac.tuning.warm_start.baseline import WarmStart
+
+#: Attributes of a trial: stops of its outcome as predicted, and the region of the settings that have it.
+OUTCOME, REGION = "outcome", "region"
+#: Settings that are drawn to find the outcomes of a space.
+SETTINGS = 4000
+#: Outcomes that bisect the savings before the quality is modelled.
+BISECTED = 4
+#: Outcomes that are trained at least before the search may end by itself.
+LEAST = 6
+#: Expected improvement of the answer, a fraction of the compute, below which no outcome is worth its training.
+WORTHWHILE = 0.005
+#: Least cost of a training in full trainings, for one whose steps are nearly all known still has to be begun.
+_LEAST_COST = 0.05
+
+
+class OutcomeQueue:
+    """Choose the outcomes that a study trains.
+
+    Args:
+        trials: of the study.
+        known: returns what was learned from the baseline's run.
+        tree: the study's ``tree`` folder, or its URI.
+        base: config of the baseline; its seed draws the settings.
+        allowed_drop: that may be lost of the metric (`trainables.quality`).
+    """
+
+    def __init__(
+        self,
+        trials: StudyTrials,
+        known: Callable[[], WarmStart],
+        tree: Path | str,
+        base: TrialConfig,
+        allowed_drop: float | str,
+    ) -> None:
+        self._trials, self._known, self._tree, self._allowed_drop = trials, known, tree, allowed_drop
+        self._quality, self._seed = base.quality, base.seed
+        self.ended = False
+        """Whether no outcome is left that is worth its training."""
+
+    @property
+    def predicts(self) -> bool:
+        """Return whether outcomes of the space are known before they are trained."""
+        return self._known().knows_what_acts and len(self._outcomes) > 0
+
+    @cached_property
+    def _outcomes(self) -> list[Outcome]:
+        return distinct_outcomes(self._known(), self._seed, settings=SETTINGS)
+
+    def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
+        """Begin the next outcome; None if none is worth training now. Then `ended` says whether that is final.
+
+        Args:
+            baseline: its result row.
+        """
+        tried = self._tried(baseline)
+        left = self._left([one for one in tried if one.loss is None or one.loss == np.inf])
+        chosen = self._chosen(left, tried, baseline)
+        if chosen is None:
+            self.ended = all(one.loss is not None for one in tried)
+            return None
+        attrs = {"role": "search", OUTCOME: [list(stop) for stop in chosen.stops], REGION: _readable(chosen.region)}
+        self._trials.study.enqueue_trial(dict(chosen.parameters), user_attrs=attrs)
+        return self._trials.study.ask()
+
+    def _left(self, begun: Sequence[Tried]) -> list[Outcome]:
+        """Return outcomes that are not known, as all recorded runs predict them, without those of some begun trials."""
+        trace: RunTrace = read_trace(StageStore(self._tree, self._known().trace.root))
+        stops = {one.stops for one in begun}
+        found = predicted_again(self._known(), self._outcomes, trace)
+        return [
+            one
+            for one, first in zip(found, self._outcomes, strict=True)
+            if not one.known and one.stops not in stops and first.stops not in stops
+        ]
+
+    def _tried(self, baseline: Mapping[str, Any]) -> list[Tried]:
+        """Return what was trained or is being trained; failed trials are as bad as a run can be."""
+        found = []
+        for trial in self._trials.all():
+            attrs = trial.user_attrs
+            if attrs.get("role") in ("baseline", "control") or "continued_by" in attrs:
+                continue
+            row = attrs.get("row")
+            if row is not None and not missing_objectives(row, self._quality):
+                loss = self._quality.lost(row[self._quality.key], baseline[self._quality.key])
+                found.append(Tried(stops=_stops_of(row), saved=saved_of_baseline(row, baseline), loss=loss))
+            elif OUTCOME in attrs:  # it runs, or failed
+                stops = tuple((int(when), int(through)) for when, through in attrs[OUTCOME])
+                saved = next((one.saved for one in self._outcomes if one.stops == stops), 0.0)
+                runs = trial.state == TrialState.RUNNING
+                found.append(Tried(stops=stops, saved=saved, loss=None if runs else np.inf))
+        return found
+
+    def _chosen(self, left: Sequence[Outcome], tried: Sequence[Tried], baseline: Mapping[str, Any]) -> Outcome | None:
+        allowed = allowed_amount(self._allowed_drop, baseline[self._quality.key])
+        best = max((one.saved for one in tried if one.loss is not None and one.loss <= allowed + 1e-9), default=0.0)
+        better = [one for one in left if one.saved > best + WORTHWHILE]
+        if not better:
+            return None
+        queued = sum(one.saved > 0 for one in tried)
+        if queued < BISECTED:
+            target = bisected(best, better[-1].saved, tried, allowed)
+            return min(better, key=lambda one: (abs(one.saved - target), one.saved))
+        worth, cost = self._worth(better, tried, best, allowed), _costs(better)
+        if queued >= LEAST and worth.max() < WORTHWHILE:
+            return None
+        return better[int(np.argmax(worth / cost))]
+
+    def _worth(
+        self, better: Sequence[Outcome], tried: Sequence[Tried], best: float, allowed: float
+    ) -> NDArray[np.float64]:
+        """Return (m,) expected improvements of the compute saved by the answer.
+
+        What is being trained is taken to lose what the model expects.
+        """
+        total = self._known().trace.total_steps
+        all_stops = [*(one.stops for one in better), *(one.stops for one in tried)]
+        layers = sorted({through for stops in all_stops for _, through in stops})
+
+        def features(runs: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
+            rows = [np.array([one.saved, *trained_shares(one.stops, layers, total)]) for one in runs]
+            return np.array(rows).reshape(len(runs), len(layers) + 1)
+
+        ended = [one for one in tried if one.loss is not None]
+        dense = Tried(stops=(), saved=0.0, loss=0.0)
+        seen, losses = features([dense, *ended]), np.array([0.0, *(one.loss for one in ended)], float)
+        unit = max(allowed, 1e-6)
+        if running := [one for one in tried if one.loss is None]:
+            expected = posterior(seen, losses, features(running), unit=unit).mean
+            seen, losses = np.vstack([seen, features(running)]), np.append(losses, expected)
+        found = posterior(seen, losses, features(better), unit=unit)
+        return found.share_within(allowed) * np.array([one.saved - best for one in better])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """An outcome that was trained or is being trained."""
+
+    stops: tuple[tuple[int, int], ...]
+    """(iteration, position of the last parameter stopped) of each stop."""
+    saved: float
+    """Compute saved, a fraction."""
+    loss: float | None
+    """Of quality against the baseline; None while it is being trained."""
+
+
+def bisected(best: float, most: float, tried: Sequence[Tried], allowed: float) -> float:
+    """Return the middle of the widest gap of savings above the best, below the cheapest outcome that lost too much.
+
+    >>> bisected(0.2, 0.9, [Tried(stops=(), saved=0.6, loss=0.1)], allowed=0.005)
+    0.4
+
+    Args:
+        best: savings of the best outcome within the allowed loss.
+        most: highest savings of an outcome.
+        tried: what was trained or is being trained.
+        allowed: loss of quality.
+    """
+    beyond = [one.saved for one in tried if one.loss is not None and one.loss > allowed + 1e-9 and one.saved > best]
+    end = min([most, *beyond])
+    running = sorted(one.saved for one in tried if one.loss is None and best < one.saved < end)
+    edges = [best, *running, end]
+    _, low, high = max((high - low, low, high) for low, high in pairwise(edges))
+    return (low + high) / 2
+
+
+def _costs(outcomes: Sequence[Outcome]) -> NDArray[np.float64]:
+    """Return (m,) compute that trainings execute, in full trainings: that before the first new step is known."""
+    return np.array([max(_LEAST_COST, 1.0 - one.saved - one.certain_share) for one in outcomes])
+
+
+def _stops_of(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    events = row.get("stop_events") or "[]"
+    return tuple((event["iteration"], event["layer"]) for event in json.loads(events))
+
+
+def _readable(region: Mapping[str, tuple[float, float]]) -> dict[str, list[float]]:
+    return {name: [low, high] for name, (low, high) in region.items()}
