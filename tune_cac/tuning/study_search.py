@@ -199,11 +199,16 @@ def _run_missing(
         if to_run > 0 or lacking:
             interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
         layout.write_info(replace(layout.read_info(), why_little=searcher.why_little))
+        if searcher.outcomes is not None and searcher.outcomes.ended:
+            say(searcher.outcomes.why_ended())
+            layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
     exchange(layout)
     if options.is_script:
         _keep_script_epochs(layout)
     found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
     write_answer(layout, found)
+    if searcher.outcomes is not None and (same := searcher.outcomes.same_run(found.best)):
+        say(same)
     return found
 
 

@@ -148,9 +148,9 @@ class StudySearch(JournalSearcher):
         # With other values fixed it is not what was published.
         self._start_role = "published" if space.start_is_published and not hold else "search"
         self._grid = None if grid is None else GridWalk(self.trials, grid, self._start_role)
-        self._outcomes: OutcomeQueue | None = None
+        self.outcomes: OutcomeQueue | None = None  # chooses the settings in place of a sampler
         if sampler == "outcomes" and sharing and repeats:  # else the runs of other settings are not recorded
-            self._outcomes = OutcomeQueue(self.trials, self.learn, tree, base, allowed_drop)
+            self.outcomes = OutcomeQueue(self.trials, self.learn, tree, base, allowed_drop)
         self._controls = StudyControls(base, tree)
         self._concurrency = MemoryConcurrency()
         self.baselines = OptionBaselines(self.trials, space, base)
@@ -280,8 +280,8 @@ class StudySearch(JournalSearcher):
     @property
     def nothing_left(self) -> bool:
         """Return whether every point of a grid was begun, or no outcome is worth its training."""
-        if self._outcomes is not None:
-            return self._outcomes.ended
+        if self.outcomes is not None:
+            return self.outcomes.ended
         return self._grid is not None and self.trials.baseline_row() is not None and self._grid.ended
 
     def _ask(self) -> optuna.Trial | str | None:
@@ -295,8 +295,8 @@ class StudySearch(JournalSearcher):
             return self.study.ask()
         if not self._learns:
             return self.candidates.start_plain()
-        if self._outcomes is not None and self._outcomes.predicts:
-            return self._outcomes.start_next(baseline)
+        if self.outcomes is not None and self.outcomes.predicts:
+            return self.outcomes.start_next(baseline)
         knows = self._repeats and self.learn().proves_what_acts
         return self.candidates.start_one_that_acts(baseline if knows else None)
 
@@ -322,7 +322,7 @@ class StudySearch(JournalSearcher):
             self._enqueue_start(self.learn().context)
             self.study.set_user_attr(_WAITS, False)
         queue_further(self.study, self._search_space.further_starts(self.learn().context), self._planned)
-        spreads = self._learns and not (self._outcomes is not None and self._outcomes.predicts)
+        spreads = self._learns and not (self.outcomes is not None and self.outcomes.predicts)
         starts = queue_spread(self.trials, self.learn(), self._planned, self._start_seed) if spreads else []
         self._tell_why_little(acts=bool(starts))
         self.study.set_user_attr("spread", True)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+import pandas as pd
 from numpy.typing import NDArray
 from optuna.trial import TrialState
 
@@ -78,6 +79,23 @@ class OutcomeQueue:
     @cached_property
     def _outcomes(self) -> list[Outcome]:
         return distinct_outcomes(self._known(), self._seed, settings=SETTINGS)
+
+    def why_ended(self) -> str:
+        """Return in one line why the search ended before its trials were used up, and how exact its answer must be."""
+        return (
+            f"ended after {self._trials.finished_count()} trials: none of the other outcomes of {SETTINGS} drawn "
+            f"settings is expected to save {WORTHWHILE:.1%} more"
+        )
+
+    def same_run(self, best: pd.Series | None) -> str:
+        """Return in one line which settings train as a trial does, bit for bit; empty if that is unknown."""
+        if best is None:
+            return ""
+        trial = int(best["trial"])
+        attrs = self._trials.all()[trial].user_attrs
+        if not region_text(attrs.get(REGION, {})):
+            return ""
+        return f"trial {trial} is the same run with {region_text(attrs[REGION])} (ranges of the settings drawn)"
 
     def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
         """Begin the next outcome; None if none is worth training now. Then `ended` says whether that is final.
@@ -205,6 +223,15 @@ def _costs(outcomes: Sequence[Outcome]) -> NDArray[np.float64]:
 def _stops_of(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     events = row.get("stop_events") or "[]"
     return tuple((event["iteration"], event["layer"]) for event in json.loads(events))
+
+
+def region_text(region: Mapping[str, Sequence[float]]) -> str:
+    """Return the ranges of parameters in words; a single value is left out.
+
+    >>> region_text({"CAC_VAR_START_THR": [0.93, 0.96], "CAC_VAR_SAMPLES": [3, 3]})
+    'CAC_VAR_START_THR 0.93 to 0.96'
+    """
+    return ", ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in region.items() if low < high)
 
 
 def _readable(region: Mapping[str, tuple[float, float]]) -> dict[str, list[float]]:

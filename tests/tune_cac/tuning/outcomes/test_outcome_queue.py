@@ -1,0 +1,131 @@
+"""Search over outcomes on a recorded run that is really trained, and with Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from searchers import learning, told
+from tiny_workload import tiny  # noqa: F401 - a fixture
+
+import analysis
+from analysis.io.layout import Layout
+from analysis.trace_replay.step_by_step import replay_one
+from trainables.config import TrialConfig
+from trainables.stage_tree.shared_run import SharedRun, Sharing
+from tune_cac import search
+from tune_cac.tuning.outcomes.distinct_outcomes import distinct_outcomes
+from tune_cac.tuning.outcomes.outcome_queue import OUTCOME, OutcomeQueue, Tried, bisected
+from tune_cac.tuning.study_searcher import FINISHED, StudySearch
+
+
+def by_outcome(folder: Path, *, begin: bool = True) -> StudySearch:
+    made = learning(folder, begin=begin)
+    made.outcomes = OutcomeQueue(made.trials, made.learn, folder / "tree", made._base, 0.01)
+    return made
+
+
+def train(folder: Path, suggested: dict[str, Any]) -> dict[str, Any]:
+    with SharedRun(TrialConfig(**suggested["config"]), Sharing(tree=folder / "tree", budget_bytes=0)) as run:
+        while not run.finished:
+            last = run.train_epoch()
+    return last
+
+
+def trained_by(made: StudySearch, folder: Path, *, most: int = 40) -> list[dict[str, Any]]:
+    """Rows of all settings until the search ends by itself."""
+    rows = []
+    for number in range(most):
+        suggested = made.suggest(f"t{number}")
+        if suggested is None:
+            suggested = made.suggest(f"t{number}")
+        if suggested == FINISHED:
+            return rows
+        assert isinstance(suggested, dict)
+        rows.append(train(folder, suggested))
+        made.on_trial_complete(f"t{number}", rows[-1])
+    raise AssertionError(f"not ended after {most} trials")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_no_outcome_is_trained_twice_and_the_search_ends_by_itself(tmp_path: Path) -> None:
+    made = by_outcome(tmp_path)
+    rows = trained_by(made, tmp_path)
+    assert made.outcomes is not None
+    assert made.outcomes.ended
+    stops = [row["stop_events"] for row in rows]
+    assert len(rows) >= 2
+    assert len(set(stops)) == len(stops)
+    assert all(json.loads(events) for events in stops[1:])  # the first is the starting point, whatever it does
+    # A resumed search knows that nothing is left.
+    again = by_outcome(tmp_path, begin=False)
+    again.adopt_unfinished()
+    assert again.suggest("more") is None
+    assert again.suggest("more") == FINISHED
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_what_runs_or_failed_is_not_suggested_again(tmp_path: Path) -> None:
+    made = by_outcome(tmp_path)
+    for number in range(4):
+        assert isinstance(made.suggest(str(number)), dict)
+    made.tell_failure("1", "ValueError: of the user's")
+    made.tell_failure("2", "ValueError: of the user's")
+    made.suggest("more")
+    begun = [json.dumps(t.user_attrs[OUTCOME]) for t in told(tmp_path) if OUTCOME in t.user_attrs]
+    assert len(begun) >= 3
+    assert len(set(begun)) == len(begun)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_settings_of_one_region_train_alike(tmp_path: Path) -> None:
+    """Each drawn setting, replayed on its own step by step, has the stops and savings of exactly one outcome."""
+    known = learning(tmp_path).learn()
+    outcomes = distinct_outcomes(known, 3, settings=300)
+    assert sum(one.settings for one in outcomes) > len(outcomes) > 1
+    assert [one.saved for one in outcomes] == sorted(one.saved for one in outcomes)
+    groups: dict[Any, int] = {}
+    for parameters, values in known.drawn(3, 300):
+        config = TrialConfig.from_mapping(values)
+        found = replay_one(analysis.load_trace(tmp_path).dense_only(), config)
+        events = json.loads(f"[{found.events[0]}]")
+        if not events:
+            continue
+        key = (tuple((event["iteration"], event["layer"]) for event in events), config.CAC_BRAKING_DISTANCE)
+        groups[key] = groups.get(key, 0) + 1
+        same = [one for one in outcomes if (one.stops, one.config["CAC_BRAKING_DISTANCE"]) == key]
+        assert len(same) == 1
+        for name, (low, high) in same[0].region.items():
+            assert low <= parameters[name] <= high
+    assert sorted(groups.values()) == sorted(one.settings for one in outcomes)
+
+
+def test_savings_are_bisected_between_the_best_and_the_cheapest_that_lost_too_much() -> None:
+    def run(saved: float, loss: float | None) -> Tried:
+        return Tried(stops=(), saved=saved, loss=loss)
+
+    assert bisected(0.0, 0.8, [], 0.01) == 0.4
+    assert bisected(0.4, 0.8, [run(0.4, 0.0)], 0.01) == pytest.approx(0.6)
+    # Quality that falls and rises again: what lost too much below the best is no bound.
+    assert bisected(0.4, 0.8, [run(0.4, 0.0), run(0.2, 0.05)], 0.01) == pytest.approx(0.6)
+    assert bisected(0.4, 0.8, [run(0.4, 0.0), run(0.5, 0.05)], 0.01) == pytest.approx(0.45)
+    # What is being trained halves the gap for the next one.
+    assert bisected(0.0, 0.8, [run(0.4, None)], 0.01) in (pytest.approx(0.2), pytest.approx(0.6))
+
+
+@pytest.mark.slow
+def test_a_search_by_outcome_on_ray_ends_early_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"epochs": 6, "results": tmp_path, "name": "s", "sampler": "outcomes", "allowed_drop": 0.02}
+    found = search(**options, trials=30, controls=False)
+    told = capsys.readouterr().err
+    ended = found.trials[found.trials["status"] == "completed"]
+    assert len(ended) < 30
+    assert f"ended after {len(ended)} trials" in told
+    assert ended["stop_events"].iloc[2:].is_unique
+    assert Layout(tmp_path / "s").read_info().trials == len(ended)
+    assert not found.interrupted
