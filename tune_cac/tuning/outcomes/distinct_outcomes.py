@@ -9,13 +9,15 @@ Shapes: k layers at which stops may end.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.trace_replay.traces import RunTrace
 from tune_cac.tuning.warm_start.baseline import WarmStart
 from tune_cac.tuning.warm_start.threshold_ranges import outcome, predictions
 
@@ -36,24 +38,24 @@ class Outcome:
     """Compute saved, a fraction."""
     stops: tuple[tuple[int, int], ...]
     """(iteration, position of the last parameter stopped) of each stop."""
-    certain_share: float
-    """Share of the run, from its start, that was trained before."""
     known: bool
     """Whether the whole run was trained before."""
 
 
-def distinct_outcomes(known: WarmStart, seed: int, *, settings: int) -> list[Outcome]:
-    """Draw settings of a space, and group those that train alike; those that do nothing are left out.
+#: Parameters of a setting, and the fields of its configuration.
+Drawn = tuple[Mapping[str, Any], Mapping[str, Any]]
+
+
+def distinct_outcomes(known: WarmStart, drawn: Sequence[Drawn]) -> list[Outcome]:
+    """Group settings that train alike by the baseline's run; those that do nothing are left out.
 
     Args:
-        known: what was learned from the recorded runs.
-        seed: of the draw.
-        settings: number of settings to draw.
+        known: what was learned from the recorded runs, with the costs of what the settings stop.
+        drawn: settings of its space.
 
     Returns:
         By ascending savings; none for a space whose outcomes cannot be predicted.
     """
-    drawn = known.drawn(seed, settings)
     groups: dict[str, list[int]] = {}
     predicted = predictions(known.trace, [values for _, values in drawn])
     for row, found in enumerate(predicted):
@@ -63,41 +65,34 @@ def distinct_outcomes(known: WarmStart, seed: int, *, settings: int) -> list[Out
     for rows in groups.values():
         parameters = [drawn[row][0] for row in rows]
         middle = rows[middle_of(parameters)]
-        made.append(_outcome(drawn[middle], predicted[middle] or {}, known.trace.total_steps, parameters))
+        made.append(_outcome(drawn[middle], predicted[middle] or {}, parameters))
     return sorted(made, key=lambda one: one.saved)
 
 
-def predicted_again(known: WarmStart, outcomes: Sequence[Outcome], trace: Any) -> list[Outcome]:
+def predicted_again(outcomes: Sequence[Outcome], trace: RunTrace) -> list[Outcome]:
     """Return the outcomes as all recorded runs predict them, in the given order.
 
     Args:
-        known: what was learned from the recorded runs.
         outcomes: to predict.
         trace: all recorded runs of the study.
     """
     found = predictions(trace, [one.config for one in outcomes], branches=True)
     total = known.trace.total_steps
-    return [
-        one if row is None else replace(one, **_facts(row, total)) for one, row in zip(outcomes, found, strict=True)
-    ]
+    return [one if row is None else replace(one, **_facts(row)) for one, row in zip(outcomes, found, strict=True)]
 
 
 def _outcome(
-    drawn: tuple[Mapping[str, Any], Mapping[str, Any]],
+    drawn: Drawn,
     row: Mapping[str, Any],
-    total_steps: int,
     group: Sequence[Mapping[str, Any]],
 ) -> Outcome:
-    return Outcome(
-        parameters=drawn[0], config=drawn[1], region=region_of(group), settings=len(group), **_facts(row, total_steps)
-    )
+    return Outcome(parameters=drawn[0], config=drawn[1], region=region_of(group), settings=len(group), **_facts(row))
 
 
-def _facts(row: Mapping[str, Any], total_steps: int) -> dict[str, Any]:
+def _facts(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "saved": float(row["compute_saved"]),
         "stops": tuple((event["iteration"], event["layer"]) for event in json.loads(row["stop_events"])),
-        "certain_share": min(1.0, row["exact_until"] / total_steps),
         "known": bool(row["exact"]),
     }
 
@@ -128,6 +123,26 @@ def middle_of(group: Sequence[Mapping[str, Any]]) -> int:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def shared_steps(
+    stops: Sequence[tuple[int, int]], others: Iterable[Sequence[tuple[int, int]]], total_steps: int
+) -> int:
+    """Return the steps, from the start, that an outcome trains as another one did: until the first different stop.
+
+    >>> shared_steps([(10, 2), (50, 5)], [(), [(10, 2), (40, 5)]], 100)
+    40
+
+    Args:
+        stops: (iteration, position) of each stop of the outcome.
+        others: stops of the outcomes that were trained.
+        total_steps: of the run.
+    """
+    most = 0
+    for other in others:
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(stops, other, strict=False)))
+        most = max(most, min((when for when, _ in (*stops[same:], *other[same:])), default=total_steps))
+    return most
 
 
 def trained_shares(stops: Sequence[tuple[int, int]], layers: Sequence[int], total_steps: int) -> NDArray[np.float64]:

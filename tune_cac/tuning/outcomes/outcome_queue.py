@@ -10,8 +10,9 @@ Everything is a function of the study's trials and the recorded runs, so a resum
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -28,10 +29,16 @@ from trainables.config import TrialConfig
 from trainables.quality import allowed_amount
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.optuna_objectives import missing_objectives, saved_of_baseline
-from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes, predicted_again, trained_shares
+from tune_cac.tuning.outcomes.distinct_outcomes import (
+    Outcome,
+    distinct_outcomes,
+    predicted_again,
+    shared_steps,
+    trained_shares,
+)
 from tune_cac.tuning.outcomes.quality_model import posterior
 from tune_cac.tuning.study_trials import StudyTrials
-from tune_cac.tuning.warm_start.baseline import WarmStart
+from tune_cac.tuning.warm_start.baseline import WarmStart, completed
 
 #: Attributes of a trial: stops of its outcome as predicted, and the region of the settings that have it.
 OUTCOME, REGION = "outcome", "region"
@@ -74,11 +81,20 @@ class OutcomeQueue:
     @property
     def predicts(self) -> bool:
         """Return whether outcomes of the space are known before they are trained."""
-        return self._known().knows_what_acts and len(self._outcomes) > 0
+        return len(self._outcomes) > 0
 
     @cached_property
     def _outcomes(self) -> list[Outcome]:
-        return distinct_outcomes(self._known(), self._seed, settings=SETTINGS)
+        known = self._known()
+        if not known.knows_what_acts:
+            return []
+        drawn = known.drawn(self._seed, SETTINGS)
+        try:  # what each draw's stops save, which the baseline's run may not have needed
+            store = StageStore(self._tree, known.trace.root)
+            known = replace(known, trace=completed(store, known.trace, [values for _, values in drawn]))
+        except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
+            warnings.warn(f"not every outcome can be predicted: {error}", stacklevel=2)
+        return distinct_outcomes(known, drawn)
 
     def why_ended(self) -> str:
         """Return in one line why the search ended before its trials were used up, and how exact its answer must be."""
@@ -117,7 +133,7 @@ class OutcomeQueue:
         """Return outcomes that are not known, as all recorded runs predict them, without those of some begun trials."""
         trace: RunTrace = read_trace(StageStore(self._tree, self._known().trace.root))
         stops = {one.stops for one in begun}
-        found = predicted_again(self._known(), self._outcomes, trace)
+        found = predicted_again(self._outcomes, trace)
         return [
             one
             for one, first in zip(found, self._outcomes, strict=True)
@@ -152,10 +168,10 @@ class OutcomeQueue:
         if queued < BISECTED:
             target = bisected(best, better[-1].saved, tried, allowed)
             return min(better, key=lambda one: (abs(one.saved - target), one.saved))
-        worth, cost = self._worth(better, tried, best, allowed), _costs(better)
+        worth = self._worth(better, tried, best, allowed)
         if queued >= LEAST and worth.max() < WORTHWHILE:
             return None
-        return better[int(np.argmax(worth / cost))]
+        return better[int(np.argmax(worth / self._costs(better, tried)))]
 
     def _worth(
         self, better: Sequence[Outcome], tried: Sequence[Tried], best: float, allowed: float
@@ -181,6 +197,16 @@ class OutcomeQueue:
             seen, losses = np.vstack([seen, features(running)]), np.append(losses, expected)
         found = posterior(seen, losses, features(better), unit=unit)
         return found.share_within(allowed) * np.array([one.saved - best for one in better])
+
+    def _costs(self, better: Sequence[Outcome], tried: Sequence[Tried]) -> NDArray[np.float64]:
+        """Return (m,) compute that trainings execute, in full trainings: that after the steps shared with others.
+
+        After an outcome's first stop its steps save equal shares, which is exact for one stop.
+        """
+        total, others = self._known().trace.total_steps, [(), *(one.stops for one in tried)]
+        left = np.array([1 - shared_steps(one.stops, others, total) / total for one in better])
+        stopped = np.array([max(1, total - one.stops[0][0]) / total for one in better])
+        return np.maximum(_LEAST_COST, left * (1 - np.array([one.saved for one in better]) / stopped))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,11 +239,6 @@ def bisected(best: float, most: float, tried: Sequence[Tried], allowed: float) -
     edges = [best, *running, end]
     _, low, high = max((high - low, low, high) for low, high in pairwise(edges))
     return (low + high) / 2
-
-
-def _costs(outcomes: Sequence[Outcome]) -> NDArray[np.float64]:
-    """Return (m,) compute that trainings execute, in full trainings: that before the first new step is known."""
-    return np.array([max(_LEAST_COST, 1.0 - one.saved - one.certain_share) for one in outcomes])
 
 
 def _stops_of(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:

@@ -86,7 +86,7 @@ def test_what_runs_or_failed_is_not_suggested_again(tmp_path: Path) -> None:
 def test_settings_of_one_region_train_alike(tmp_path: Path) -> None:
     """Each drawn setting, replayed on its own step by step, has the stops and savings of exactly one outcome."""
     known = learning(tmp_path).learn()
-    outcomes = distinct_outcomes(known, 3, settings=300)
+    outcomes = distinct_outcomes(known, known.drawn(3, 300))
     assert sum(one.settings for one in outcomes) > len(outcomes) > 1
     assert [one.saved for one in outcomes] == sorted(one.saved for one in outcomes)
     groups: dict[Any, int] = {}
