@@ -101,6 +101,8 @@ class Trial(tune.Trainable):
         run = self._live()
         with self._watchdog.watch():
             row = run.row if run.finished and run.row is not None else run.train_epoch()
+        if run.finished:
+            self._watchdog.close()  # Ray may end this process before it is asked to clean up
         result = {**row, DONE: run.finished}
         if (
             isinstance(run, TrainingRun)

@@ -78,7 +78,10 @@ class ParallelTrial(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Return the next epoch's row, from the first worker."""
         with self._watchdog.watch():
-            return self._next_row()
+            row = self._next_row()
+        if row[DONE]:
+            self._watchdog.close()  # Ray may end this process before it is asked to clean up
+        return row
 
     def _next_row(self) -> dict[str, Any]:
         while True:

@@ -46,7 +46,7 @@ class FixedListSearch(StudySearch):
     def _next(self) -> optuna.Trial | str | None:
         missing = self.missing()
         if not missing:
-            return None if self._may_restart() else FINISHED
+            return None if self._running else FINISHED  # a worker may die, and its run begins again
         self._again.discard(missing[0].key)
         return self.restarts.start_predefined(missing[0])
 

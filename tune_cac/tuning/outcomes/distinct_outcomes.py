@@ -77,7 +77,6 @@ def predicted_again(outcomes: Sequence[Outcome], trace: RunTrace) -> list[Outcom
         trace: all recorded runs of the study.
     """
     found = predictions(trace, [one.config for one in outcomes], branches=True)
-    total = known.trace.total_steps
     return [one if row is None else replace(one, **_facts(row)) for one, row in zip(outcomes, found, strict=True)]
 
 
