@@ -1,12 +1,18 @@
-"""What a search's answer costs, and how good it is, by sampler and seed.
+"""What a search's answer costs, and how good it is, by way of searching and seed.
 
-    python benchmarks/search_quality.py [--samplers outcomes tpe] [--trials 100] [--seeds 10] [--concurrency 2]
-                                        [--workload digits] [--epochs N] [--results FOLDER]
+    python benchmarks/search_quality.py [--searches lengths auto tpe] [--trials 100] [--seeds 10] [--concurrency 2]
+                                        [--workload digits] [--option NAME=VALUE ...] [--data FOLDER] [--model NAME]
+                                        [--epochs N] [--fresh 0] [--results FOLDER]
 
-Each search is a command of its own without controls. ``saved`` is the compute that the best setting within the allowed
-loss saves on the search's own seed; ``executed`` is what the search trained, in dense runs, its baseline included;
-``hypervolume`` is that of the front above no saving and twice the allowed loss. The lines at the end are medians over
-the seeds, with ratios to the last sampler named, seed by seed. Searches that a folder has already are not run again.
+Each search is a command of its own. ``lengths`` is the default search, with cut dense runs and all controls, whose cost
+counts; ``auto`` the same on runs of full length, without controls; the others (``tpe``, ``random``, ``gp``, ``nsga2``)
+are samplers of Optuna over our stage tree, without controls. ``saved`` is the compute that the best setting within the
+allowed loss saves on the search's own seed; ``executed`` is what the search trained, in dense runs, its baseline
+included; ``hypervolume`` is that of the front above no saving and twice the allowed loss. With ``--fresh N`` every
+answer and its baseline are trained on N fresh seeds: ``loss`` is the mean of validation and test loss over them, in
+points, ``kept`` the share of these seeds on which that mean is within the allowed loss. The lines at the end are
+medians over the searches' seeds, with ratios to the last one named, seed by seed. Searches that a folder has already
+are not run again.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from machine import header
 
@@ -35,76 +41,115 @@ class Found:
     executed: float
     """Compute that the search trained, in dense runs."""
     settings: int
-    """Trials that completed, without the baseline."""
+    """Trials that completed, without the baseline and controls."""
     hypervolume: float
     """Of the front, above no saving at the reference loss."""
     wall_time_s: float
     """From the command's start to its end; 0 for a search that was there before."""
+    loss: float
+    """Mean loss of the answer on fresh seeds, a fraction; NaN without them."""
+    kept: float
+    """Share of the fresh seeds on which the answer's loss is within the allowed one; NaN without them."""
 
 
-def found_by(sampler: str, seed: int, folder: Path, arguments: argparse.Namespace) -> Found:
+def run(folder: Path, *arguments: str) -> None:
+    """Run a command of tune_cac in a folder."""
+    subprocess.run([sys.executable, "-m", "tune_cac", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace) -> Found:
     """Search by command, unless the folder has this search, and read what was found."""
     import analysis
     from analysis.metrics.pareto import hypervolume, non_dominated
 
-    name = f"{sampler}-{seed}"
-    begun = time.perf_counter()
-    if not (folder / "results" / name / "best.env").exists():
-        command = [
-            sys.executable, "-m", "tune_cac", "search", "--trials", str(arguments.trials), "--seed", str(seed),
-            "--sampler", sampler, "--name", name, "--no-controls", "--concurrency", str(arguments.concurrency),
-            "--workload", arguments.workload, *(("--epochs", str(arguments.epochs)) if arguments.epochs else ()),
-        ]  # fmt: skip
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    took = time.perf_counter() - begun
-    trials = analysis.load(folder / "results" / name)
-    ended = trials[trials["status"] == "completed"]
+    name = f"{kind}-{seed}"
+    study, begun, wall_time_s = folder / "results" / name, time.perf_counter(), 0.0
+    if not (study / "best.env").exists():
+        how = ("--sampler", "auto") if kind == "lengths" else ("--sampler", kind, "--no-controls")
+        given = {"--data": arguments.data, "--model": arguments.model, "--epochs": arguments.epochs}
+        run(
+            folder, "search", "--trials", str(arguments.trials), "--seed", str(seed), "--name", name, *how,
+            "--concurrency", str(arguments.concurrency), "--workload", arguments.workload,
+            *(text for flag, value in given.items() if value is not None for text in (flag, str(value))),
+            *(text for value in arguments.option for text in ("--option", value)),
+        )  # fmt: skip
+        wall_time_s = time.perf_counter() - begun
+    trials = analysis.load(study)
+    ended = trials[(trials["status"] == "completed") & (trials["role"] != "control")]
     within = ended[ended["accuracy_drop"] <= REFERENCE_LOSS / 2 + 1e-9]
     points = ended[["accuracy_drop", "compute_saved"]].to_numpy(float) * (-1.0, 1.0)
+    loss, kept = on_fresh_seeds(study, folder, arguments.fresh)
     return Found(
         saved=float(within["compute_saved"].max()),
-        executed=float((trials["search_flops"] / trials["dense_flops"]).sum()),
+        executed=analysis.search_cost(trials).dense_equivalents,
         settings=len(ended) - 1,
         hypervolume=hypervolume(points[non_dominated(points)], (-REFERENCE_LOSS, 0.0)),
-        wall_time_s=took,
+        wall_time_s=wall_time_s,
+        loss=loss,
+        kept=kept,
     )
+
+
+def on_fresh_seeds(study: Path, folder: Path, seeds: int) -> tuple[float, float]:
+    """Return mean loss and share within the allowed loss of a study's answer on fresh seeds; NaN for no seeds."""
+    import analysis
+
+    if seeds == 0:
+        return float("nan"), float("nan")
+    if not (study / "confirmation" / "study.json").exists():
+        run(folder, "confirm", str(study), "--top", "1", "--seeds", str(seeds))
+    trials = analysis.load(study / "confirmation")
+    again = trials[(trials["role"] == "candidate") & (trials["status"] == "completed")]
+    losses = (again["accuracy_drop"] + again["test_accuracy_drop"]) / 2
+    return float(losses.mean()), float((losses <= REFERENCE_LOSS / 2 + 1e-9).mean())
 
 
 def main() -> None:
     """Run every search and print the tables."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--samplers", nargs="+", default=["outcomes", "tpe"])
+    parser.add_argument("--searches", nargs="+", default=["lengths", "auto", "tpe"])
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--concurrency", type=int, default=2)
     parser.add_argument("--workload", default="digits")
+    parser.add_argument("--option", action="append", default=[])
+    parser.add_argument("--data")
+    parser.add_argument("--model")
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--fresh", type=int, default=0, help="fresh seeds on which every answer is trained again")
     parser.add_argument("--results", type=Path, help="keep the studies in this folder")
     arguments = parser.parse_args()
     print(header("benchmarks/search_quality.py"))
     print(f"{arguments.workload}, at most {arguments.trials} trials, {arguments.concurrency} at a time")
-    print(f"{'sampler':<10}{'seed':>5}{'settings':>9}{'executed':>9}{'saved':>8}{'hypervolume':>12}{'wall s':>8}")
+    print(
+        f"{'search':<9}{'seed':>5}{'settings':>9}{'executed':>9}{'saved':>8}{'hypervolume':>12}{'loss':>7}{'kept':>6}"
+        f"{'wall s':>8}"
+    )
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.results or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        of: dict[str, list[Found]] = {sampler: [] for sampler in arguments.samplers}
+        of: dict[str, list[Found]] = {kind: [] for kind in arguments.searches}
         for seed in range(arguments.seeds):
-            for sampler, runs in of.items():
-                runs.append(one := found_by(sampler, seed, folder, arguments))
+            for kind, runs in of.items():
+                runs.append(one := found_by(kind, seed, folder, arguments))
                 print(
-                    f"{sampler:<10}{seed:>5}{one.settings:>9}{one.executed:>9.2f}{one.saved:>8.1%}"
-                    f"{one.hypervolume:>12.6f}{one.wall_time_s:>8.1f}",
+                    f"{kind:<9}{seed:>5}{one.settings:>9}{one.executed:>9.2f}{one.saved:>8.1%}{one.hypervolume:>12.6f}"
+                    f"{100 * one.loss:>7.2f}{one.kept:>6.0%}{one.wall_time_s:>8.1f}",
                     flush=True,
                 )
-    reference = of[arguments.samplers[-1]]
-    for sampler, runs in of.items():
+    reference = of[arguments.searches[-1]]
+    for kind, runs in of.items():
         saved = [one.saved / other.saved for one, other in zip(runs, reference, strict=True) if other.saved > 0]
         area = [one.hypervolume / other.hypervolume for one, other in zip(runs, reference, strict=True)]
+        executed, shares = [one.executed for one in runs], [one.saved for one in runs]
         print(
-            f"{sampler}: median of {len(runs)} seeds: {median(one.executed for one in runs):.2f} dense runs, "
-            f"{median(one.saved for one in runs):.1%} saved; over {arguments.samplers[-1]}: saved "
-            f"{median(saved):.3f} (lowest {min(saved):.3f}), hypervolume {median(area):.3f} (lowest {min(area):.3f})"
-        )
+            f"{kind}, {len(runs)} seeds: median {median(executed):.2f} dense runs ({min(executed):.2f} to "
+            f"{max(executed):.2f}); saved {median(shares):.1%}, mean {fmean(shares):.1%}; over "
+            f"{arguments.searches[-1]}: saved median {median(saved):.3f} (lowest {min(saved):.3f}), hypervolume "
+            f"{median(area):.3f} (lowest {min(area):.3f})"
+            + (f"; fresh seeds: loss {100 * fmean(one.loss for one in runs):.2f} points, kept "
+               f"{fmean(one.kept for one in runs):.0%}" if arguments.fresh else "")
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

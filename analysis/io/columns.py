@@ -20,6 +20,7 @@ IDENTITY: dict[str, str] = {
     "control": "string",
     "candidate": "Int64",
     "options": "string",
+    "of_epochs": "Int64",
 }
 #: Nullable pandas dtypes of hyperparameters by their plain type. Lists are JSON.
 _BY_KIND = {str: "string", tuple: "string", bool: "boolean", int: "float64", float: "float64"}

@@ -34,6 +34,8 @@ class StudyInfo(StudyOptions):
     """Points of its grid file: ``settings``, one map a point, and ``unnamed``; None for a space."""
     controls: bool = False  # of a study that has not recorded it
     """True if controls (cut dense runs and random stops) are trained in addition to its trials."""
+    lengths: str = "1.0"  # of a study that has not recorded it
+    """Shares of the run that dense runs are cut to and searched, too; auto where the search chooses them."""
     sharing: bool = True
     """True if its trials share training; a resumed search keeps this."""
     hold: Mapping[str, Any] = field(default_factory=dict)

@@ -39,10 +39,11 @@ def load(path: str | Path | Iterable[str | Path]) -> pd.DataFrame:
             experiments and Optuna studies of other programs than `tune_cac` can be read, too.
 
     Returns:
-        One row per trial, by number: ``trial``, ``role`` (baseline, published, search, control, candidate), ``status``
-        (completed, failed, running, interrupted, pruned), ``error``, ``control`` (kind of control),
+        One row per trial, by number: ``trial``, ``role`` (baseline, published, search, cut, control, candidate),
+        ``status`` (completed, failed, running, interrupted, pruned), ``error``, ``control`` (kind of control),
         ``candidate`` (number of the trial that it confirms) and ``options`` (options of the workload that the space
-        searches, as NAME=VALUE texts), each missing for others; the columns of `trainables.metrics`; the
+        searches, as NAME=VALUE texts) and ``of_epochs`` (epochs of the full run, for a trial that trains fewer), each
+        missing for others; the columns of `trainables.metrics`; the
         fields of `TrialConfig`. All columns always exist, whatever the study's version. Units, directions and meanings
         of the columns are in ``df.attrs["columns"]``.
 
@@ -207,6 +208,7 @@ def _record(trial: JournalTrial) -> dict[str, Any]:
         "control": attrs.get("control"),
         "candidate": attrs.get("candidate"),
         "options": attrs.get("options"),
+        "of_epochs": attrs.get("of_epochs"),
         "row": attrs.get("row") or _cost_so_far(attrs),
         "config": attrs.get("config", {}),
     }

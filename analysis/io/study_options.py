@@ -148,9 +148,16 @@ class StudyOptions:
     seed: int = option(0, "seed of the trials and of the sampler", at_least=0, at_most=MOST_SEED)
     sampler: str = option(
         "auto",
-        "what chooses the settings: auto (TPE that learns from the baseline's run), outcomes (few distinct outcomes, "
-        "until nothing is worth more training), or plain tpe, random, grid, gp or nsga2",
+        "what chooses the settings: auto (where the baseline's run predicts what a setting stops and saves, few "
+        "distinct outcomes until none is worth its training; else TPE that learns from that run), or plain tpe, "
+        "random, grid, gp or nsga2",
         metavar="NAME",
+    )
+    lengths: str = option(
+        "auto",
+        "shares of the run that dense runs are cut to, and on which stops are searched, too, such as 1.0,0.8,0.6; "
+        "auto: chosen by what they lose, beside the other controls; 1.0: only runs of full length",
+        metavar="SHARES",
     )
     grid: str | Path | Mapping[str, Any] | None = option(
         None,

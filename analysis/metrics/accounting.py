@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.io.checked import numbers_of
+from analysis.metrics.controls import is_cut
 
 #: Statuses of ended trials. An interrupted one continues as a later trial, so only its compute counts.
 _ENDED = ("completed", "failed")
@@ -69,9 +70,9 @@ def _search_flops(trials: pd.DataFrame) -> pd.Series[float]:
 
 def _in_dense_runs(trials: pd.DataFrame, flops: pd.Series[float]) -> pd.Series[float]:
     dense = numbers_of(trials, "dense_flops")
-    if "role" in trials.columns and (trials["role"] == "control").any():
-        # A cut dense run has a smaller full budget; its cost is a fraction of the baseline's.
+    if "role" in trials.columns and (cut := (trials["role"] == "control") | is_cut(trials)).any():
+        # A run of fewer epochs has a smaller full budget; its cost is a fraction of the baseline's.
         study = trials["study"] if "study" in trials.columns else pd.Series("", index=trials.index)
         full = dense[trials["role"] == "baseline"].groupby(study).max()
-        dense = dense.where(trials["role"] != "control", study.map(full).astype("float64"))
+        dense = dense.where(~cut, study.map(full).astype("float64"))
     return flops / dense.where(dense > 0)

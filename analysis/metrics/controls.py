@@ -29,6 +29,8 @@ from analysis.metrics.saving import ranks_by_training
 from trainables.errors import UserError
 from trainables.quality import ACCURACY, Quality
 
+#: Role of a cut dense run that is a result of its own: the search chose its length, and searches stops on it.
+CUT = "cut"
 #: Values of the column ``control``.
 SHORTER, RANDOM_STOPS = "shorter", "random stops"
 #: The same as readers see them.
@@ -41,6 +43,16 @@ BEATS, EQUAL, LOSES = "yes", "about equal", "no"
 def is_control(trials: pd.DataFrame) -> pd.Series[bool]:
     """Return a mask of the rows that are controls."""
     return trials["role"] == "control"
+
+
+def is_cut(trials: pd.DataFrame) -> pd.Series[bool]:
+    """Return a mask of the rows that train fewer epochs than their study's full run."""
+    return trials["of_epochs"].notna() if "of_epochs" in trials.columns else pd.Series(False, index=trials.index)
+
+
+def is_shorter(trials: pd.DataFrame) -> pd.Series[bool]:
+    """Return a mask of the cut dense runs, whose savings and values are the line of `control_line`."""
+    return is_value(trials, "control", SHORTER)
 
 
 def control_line(trials: pd.DataFrame) -> pd.DataFrame:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import ROUNDING, percent, plural, short_name
+from analysis.formatting import LINE_WIDTH, ROUNDING, percent, plural, short_name
 from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import SearchCost
 from analysis.metrics.confirmation import compared, of_trial, saved_again
@@ -32,6 +33,8 @@ from trainables.gradskip.variables import BY_NAME
 from trainables.quality import Quality, allowed_amount
 from trainables.savings import SAVED, TRAINING, saved_words, share_words
 
+#: Variable of `best_env` with the number of epochs to train, where these are fewer than those of the full run.
+EPOCHS_VARIABLE = "TUNE_CAC_EPOCHS"
 #: Caption of the stage tree's picture.
 TREE_CAPTION = (
     "Every bar is a stretch of training that begins where its trials did something that the others did not; what "
@@ -137,6 +140,8 @@ def headline(
     confirmed = again is not None and bool(again["confirmed"])
     if searched_options(best):
         text = f"With {searched_options(best)}, against the baseline of these options: {text[0].lower()}{text[1:]}"
+    if words_of_length := cut_words(best):
+        text += f" For that, train {words_of_length}{'' if best['method'] == 'none' else ', with these stops'}."
     parts = [text, _not_retrained(ranking, best, confirmation), _shorter_does_it(best, line, confirmed=confirmed)]
     return " ".join(part for part in parts if part)
 
@@ -252,21 +257,30 @@ def _shorter_line(best: pd.Series, line: pd.DataFrame | None) -> list[str]:
 
 
 def is_answer(best: pd.Series | None) -> bool:
-    """Return whether a study recommends a setting: a trial with a method that saves compute."""
-    return best is not None and best["method"] != "none" and saved_of_one(best) > 0
+    """Return whether a study recommends a setting: a trial that saves compute by a method or by fewer epochs."""
+    return best is not None and (best["method"] != "none" or bool(cut_words(best))) and saved_of_one(best) > 0
+
+
+def cut_words(row: pd.Series) -> str:
+    """Return ``16 of 30 epochs`` for a trial that trains fewer epochs than its study's full run; else empty."""
+    full = row.get("of_epochs")
+    return "" if full is None or pd.isna(full) else f"{int(row['epochs'])} of {int(full)} epochs"
 
 
 def best_env(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
-    line: pd.DataFrame | None = None,
+    line: pd.DataFrame | None = None, same_run: str = "",
 ) -> str:  # fmt: skip
     """Return the best settings as lines that a POSIX shell can source, with comments on their confirmation."""
-    lines = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line)
+    lines = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line, same_run=same_run)
     config = TrialConfig(method="none")
     if not is_answer(best) and info.method == "compression":
         return "\n".join([*lines, "# Compression alone was searched, which no variable sets: no schedule."]) + "\n"
     if best is not None and is_answer(best):
         config = config_of(best)
+        if words_of_length := cut_words(best):
+            lines.append(f"# Train {words_of_length}, with a learning-rate schedule of that length:")
+            lines.append(f"export {EPOCHS_VARIABLE}={config.epochs}")
         if config.skips_gradients:
             lines.append("# Iterations are those of a run of this length.")
     return "\n".join(lines + environment_lines(config, schedule="best.yaml")) + "\n"
@@ -274,18 +288,18 @@ def best_env(
 
 def best_schedule(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
-    line: pd.DataFrame | None = None,
+    line: pd.DataFrame | None = None, same_run: str = "",
 ) -> str | None:  # fmt: skip
     """Return the best trial's compression schedule as plain YAML, with the comments of `best_env`; None without one."""
     if best is None or not is_answer(best) or not compresses(config := config_of(best)):
         return None
-    about = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line)
+    about = about_answer(info, best, allowed_drop, confirmation=confirmation, line=line, same_run=same_run)
     return schedule_text(config, [*about, "# Epochs are those of a run of this length."])
 
 
 def about_answer(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
-    line: pd.DataFrame | None = None,
+    line: pd.DataFrame | None = None, same_run: str = "",
 ) -> list[str]:  # fmt: skip
     """Return the comments at the top of a file with the best settings: their origin and confirmation.
 
@@ -295,6 +309,7 @@ def about_answer(
         allowed_drop: allowed drop of the metric, as for `analysis.rank`.
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
         line: from `analysis.control_line`; adds the accuracy of a cut dense run.
+        same_run: which values train as the best setting did, in one line (`analysis.trace_replay.same_run`).
     """
     study = f"# tune_cac: {info.workload}, {info.length_text}, space {info.space}, seed {info.seed}"
     if best is None or not is_answer(best):
@@ -312,6 +327,7 @@ def about_answer(
         f"(allowed {words.allowed})",
         *([f"# With these options of the workload: {searched_options(best)}"] if searched_options(best) else []),
         *_shorter_line(best, line),
+        *textwrap.wrap(same_run and f"{same_run}.", LINE_WIDTH, initial_indent="# ", subsequent_indent="#   "),
     ]
     again = of_trial(confirmation, best)
     if again is None:
@@ -338,8 +354,9 @@ def settings_text(row: pd.Series) -> str:
     The variables' common prefix is left out. Lists and flags are written in the format of the variables.
     """
     method = row["method"]
+    length = f"EPOCHS={int(row['epochs'])}" if cut_words(row) else ""
     if method == "none":
-        return searched_options(row) or "-"
+        return "; ".join(part for part in (searched_options(row), length) if part) or "-"
     values = _hyperparameters(row)
     for name in values.pop("unnamed", ()):
         values.pop(name, None)
@@ -351,7 +368,14 @@ def settings_text(row: pd.Series) -> str:
     compression = compression_text(values) if "compression" in str(method) else ""
     estimator = estimator_text(values, digits=4) if estimator_in(str(method)) else ""
     networks = networks_text(values)
-    parts = (searched_options(row), variables, networks, compression, estimator, recipe_text(values))
+    parts = (
+        searched_options(row),
+        " ".join(part for part in (length, variables) if part),
+        networks,
+        compression,
+        estimator,
+        recipe_text(values),
+    )
     return "; ".join(part for part in parts if part)
 
 

@@ -192,13 +192,14 @@ def facts_key(config: TrialConfig) -> str:
     return json.dumps(blueprint_key(config))
 
 
-def load_trace(path: str | Path, *, root: str | None = None) -> RunTrace:
+def load_trace(path: str | Path, *, root: str | None = None, epochs: int | None = None) -> RunTrace:
     """Read the recorded training of a study for `replay`.
 
     Args:
         path: the folder that a search wrote.
-        root: id of one of the study's roots, or a prefix of it; None for the root with the most recorded steps. A
-            study usually has one root, and more after a change of code, data or machine.
+        root: id of one of the study's roots, or a prefix of it; None for the longest run with the most recorded steps.
+            A study has one root for each number of epochs, and more after a change of code, data or machine.
+        epochs: of the run; None for any.
 
     Raises:
         UserError: there is no study, no recorded training or no matching root, or the dense run is not complete.
@@ -215,8 +216,11 @@ def load_trace(path: str | Path, *, root: str | None = None) -> RunTrace:
     matching = [name for name in found if root is None or name.startswith(root)]
     if not matching:
         raise UserError(f"{layout.root} has no root {root!r}: give one of {', '.join(found)}, or its beginning")
-    traces = [read_trace(StageStore(tree, name)) for name in matching]
-    trace = max(traces, key=lambda t: sum(stage.known_until - stage.start for stage in t.stages))
+    every = [read_trace(StageStore(tree, name)) for name in matching]
+    traces = [trace for trace in every if epochs is None or trace.run.get("epochs") == epochs]
+    if not traces:
+        raise UserError(f"{layout.root} has no recorded run of {epochs} epochs")
+    trace = max(traces, key=lambda t: (t.total_steps, sum(stage.known_until - stage.start for stage in t.stages)))
     return complete(trace, layout.root)
 
 

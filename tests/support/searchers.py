@@ -69,6 +69,7 @@ def learning(
     begin: bool = True,
     hold: dict[str, Any] | None = None,
     space: str = "auto_thresholds",
+    **more: Any,
 ) -> StudySearch:
     """A searcher of 30 trials over the tiny workload, whose baseline has been trained over its tree."""
     base = TrialConfig(workload="tiny", epochs=4, method="none")
@@ -79,7 +80,7 @@ def learning(
     made = StudySearch(
         space=search_spaces.load(space), context=context, base=base, journal=folder / "optuna.journal",
         allowed_drop=0.01, seed=seed, run_folder="ray/run-000", checkpoint_every_s=60, hold=hold, tree=folder / "tree",
-        budget_bytes=0, trials=30,
+        budget_bytes=0, trials=30, **more,
     )  # fmt: skip
     if begin:
         made.begin()

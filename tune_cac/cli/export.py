@@ -96,7 +96,9 @@ def _best(layout: Layout, info: StudyInfo, drop: float | str, format: str) -> st
         raise UserError(f"{layout.root} has no best trial to export: {reason[0].lower()}{reason[1:]}; give --trial")
     if format in ("env", "schedule"):
         write = best_env if format == "env" else best_schedule
-        text = write(info, best, drop, confirmation=found.confirmation, line=found.control_line)
+        text = write(
+            info, best, drop, confirmation=found.confirmation, line=found.control_line, same_run=found.same_run
+        )
         if text is not None:
             return text
     return export_trial(best, info, format)  # where there is no schedule, it says why

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 def gather(layout: Layout, found: SearchResult) -> ReportData:
     """Collect everything that a study's report shows, without what is missing or cannot be read."""
     from analysis.io.epoch_rows import history
-    from analysis.metrics.controls import is_control
+    from analysis.metrics.controls import is_control, is_shorter
     from analysis.metrics.gradient_history import gradient_clusters, gradient_statistics
     from analysis.metrics.interaction import interactions
     from analysis.metrics.parameter_importance import importance
@@ -74,10 +74,11 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
 
     info, trials = layout.read_info(), found.trials
     stages = _or_none(lambda: stage_frame(layout.root))
-    trace = _or_none(lambda: load_trace(layout.root))
     best = found.best
+    epochs_of_best = None if best is None else int(best["epochs"])
+    trace = _or_none(lambda: load_trace(layout.root, epochs=epochs_of_best))
     picture = _or_none(lambda: variance_frames(trace, best)) if trace is not None and best is not None else None
-    controls = trials[is_control(trials) & (trials["status"] == "completed")]
+    controls = trials[(is_control(trials) | is_shorter(trials)) & (trials["status"] == "completed")]
     environment = dict(info.versions)
     if trace is not None and "device_kind" in trace.run:
         environment["trained on"] = str(trace.run["device_kind"])
@@ -90,7 +91,14 @@ def gather(layout: Layout, found: SearchResult) -> ReportData:
         allowed_drop=found.allowed_drop,
         headline=found.headline,
         cost_line=found.cost_line,
-        best_env=best_env(info, best, found.allowed_drop, confirmation=found.confirmation, line=found.control_line),
+        best_env=best_env(
+            info,
+            best,
+            found.allowed_drop,
+            confirmation=found.confirmation,
+            line=found.control_line,
+            same_run=found.same_run,
+        ),
         status="running" if is_locked(layout) else "finished",
         history=epochs,
         gradients=None if epochs is None else gradient_statistics(epochs),

@@ -1,4 +1,4 @@
-"""Budgets of a search as users write them: a duration, and a number of full trainings."""
+"""Budgets of a search as users write them: a duration, a number of bytes, and a number of full trainings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from trainables.errors import UserError
 from trainables.gradskip.variable_types import is_number
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
 _DURATION = re.compile(r"\s*".join(rf"(?:(?P<{unit}>\d+(?:\.\d+)?)\s*{unit})?" for unit in _SECONDS))
 
 
@@ -31,6 +33,23 @@ def read_duration(value: float | str, flag: str = "--time-budget") -> float:
             f"{flag} must be a positive number of seconds, or a duration such as 90m or 1h30m, got {value!r}"
         )
     return seconds
+
+
+def read_bytes(value: int | str) -> int:
+    """Return a number of bytes from a number, or from text with a unit.
+
+    >>> read_bytes("1.5MB")
+    1500000
+
+    Raises:
+        UserError: no such number, or a negative one.
+    """
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(value))
+    if isinstance(value, bool) or found is None or found[2].upper() not in _UNITS:
+        raise UserError(
+            f"--checkpoint-budget must be a number of bytes >= 0 with or without a unit, such as 20GB, got {value!r}"
+        )
+    return round(float(found[1]) * _UNITS[found[2].upper()])
 
 
 def check_cost_budget(value: float | None) -> None:

@@ -16,12 +16,10 @@ from trainables.config import TrialConfig, field_kinds
 from trainables.errors import UserError, unknown_name
 from tune_cac.study.fixed_params import ANY_RUN, read_value, shown, shown_hold
 
-#: The sampler that learns from the baseline's run.
+#: The sampler that trains distinct outcomes where their savings are known before, else learns from the baseline's run.
 AUTO = "auto"
-#: The sampler that trains distinct outcomes, whose savings are known before.
-OUTCOMES = "outcomes"
 #: Names of the samplers.
-SAMPLERS = (AUTO, OUTCOMES, "tpe", "random", "grid", "gp", "nsga2")
+SAMPLERS = (AUTO, "tpe", "random", "grid", "gp", "nsga2")
 #: A script's run is known when its baseline has ended: a grid's points must be the same on runs of both lengths.
 _OTHER_RUN = SpaceContext(
     total_steps=3100,

@@ -26,30 +26,11 @@ from trainables.script.placeholders import names
 from trainables.storage import check_place, is_uri
 from trainables.workload_options import canonical, read_options
 from trainables.workloads import default_epochs
-from tune_cac.study.budgets import check_cost_budget, read_duration
+from tune_cac.study.budgets import check_cost_budget, read_bytes, read_duration
 from tune_cac.study.database import check_url
 from tune_cac.study.fixed_params import check_hold, has_marks, with_schedule
 from tune_cac.study.grid_options import check_points, check_sampler, grid_of
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
-
-
-def read_bytes(value: int | str) -> int:
-    """Return a number of bytes from a number, or from text with a unit.
-
-    >>> read_bytes("1.5MB")
-    1500000
-
-    Raises:
-        UserError: no such number, or a negative one.
-    """
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(value))
-    if isinstance(value, bool) or found is None or found[2].upper() not in _UNITS:
-        raise UserError(
-            f"--checkpoint-budget must be a number of bytes >= 0 with or without a unit, such as 20GB, got {value!r}"
-        )
-    return round(float(found[1]) * _UNITS[found[2].upper()])
+from tune_cac.study.run_lengths import AUTO_LENGTHS, read_lengths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +136,8 @@ class SearchOptions(StudyOptions):
         for declared in options_of(SearchOptions):
             _check_number(declared, getattr(self, declared.name))
         check_sampler(self.sampler, self.part)
+        if self.lengths != AUTO_LENGTHS:
+            read_lengths(self.lengths)
         # A factory's own metric, its direction and its unit are known only later (`with_metric`).
         if self.allowed_drop is not None and not is_factory(self.workload):
             own = WORKLOADS[self.workload].quality if self.workload in WORKLOADS else ACCURACY
@@ -206,6 +189,13 @@ class SearchOptions(StudyOptions):
         """Return the options with which a study was searched, and others of this call."""
         kept = {declared.name: getattr(info, declared.name) for declared in options_of(StudyOptions)}
         return cls(**{**kept, "space_files": info.space_files, **how})
+
+    @property
+    def searched_lengths(self) -> str:
+        """Return the shares of the run that dense runs are cut to, or ``auto``; empty for runs of full length alone."""
+        if self.lengths == AUTO_LENGTHS:
+            return self.lengths if self.controls else ""
+        return self.lengths if min(read_lengths(self.lengths)) < 1 else ""
 
     def _take_script(self) -> None:
         """Make a command of the user the workload; the options of a study have it as the workload already."""

@@ -30,7 +30,9 @@ def write_answer(layout: Layout, result: SearchResult) -> None:
     # Settings must not be chosen by the test split, so it stays out of the ranked table.
     beats = beats_shorter(ranking, result.control_line)
     ranking.drop(columns=hidden_columns(ranking)).assign(beats_shorter=beats).to_csv(layout.ranking, index=False)
-    about: dict[str, Any] = {"confirmation": result.confirmation, "line": result.control_line}
+    about: dict[str, Any] = {
+        "confirmation": result.confirmation, "line": result.control_line, "same_run": result.same_run
+    }  # fmt: skip
     if (ranking["role"] == "baseline").any():
         layout.best.write_text(best_env(info, found, allowed_drop, **about))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,10 @@ from analysis.metrics.controls import beats_shorter, control_line
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.ranking import best, rank
 from analysis.presentation.ranked_table import ranked_table
-from analysis.presentation.summary_text import headline, search_cost_line
+from analysis.presentation.summary_text import config_of, headline, is_answer, search_cost_line
+from analysis.trace_replay.same_run import same_run, same_run_text
+from analysis.trace_replay.traces import load_trace
+from trainables.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,20 @@ class SearchResult:
     def cost_line(self) -> str:
         """Return the cost in one sentence."""
         return search_cost_line(self.cost)
+
+    @cached_property
+    def same_run(self) -> str:
+        """Return in one line which values train as the best setting did, bit for bit; empty if that is not known."""
+        if self.best is None or not is_answer(self.best):
+            return ""
+        try:
+            trace = load_trace(self.folder, epochs=int(self.best["epochs"]))
+            found = same_run_text(same_run(trace, config_of(self.best)))
+        except (UserError, OSError, LookupError, ValueError):  # no recorded run, a damaged one, or of another version
+            return ""
+        return (
+            f"trial {self.best['trial']} is the same run, bit for bit, with any one of these: {found}" if found else ""
+        )
 
     def table(self, top: int | None = None) -> list[list[str]]:
         """Return the ranked table as text cells, header first."""

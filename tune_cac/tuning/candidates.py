@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import optuna
+from optuna.trial import TrialState
 
 from trainables.compression.model_check import facts_of_run
 from trainables.compression.schedule import ModelFacts, read_schedule, resolve
@@ -22,6 +23,8 @@ from tune_cac.tuning.warm_start.baseline import WarmStart
 
 #: Most settings skipped in a row because they change nothing; the next one is trained anyway.
 _MOST_SKIPPED = 50
+#: Most combinations of values in a row that do not fit the model; then the search ends.
+_MOST_IMPOSSIBLE = 200
 #: Most settings at a study's start that are chosen by replay; at most a third of its trials.
 _MOST_SPREAD = 10
 
@@ -99,6 +102,29 @@ class Candidates:
         )
         drafts.begin(drawn.number, trial.number)
         return trial
+
+    def first_possible(
+        self, ask: Callable[[], optuna.Trial | str | None], why_useless: Callable[[optuna.Trial], str]
+    ) -> tuple[optuna.Trial | str | None, str]:
+        """Return the next trial whose schedule fits the model; report others to Optuna as pruned.
+
+        Args:
+            ask: returns the next trial, or what stands for none.
+            why_useless: returns why a trial could not be judged; else an empty text.
+
+        Returns:
+            The trial, and an empty text; or None and why none of many can be.
+        """
+        reason = ""
+        for _ in range(_MOST_IMPOSSIBLE):
+            if not isinstance(trial := ask(), optuna.Trial):
+                return trial, ""
+            reason = self.why_impossible(trial) or why_useless(trial)
+            if not reason:
+                return trial, ""
+            trial.set_user_attr("error", reason)
+            self.trials.study.tell(trial, state=TrialState.PRUNED)
+        return None, f"of {_MOST_IMPOSSIBLE} combinations of the marked values none can be, such as: {reason}"
 
     def why_impossible(self, trial: optuna.Trial) -> str:
         """Return what is wrong with a trial's compression schedule; empty for one that fits the model."""

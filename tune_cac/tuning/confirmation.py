@@ -13,6 +13,7 @@ from analysis.formatting import plural
 from analysis.io.layout import Layout, StudyInfo
 from analysis.io.studies import load
 from analysis.metrics.confidence import FEWEST_PAIRS
+from analysis.metrics.controls import is_cut
 from analysis.metrics.drops import allowed_limit
 from analysis.metrics.duplicates import outcomes
 from analysis.metrics.ranking import rank
@@ -171,7 +172,8 @@ def options_of(
 def candidates_of(trials: pd.DataFrame, allowed_drop: float | str, top: int) -> pd.DataFrame:
     """Return at most ``top`` settings to confirm: within the allowed drop, saving compute, outcomes once."""
     ranking = rank(trials, allowed_drop=allowed_drop)
-    worth = ranking["within_drop"] & (ranking["saved"] > 0) & (ranking["method"] != "none")
+    acts = (ranking["method"] != "none") | is_cut(ranking)
+    worth = ranking["within_drop"] & (ranking["saved"] > 0) & acts
     return ranking[worth & (outcomes(ranking) == ranking["trial"])].head(top)
 
 

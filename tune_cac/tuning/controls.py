@@ -2,7 +2,8 @@
 
 Controls are trials whose values are given in full. They are not suggested, do not count among the requested trials, and
 are trained last, once the savings of the best setting are known; only cut dense runs are trained earlier, while other
-trials wait for the baseline.
+trials wait for the baseline. Where stops are searched on cut dense runs, too, their lengths are chosen by
+`outcomes.run_lengths`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from analysis.trace_replay.traces import RunTrace
 from trainables.config import TrialConfig
 from trainables.savings import INFERENCE, TIME
 from trainables.stage_tree.store import StageStore
+from tune_cac.tuning.outcomes.run_lengths import RunLengths
 from tune_cac.tuning.predefined_trial import PredefinedTrial
-from tune_cac.tuning.warm_start.baseline import completed
+from tune_cac.tuning.study_trials import BestSetting
+from tune_cac.tuning.warm_start.baseline import WarmStart, completed
 
 #: Lengths of the cut dense runs, as shares of the full one.
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
@@ -50,30 +53,62 @@ class StudyControls:
     def __init__(self, base: TrialConfig, tree: Path | str) -> None:
         self._base = base
         self._tree = tree
-        self._random: dict[float, list[PredefinedTrial]] = {}
+        self._random: dict[tuple[float, int], list[PredefinedTrial]] = {}
 
-    def random_stops(
-        self, trace_of: Callable[[], RunTrace | None], ends: Sequence[int], saved: float
+    def shorter(self, lengths: RunLengths | None) -> list[PredefinedTrial]:
+        """Return cut dense runs: those that the lengths still lack, or without them those of `shorter_trainings`."""
+        if lengths is None:
+            return shorter_trainings(self._base)
+        return [] if (run := lengths.next()) is None else [run]
+
+    def of_equal_compute(
+        self,
+        best: BestSetting | None,
+        roots: Callable[[], Mapping[int, WarmStart]],
+        ends: Sequence[int],
+        lengths: RunLengths | None,
     ) -> list[PredefinedTrial]:
-        """Return runs with random stops that save as much as a setting; none without a recorded run, or for no saving.
+        """Return random stops that save what the best setting saves, and a cut dense run if all so far save less.
 
         Args:
-            trace_of: returns the trace of the baseline's run.
+            best: the setting.
+            roots: returns what was learned from the recorded dense runs, by their epochs.
             ends: last parameter of each unit.
-            saved: compute saved by the setting, a fraction; rounded, so that a new best setting with nearly equal
-                savings needs no new runs.
+            lengths: chooses cut dense runs; None where those of `shorter_trainings` are trained.
         """
-        if saved <= EQUAL_COMPUTE or (trace := trace_of()) is None:
+        if best is None or not shorter_trainings(self._base):
             return []
-        near = round(saved / EQUAL_COMPUTE) * EQUAL_COMPUTE
-        if near not in self._random:
+        known = roots().get(best.config["epochs"])
+        found = self.random_stops(None if known is None else known.trace, ends, best)
+        beside = None if lengths is None else lengths.beside(best.saved)
+        return found if beside is None else [*found, beside]
+
+    def random_stops(
+        self, trace: RunTrace | None, ends: Sequence[int], best: BestSetting | None
+    ) -> list[PredefinedTrial]:
+        """Return runs with random stops, as long as a setting, that save as much; none for one that stops nothing.
+
+        Args:
+            trace: of the dense run of the setting's length; None if that was not recorded.
+            ends: last parameter of each unit.
+            best: the setting; its savings are rounded, so that a new best one with nearly equal savings needs no new
+                runs.
+        """
+        if best is None or best.own_saved <= EQUAL_COMPUTE or trace is None:
+            return []
+        near = round(best.own_saved / EQUAL_COMPUTE) * EQUAL_COMPUTE
+        base = replace(self._base, epochs=best.config["epochs"])
+        key = (near, base.epochs)
+        if key not in self._random:
             store = StageStore(self._tree, trace.root)
             try:
-                self._random[near] = random_stops(trace, store, self._base, ends, saved=near, seed=self._base.seed)
+                found = random_stops(trace, store, base, ends, saved=near, seed=self._base.seed)
             except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
                 warnings.warn(f"no controls with random stops: {error}", stacklevel=2)
-                self._random[near] = []
-        return self._random[near]
+                found = []
+            length = {} if base.epochs == self._base.epochs else {"epochs": base.epochs}
+            self._random[key] = [control(RANDOM_STOPS, {**run.values, **length}) for run in found]
+        return self._random[key]
 
 
 def control(kind: str, values: Mapping[str, Any]) -> PredefinedTrial:
@@ -152,8 +187,3 @@ def _moved(late: Sequence[float], total_steps: int) -> list[list[int]]:
 def _manual(base: TrialConfig, layers: Sequence[int], times: Sequence[int]) -> TrialConfig:
     stops = {"CAC_STOP_LAYER_NUM": tuple(layers), "CAC_STOP_LAYER_ITR": tuple(times)}
     return replace(base, method="gradskip", **stops)  # type: ignore[arg-type]  # the fields come from the variables
-
-
-def is_shorter(attrs: Mapping[str, Any]) -> bool:
-    """Return whether a trial is a cut dense run, which shares nothing with runs of another length."""
-    return attrs.get("control") == SHORTER

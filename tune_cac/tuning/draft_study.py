@@ -6,6 +6,7 @@ parameters, results and constraints, and no user attributes.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -18,10 +19,11 @@ from analysis.metrics.pareto import non_dominated
 from tune_cac.tuning.optuna_private import live_trial
 from tune_cac.tuning.study_trials import StudyTrials
 
-#: Ended trials that a limited draft keeps when it forgets: the best, and the newest. Optuna's TPE models the best 25.
-KEPT_BEST, KEPT_NEWEST = 200, 800
+#: Ended trials that a limited draft keeps when it forgets: the best, of which Optuna's TPE models 25 as good ones, and
+#: a random sample of the others, for the density of the rest; the newest alone would lie where the best ones do.
+KEPT_BEST, KEPT_OTHERS = 100, 200
 #: Ended trials from which a limited draft forgets.
-MOST_ENDED = 1500
+MOST_ENDED = 450
 
 
 class DraftStudy:
@@ -42,6 +44,8 @@ class DraftStudy:
         """The draft."""
         self._open: dict[int, int | None] = {}  # unfinished trials of the study, and their numbers here
         self._seen = 0  # trials of the study that were looked at
+        self._draw = random.Random(0)
+        self._keys: dict[int, float] = {}  # random numbers of ended drafts: those with the lowest are the sample
 
     def follow(self) -> None:
         """Add the trials that the study has begun, and report those that have ended, since the last call."""
@@ -91,11 +95,16 @@ class DraftStudy:
         self.study.tell(here, trial.values if trial.state == TrialState.COMPLETE else None, state=trial.state)
 
     def _forget(self) -> None:
-        """Keep the best ended trials, the newest, and all that run."""
+        """Keep the best ended trials, a uniform sample of all that ended so far, and all that run.
+
+        Every trial has one random number for good, so what was forgotten before would not be in a later sample either
+        (reservoir sampling).
+        """
         there = self.study.get_trials(deepcopy=False)
         running = {here for here in self._open.values() if here is not None}
         complete = [trial for trial in there if trial.state == TrialState.COMPLETE]
-        kept = {trial.number for trial in complete[-KEPT_NEWEST:]} | running
+        keys = {trial.number: self._keys.get(trial.number) or self._draw.random() for trial in complete}
+        kept = set(sorted(keys, key=keys.__getitem__)[:KEPT_OTHERS]) | running
         kept |= {complete[place].number for place in best_places(complete, self.study.directions, KEPT_BEST)}
         numbers: dict[int, int] = {}
         fresh = optuna.create_study(directions=self.study.directions, sampler=self.study.sampler)
@@ -104,6 +113,7 @@ class DraftStudy:
                 numbers[trial.number] = len(numbers)
                 fresh.add_trial(_copy(trial))
         self.study = fresh
+        self._keys = {numbers[number]: key for number, key in keys.items() if number in numbers}
         self._open = {number: None if here is None else numbers[here] for number, here in self._open.items()}
 
 

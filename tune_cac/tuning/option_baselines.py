@@ -42,8 +42,6 @@ class OptionBaselines:
 
     def _all_of(self, config: Mapping[str, Any]) -> list[FrozenTrial]:
         """Return the baselines of a trial's combination: several if one failed and was trained again."""
-        if not self._names:
-            return self._trials.baselines()
         wanted = self.combination(config)
         return [t for t in self._trials.baselines() if self._combination_of(t) == wanted]
 
@@ -52,6 +50,8 @@ class OptionBaselines:
 
     def row_of(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the result row of the baseline of a trial's combination; None before it ended."""
+        if not self._names:
+            return self._trials.baseline_row()
         return next((t.user_attrs["row"] for t in self._all_of(config) if "row" in t.user_attrs), None)
 
     def failed(self, config: Mapping[str, Any]) -> bool:

@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from analysis.formatting import ROUNDING, percent, plural
+from analysis.metrics.controls import CUT
 from analysis.presentation.summary_text import full_trainings
 from analysis.quality_words import drop_text, drop_words, value_text
 from trainables.quality import ACCURACY, Quality, allowed_amount
 from tune_cac.messages import say
 from tune_cac.ray_backend.worker_failures import failure_of
-from tune_cac.tuning.optuna_objectives import saved_of_row
+from tune_cac.tuning.optuna_objectives import saved_of_baseline, saved_of_row
 from tune_cac.tuning.study_searcher import StudySearch
 
 
@@ -111,6 +112,10 @@ class SearchProgress(tune.Callback):
         if role == "control":
             self._end_control(f"trial {number}: {self._measured(row)}")
             return
+        if role == CUT:
+            self._judge(number, role, row, "")
+            self._end_control(f"trial {number}: {row['epoch']} dense epochs, {self._measured(row)}")
+            return
         further = self._is_further_baseline(role)
         options = trial.config.get("options", "")
         self._judge(number, role, row, options)
@@ -130,7 +135,7 @@ class SearchProgress(tune.Callback):
             return
         self.failures.append((trial.config["trial"], message))
         line = f"trial {trial.config['trial']} failed: {message}"
-        if trial.config["role"] == "control":
+        if trial.config["role"] in ("control", CUT):
             self._end_control(line)
         elif self._is_further_baseline(trial.config["role"]):
             self._say(line)
@@ -215,7 +220,9 @@ class SearchProgress(tune.Callback):
         return f"{self._quality.name} {value_text(row[self._quality.key], self._quality)}"
 
     def _saved(self, row: Mapping[str, Any], baseline: Mapping[str, Any] | None = None) -> float:
-        return saved_of_row(row, self._saving, baseline or next(iter(self._baselines.values()), None))
+        baseline = baseline or next(iter(self._baselines.values()), None)
+        own = row if baseline is None else {**row, "compute_saved": saved_of_baseline(row, baseline)}
+        return saved_of_row(own, self._saving, baseline)
 
     def _best_so_far(self) -> str:
         if not self._baselines:

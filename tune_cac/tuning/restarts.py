@@ -13,6 +13,7 @@ from trainables.errors import TrainingDiverged, UserError
 from trainables.storage import is_uri, joined
 from tune_cac.study.trial_folder import is_trial_folder, last_checkpoint, last_row
 from tune_cac.tuning.optuna_private import live_trial, queued_parameters
+from tune_cac.tuning.outcomes.trial_attributes import CHOSEN
 from tune_cac.tuning.predefined_trial import PredefinedTrial, as_key
 from tune_cac.tuning.study_trials import StudyTrials
 
@@ -107,7 +108,8 @@ class Restarts:
         return ended
 
     def _queue(self, parameters: Mapping[str, Any], attrs: Mapping[str, Any], *, retry: int, **more: Any) -> None:
-        again = {"role": attrs.get("role", "search"), "retry": retry, **more}
+        kept = {name: attrs[name] for name in CHOSEN if name in attrs}
+        again = {"role": attrs.get("role", "search"), **kept, "retry": retry, **more}
         checkpoint = self._checkpoint_of(attrs)
         if checkpoint is not None:
             again["resume_from"] = checkpoint

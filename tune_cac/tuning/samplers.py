@@ -13,12 +13,12 @@ def make_sampler(seed: int, name: str = "auto") -> BaseSampler:
 
     Args:
         seed: of its draws.
-        name: ``auto`` or ``outcomes``, whose candidates are twice Optuna's number, as they are cheap beside a
-            trial; another one is Optuna's with its defaults. A grid draws nothing, so its study has a random one.
+        name: ``auto``, whose candidates are twice Optuna's number, as they are cheap beside a trial; another one is
+            Optuna's with its defaults. A grid draws nothing, so its study has a random one.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        if name in ("auto", "outcomes"):
+        if name == "auto":
             return TPESampler(multivariate=True, group=True, constant_liar=True, n_ei_candidates=48, seed=seed)
         kinds = {"tpe": TPESampler, "gp": GPSampler, "nsga2": NSGAIISampler}
         sampler: BaseSampler = kinds.get(name, RandomSampler)(seed=seed)

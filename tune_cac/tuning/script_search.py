@@ -32,7 +32,8 @@ class ScriptSearch(StudySearch):
 
     def __init__(self, **arguments: Any) -> None:
         given = arguments["context"].workload_options
-        super().__init__(**{**arguments, "context": replace(UNKNOWN_RUN, workload_options=given), "sharing": False})
+        run = replace(UNKNOWN_RUN, workload_options=given)
+        super().__init__(**{**arguments, "context": run, "sharing": False, "lengths": ""})
 
     def begin(self) -> None:
         """Queue the baseline; the space's starting point depends on the run that it reports."""

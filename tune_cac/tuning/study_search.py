@@ -198,7 +198,7 @@ def _run_missing(
         lacking = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
         if to_run > 0 or lacking:
             interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
-        layout.write_info(replace(layout.read_info(), why_little=searcher.why_little))
+        layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
         if searcher.outcomes is not None and searcher.outcomes.ended:
             say(searcher.outcomes.why_ended())
             layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
@@ -207,8 +207,8 @@ def _run_missing(
         _keep_script_epochs(layout)
     found = replace(answer(layout, allowed_drop=options.drop, interrupted=interrupted), used_up=used_up)
     write_answer(layout, found)
-    if searcher.outcomes is not None and (same := searcher.outcomes.same_run(found.best)):
-        say(same)
+    if found.same_run:
+        say(found.same_run)
     return found
 
 
@@ -259,6 +259,7 @@ def make_searcher(
             "allowed_drop": options.drop,
             "seed": options.seed,
             "sampler": options.sampler,
+            "lengths": options.searched_lengths,
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,
             "trial_timeout_s": options.trial_timeout_s,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,17 +13,17 @@ import optuna
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
+from analysis.metrics.controls import CUT, SHORTER
 from search_spaces import Space, SpaceContext
 from search_spaces.grid import GridPoints
 from trainables.config import MOST_SEED, TrialConfig
 from trainables.metrics import ROW_KEYS, objective_keys
 from trainables.stage_tree.coordinator import RayLeases
-from trainables.storage import is_uri, joined, parent
-from trainables.workload_options import CACHE_VARIABLE
-from tune_cac.messages import say
+from trainables.storage import parent
+from tune_cac.study.grid_options import AUTO
 from tune_cac.study.trial_folder import SPENT, trial_folder_name
 from tune_cac.tuning.candidates import Candidates, queue_further, queue_spread
-from tune_cac.tuning.controls import StudyControls, is_shorter, shorter_trainings
+from tune_cac.tuning.controls import StudyControls
 from tune_cac.tuning.coordinated import leases_of
 from tune_cac.tuning.grid_walk import GridWalk
 from tune_cac.tuning.journal_searcher import JournalSearcher
@@ -32,18 +31,19 @@ from tune_cac.tuning.memory_concurrency import MemoryConcurrency
 from tune_cac.tuning.option_baselines import OptionBaselines
 from tune_cac.tuning.optuna_objectives import missing_objectives
 from tune_cac.tuning.outcomes.outcome_queue import OutcomeQueue
+from tune_cac.tuning.outcomes.run_lengths import RunLengths
+from tune_cac.tuning.outcomes.trial_attributes import EPOCHS
 from tune_cac.tuning.predefined_trial import PredefinedTrial, plain
 from tune_cac.tuning.restarts import Restarts
 from tune_cac.tuning.samplers import make_sampler
 from tune_cac.tuning.study_trials import StudyTrials, open_study
+from tune_cac.tuning.trial_fields import TrialFields
 from tune_cac.tuning.warm_start.baseline import WarmStart, asks_for_sensitivities, learn
 
 #: Ray's value for a search that suggests no more.
 FINISHED: str = Searcher.FINISHED
-#: Most combinations of values in a row that do not fit the model; then the search ends.
-_MOST_IMPOSSIBLE = 200
-#: Attributes of a study: the starting point waits for the baseline; why its space does nothing or little on its run.
-_WAITS, _WHY_LITTLE = "start_waits", "why_little"
+#: Attribute of a study: the starting point waits for the baseline.
+_WAITS = "start_waits"
 
 
 class StudySearch(JournalSearcher):
@@ -71,7 +71,8 @@ class StudySearch(JournalSearcher):
         worker_resources: Ray's resources of each worker of a trial; None for trials of one process.
         retries: most restarts of a trial whose worker died, and of a failed baseline; >= 0.
         repeats: whether training repeats bit for bit, so that the baseline's run predicts other trials exactly.
-        sampler: name of the sampler (`make_sampler`).
+        sampler: name of the sampler (`make_sampler`); with ``auto`` outcomes are chosen where they are known before.
+        lengths: dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none.
         grid: points to train instead of sampled settings.
         database: URL of the database that holds Optuna's study instead of the journal.
     """
@@ -96,11 +97,12 @@ class StudySearch(JournalSearcher):
         worker_resources: Mapping[str, float] | None = None,
         retries: int = 1,
         repeats: bool = True,
-        sampler: str = "auto",
+        sampler: str = AUTO,
+        lengths: str = "",
         grid: GridPoints | None = None,
         database: str = "",
     ) -> None:
-        self._learns = sampler in ("auto", "outcomes")
+        self._learns = sampler == AUTO
         self._repeats = repeats
         self._search_space = space
         self._context = context
@@ -109,19 +111,14 @@ class StudySearch(JournalSearcher):
         """The compute that trials are ranked by (None: that of training), and the metric by which they are compared."""
         self._allowed_drop = allowed_drop
         self._run_folder = run_folder
-        self._every_trial = {
-            "checkpoint_every_s": checkpoint_every_s, "trial_timeout_s": trial_timeout_s,
-            "worker_resources": None if worker_resources is None else dict(worker_resources),
-        }  # fmt: skip
         self._hold = dict(hold or {})
         self._tree = tree
         self._sharing = sharing
         self._planned = trials
-        watch = self._hold.get("CAC_WATCH")
-        self._sharing_fields = {
-            "tree": str(tree), "budget_bytes": budget_bytes, "trials": trials if sharing else 1,
-            "watches": [] if watch is None else [list(watch)], "checkpoint_every_s": checkpoint_every_s,
-        }  # fmt: skip
+        self._fields = TrialFields(
+            tree=tree, budget_bytes=budget_bytes, trials=trials if sharing else 1, watch=self._hold.get("CAC_WATCH"),
+            checkpoint_every_s=checkpoint_every_s, trial_timeout_s=trial_timeout_s, worker_resources=worker_resources,
+        )  # fmt: skip
         self._warm_start: WarmStart | None = None
         self._claims_name: str | None = None
         self._rows_so_far: dict[str, dict[str, Any]] = {}
@@ -148,9 +145,14 @@ class StudySearch(JournalSearcher):
         # With other values fixed it is not what was published.
         self._start_role = "published" if space.start_is_published and not hold else "search"
         self._grid = None if grid is None else GridWalk(self.trials, grid, self._start_role)
-        self.outcomes: OutcomeQueue | None = None  # chooses the settings in place of a sampler
-        if sampler == "outcomes" and sharing and repeats:  # else the runs of other settings are not recorded
-            self.outcomes = OutcomeQueue(self.trials, self.learn, tree, base, allowed_drop)
+        self.outcomes: OutcomeQueue | None = None
+        """Chooses the settings in place of a sampler."""
+        self.lengths: RunLengths | None = None
+        """Chooses the lengths of cut dense runs on which stops are searched, too."""
+        if self._learns and repeats and grid is None:
+            self.outcomes = OutcomeQueue(self.trials, self._roots, tree, base, allowed_drop)
+            if lengths and space.method == "gradskip" and not space.options and base.saving is None:
+                self.lengths = RunLengths(self.trials, base, lengths, allowed_drop, self._learned)
         self._controls = StudyControls(base, tree)
         self._concurrency = MemoryConcurrency()
         self.baselines = OptionBaselines(self.trials, space, base)
@@ -193,24 +195,18 @@ class StudySearch(JournalSearcher):
             return trial
         self._running[trial_id] = trial
         attrs = trial.user_attrs
-        shares = attrs.get("role") == "baseline" or (self._sharing and not is_shorter(attrs))
+        shares = attrs.get("role") == "baseline" or (self._sharing and attrs.get("control") != SHORTER)
+        shares = shares or attrs.get("role") == CUT  # recorded, for stops are searched on it
         config = self._config(trial)
         folder = f"{self._run_folder}/{trial_folder_name(trial.number)}"
         trial.set_user_attr("config", config)
         if options := self.baselines.combination(config):
             trial.set_user_attr("options", options)
         trial.set_user_attr("folder", folder)
-        return {
-            "config": config,
-            "trial": trial.number,
-            "folder": str(joined(self._place, folder)),
-            "cache": None if is_uri(self._place) else os.environ.get(CACHE_VARIABLE),  # of this machine's disk
-            "role": attrs.get("role", "search"),
-            "options": options,
-            "resume_from": self.restarts.own_checkpoint(attrs.get("resume_from")),
-            **self._every_trial,
-            "sharing": {**self._sharing_fields, "claims": self._claims_name, "holder": folder} if shares else None,
-        }
+        resume_from = self.restarts.own_checkpoint(attrs.get("resume_from"))
+        return self._fields.of(
+            trial, config, folder=folder, resume_from=resume_from, shares=shares, claims=self._claims_name
+        )
 
     def _config(self, trial: optuna.Trial) -> dict[str, Any]:
         if "given" in trial.user_attrs:
@@ -218,10 +214,14 @@ class StudySearch(JournalSearcher):
         elif trial.user_attrs.get("role") == "baseline":
             values = {"method": "none"}
         else:
+            epochs = trial.user_attrs.get(EPOCHS, self._base.epochs)
+            context = self.learn().context if epochs == self._base.epochs else self._roots()[epochs].context
             with warnings.catch_warnings():  # the published defaults may lie outside the ranges of this run
                 warnings.filterwarnings("ignore", message="Fixed parameter .* is out of range")
-                suggested = self._search_space.suggest(trial, self.learn().context)
+                suggested = self._search_space.suggest(trial, context)
             values = {"method": self._search_space.method, **plain(suggested), **self._hold}
+            if epochs != self._base.epochs:
+                values[EPOCHS] = trial.suggest_int(EPOCHS, 1, self._base.epochs)
         return {**self._base.to_dict(), **values}
 
     def _next(self) -> optuna.Trial | str | None:
@@ -233,25 +233,17 @@ class StudySearch(JournalSearcher):
             if self._with_controls:
                 return self._next_control()
             return None if self._running else FINISHED  # a worker may die, and its trial begins again
-        trial = self._ask_for_one_that_fits()
+        trial, why_not = self.candidates.first_possible(
+            self._ask, lambda one: self.baselines.why_useless(self._config(one))
+        )
+        if why_not:
+            self._nothing_can_be = why_not
+            return FINISHED
         if trial is None and self._with_controls:
             return self._next_control(shorter_alone=True)  # they depend on no other trial, so no processor idles
-        if trial is not None and self._to_ask is not None:
+        if isinstance(trial, optuna.Trial) and self._to_ask is not None and trial.user_attrs.get("role") != CUT:
             self._to_ask -= 1
         return trial
-
-    def _ask_for_one_that_fits(self) -> optuna.Trial | str | None:
-        """Return the next trial whose schedule fits the model; report others to Optuna as pruned."""
-        for _ in range(_MOST_IMPOSSIBLE):
-            if not isinstance(trial := self._ask(), optuna.Trial):
-                return trial
-            reason = self.candidates.why_impossible(trial) or self.baselines.why_useless(self._config(trial))
-            if not reason:
-                return trial
-            trial.set_user_attr("error", reason)
-            self.study.tell(trial, state=TrialState.PRUNED)
-        self._nothing_can_be = f"of {_MOST_IMPOSSIBLE} combinations of the marked values none can be, such as: {reason}"
-        return FINISHED
 
     def _next_control(self, *, shorter_alone: bool = False) -> optuna.Trial | str | None:
         shorter_alone = shorter_alone or self.trials.settings_are_trained()
@@ -265,10 +257,10 @@ class StudySearch(JournalSearcher):
         Args:
             shorter_alone: leave the random stops out, because the best setting is not known yet.
         """
-        wanted = shorter_trainings(self._base)
-        if wanted and not shorter_alone and self._search_space.method == "gradskip":
-            best = self.trials.best_saved(self._allowed_drop)
-            wanted += self._controls.random_stops(lambda: self.learn().trace, self._context.unit_ends, best)
+        wanted = self._controls.shorter(self.lengths)
+        if not shorter_alone and self._search_space.method == "gradskip":
+            best = self.trials.best(self._allowed_drop)
+            wanted += self._controls.of_equal_compute(best, self._roots, self._context.unit_ends, self.lengths)
         begun = self.trials.begun()
         return [control for control in wanted if control.key not in begun]
 
@@ -286,12 +278,17 @@ class StudySearch(JournalSearcher):
 
     def _ask(self) -> optuna.Trial | str | None:
         """Return the next trial that can change training; None until the baseline ends."""
-        if (baseline := self.trials.baseline_row()) is None:
-            return None if self.trials.baseline_runs() else self.trials.start_baseline()
+        baseline = self.trials.baseline_row()
+        if baseline is None and not self.trials.baseline_runs():
+            return self.trials.start_baseline()
+        if self.lengths is not None and (run := self.lengths.next()) is not None:
+            return self.restarts.start_predefined(run)
+        if baseline is None:
+            return None
         if self._grid is not None:
             return self._grid.start_next() or FINISHED
         self._enqueue_spread()
-        if self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):  # queued
+        if self.trials.wait():
             return self.study.ask()
         if not self._learns:
             return self.candidates.start_plain()
@@ -303,13 +300,23 @@ class StudySearch(JournalSearcher):
     def learn(self) -> WarmStart:
         """Return what the baseline's run shows about this space; nothing is known if it failed."""
         if self._warm_start is None:
-            self._warm_start = learn(
-                self._search_space, self._context, self._tree, base=self._base, hold=self._hold,
-                root=self.trials.root(), allowed_drop=self._allowed_drop,
-            )  # fmt: skip
+            self._warm_start = self._learned(self._base.epochs, self.trials.root())
             if self._grid is not None:  # its points were counted on the run as it was known before
                 self._warm_start = replace(self._warm_start, context=self._context)
         return self._warm_start
+
+    def _learned(self, epochs: int, root: str | None) -> WarmStart:
+        context, full = self._context, self._base.epochs
+        if epochs != full:
+            context = replace(context, epochs=epochs, total_steps=context.total_steps // full * epochs)
+        return learn(
+            self._search_space, context, self._tree, base=replace(self._base, epochs=epochs), hold=self._hold,
+            root=root, allowed_drop=self._allowed_drop,
+        )  # fmt: skip
+
+    def _roots(self) -> dict[int, WarmStart]:
+        """Return what the recorded dense runs show, by their epochs, the full run first."""
+        return {self._base.epochs: self.learn(), **({} if self.lengths is None else self.lengths.learned())}
 
     def _enqueue_spread(self) -> None:
         """Queue the first settings once the baseline's run is known, once per study, instead of random ones.
@@ -328,14 +335,7 @@ class StudySearch(JournalSearcher):
         self.study.set_user_attr("spread", True)
 
     def _tell_why_little(self, *, acts: bool = False) -> None:
-        if reason := self.learn().why_little(self._start_seed, acts=acts):
-            self.study.set_user_attr(_WHY_LITTLE, reason)
-            say(reason)
-
-    @property
-    def why_little(self) -> str:
-        """Return why settings of the space do nothing or little on this run; empty if that is unknown."""
-        return str(self.study.user_attrs.get(_WHY_LITTLE, ""))
+        self.trials.tell_why_little(self.learn().why_little(self._start_seed, acts=acts))
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Store what a trial has executed, in case it fails."""
@@ -348,7 +348,7 @@ class StudySearch(JournalSearcher):
         trial = self._running.pop(trial_id)
         self._rows_so_far.pop(trial_id, None)
         row = {name: result[name] for name in ROW_KEYS if name in result} if result else {}
-        if trial.user_attrs.get("role") == "baseline" and row.get("stage"):
+        if trial.user_attrs.get("role") in ("baseline", CUT) and row.get("stage"):
             trial.set_user_attr("root", row["stage"])  # a run without interventions ends in its root
         if not self._sharing and row:
             row["stage"] = ""  # only the baseline was recorded, so there is no tree

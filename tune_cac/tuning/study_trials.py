@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,16 @@ from optuna.trial import FrozenTrial, TrialState
 
 from analysis.formatting import ROUNDING
 from analysis.io.layout import STUDY_NAME, Layout
+from analysis.metrics.controls import CUT
 from trainables.quality import ACCURACY, Quality, allowed_amount
+from tune_cac.messages import say
 from tune_cac.study.database import name_there, open_database
 from tune_cac.tuning.optuna_objectives import saved_of_baseline
 from tune_cac.tuning.optuna_private import live_trial
 from tune_cac.tuning.predefined_trial import as_key
+
+#: Attribute of a study: why its space does nothing or little on its run.
+_WHY_LITTLE = "why_little"
 
 
 def open_study(
@@ -46,6 +53,18 @@ def open_study(
     return study
 
 
+@dataclass(frozen=True, kw_only=True)
+class BestSetting:
+    """The setting that saves most."""
+
+    saved: float
+    """Compute saved, a fraction of that of the baseline."""
+    own_saved: float
+    """Compute saved, a fraction of that of a dense run of its own length."""
+    config: Mapping[str, Any]
+    """Fields of its configuration."""
+
+
 class StudyTrials:
     """Query the trials of one study in the current state of its journal.
 
@@ -59,8 +78,12 @@ class StudyTrials:
         self._quality = quality
         self.baseline_again: dict[str, Any] | None = None
         """Attributes of a baseline to train once more; None if there is none."""
+        # A list of all trials takes longer with every trial, so what cannot change is remembered.
         self._looked_at = 0  # trials whose role is known, which a trial has from its creation
         self._baselines: list[int] = []
+        self._baseline_row: dict[str, Any] | None = None
+        self._maybe_waiting: list[int] = []  # trials that waited, or were new, when the queue was last read
+        self._queue_read = 0  # trials that were looked at for it
 
     def all(self) -> list[FrozenTrial]:
         """Return all trials, in their order."""
@@ -81,6 +104,14 @@ class StudyTrials:
         attrs, self.baseline_again = self.baseline_again, None
         return self.start(attrs)
 
+    def wait(self) -> bool:
+        """Return whether trials are queued; a trial that does not wait any more never waits again."""
+        trials = self.all()
+        candidates = [*self._maybe_waiting, *range(self._queue_read, len(trials))]
+        self._maybe_waiting = [number for number in candidates if trials[number].state == TrialState.WAITING]
+        self._queue_read = len(trials)
+        return bool(self._maybe_waiting)
+
     def baselines(self) -> list[FrozenTrial]:
         """Return the trials of the baseline: several if it failed and was trained again."""
         trials = self.all()
@@ -91,7 +122,9 @@ class StudyTrials:
 
     def baseline_row(self) -> dict[str, Any] | None:
         """Return the baseline's result row; None before it ended."""
-        return next((t.user_attrs["row"] for t in self.baselines() if "row" in t.user_attrs), None)
+        if self._baseline_row is None:
+            self._baseline_row = next((t.user_attrs["row"] for t in self.baselines() if "row" in t.user_attrs), None)
+        return self._baseline_row
 
     def baseline_runs(self) -> bool:
         """Return whether a baseline is being trained."""
@@ -99,7 +132,9 @@ class StudyTrials:
 
     def baseline_failed(self) -> bool:
         """Return whether every baseline failed and none is to be trained again."""
-        return self.baseline_again is None and all(t.state == TrialState.FAIL for t in self.baselines())
+        if self.baseline_row() is not None or self.baseline_again is not None:
+            return False
+        return all(t.state == TrialState.FAIL for t in self.baselines())
 
     def baseline_error(self) -> str:
         """Return why the baseline failed, and how often."""
@@ -121,6 +156,17 @@ class StudyTrials:
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return any("row" not in t.user_attrs for t in running)
 
+    def tell_why_little(self, reason: str) -> None:
+        """Say, and note in the study, why settings of its space do nothing or little; nothing for an empty text."""
+        if reason:
+            self.study.set_user_attr(_WHY_LITTLE, reason)
+            say(reason)
+
+    @property
+    def why_little(self) -> str:
+        """Return why settings of the space do nothing or little on this run; empty if that is unknown."""
+        return str(self.study.user_attrs.get(_WHY_LITTLE, ""))
+
     def begun(self) -> set[str]:
         """Return the keys of the predefined trials that were begun and not interrupted."""
         return {
@@ -129,26 +175,35 @@ class StudyTrials:
             if "given" in t.user_attrs and "continued_by" not in t.user_attrs
         }
 
-    def best_saved(self, allowed_drop: float | str) -> float:
-        """Return the most compute saved so far by a setting within the allowed drop."""
+    def best(self, allowed_drop: float | str) -> BestSetting | None:
+        """Return the setting within the allowed drop that saves most so far; None if none saves anything."""
         baseline = self.baseline_row()
         if baseline is None:
-            return 0.0
-        rows = [
-            t.user_attrs["row"] for t in self.all() if "row" in t.user_attrs and t.user_attrs.get("role") != "control"
-        ]
+            return None
         quality, reference = self._quality, baseline[self._quality.key]
         most = allowed_amount(allowed_drop, reference) + ROUNDING
-        within = [row for row in rows if quality.lost(row[quality.key], reference) <= most]
-        return max((saved_of_baseline(row, baseline) for row in within), default=0.0)
+        found = [
+            BestSetting(
+                saved=saved_of_baseline(row, baseline), own_saved=row["compute_saved"], config=t.user_attrs["config"]
+            )
+            for t in self.all()
+            if (row := t.user_attrs.get("row")) is not None
+            and t.user_attrs.get("role") != "control"
+            and quality.lost(row[quality.key], reference) <= most
+        ]
+        best = max(found, key=lambda one: one.saved, default=None)
+        return best if best is not None and best.saved > 0 else None
 
     def finished_count(self) -> int:
-        """Return how many trials completed or failed, without interrupted ones, controls and further baselines."""
+        """Return how many trials completed or failed; interrupted ones and those beside a search do not count.
+
+        Those are controls, cut dense runs and further baselines.
+        """
         trials = self.all()
         continued = {t.user_attrs.get("continues") for t in trials} | {(self.baseline_again or {}).get("continues")}
         return sum(
             "row" in t.user_attrs
             or (t.state == TrialState.FAIL and "continued_by" not in t.user_attrs and t.number not in continued)
             for t in trials
-            if t.user_attrs.get("role") not in ("control", "baseline") or "given" not in t.user_attrs
+            if t.user_attrs.get("role") not in ("control", "baseline", CUT) or "given" not in t.user_attrs
         )

@@ -21,7 +21,7 @@ from trainables.config import TrialConfig, field_names
 from trainables.errors import UserError
 from trainables.metrics import METRICS, RELATIVE, ROW
 
-ALL = {"trial", "role", "status", "error", "control", "candidate", "options", *METRICS, *field_names()}
+ALL = {"trial", "role", "status", "error", "control", "candidate", "options", "of_epochs", *METRICS, *field_names()}
 CONFIG = TrialConfig(method="gradskip", CAC_VAR_START_THR=0.97, CAC_WATCH=("conv",)).to_dict()
 
 

@@ -70,7 +70,7 @@ def test_the_default_is_what_it_was() -> None:
     [
         (
             {"sampler": "gird"},
-            "unknown sampler 'gird': did you mean 'grid'? Valid: auto, gp, grid, nsga2, outcomes, random, tpe",
+            "unknown sampler 'gird': did you mean 'grid'? Valid: auto, gp, grid, nsga2, random, tpe",
         ),
         ({"part": "2/8"}, "--part is a part of a grid, got --sampler auto: give --grid FILE or --sampler grid"),
         ({"sampler": "grid", "part": "9/8"}, "--part must be K/N with 1 <= K <= N, such as 2/8, got '9/8'"),

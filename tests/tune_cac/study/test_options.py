@@ -12,7 +12,8 @@ from analysis.io.layout import StudyInfo
 from analysis.io.study_options import StudyOptions, options_of
 from trainables.errors import UserError
 from tune_cac.cli.main import main
-from tune_cac.study.options import SearchOptions, read_bytes
+from tune_cac.study.budgets import read_bytes
+from tune_cac.study.options import SearchOptions
 
 
 @pytest.mark.parametrize(

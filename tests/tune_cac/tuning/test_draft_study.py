@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from searchers import row, searcher
 
 from tune_cac.tuning import candidates
-from tune_cac.tuning.draft_study import KEPT_BEST, KEPT_NEWEST, MOST_ENDED, DraftStudy, best_places
+from tune_cac.tuning.draft_study import KEPT_BEST, KEPT_OTHERS, MOST_ENDED, DraftStudy, best_places
 from tune_cac.tuning.samplers import make_sampler
 from tune_cac.tuning.study_trials import StudyTrials, open_study
 
@@ -98,7 +98,7 @@ def test_a_limited_draft_forgets_but_keeps_the_best_the_newest_and_what_runs() -
     trials.study.tell(last, [0.5, 0.5])
     draft.follow()
     there = [trial.params["x"] for trial in draft.study.trials]
-    assert KEPT_NEWEST < len(there) <= KEPT_BEST + KEPT_NEWEST + 1
+    assert KEPT_OTHERS < len(there) <= KEPT_BEST + KEPT_OTHERS + 1
     assert {0.125, 0.375} < set(there)
     best = [ended[n].params["x"] for n in best_places(ended, trials.study.directions, KEPT_BEST - 1)]
     assert set(best) < set(there)

@@ -25,7 +25,7 @@ from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_a_search_starts_with_settings_whose_outcomes_differ(tmp_path: Path) -> None:
-    search = learning(tmp_path)
+    search = learning(tmp_path, repeats=False)  # else whole outcomes are searched
     search.suggest("published")
     starts = [search.suggest(str(n))["config"] for n in range(10)]
     queued = [t for t in told(tmp_path) if "start" in t.user_attrs]
@@ -38,7 +38,7 @@ def test_a_search_starts_with_settings_whose_outcomes_differ(tmp_path: Path) -> 
     # The same in another process, whatever its random generators: both modes of a search are compared row by row.
     again = tmp_path / "again"
     again.mkdir()
-    other = learning(again)
+    other = learning(again, repeats=False)
     other.suggest("published")
     assert [other.suggest(str(n))["config"] for n in range(10)] == starts
 
@@ -46,11 +46,12 @@ def test_a_search_starts_with_settings_whose_outcomes_differ(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_the_start_is_queued_once(tmp_path: Path) -> None:
-    first = learning(tmp_path)
+    first = learning(tmp_path, repeats=False)
     first.suggest("published")
     count = sum("start" in t.user_attrs for t in told(tmp_path))
+    assert count > 3
     first.study.set_user_attr("spread", False)  # as if killed while it queued
-    second = learning(tmp_path, seed=0, begin=False)
+    second = learning(tmp_path, seed=0, begin=False, repeats=False)
     second.adopt_unfinished()
     for n in range(3):
         second.suggest(str(n))
@@ -91,9 +92,12 @@ def test_a_space_that_does_nothing_is_said_to(
 ) -> None:
     search = learning(tmp_path, space="braking_distance", hold=hold)
     search.suggest("a")
-    assert re.fullmatch(said, search.why_little)
+    assert re.fullmatch(said, search.trials.why_little)
     assert re.fullmatch(said, capsys.readouterr().err.strip())
-    assert learning(tmp_path, begin=False, space="braking_distance", hold=hold).why_little == search.why_little
+    assert (
+        learning(tmp_path, begin=False, space="braking_distance", hold=hold).trials.why_little
+        == search.trials.why_little
+    )
 
 
 @pytest.mark.slow
@@ -109,8 +113,11 @@ def test_a_run_without_weight_decay_is_said_to_be_none_for_the_variance_rule(
     )
     search = learning(tmp_path, space=space)
     search.suggest("a")
-    assert search.why_little.startswith("weight decay is 0, so hardly anything drives weight variance below") == there
-    assert ("--space stop_rules" in search.why_little) == there
+    assert (
+        search.trials.why_little.startswith("weight decay is 0, so hardly anything drives weight variance below")
+        == there
+    )
+    assert ("--space stop_rules" in search.trials.why_little) == there
 
 
 def passed_over(search: StudySearch) -> list[optuna.trial.FrozenTrial]:

@@ -1,7 +1,7 @@
 """Distinct outcomes of a space's settings: which layers stop when, as replay on recorded runs predicts it.
 
 Settings with one outcome train alike, bit for bit, so only one of them is trained: the one in the middle of the region
-that the others fill.
+that the others fill. A run of fewer epochs has outcomes of its own.
 
 Shapes: k layers at which stops may end.
 """
@@ -34,8 +34,12 @@ class Outcome:
     """Lowest and highest value of each numeric parameter in the group."""
     settings: int
     """Number of drawn settings in the group."""
+    epochs: int
+    """Epochs of the run."""
+    share: float
+    """Its steps over those of the full run."""
     saved: float
-    """Compute saved, a fraction."""
+    """Compute saved, a fraction of that of the full run."""
     stops: tuple[tuple[int, int], ...]
     """(iteration, position of the last parameter stopped) of each stop."""
     known: bool
@@ -46,15 +50,19 @@ class Outcome:
 Drawn = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
-def distinct_outcomes(known: WarmStart, drawn: Sequence[Drawn]) -> list[Outcome]:
-    """Group settings that train alike by the baseline's run; those that do nothing are left out.
+def distinct_outcomes(
+    known: WarmStart, drawn: Sequence[Drawn], *, share: float = 1.0
+) -> tuple[list[Outcome], list[Drawn]]:
+    """Group settings that train alike by a dense run; those that do nothing are left out.
 
     Args:
-        known: what was learned from the recorded runs, with the costs of what the settings stop.
+        known: what was learned from that run, with the costs of what the settings stop.
         drawn: settings of its space.
+        share: steps of the run over those of the full one.
 
     Returns:
-        By ascending savings; none for a space whose outcomes cannot be predicted.
+        The outcomes, by ascending savings, and the settings that cannot be predicted, as their rules measure what was
+        not recorded.
     """
     groups: dict[str, list[int]] = {}
     predicted = predictions(known.trace, [values for _, values in drawn])
@@ -65,8 +73,14 @@ def distinct_outcomes(known: WarmStart, drawn: Sequence[Drawn]) -> list[Outcome]
     for rows in groups.values():
         parameters = [drawn[row][0] for row in rows]
         middle = rows[middle_of(parameters)]
-        made.append(_outcome(drawn[middle], predicted[middle] or {}, parameters))
-    return sorted(made, key=lambda one: one.saved)
+        made.append(
+            Outcome(
+                parameters=drawn[middle][0], config=drawn[middle][1], region=region_of(parameters),
+                settings=len(rows), epochs=known.base.epochs, share=share, **_facts(predicted[middle] or {}, share),
+            )
+        )  # fmt: skip
+    unpredicted = [setting for setting, found in zip(drawn, predicted, strict=True) if found is None]
+    return sorted(made, key=lambda one: one.saved), unpredicted
 
 
 def predicted_again(outcomes: Sequence[Outcome], trace: RunTrace) -> list[Outcome]:
@@ -77,20 +91,14 @@ def predicted_again(outcomes: Sequence[Outcome], trace: RunTrace) -> list[Outcom
         trace: all recorded runs of the study.
     """
     found = predictions(trace, [one.config for one in outcomes], branches=True)
-    return [one if row is None else replace(one, **_facts(row)) for one, row in zip(outcomes, found, strict=True)]
+    return [
+        one if row is None else replace(one, **_facts(row, one.share)) for one, row in zip(outcomes, found, strict=True)
+    ]
 
 
-def _outcome(
-    drawn: Drawn,
-    row: Mapping[str, Any],
-    group: Sequence[Mapping[str, Any]],
-) -> Outcome:
-    return Outcome(parameters=drawn[0], config=drawn[1], region=region_of(group), settings=len(group), **_facts(row))
-
-
-def _facts(row: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(row: Mapping[str, Any], share: float) -> dict[str, Any]:
     return {
-        "saved": float(row["compute_saved"]),
+        "saved": 1 - share * (1 - float(row["compute_saved"])),
         "stops": tuple((event["iteration"], event["layer"]) for event in json.loads(row["stop_events"])),
         "known": bool(row["exact"]),
     }
@@ -144,13 +152,20 @@ def shared_steps(
     return most
 
 
-def trained_shares(stops: Sequence[tuple[int, int]], layers: Sequence[int], total_steps: int) -> NDArray[np.float64]:
-    """Return (k,) shares of the run that layers trained: features by which the quality of outcomes is modelled.
+def trained_shares(
+    stops: Sequence[tuple[int, int]], layers: Sequence[int], total_steps: int, *, end: float = 1.0
+) -> NDArray[np.float64]:
+    """Return (k,) shares of the full run that layers trained: features by which the quality of outcomes is modelled.
+
+    >>> trained_shares([(10, 2), (50, 5)], [2, 5, 8], 100, end=0.6).tolist()
+    [0.1, 0.5, 0.6]
 
     Args:
         stops: of an outcome.
         layers: positions of the layers' last parameters, ascending.
-        total_steps: of the run.
+        total_steps: of the full run.
+        end: share of it at which the outcome's own run ends.
     """
-    first = [min((when for when, through in stops if through >= layer), default=total_steps) for layer in layers]
+    last = end * total_steps
+    first = [min((when for when, through in stops if through >= layer), default=last) for layer in layers]
     return np.array(first, float) / total_steps

@@ -1,8 +1,8 @@
 """Order in which a search trains distinct outcomes: those whose savings, known before, promise a better answer.
 
 The first ones bisect the savings between the best setting within the allowed loss and the cheapest one beyond it. Then
-a model of the quality chooses the outcome with the highest expected improvement of the answer for the compute that its
-training executes. The search ends when no outcome left is expected to improve the answer by a worthwhile share.
+a model of the quality chooses the outcome with the highest expected improvement of answer and front for the compute
+that its training executes. The search ends when no outcome left is expected to improve them by a worthwhile share.
 
 Everything is a function of the study's trials and the recorded runs, so a resumed search goes on in the same way.
 """
@@ -13,23 +13,24 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
-import pandas as pd
 from numpy.typing import NDArray
 from optuna.trial import TrialState
 
+from analysis.formatting import plural
+from analysis.metrics.controls import CUT
 from analysis.trace_replay.traces import RunTrace, read_trace
 from trainables.config import TrialConfig
 from trainables.quality import allowed_amount
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.optuna_objectives import missing_objectives, saved_of_baseline
 from tune_cac.tuning.outcomes.distinct_outcomes import (
+    Drawn,
     Outcome,
     distinct_outcomes,
     predicted_again,
@@ -37,19 +38,22 @@ from tune_cac.tuning.outcomes.distinct_outcomes import (
     trained_shares,
 )
 from tune_cac.tuning.outcomes.quality_model import posterior
+from tune_cac.tuning.outcomes.trial_attributes import EPOCHS, OF_EPOCHS, OUTCOME, UNPREDICTED
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed
+from tune_cac.tuning.warm_start.threshold_ranges import spread
 
-#: Attributes of a trial: stops of its outcome as predicted, and the region of the settings that have it.
-OUTCOME, REGION = "outcome", "region"
 #: Settings that are drawn to find the outcomes of a space.
 SETTINGS = 4000
+#: Outcomes of them that are looked at, spread over what they save.
+MOST_OUTCOMES = 1000
 #: Outcomes that bisect the savings before the quality is modelled.
 BISECTED = 4
 #: Outcomes that are trained at least before the search may end by itself.
 LEAST = 6
-#: Expected improvement of the answer, a fraction of the compute, below which no outcome is worth its training.
-WORTHWHILE = 0.005
+#: Expected improvement of the answer, or of the front, a fraction of the compute, below which no outcome is worth its
+#: training.
+WORTHWHILE, WORTHWHILE_AREA = 0.005, 0.01
 #: Least cost of a training in full trainings, for one whose steps are nearly all known still has to be begun.
 _LEAST_COST = 0.05
 
@@ -59,7 +63,7 @@ class OutcomeQueue:
 
     Args:
         trials: of the study.
-        known: returns what was learned from the baseline's run.
+        roots: returns what was learned from the recorded dense runs, by their epochs, the full one first.
         tree: the study's ``tree`` folder, or its URI.
         base: config of the baseline; its seed draws the settings.
         allowed_drop: that may be lost of the metric (`trainables.quality`).
@@ -68,50 +72,52 @@ class OutcomeQueue:
     def __init__(
         self,
         trials: StudyTrials,
-        known: Callable[[], WarmStart],
+        roots: Callable[[], Mapping[int, WarmStart]],
         tree: Path | str,
         base: TrialConfig,
         allowed_drop: float | str,
     ) -> None:
-        self._trials, self._known, self._tree, self._allowed_drop = trials, known, tree, allowed_drop
-        self._quality, self._seed = base.quality, base.seed
+        self._trials, self._roots, self._tree, self._allowed_drop = trials, roots, tree, allowed_drop
+        self._quality, self._seed, self._epochs = base.quality, base.seed, base.epochs
+        self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
+        self._unpredicted: list[Drawn] = []  # of the full length
         self.ended = False
         """Whether no outcome is left that is worth its training."""
 
     @property
     def predicts(self) -> bool:
         """Return whether outcomes of the space are known before they are trained."""
-        return len(self._outcomes) > 0
+        return any(self._drawn(epochs, known) for epochs, known in self._roots().items())
 
-    @cached_property
-    def _outcomes(self) -> list[Outcome]:
-        known = self._known()
-        if not known.knows_what_acts:
-            return []
+    def _drawn(self, epochs: int, known: WarmStart) -> list[Outcome]:
+        """Return the outcomes of a run's drawn settings, as the run without a method predicts them."""
+        if epochs not in self._outcomes:
+            self._outcomes[epochs] = self._distinct(known) if known.knows_what_acts else []
+        return self._outcomes[epochs]
+
+    def _distinct(self, known: WarmStart) -> list[Outcome]:
         drawn = known.drawn(self._seed, SETTINGS)
-        try:  # what each draw's stops save, which the baseline's run may not have needed
+        try:  # what each draw's stops save, which the dense run may not have needed
             store = StageStore(self._tree, known.trace.root)
             known = replace(known, trace=completed(store, known.trace, [values for _, values in drawn]))
         except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
             warnings.warn(f"not every outcome can be predicted: {error}", stacklevel=2)
-        return distinct_outcomes(known, drawn)
+        found, unpredicted = distinct_outcomes(known, drawn, share=known.trace.total_steps / self._total_steps)
+        if known.base.epochs == self._epochs:
+            self._unpredicted = unpredicted
+        chosen = spread([(one.saved, place) for place, one in enumerate(found)], MOST_OUTCOMES)
+        return [found[place] for place in sorted(chosen)]
+
+    @property
+    def _total_steps(self) -> int:
+        return int(self._roots()[self._epochs].trace.total_steps)
 
     def why_ended(self) -> str:
-        """Return in one line why the search ended before its trials were used up, and how exact its answer must be."""
+        """Return in one line why the search ended before its trials were used up."""
         return (
-            f"ended after {self._trials.finished_count()} trials: none of the other outcomes of {SETTINGS} drawn "
-            f"settings is expected to save {WORTHWHILE:.1%} more"
+            f"ended after {plural(self._trials.finished_count(), 'trial')}: no other outcome of {SETTINGS:,} settings"
+            f"{' for each length' if len(self._roots()) > 1 else ''} is expected to save {WORTHWHILE:.1%} more"
         )
-
-    def same_run(self, best: pd.Series | None) -> str:
-        """Return in one line which settings train as a trial does, bit for bit; empty if that is unknown."""
-        if best is None:
-            return ""
-        trial = int(best["trial"])
-        attrs = self._trials.all()[trial].user_attrs
-        if not region_text(attrs.get(REGION, {})):
-            return ""
-        return f"trial {trial} is the same run with {region_text(attrs[REGION])} (ranges of the settings drawn)"
 
     def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
         """Begin the next outcome; None if none is worth training now. Then `ended` says whether that is final.
@@ -120,25 +126,51 @@ class OutcomeQueue:
             baseline: its result row.
         """
         tried = self._tried(baseline)
-        left = self._left([one for one in tried if one.loss is None or one.loss == np.inf])
+        left = self._left(tried)
         chosen = self._chosen(left, tried, baseline)
+        if (drawn := self._next_unpredicted(len(tried), ends=chosen is None)) is not None:
+            self._trials.study.enqueue_trial(dict(drawn), user_attrs={"role": "search", UNPREDICTED: True})
+            return self._trials.study.ask()
         if chosen is None:
             self.ended = all(one.loss is not None for one in tried)
             return None
-        attrs = {"role": "search", OUTCOME: [list(stop) for stop in chosen.stops], REGION: _readable(chosen.region)}
-        self._trials.study.enqueue_trial(dict(chosen.parameters), user_attrs=attrs)
+        attrs: dict[str, Any] = {"role": "search", OUTCOME: [list(stop) for stop in chosen.stops]}
+        cut = chosen.epochs < self._epochs
+        if cut:
+            attrs |= {EPOCHS: chosen.epochs, OF_EPOCHS: self._epochs}
+        self._trials.study.enqueue_trial(
+            {**chosen.parameters, **({EPOCHS: chosen.epochs} if cut else {})}, user_attrs=attrs
+        )
         return self._trials.study.ask()
 
-    def _left(self, begun: Sequence[Tried]) -> list[Outcome]:
-        """Return outcomes that are not known, as all recorded runs predict them, without those of some begun trials."""
-        trace: RunTrace = read_trace(StageStore(self._tree, self._known().trace.root))
-        stops = {one.stops for one in begun}
-        found = predicted_again(self._outcomes, trace)
-        return [
-            one
-            for one, first in zip(found, self._outcomes, strict=True)
-            if not one.known and one.stops not in stops and first.stops not in stops
-        ]
+    def _next_unpredicted(self, tried: int, *, ends: bool) -> Mapping[str, Any] | None:
+        """Return parameters of the next setting that cannot be predicted, if its turn has come; else None.
+
+        Such settings get the share of the trials that they have of the draws, and at least `LEAST` before the end.
+
+        Args:
+            tried: trials so far.
+            ends: whether no predicted outcome is worth its training.
+        """
+        done = sum(UNPREDICTED in trial.user_attrs for trial in self._trials.all())
+        due = max(len(self._unpredicted) / SETTINGS * (tried + 1), LEAST if ends else 0)
+        return self._unpredicted[done][0] if done + 0.5 < due and done < len(self._unpredicted) else None
+
+    def _left(self, tried: Sequence[Tried]) -> list[Outcome]:
+        """Return outcomes that no trial has or had, as all recorded runs predict them, by ascending savings."""
+        found = []
+        for epochs, known in self._roots().items():
+            drawn = self._drawn(epochs, known)
+            if not drawn:
+                continue
+            trace: RunTrace = read_trace(StageStore(self._tree, known.trace.root))
+            stops = {stops for one in tried if one.epochs == epochs for stops in (one.stops, one.chosen)}
+            found += [
+                one
+                for one, first in zip(predicted_again(drawn, trace), drawn, strict=True)
+                if not one.known and one.stops not in stops and first.stops not in stops
+            ]
+        return sorted(found, key=lambda one: one.saved)
 
     def _tried(self, baseline: Mapping[str, Any]) -> list[Tried]:
         """Return what was trained or is being trained; failed trials are as bad as a run can be."""
@@ -147,84 +179,109 @@ class OutcomeQueue:
             attrs = trial.user_attrs
             if attrs.get("role") in ("baseline", "control") or "continued_by" in attrs:
                 continue
-            row = attrs.get("row")
+            row, epochs = attrs.get("row"), attrs.get("config", {}).get(EPOCHS, self._epochs)
+            chosen = tuple((int(when), int(through)) for when, through in attrs.get(OUTCOME, ()))
             if row is not None and not missing_objectives(row, self._quality):
                 loss = self._quality.lost(row[self._quality.key], baseline[self._quality.key])
-                found.append(Tried(stops=_stops_of(row), saved=saved_of_baseline(row, baseline), loss=loss))
-            elif OUTCOME in attrs:  # it runs, or failed
-                stops = tuple((int(when), int(through)) for when, through in attrs[OUTCOME])
-                saved = next((one.saved for one in self._outcomes if one.stops == stops), 0.0)
+                saved = saved_of_baseline(row, baseline)
+                found.append(Tried(epochs=epochs, stops=_stops_of(row), chosen=chosen, saved=saved, loss=loss))
+            elif attrs.get("role") == CUT:
                 runs = trial.state == TrialState.RUNNING
-                found.append(Tried(stops=stops, saved=saved, loss=None if runs else np.inf))
+                saved = 1 - epochs / self._epochs
+                found.append(Tried(epochs=epochs, stops=(), saved=saved, loss=None if runs else np.inf))
+            elif OUTCOME in attrs:  # it runs, or failed
+                saved = next((one.saved for one in self._outcomes.get(epochs, []) if one.stops == chosen), 0.0)
+                runs = trial.state == TrialState.RUNNING
+                found.append(Tried(epochs=epochs, stops=chosen, saved=saved, loss=None if runs else np.inf))
         return found
 
     def _chosen(self, left: Sequence[Outcome], tried: Sequence[Tried], baseline: Mapping[str, Any]) -> Outcome | None:
         allowed = allowed_amount(self._allowed_drop, baseline[self._quality.key])
         best = max((one.saved for one in tried if one.loss is not None and one.loss <= allowed + 1e-9), default=0.0)
         better = [one for one in left if one.saved > best + WORTHWHILE]
-        if not better:
-            return None
         queued = sum(one.saved > 0 for one in tried)
-        if queued < BISECTED:
+        if better and queued < BISECTED:
             target = bisected(best, better[-1].saved, tried, allowed)
             return min(better, key=lambda one: (abs(one.saved - target), one.saved))
-        worth = self._worth(better, tried, best, allowed)
-        if queued >= LEAST and worth.max() < WORTHWHILE:
+        if not left:
             return None
-        return better[int(np.argmax(worth / self._costs(better, tried)))]
+        answer, area = self._worth(left, tried, best, allowed)
+        worth = np.where((answer >= WORTHWHILE) | (area >= WORTHWHILE_AREA), answer + area, 0.0)
+        if queued < LEAST:
+            worth = answer + area
+        elif not worth.any():
+            return None
+        return left[int(np.argmax(worth / self._costs(left, tried)))]
 
     def _worth(
-        self, better: Sequence[Outcome], tried: Sequence[Tried], best: float, allowed: float
-    ) -> NDArray[np.float64]:
-        """Return (m,) expected improvements of the compute saved by the answer.
+        self, left: Sequence[Outcome], tried: Sequence[Tried], best: float, allowed: float
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return (m,) expected improvements of the answer and of the front, fractions of the compute.
 
-        What is being trained is taken to lose what the model expects.
+        The answer's is that of its saving, for what the model expects to stay within the allowed loss without the noise
+        of a seed; the front's is that of its mean saving up to twice that loss, as it would be measured. What is being
+        trained is taken to lose what the model expects.
         """
-        total = self._known().trace.total_steps
-        all_stops = [*(one.stops for one in better), *(one.stops for one in tried)]
+        total = self._total_steps
+        all_stops = [*(one.stops for one in left), *(one.stops for one in tried)]
         layers = sorted({through for stops in all_stops for _, through in stops})
 
         def features(runs: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
-            rows = [np.array([one.saved, *trained_shares(one.stops, layers, total)]) for one in runs]
-            return np.array(rows).reshape(len(runs), len(layers) + 1)
+            rows = [
+                np.array([one.saved, end, *trained_shares(one.stops, layers, total, end=end)])
+                for one in runs
+                for end in (one.epochs / self._epochs,)
+            ]
+            return np.array(rows).reshape(len(runs), len(layers) + 2)
 
         ended = [one for one in tried if one.loss is not None]
-        dense = Tried(stops=(), saved=0.0, loss=0.0)
+        dense = Tried(epochs=self._epochs, stops=(), saved=0.0, loss=0.0)
         seen, losses = features([dense, *ended]), np.array([0.0, *(one.loss for one in ended)], float)
         unit = max(allowed, 1e-6)
         if running := [one for one in tried if one.loss is None]:
             expected = posterior(seen, losses, features(running), unit=unit).mean
             seen, losses = np.vstack([seen, features(running)]), np.append(losses, expected)
-        found = posterior(seen, losses, features(better), unit=unit)
-        return found.share_within(allowed) * np.array([one.saved - best for one in better])
+        found = posterior(seen, losses, features(left), unit=unit)
+        saved = np.array([one.saved for one in left])
+        front = list(zip(losses.tolist(), seen[:, 0].tolist(), strict=True))
+        area = found.area_gained(saved, front, 2 * unit) / (2 * unit)
+        return found.share_within(allowed) * np.maximum(saved - best, 0.0), area
 
-    def _costs(self, better: Sequence[Outcome], tried: Sequence[Tried]) -> NDArray[np.float64]:
+    def _costs(self, left: Sequence[Outcome], tried: Sequence[Tried]) -> NDArray[np.float64]:
         """Return (m,) compute that trainings execute, in full trainings: that after the steps shared with others.
 
         After an outcome's first stop its steps save equal shares, which is exact for one stop.
         """
-        total, others = self._known().trace.total_steps, [(), *(one.stops for one in tried)]
-        left = np.array([1 - shared_steps(one.stops, others, total) / total for one in better])
-        stopped = np.array([max(1, total - one.stops[0][0]) / total for one in better])
-        return np.maximum(_LEAST_COST, left * (1 - np.array([one.saved for one in better]) / stopped))
+        found = []
+        for one in left:
+            total = round(one.share * self._total_steps)
+            others = [(), *(other.stops for other in tried if other.epochs == one.epochs)]
+            own_saved = 1 - (1 - one.saved) / one.share
+            not_shared = 1 - shared_steps(one.stops, others, total) / total
+            found.append(one.share * not_shared * (1 - own_saved * total / max(1, total - one.stops[0][0])))
+        return np.maximum(_LEAST_COST, np.array(found))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
     """An outcome that was trained or is being trained."""
 
+    epochs: int
+    """Epochs of the run."""
     stops: tuple[tuple[int, int], ...]
     """(iteration, position of the last parameter stopped) of each stop."""
     saved: float
-    """Compute saved, a fraction."""
+    """Compute saved, a fraction of that of the full run."""
     loss: float | None
     """Of quality against the baseline; None while it is being trained."""
+    chosen: tuple[tuple[int, int], ...] = ()
+    """Stops by which it was chosen, as predicted then."""
 
 
 def bisected(best: float, most: float, tried: Sequence[Tried], allowed: float) -> float:
     """Return the middle of the widest gap of savings above the best, below the cheapest outcome that lost too much.
 
-    >>> bisected(0.2, 0.9, [Tried(stops=(), saved=0.6, loss=0.1)], allowed=0.005)
+    >>> bisected(0.2, 0.9, [Tried(epochs=9, stops=(), saved=0.6, loss=0.1)], allowed=0.005)
     0.4
 
     Args:
@@ -244,16 +301,3 @@ def bisected(best: float, most: float, tried: Sequence[Tried], allowed: float) -
 def _stops_of(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     events = row.get("stop_events") or "[]"
     return tuple((event["iteration"], event["layer"]) for event in json.loads(events))
-
-
-def region_text(region: Mapping[str, Sequence[float]]) -> str:
-    """Return the ranges of parameters in words; a single value is left out.
-
-    >>> region_text({"CAC_VAR_START_THR": [0.93, 0.96], "CAC_VAR_SAMPLES": [3, 3]})
-    'CAC_VAR_START_THR 0.93 to 0.96'
-    """
-    return ", ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in region.items() if low < high)
-
-
-def _readable(region: Mapping[str, tuple[float, float]]) -> dict[str, list[float]]:
-    return {name: [low, high] for name, (low, high) in region.items()}

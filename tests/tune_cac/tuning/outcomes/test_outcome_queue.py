@@ -17,13 +17,14 @@ from trainables.config import TrialConfig
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac import search
 from tune_cac.tuning.outcomes.distinct_outcomes import distinct_outcomes
-from tune_cac.tuning.outcomes.outcome_queue import OUTCOME, OutcomeQueue, Tried, bisected
+from tune_cac.tuning.outcomes.outcome_queue import Tried, bisected
+from tune_cac.tuning.outcomes.trial_attributes import OUTCOME
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 
 
 def by_outcome(folder: Path, *, begin: bool = True) -> StudySearch:
     made = learning(folder, begin=begin)
-    made.outcomes = OutcomeQueue(made.trials, made.learn, folder / "tree", made._base, 0.01)
+    assert made.outcomes is not None
     return made
 
 
@@ -86,7 +87,8 @@ def test_what_runs_or_failed_is_not_suggested_again(tmp_path: Path) -> None:
 def test_settings_of_one_region_train_alike(tmp_path: Path) -> None:
     """Each drawn setting, replayed on its own step by step, has the stops and savings of exactly one outcome."""
     known = learning(tmp_path).learn()
-    outcomes = distinct_outcomes(known, known.drawn(3, 300))
+    outcomes, unpredicted = distinct_outcomes(known, known.drawn(3, 300))
+    assert not unpredicted
     assert sum(one.settings for one in outcomes) > len(outcomes) > 1
     assert [one.saved for one in outcomes] == sorted(one.saved for one in outcomes)
     groups: dict[Any, int] = {}
@@ -107,7 +109,7 @@ def test_settings_of_one_region_train_alike(tmp_path: Path) -> None:
 
 def test_savings_are_bisected_between_the_best_and_the_cheapest_that_lost_too_much() -> None:
     def run(saved: float, loss: float | None) -> Tried:
-        return Tried(stops=(), saved=saved, loss=loss)
+        return Tried(epochs=4, stops=(), saved=saved, loss=loss)
 
     assert bisected(0.0, 0.8, [], 0.01) == 0.4
     assert bisected(0.4, 0.8, [run(0.4, 0.0)], 0.01) == pytest.approx(0.6)
@@ -120,7 +122,7 @@ def test_savings_are_bisected_between_the_best_and_the_cheapest_that_lost_too_mu
 
 @pytest.mark.slow
 def test_a_search_by_outcome_on_ray_ends_early_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"epochs": 6, "results": tmp_path, "name": "s", "sampler": "outcomes", "allowed_drop": 0.02}
+    options = {"epochs": 6, "results": tmp_path, "name": "s", "allowed_drop": 0.02, "concurrency": 1}
     found = search(**options, trials=30, controls=False)
     told = capsys.readouterr().err
     ended = found.trials[found.trials["status"] == "completed"]

@@ -7,7 +7,8 @@ from itertools import product
 import numpy as np
 from scipy.stats import multivariate_normal, norm
 
-from tune_cac.tuning.outcomes.quality_model import posterior
+from analysis.metrics.pareto import hypervolume, non_dominated
+from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
 
 
 def covariance(a: np.ndarray, b: np.ndarray, length: float, amplitude: float) -> np.ndarray:
@@ -39,9 +40,24 @@ def test_it_is_the_conditional_normal_of_the_likeliest_of_its_kernels() -> None:
     np.testing.assert_allclose(found.mean, mean, rtol=1e-6)
     np.testing.assert_allclose(found.spread, spread, rtol=1e-4)
     assert found.noise == noise * unit
-    np.testing.assert_allclose(
-        found.share_within(0.005), norm.cdf(0.005, mean, np.hypot(spread, noise * unit)), rtol=1e-4
-    )
+    np.testing.assert_allclose(found.share_within(0.005), norm.cdf(0.005, mean, spread), rtol=1e-3, atol=1e-9)
+
+
+def test_the_area_gained_is_the_mean_growth_of_the_hypervolume() -> None:
+    draw = np.random.default_rng(1)
+    found = Posterior(mean=np.array([0.0, 0.004, 0.02]), spread=np.array([0.001, 0.003, 0.004]), noise=0.002)
+    saved, front, worst = np.array([0.3, 0.55, 0.6]), [(0.0, 0.0), (0.001, 0.2), (0.006, 0.5), (0.03, 0.9)], 0.01
+
+    def area(points: list[tuple[float, float]]) -> float:
+        values = np.array([(-loss, share) for loss, share in points if loss <= worst])
+        return hypervolume(values[non_dominated(values)], (-worst, 0.0))
+
+    losses = found.mean + np.hypot(found.spread, found.noise) * draw.normal(size=(4000, 3))
+    grown = [
+        [area([*front, (loss, share)]) - area(front) for loss, share in zip(row, saved, strict=True)] for row in losses
+    ]
+    np.testing.assert_allclose(found.area_gained(saved, front, worst), np.mean(grown, axis=0), rtol=0.05, atol=1e-6)
+    assert found.area_gained(np.array([0.1, 0.1, 0.1]), [(-0.5, 0.2)], worst).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_run_that_diverged_says_that_its_like_lose_too_much_and_nothing_of_others() -> None:

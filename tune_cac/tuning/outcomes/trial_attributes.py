@@ -1,0 +1,10 @@
+"""Names of the attributes by which an Optuna trial tells which outcome it trains."""
+
+from __future__ import annotations
+
+#: Stops of the outcome as predicted; or that they could not be.
+OUTCOME, UNPREDICTED = "outcome", "unpredicted"
+#: Epochs of the run, a parameter, too, and those of the full run; only of a trial that is shorter than the full run.
+EPOCHS, OF_EPOCHS = "epochs", "of_epochs"
+#: All of them: a trial that is begun again has them, too.
+CHOSEN = (OUTCOME, UNPREDICTED, EPOCHS, OF_EPOCHS)
