@@ -214,8 +214,8 @@ class StudyOptions:
     )
     controls: bool = option(
         True,
-        "train beside the trials what a setting has to beat: dense runs of 90 to 50 % of the epochs, and random stops "
-        "of the best setting's compute",
+        "train beside the trials what a setting has to beat: dense runs of fewer epochs, and random stops of the best "
+        "setting's compute",
     )
     sharing: bool | None = option(
         None,

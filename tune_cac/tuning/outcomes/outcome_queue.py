@@ -218,9 +218,9 @@ class OutcomeQueue:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return (m,) expected improvements of the answer and of the front, fractions of the compute.
 
-        The answer's is that of its saving, for what the model expects to stay within the allowed loss without the noise
-        of a seed; the front's is that of its mean saving up to twice that loss, as it would be measured. What is being
-        trained is taken to lose what the model expects.
+        The answer's is that of its saving, for what the model expects to stay within the allowed loss; the front's is
+        that of its mean saving up to twice that loss; both without the noise of a seed, which another seed would take
+        back. What is being trained is taken to lose what the model expects.
         """
         total = self._total_steps
         all_stops = [*(one.stops for one in left), *(one.stops for one in tried)]

@@ -42,10 +42,12 @@ class Posterior:
     def area_gained(
         self, saved: NDArray[np.float64], front: Sequence[tuple[float, float]], worst: float
     ) -> NDArray[np.float64]:
-        """Return (m,) areas by which trainings of the candidates are expected to raise a front's hypervolume.
+        """Return (m,) areas by which the candidates are expected to raise a front's hypervolume.
 
-        The saving of a candidate is known and its loss is normal, with the noise of a seed, so this is an integral over
-        one variable (16 nodes of Gauss and Hermite).
+        The saving of a candidate is known and its loss is normal, so this is an integral over one variable (16 nodes of
+        Gauss and Hermite). The noise of a seed is left out, with which every further training would be a ticket in a
+        lottery; and so is what lies below no loss, where only noise is to be won (Emmerich, Deutz and Klinkenberg,
+        CEC 2011).
 
         Args:
             saved: (m,) compute that the candidates save, fractions.
@@ -53,9 +55,9 @@ class Posterior:
             worst: loss of the reference point, whose saving is 0.
         """
         deviations, weights = np.polynomial.hermite_e.hermegauss(16)
-        losses = self.mean[:, None] + np.sqrt(self.spread**2 + self.noise**2)[:, None] * deviations
-        steps = sorted((loss, share) for loss, share in front if loss < worst and share > 0)
-        begins, highest = [-math.inf], [0.0]
+        losses = np.maximum(self.mean[:, None] + self.spread[:, None] * deviations, 0.0)
+        steps = sorted((max(loss, 0.0), share) for loss, share in front if loss < worst and share > 0)
+        begins, highest = [0.0], [0.0]
         for loss, share in steps:
             if share > highest[-1]:
                 begins.append(loss)

@@ -1,0 +1,146 @@
+"""Lengths of the run: which dense runs are cut, and that stops are searched on them as on the full run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from runs import facts, rows_alone
+from searchers import learning, row, searcher, told
+from tiny_workload import tiny  # noqa: F401 - a fixture
+
+import analysis
+from analysis.metrics.controls import CUT, SHORTER
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.stage_tree.shared_run import SharedRun, Sharing
+from tune_cac.study.options import SearchOptions
+from tune_cac.study.run_lengths import read_lengths
+from tune_cac.tuning.outcomes.run_lengths import lengths_in_epochs, next_length
+from tune_cac.tuning.study_searcher import FINISHED
+
+
+@pytest.mark.parametrize("first_feasible", range(1, 31))
+def test_lengths_close_in_on_the_shortest_that_is_within(first_feasible: int) -> None:
+    """Against a loss that steps from far too much to nothing at one length."""
+    losses: dict[int, float] = {}
+    while (length := next_length(losses, 30, 0.005)) is not None:
+        assert 6 < length < 30
+        assert length not in losses
+        losses[length] = 0.0 if length >= first_feasible else 0.1
+    assert len(losses) == 2
+    within = min((length for length, loss in losses.items() if loss == 0), default=30)
+    beyond = max((length for length, loss in losses.items() if loss > 0), default=6)
+    assert beyond < max(first_feasible, 7) <= max(within, 7)
+    assert within - beyond <= 0.2 * 30
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 4, 5, 7, 100])
+def test_short_runs_have_few_lengths(epochs: int) -> None:
+    losses: dict[int, float] = {}
+    while (length := next_length(losses, epochs, 0.005)) is not None:
+        assert 1 <= length < epochs
+        losses[length] = 0.0
+    assert len(losses) <= 3
+    assert (len(losses) == 0) == (epochs < 3)
+
+
+def test_what_lost_hardly_too_much_is_the_end_already() -> None:
+    assert next_length({18: 0.01}, 30, 0.005) is None
+    assert next_length({18: 0.0101}, 30, 0.005) == 24
+    assert next_length({18: float("inf")}, 30, 0.005) == 24  # it diverged
+
+
+def test_shares_are_given_as_text() -> None:
+    assert lengths_in_epochs(read_lengths("1.0, 0.8,0.6"), 30) == [24, 18]
+    assert SearchOptions().searched_lengths == "auto"
+    assert SearchOptions(controls=False).searched_lengths == ""
+    assert SearchOptions(controls=False, lengths="0.5").searched_lengths == "0.5"
+    assert SearchOptions(lengths="1.0").searched_lengths == ""
+    for text in ("short", "0.5,", "1.5", "0", "-0.5", ""):
+        with pytest.raises(UserError, match=r"--lengths must be auto or shares of the full run in \(0, 1\], such as"):
+            SearchOptions(lengths=text)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_stops_are_searched_on_cut_runs_and_are_those_of_runs_trained_alone(tmp_path: Path) -> None:
+    search = learning(tmp_path, lengths="1.0,0.5")
+    search.plan(14)
+    rows, suggested_once = [], []
+    for number in range(40):
+        suggested = search.suggest(str(number)) or search.suggest(str(number))
+        if suggested == FINISHED:
+            break
+        assert isinstance(suggested, dict)
+        with SharedRun(TrialConfig(**suggested["config"]), Sharing(tree=tmp_path / "tree", budget_bytes=10**9)) as run:
+            while not run.finished:
+                rows.append(run.train_epoch())
+        suggested_once.append((suggested, rows[-1]))
+        search.on_trial_complete(str(number), rows[-1])
+    trials = [t for t in told(tmp_path) if "row" in t.user_attrs]
+    (cut,) = [t for t in trials if t.user_attrs["role"] == CUT]
+    assert (cut.user_attrs["control"], cut.user_attrs["of_epochs"]) == (SHORTER, 4)
+    assert cut.user_attrs["config"]["epochs"] == 2
+    assert cut.values is not None
+    assert cut.values[1] == 0.5  # of the full run's budget
+    assert search.trials.finished_count() == len(trials) - 1  # it is none of those that were asked for
+    shorter = [t for t in trials if t.user_attrs.get("of_epochs") and t.user_attrs["role"] != CUT]
+    assert shorter
+    for trial in shorter:
+        config = TrialConfig.from_mapping(trial.user_attrs["config"])
+        assert (config.epochs, trial.params["epochs"]) == (2, 2)
+        assert config.CAC_VAR_START_ITR <= 16
+        assert facts([trial.user_attrs["row"]]) == rows_alone(config)[-1:]
+        assert trial.values is not None
+        assert trial.values[1] > 0.5
+    # Each of them began with the cut run's training.
+    spent = {suggested["trial"]: row["search_flops"] for suggested, row in suggested_once}
+    assert sum(spent[t.number] for t in shorter) < sum(t.user_attrs["row"]["executed_flops"] for t in shorter)
+    frame = analysis.load(tmp_path)
+    assert sorted(frame["of_epochs"].dropna().unique()) == [4]
+    assert (frame.loc[frame["of_epochs"].notna(), "compute_saved"] >= 0.5).all()
+    found = analysis.search_cost(frame).dense_equivalents
+    assert found == pytest.approx(frame["search_flops"].sum() / frame["dense_flops"].max())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_random_stops_are_as_long_as_the_best_setting(tmp_path: Path) -> None:
+    search = learning(tmp_path, lengths="0.5")
+    search.plan(2, controls=True)
+    cut = search.suggest("cut")
+    assert isinstance(cut, dict)
+    with SharedRun(TrialConfig(**cut["config"]), Sharing(tree=tmp_path / "tree", budget_bytes=0)) as run:
+        while not run.finished:
+            last = run.train_epoch()
+    search.on_trial_complete("cut", last)
+    first, second = search.suggest("first"), search.suggest("second")
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    baseline = told(tmp_path)[0].user_attrs["row"]
+    search.on_trial_complete("first", {**baseline, "compute_saved": 0.1, "accuracy": 0.0})
+    half = {**last, "accuracy": baseline["accuracy"], "compute_saved": 0.2, "executed_flops": 400, "dense_flops": 500}
+    trial = search._running["second"]
+    trial.set_user_attr("config", {**trial.user_attrs["config"], "epochs": 2})
+    search.on_trial_complete("second", {**half, "executed_flops": int(0.4 * baseline["dense_flops"])})
+    stops, beside = [], []
+    while isinstance(suggested := search.suggest(f"control {len(stops) + len(beside)}"), dict):
+        (beside if suggested["role"] == CUT else stops).append(suggested["config"])
+    assert len(stops) == 3
+    assert {config["epochs"] for config in stops} == {2}
+    assert [(config["method"], config["epochs"]) for config in beside] == [("none", 1)]  # saves 60 % or more
+
+
+def test_cut_runs_wait_for_no_baseline(tmp_path: Path) -> None:
+    """They need nothing of it, so the processors that others would leave idle train them."""
+    search = searcher(tmp_path, baseline=False, lengths="auto")
+    first, second = search.suggest("a"), search.suggest("b")
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    assert (first["role"], second["role"]) == ("baseline", CUT)
+    assert search.suggest("c") is None  # which length is next depends on both
+    search.on_trial_complete("a", {**row(0.9, 0.0), "dense_flops": 1000, "executed_flops": 1000})
+    assert search.suggest("c") is not None
+    assert json.loads(json.dumps(second["config"]))["epochs"] == 18
