@@ -27,7 +27,7 @@ def study(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("confirming")
     done = run_here(
         folder, "search", "--space", "manual_layers", "--trials", "4", "--epochs", "10", "--allowed-drop", "0.9",
-        "--name", "s",
+        "--name", "s", "--lengths", "1.0",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (folder / "printed.txt").write_text(done.stdout)

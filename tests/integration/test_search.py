@@ -91,8 +91,9 @@ def test_progress_is_plain_off_a_terminal(finished: tuple[Path, subprocess.Compl
     _, process = finished
     # Beside other tests, a cluster of theirs may be named.
     said = [line for line in process.stderr.splitlines() if not line.startswith("a Ray cluster runs on this machine")]
-    first, *lines = said
+    first, *lines, last = said
     assert first == "results/study: auto_thresholds on digits, 6 trials of 12 epochs, 1 at a time"
+    assert re.fullmatch(r"trial \d is the same run, bit for bit, with any one of these: CAC_\S+ \S+ to \S+.*", last)
     assert [line.split("]")[0] for line in lines] == [f"[{n}/6" for n in range(1, 7)], process.stderr
     assert "\x1b" not in process.stderr + process.stdout
     assert re.search(r"compute so far: \d+\.\d full trainings?, about .* left", lines[2])
@@ -183,7 +184,7 @@ def test_a_trial_that_raises_is_counted_and_shown_and_the_others_go_on(
     monkeypatch.setitem(sys.modules, "search_spaces.sometimes", module)
     monkeypatch.setitem(search_spaces.SPACES, "sometimes", "fails now and then")
     monkeypatch.chdir(tmp_path)
-    arguments = "search --space sometimes --trials 8 --epochs 2 --name s --concurrency 2 --no-controls"
+    arguments = "search --space sometimes --trials 8 --epochs 2 --name s --concurrency 2 --no-controls --sampler tpe"
     assert main(arguments.split()) == 1
     out, err = capsys.readouterr()
     trials = analysis.load("results/s")

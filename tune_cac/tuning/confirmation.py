@@ -32,6 +32,7 @@ from tune_cac.study.options import SearchOptions
 from tune_cac.study.result_files import write_answer
 from tune_cac.study.script_files import check_unchanged
 from tune_cac.study.study_result import answer
+from tune_cac.tuning.outcomes.trial_attributes import OF_EPOCHS
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 
 
@@ -193,7 +194,9 @@ def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[
         if "workload_options" in common:
             values |= {} if "workload_options" in own else {"workload_options": []}
         for seed in seeds:
-            attrs = {"role": "candidate", "candidate": int(row["trial"])}
+            attrs: dict[str, Any] = {"role": "candidate", "candidate": int(row["trial"])}
+            if "epochs" in values:
+                attrs[OF_EPOCHS] = base.epochs
             found.append(PredefinedTrial(attrs=attrs, values={**values, "seed": seed}))
     return found
 

@@ -26,6 +26,7 @@ from analysis.formatting import plural
 from analysis.metrics.controls import CUT
 from analysis.trace_replay.traces import RunTrace, read_trace
 from trainables.config import TrialConfig
+from trainables.gradskip.variables import BY_NAME
 from trainables.quality import allowed_amount
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.optuna_objectives import missing_objectives, saved_of_baseline
@@ -97,6 +98,9 @@ class OutcomeQueue:
 
     def _distinct(self, known: WarmStart) -> list[Outcome]:
         drawn = known.drawn(self._seed, SETTINGS)
+        base = known.base.to_dict()
+        if known.space.options or not all(_is_predicted(values, base) for _, values in drawn):
+            return []
         try:  # what each draw's stops save, which the dense run may not have needed
             store = StageStore(self._tree, known.trace.root)
             known = replace(known, trace=completed(store, known.trace, [values for _, values in drawn]))
@@ -276,6 +280,13 @@ class Tried:
     """Of quality against the baseline; None while it is being trained."""
     chosen: tuple[tuple[int, int], ...] = ()
     """Stops by which it was chosen, as predicted then."""
+
+
+def _is_predicted(values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """Return whether a setting differs from the baseline by what replay follows alone, and saves as it predicts."""
+    others = {name: value for name, value in values.items() if name not in BY_NAME and name != "method"}
+    same = all(base.get(name) == value for name, value in others.items() if value)  # a forward cache saves more
+    return same and bool(values.get("CAC_PREFIX_AUTOGRAD", True))
 
 
 def bisected(best: float, most: float, tried: Sequence[Tried], allowed: float) -> float:

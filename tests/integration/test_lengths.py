@@ -1,0 +1,94 @@
+"""The default search by command: cut dense runs, stops searched on them, an answer of fewer epochs, confirmed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from commands_run import run_here
+from runs import assert_equals_alone
+
+import analysis
+from analysis.io.layout import Layout
+from analysis.metrics.controls import CUT, SHORTER, control_line
+from analysis.presentation.summary_text import EPOCHS_VARIABLE, config_of
+from trainables.stage_tree.store import roots
+
+pytestmark = pytest.mark.slow
+
+EPOCHS = 10
+
+
+@pytest.fixture(scope="module")
+def study(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search that may lose much, so that its answer is a cut run."""
+    folder = tmp_path_factory.mktemp("lengths")
+    done = run_here(
+        folder, "search", "--trials", "6", "--epochs", str(EPOCHS), "--allowed-drop", "0.05", "--name", "s",
+        "--concurrency", "2",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (folder / "out.txt").write_text(done.stdout)
+    (folder / "err.txt").write_text(done.stderr)
+    return folder / "results" / "s"
+
+
+def test_cut_runs_are_results_and_stops_are_searched_on_them(study: Path) -> None:
+    trials = analysis.load(study)
+    assert set(trials["status"]) == {"completed"}
+    cut = trials[trials["role"] == CUT]
+    assert cut["epochs"].iloc[0] == 6  # 60 % of ten
+    assert set(cut["control"]) == {SHORTER}
+    assert trials["role"].isin(["baseline", "published", "search"]).sum() <= 6
+    settings = trials[(trials["role"] == "search") & trials["of_epochs"].notna()]
+    assert len(settings) > 0
+    assert set(settings["of_epochs"]) == {EPOCHS}
+    assert len(roots(Layout(study).tree)) == 1 + cut["epochs"].nunique() - (cut["epochs"] < 3).sum()
+    for _, row in trials.iterrows():
+        assert_equals_alone(row)
+    line = control_line(trials)
+    assert sorted(line["epochs"], reverse=True) == [EPOCHS, *sorted(cut["epochs"], reverse=True)]
+    ranking = analysis.rank(trials, allowed_drop=0.05)
+    assert set(cut["trial"]) <= set(ranking["trial"])
+    best = ranking.iloc[0]
+    assert line["compute_saved"].max() >= best["compute_saved"] - 0.1  # a dense run was cut to its compute
+    stops = trials[trials["control"] == "random stops"]
+    assert set(stops["epochs"]) <= {best["epochs"]}
+
+
+def test_the_answer_says_how_many_epochs_to_train(study: Path) -> None:
+    best = analysis.rank(analysis.load(study), allowed_drop=0.05).iloc[0]
+    assert best["epochs"] < EPOCHS
+    with_stops = "" if best["method"] == "none" else ", with these stops"
+    assert (
+        f"For that, train {best['epochs']} of {EPOCHS} epochs{with_stops}."
+        in (study.parents[1] / "out.txt").read_text()
+    )
+    assert f"EPOCHS={best['epochs']}" in (study.parents[1] / "out.txt").read_text()
+    sourced = subprocess.run(
+        ["sh", "-c", f". {study}/best.env; echo ${EPOCHS_VARIABLE}"], capture_output=True, text=True, check=True
+    )
+    assert sourced.stdout.strip() == str(config_of(best).epochs)
+    page = run_here(study.parents[1], "report", "s")
+    assert page.returncode == 0, page.stderr
+    assert f"train {best['epochs']} of {EPOCHS} epochs" in Layout(study).page.read_text()
+
+
+def test_a_confirmation_trains_as_many_epochs(study: Path) -> None:
+    done = run_here(study.parents[1], "confirm", "s", "--top", "1", "--seeds", "3")
+    assert done.returncode == 0, done.stderr
+    best = analysis.rank(analysis.load(study), allowed_drop=0.05).iloc[0]
+    again = analysis.load(Layout(study).confirmation.root)
+    candidates = again[again["role"] == "candidate"]
+    assert candidates["epochs"].tolist() == [best["epochs"]] * 3
+    assert candidates["compute_saved"].to_numpy(float) == pytest.approx(best["compute_saved"], abs=0.1)
+    for _, row in candidates.iterrows():
+        assert_equals_alone(row)
+
+
+def test_a_resumed_search_trains_nothing_more(study: Path) -> None:
+    before = analysis.load(study)
+    done = run_here(study.parents[1], "search", "--resume", "s")
+    assert done.returncode == 0, done.stderr
+    assert len(analysis.load(study)) == len(before)
