@@ -76,7 +76,7 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
           last stage it is.
         - ``accuracy`` (fraction, validation) or the study's metric, ``compute_saved``, ``inference_saved``, ``saved``
           (fractions; the study ranks by the last one): results of the run that ends in the stage; NaN if no run was
-          trained to the end.
+          trained to the end. Of a run with fewer epochs, what is saved of the compute of the study's longest one.
         - ``steps_shared``: additional steps that the stage's trials would have executed without sharing it.
         - ``checkpoints``: number of checkpoints; ``checkpoint_bytes``: bytes of their contents (contents shared by two
           stages count for both); ``checkpoint_steps``: their iterations, ascending.
@@ -92,20 +92,28 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
     last, saving = _last_stages(trials), saving_of(trials)
     checkpoints = Checkpoints(tree, budget_bytes=0)  # only reads
     rows: list[dict[str, Any]] = []
-    total_steps = 0
-    for root in roots(tree):
-        store = StageStore(tree, root)
-        facts = store.read("root.json")
-        if facts is None:
-            continue
-        total_steps = max(total_steps, int(facts["total_steps"]))
-        rows += _root_rows(_read(store, int(facts["total_steps"])), facts, last, checkpoints)
+    stores = [StageStore(tree, root) for root in roots(tree)]
+    known = [(store, facts) for store in stores if (facts := store.read("root.json")) is not None]
+    total_steps = max((int(facts["total_steps"]) for _, facts in known), default=0)
+    for store, facts in known:
+        share = int(facts["total_steps"]) / total_steps
+        own = _root_rows(_read(store, int(facts["total_steps"])), facts, last, checkpoints)
+        rows += own if share == 1 else [_of_full_run(row, share, facts) for row in own]
     frame = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
     frame["saved"] = saved_of(frame.assign(saving=saving))
     quality = quality_of(trials)
     frame = frame.rename(columns={"quality": quality.name})
     frame.attrs |= {"total_steps": total_steps, "saving": saving, "quality": quality}
     return frame
+
+
+def _of_full_run(row: dict[str, Any], share: float, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stage's row of a run that has a share of the longest run's steps."""
+    own = row["compute_saved"]
+    length = f", {plural(facts['epochs'], 'epoch')}" if row["depth"] == 0 and "epochs" in facts else ""
+    return {
+        **row, "compute_saved": None if own is None else 1 - share * (1 - own), "action": f"{row['action']}{length}"
+    }  # fmt: skip
 
 
 def _last_stages(trials: pd.DataFrame) -> dict[int, str]:

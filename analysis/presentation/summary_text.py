@@ -119,6 +119,8 @@ def headline(
         return f"{said} {why_little[0].upper()}{why_little[1:]}." if why_little else said
     again = of_trial(confirmation, best)
     share, words = _share(best), _Words(best, allowed_drop)
+    if words_of_length := cut_words(best):
+        share += f" (train {words_of_length}{'' if best['method'] == 'none' else ', with these stops'})"
     quality = words.quality
     if again is None:
         text = (
@@ -140,8 +142,6 @@ def headline(
     confirmed = again is not None and bool(again["confirmed"])
     if searched_options(best):
         text = f"With {searched_options(best)}, against the baseline of these options: {text[0].lower()}{text[1:]}"
-    if words_of_length := cut_words(best):
-        text += f" For that, train {words_of_length}{'' if best['method'] == 'none' else ', with these stops'}."
     parts = [text, _not_retrained(ranking, best, confirmation), _shorter_does_it(best, line, confirmed=confirmed)]
     return " ".join(part for part in parts if part)
 

@@ -62,7 +62,7 @@ def test_the_answer_says_how_many_epochs_to_train(study: Path) -> None:
     assert best["epochs"] < EPOCHS
     with_stops = "" if best["method"] == "none" else ", with these stops"
     assert (
-        f"For that, train {best['epochs']} of {EPOCHS} epochs{with_stops}."
+        f"compute (train {best['epochs']} of {EPOCHS} epochs{with_stops}) at "
         in (study.parents[1] / "out.txt").read_text()
     )
     assert f"EPOCHS={best['epochs']}" in (study.parents[1] / "out.txt").read_text()

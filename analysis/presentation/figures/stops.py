@@ -64,7 +64,10 @@ def timeline(data: ReportData) -> Figure | None:
         value = value_with_unit(number_of(first, data.quality.name), data.quality)
         alike = f" and {plural(others, 'trial')} alike" if others else ""
         who = f"trial {first['trial']}{alike}: compute saved {saved}, {data.quality.name} {value}"
-        stretches += _stretches(len(names), stop_events(first["stop_events"]), total, who)
+        events, own = stop_events(first["stop_events"]), number_of(first, "step")
+        # A run of fewer epochs ends earlier.
+        end = total if np.isnan(own) else min(total, max(int(own), int(events[-1]["iteration"]) + 1))
+        stretches += _stretches(len(names), events, end, who)
         names.append(f"{first['trial']}{f' +{others}' if others else ''} · {saved}")
     hidden = len(outcomes) - len(names)
     notes = [
