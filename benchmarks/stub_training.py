@@ -25,8 +25,12 @@ def make() -> dict[str, Any]:
 
 
 def space(trial: Any, context: Any) -> dict[str, Any]:
-    """Ask for five variables of Gradient-Skip, two of them without a grid, so that hardly two trials are equal."""
+    """Ask for five variables of Gradient-Skip, two of them without a grid, so that hardly two trials are equal.
+
+    What it saves by parameters that stop in addition is not predicted, so TPE draws every trial.
+    """
     return {
+        "CAC_PREFIX_AUTOGRAD": False,
         "CAC_VAR_START_ITR": trial.suggest_int("CAC_VAR_START_ITR", 0, context.total_steps // 2),
         "CAC_VAR_START_THR": trial.suggest_float("CAC_VAR_START_THR", 0.9, 1.0),
         "CAC_VAR_MT_COUNT_THR": trial.suggest_int("CAC_VAR_MT_COUNT_THR", 0, 20),

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 BUSY = """
 import time, pytest
 def burn():
-    end = time.process_time() + 2.3
+    end = time.process_time() + 4.6
     while time.process_time() < end:
         pass
 def test_unmarked(): burn()

@@ -14,6 +14,7 @@ import analysis
 from analysis.io.layout import Layout
 from analysis.trace_replay.step_by_step import replay_one
 from trainables.config import TrialConfig
+from trainables.gradskip.variables import MEASURED_RULES
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac import search
 from tune_cac.tuning.outcomes.distinct_outcomes import distinct_outcomes
@@ -80,6 +81,58 @@ def test_what_runs_or_failed_is_not_suggested_again(tmp_path: Path) -> None:
     begun = [json.dumps(t.user_attrs[OUTCOME]) for t in told(tmp_path) if OUTCOME in t.user_attrs]
     assert len(begun) >= 3
     assert len(set(begun)) == len(begun)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_an_interrupted_outcome_is_begun_again_as_the_same_one(tmp_path: Path) -> None:
+    made = by_outcome(tmp_path)
+    made.suggest("published")
+    first = made.suggest("first")
+    assert isinstance(first, dict)
+    outcome = told(tmp_path)[first["trial"]].user_attrs[OUTCOME]
+    again = by_outcome(tmp_path, begin=False)  # the first search was killed
+    again.adopt_unfinished()
+    configs, attrs = [], []
+    for number in range(3):
+        suggested = again.suggest(str(number))
+        assert isinstance(suggested, dict)
+        configs.append(suggested["config"])
+        attrs.append(told(tmp_path)[suggested["trial"]].user_attrs)
+    assert first["config"] in configs[:2]
+    assert [a.get(OUTCOME) for a in attrs].count(outcome) == 1  # and no other trial has it
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("space", "hold"),
+    [
+        ("auto_thresholds", {"forward_cache_mb": 1.0}),
+        ("auto_thresholds", {"CAC_PREFIX_AUTOGRAD": False}),
+        ("agp", None),
+    ],
+)
+def test_what_replay_cannot_know_of_a_space_leaves_it_to_the_sampler(
+    tmp_path: Path, space: str, hold: dict[str, Any] | None
+) -> None:
+    made = learning(tmp_path, space=space, hold=hold)
+    assert made.outcomes is not None
+    assert not made.outcomes.predicts
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_rules_that_measure_get_their_share_of_the_trials(tmp_path: Path) -> None:
+    made = learning(tmp_path, space="stop_rules")
+    rules = []
+    for number in range(12):
+        suggested = made.suggest(str(number))
+        if not isinstance(suggested, dict):
+            break
+        rules.append(suggested["config"].get("CAC_RULE", "variance"))
+    measured = [rule for rule in rules[1:] if rule in MEASURED_RULES]
+    assert 0.2 * len(rules) <= len(measured) <= 0.7 * len(rules), rules
 
 
 @pytest.mark.slow
