@@ -2,8 +2,9 @@
 
     python benchmarks/search_cost.py [--trials 100] [--concurrency 1 4] [--skip-plain] [--seed 0]
 
-Each mode is a command of its own, timed from start to end (Ray's start and torch's import among it). Executed FLOPs are
-those of training, in runs of the baseline. One trial at a time the sampler's suggestions depend on the seed alone, so
+Each mode is a command of its own, timed from start to end (Ray's start and torch's import among it), with Optuna's TPE,
+which asks for as many trials as it is told to. Executed FLOPs are those of training, in runs of the baseline. One trial
+at a time the sampler's suggestions depend on the seed alone, so
 the results with and without sharing are compared row by row; with several at a time they depend on who ends first.
 
 Plain Ray Tune trains the same loop on the same space with the same sampler class, its trials reused in one process as
@@ -51,7 +52,7 @@ def ours(folder: Path, name: str, trials: int, seed: int, *flags: str) -> tuple[
     import analysis
 
     command = [sys.executable, "-m", "tune_cac", "search", "--trials", str(trials), "--seed", str(seed), "--name", name]
-    command.append("--no-controls")  # plain Ray Tune has none
+    command += ["--no-controls", "--sampler", "tpe"]  # plain Ray Tune has no controls
     begun = time.perf_counter()
     subprocess.run([*command, *flags], cwd=folder, check=True, capture_output=True)
     took = time.perf_counter() - begun

@@ -42,6 +42,8 @@ class Outcome:
     """Compute saved, a fraction of that of the full run."""
     stops: tuple[tuple[int, int], ...]
     """(iteration, position of the last parameter stopped) of each stop."""
+    identity: str
+    """Text that is equal for settings that train alike in a run of this length: stops, braking, ..."""
     known: bool
     """Whether the whole run was trained before."""
 
@@ -76,7 +78,8 @@ def distinct_outcomes(
         made.append(
             Outcome(
                 parameters=drawn[middle][0], config=drawn[middle][1], region=region_of(parameters),
-                settings=len(rows), epochs=known.base.epochs, share=share, **_facts(predicted[middle] or {}, share),
+                settings=len(rows), epochs=known.base.epochs, share=share,
+                **_facts(predicted[middle] or {}, drawn[middle][1], share),
             )
         )  # fmt: skip
     unpredicted = [setting for setting, found in zip(drawn, predicted, strict=True) if found is None]
@@ -92,16 +95,23 @@ def predicted_again(outcomes: Sequence[Outcome], trace: RunTrace) -> list[Outcom
     """
     found = predictions(trace, [one.config for one in outcomes], branches=True)
     return [
-        one if row is None else replace(one, **_facts(row, one.share)) for one, row in zip(outcomes, found, strict=True)
+        one if row is None else replace(one, **_facts(row, one.config, one.share))
+        for one, row in zip(outcomes, found, strict=True)
     ]
 
 
-def _facts(row: Mapping[str, Any], share: float) -> dict[str, Any]:
+def _facts(row: Mapping[str, Any], config: Mapping[str, Any], share: float) -> dict[str, Any]:
     return {
+        "identity": outcome(row, config),
         "saved": 1 - share * (1 - float(row["compute_saved"])),
-        "stops": tuple((event["iteration"], event["layer"]) for event in json.loads(row["stop_events"])),
+        "stops": stops_in(row),
         "known": bool(row["exact"]),
     }
+
+
+def stops_in(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Return (iteration, position of the last parameter stopped) of each stop of a trial's or a predicted row."""
+    return tuple((event["iteration"], event["layer"]) for event in json.loads(row.get("stop_events") or "[]"))
 
 
 def region_of(group: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:

@@ -9,7 +9,6 @@ Everything is a function of the study's trials and the recorded runs, so a resum
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,18 +35,21 @@ from tune_cac.tuning.outcomes.distinct_outcomes import (
     distinct_outcomes,
     predicted_again,
     shared_steps,
+    stops_in,
     trained_shares,
 )
 from tune_cac.tuning.outcomes.quality_model import posterior
 from tune_cac.tuning.outcomes.trial_attributes import EPOCHS, OF_EPOCHS, OUTCOME, UNPREDICTED
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed
-from tune_cac.tuning.warm_start.threshold_ranges import spread
+from tune_cac.tuning.warm_start.threshold_ranges import outcome, spread
 
 #: Settings that are drawn to find the outcomes of a space.
 SETTINGS = 4000
 #: Outcomes of them that are looked at, spread over what they save.
-MOST_OUTCOMES = 1000
+MOST_OUTCOMES = 500
+#: Outcomes, the newest, of which the quality is modelled.
+MOST_MODELLED = 200
 #: Outcomes that bisect the savings before the quality is modelled.
 BISECTED = 4
 #: Outcomes that are trained at least before the search may end by itself.
@@ -136,9 +138,10 @@ class OutcomeQueue:
             self._trials.study.enqueue_trial(dict(drawn), user_attrs={"role": "search", UNPREDICTED: True})
             return self._trials.study.ask()
         if chosen is None:
-            self.ended = all(one.loss is not None for one in tried)
+            running = [t for t in self._trials.all() if t.state == TrialState.RUNNING and "row" not in t.user_attrs]
+            self.ended = all(t.user_attrs.get("role") == "control" for t in running)
             return None
-        attrs: dict[str, Any] = {"role": "search", OUTCOME: [list(stop) for stop in chosen.stops]}
+        attrs: dict[str, Any] = {"role": "search", OUTCOME: self._first_identity(chosen)}
         cut = chosen.epochs < self._epochs
         if cut:
             attrs |= {EPOCHS: chosen.epochs, OF_EPOCHS: self._epochs}
@@ -146,6 +149,11 @@ class OutcomeQueue:
             {**chosen.parameters, **({EPOCHS: chosen.epochs} if cut else {})}, user_attrs=attrs
         )
         return self._trials.study.ask()
+
+    def _first_identity(self, chosen: Outcome) -> str:
+        """Return the identity of an outcome as the dense run alone predicted it, whatever was trained since."""
+        drawn = self._outcomes[chosen.epochs]
+        return next(one.identity for one in drawn if one.parameters == chosen.parameters)
 
     def _next_unpredicted(self, tried: int, *, ends: bool) -> Mapping[str, Any] | None:
         """Return parameters of the next setting that cannot be predicted, if its turn has come; else None.
@@ -168,11 +176,11 @@ class OutcomeQueue:
             if not drawn:
                 continue
             trace: RunTrace = read_trace(StageStore(self._tree, known.trace.root))
-            stops = {stops for one in tried if one.epochs == epochs for stops in (one.stops, one.chosen)}
+            taken = {name for one in tried if one.epochs == epochs for name in (one.identity, one.chosen)}
             found += [
                 one
                 for one, first in zip(predicted_again(drawn, trace), drawn, strict=True)
-                if not one.known and one.stops not in stops and first.stops not in stops
+                if not one.known and one.identity not in taken and first.identity not in taken
             ]
         return sorted(found, key=lambda one: one.saved)
 
@@ -183,20 +191,22 @@ class OutcomeQueue:
             attrs = trial.user_attrs
             if attrs.get("role") in ("baseline", "control") or "continued_by" in attrs:
                 continue
-            row, epochs = attrs.get("row"), attrs.get("config", {}).get(EPOCHS, self._epochs)
-            chosen = tuple((int(when), int(through)) for when, through in attrs.get(OUTCOME, ()))
+            row, config, chosen = attrs.get("row"), attrs.get("config", {}), attrs.get(OUTCOME, "")
+            epochs = config.get(EPOCHS, self._epochs)
+            not_told = None if trial.state == TrialState.RUNNING else np.inf  # it runs, or failed
             if row is not None and not missing_objectives(row, self._quality):
                 loss = self._quality.lost(row[self._quality.key], baseline[self._quality.key])
-                saved = saved_of_baseline(row, baseline)
-                found.append(Tried(epochs=epochs, stops=_stops_of(row), chosen=chosen, saved=saved, loss=loss))
+                stops, saved = stops_in(row), saved_of_baseline(row, baseline)
+                identity = outcome({"stop_events": row.get("stop_events") or "[]"}, config)
+                found.append(
+                    Tried(epochs=epochs, stops=stops, saved=saved, loss=loss, identity=identity, chosen=chosen)
+                )
             elif attrs.get("role") == CUT:
-                runs = trial.state == TrialState.RUNNING
-                saved = 1 - epochs / self._epochs
-                found.append(Tried(epochs=epochs, stops=(), saved=saved, loss=None if runs else np.inf))
-            elif OUTCOME in attrs:  # it runs, or failed
-                saved = next((one.saved for one in self._outcomes.get(epochs, []) if one.stops == chosen), 0.0)
-                runs = trial.state == TrialState.RUNNING
-                found.append(Tried(epochs=epochs, stops=chosen, saved=saved, loss=None if runs else np.inf))
+                found.append(Tried(epochs=epochs, stops=(), saved=1 - epochs / self._epochs, loss=not_told))
+            elif drawn := [one for one in self._outcomes.get(epochs, []) if one.identity == chosen]:
+                found.append(
+                    Tried(epochs=epochs, stops=drawn[0].stops, saved=drawn[0].saved, loss=not_told, chosen=chosen)
+                )
         return found
 
     def _chosen(self, left: Sequence[Outcome], tried: Sequence[Tried], baseline: Mapping[str, Any]) -> Outcome | None:
@@ -238,7 +248,7 @@ class OutcomeQueue:
             ]
             return np.array(rows).reshape(len(runs), len(layers) + 2)
 
-        ended = [one for one in tried if one.loss is not None]
+        ended = [one for one in tried if one.loss is not None][-MOST_MODELLED:]
         dense = Tried(epochs=self._epochs, stops=(), saved=0.0, loss=0.0)
         seen, losses = features([dense, *ended]), np.array([0.0, *(one.loss for one in ended)], float)
         unit = max(allowed, 1e-6)
@@ -278,8 +288,10 @@ class Tried:
     """Compute saved, a fraction of that of the full run."""
     loss: float | None
     """Of quality against the baseline; None while it is being trained."""
-    chosen: tuple[tuple[int, int], ...] = ()
-    """Stops by which it was chosen, as predicted then."""
+    identity: str = ""
+    """`Outcome.identity` as it was trained; empty until then."""
+    chosen: str = ""
+    """The same as the dense run predicted it; empty for what was not chosen as an outcome."""
 
 
 def _is_predicted(values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
@@ -307,8 +319,3 @@ def bisected(best: float, most: float, tried: Sequence[Tried], allowed: float) -
     edges = [best, *running, end]
     _, low, high = max((high - low, low, high) for low, high in pairwise(edges))
     return (low + high) / 2
-
-
-def _stops_of(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
-    events = row.get("stop_events") or "[]"
-    return tuple((event["iteration"], event["layer"]) for event in json.loads(events))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Stops of the outcome as predicted; or that they could not be.
+#: Identity of the outcome as the dense run predicts it (`Outcome.identity`); or that it could not be predicted.
 OUTCOME, UNPREDICTED = "outcome", "unpredicted"
 #: Epochs of the run, a parameter, too, and those of the full run; only of a trial that is shorter than the full run.
 EPOCHS, OF_EPOCHS = "epochs", "of_epochs"

@@ -1,0 +1,47 @@
+"""A small ResNet on some thousand images of CIFAR-10, for `search_quality.py`: `cifar_subset:make`.
+
+`--option data=FOLDER` holds the Hugging Face Parquet files (`train-*.parquet`, `test-*.parquet`).
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+from resnet import Block
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def images_of(folder: str, split: str, first: int, count: int) -> TensorDataset:
+    """Return images (N, 3, 32, 32), normalised to [-1, 1], and their labels."""
+    table = pq.read_table(next(Path(folder).glob(f"{split}-*.parquet"))).slice(first, count).to_pylist()
+    names = [name for name in table[0] if isinstance(table[0][name], dict)]
+    pixels = [torch.frombuffer(bytearray(Image.open(io.BytesIO(row[names[0]]["bytes"])).tobytes()), dtype=torch.uint8)
+              for row in table]  # fmt: skip
+    images: Tensor = torch.stack(pixels).view(-1, 32, 32, 3).permute(0, 3, 1, 2).float() / 127.5 - 1
+    return TensorDataset(images.contiguous(), torch.tensor([row["label"] for row in table]))
+
+
+def make(data: str, images: int = 4000, width: int = 8) -> dict[str, Any]:
+    """Return stem and four blocks, 10 epochs; validation and test are 2,000 images each of the test file."""
+
+    def model() -> nn.Module:
+        stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        blocks = [Block(width, width, 1), Block(width, 2 * width, 2), Block(2 * width, 4 * width, 2),
+                  Block(4 * width, 4 * width, 1)]  # fmt: skip
+        return nn.Sequential(stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 10))
+
+    train = images_of(data, "train", 0, images)
+    return {
+        "model": model,
+        "train": DataLoader(train, batch_size=64, shuffle=True),
+        "validation": DataLoader(images_of(data, "test", 0, 2000), batch_size=500),
+        "test": DataLoader(images_of(data, "test", 2000, 2000), batch_size=500),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4),
+        "epochs": 15,
+    }
