@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,18 @@ from ray.tune.search import Searcher
 
 class JournalSearcher(Searcher):
     """Write nothing for Ray's restore, which would lag behind the journal."""
+
+    unwritten: OSError | None = None
+    """Why the journal could not be written when a trial ended, which Ray takes for a failure of that trial."""
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Keep in `unwritten` what the block raises where the journal cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            self.unwritten = error
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Ray pickles the searcher for a restore that is not used; the state is the journal

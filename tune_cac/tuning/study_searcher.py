@@ -113,8 +113,7 @@ class StudySearch(JournalSearcher):
         self._run_folder = run_folder
         self._hold = dict(hold or {})
         self._tree = tree
-        self._sharing = sharing
-        self._planned = trials
+        self._sharing, self._planned = sharing, trials
         self._fields = TrialFields(
             tree=tree, budget_bytes=budget_bytes, trials=trials if sharing else 1, watch=self._hold.get("CAC_WATCH"),
             checkpoint_every_s=checkpoint_every_s, trial_timeout_s=trial_timeout_s, worker_resources=worker_resources,
@@ -356,9 +355,10 @@ class StudySearch(JournalSearcher):
         if missing:
             self._tell_fail(trial, f"the trial reported no finite {' and '.join(missing)}")
             return
-        trial.set_user_attr("row", row)  # from here on a crash cannot lose the trial
-        self._waiting_for_baseline.append((trial, row))
-        self._tell_waiting()
+        with self.telling():
+            trial.set_user_attr("row", row)  # from here on a crash cannot lose the trial
+            self._waiting_for_baseline.append((trial, row))
+            self._tell_waiting()
 
     def tell_failure(self, trial_id: str, message: str, *, died: bool = False, out_of_memory: bool = False) -> bool:
         """Report a failed trial to Optuna; return whether it is begun again, as another trial of the same parameters.

@@ -44,6 +44,9 @@ def train(
         run_name: of the Ray experiment.
         most: most trials, restarts not counted.
         budget: ends the run when it is used up.
+
+    Raises:
+        OSError: the journal cannot be written.
     """
     from ray import tune
 
@@ -79,6 +82,8 @@ def train(
                     checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
                 ),
             ).fit()
+        if searcher.unwritten is not None:
+            raise searcher.unwritten
 
 
 def _go_on(layout: Layout) -> str:
