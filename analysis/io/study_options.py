@@ -219,7 +219,8 @@ class StudyOptions:
     )
     sharing: bool | None = option(
         None,
-        "train what trials have in common once; off: every trial alone, with equal results",
+        "train what trials have in common once; off: every trial alone, with equal rows (of outcomes others may be "
+        "chosen, for no branch is recorded)",
         default_words="on; on --resume as the study was searched",
         on_resume=True,
     )

@@ -13,6 +13,7 @@ from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import WHOLE_FILES, schedule_summary
 from analysis.presentation.env_file import environment_lines
+from analysis.presentation.length_text import cut_words, length_lines
 from analysis.presentation.schedule_text import compresses, schedule_text
 from analysis.presentation.summary_text import config_of, searched_options, settings_text
 from analysis.quality_words import axis_words, drop_text, drop_unit, drop_words, metric_words, value_text
@@ -83,7 +84,8 @@ def export_trial(row: pd.Series, info: StudyInfo, format: str) -> str:
                 "or the format env"
             )
         return schedule_text(config, about)
-    return "\n".join([*about, *environment_lines(config, schedule="its export with --format schedule")]) + "\n"
+    lines = [*about, *length_lines(row), *environment_lines(config, schedule="its export with --format schedule")]
+    return "\n".join(lines) + "\n"
 
 
 def _about(row: pd.Series, info: StudyInfo) -> list[str]:
@@ -95,6 +97,7 @@ def _about(row: pd.Series, info: StudyInfo) -> list[str]:
         f"trial {row['trial']}: {saved_words(saving_of(row))} {percent(saved_of_one(row))}, {metric_words(quality)} "
         f"{value_text(row[quality.name], quality)}, {drop_words(quality)} {lost}",
         *([f"with these options of the workload: {searched_options(row)}"] if searched_options(row) else []),
+        *([f"of {cut_words(row)}"] if cut_words(row) else []),
         f"One seed. {'Epochs' if row['method'] == 'compression' else 'Iterations'} are those of a run of this length.",
     ]
 

@@ -95,8 +95,9 @@ def stage_frame(path: str | Path) -> pd.DataFrame:
     stores = [StageStore(tree, root) for root in roots(tree)]
     known = [(store, facts) for store in stores if (facts := store.read("root.json")) is not None]
     total_steps = max((int(facts["total_steps"]) for _, facts in known), default=0)
+    most_epochs = max((facts.get("epochs", 0) for _, facts in known), default=0)
     for store, facts in known:
-        share = int(facts["total_steps"]) / total_steps
+        share = facts.get("epochs", most_epochs) / most_epochs if most_epochs else 1
         own = _root_rows(_read(store, int(facts["total_steps"])), facts, last, checkpoints)
         rows += own if share == 1 else [_of_full_run(row, share, facts) for row in own]
     frame = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)

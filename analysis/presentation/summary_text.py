@@ -23,6 +23,7 @@ from analysis.metrics.saving import saved_of_one, saving_of
 from analysis.presentation.compression_text import compression_text
 from analysis.presentation.env_file import environment_lines
 from analysis.presentation.estimator_text import estimator_text
+from analysis.presentation.length_text import cut_words, length_lines
 from analysis.presentation.networks_text import networks_text
 from analysis.presentation.recipe_text import recipe_text
 from analysis.presentation.schedule_text import compresses, schedule_text
@@ -33,8 +34,6 @@ from trainables.gradskip.variables import BY_NAME
 from trainables.quality import Quality, allowed_amount
 from trainables.savings import SAVED, TRAINING, saved_words, share_words
 
-#: Variable of `best_env` with the number of epochs to train, where these are fewer than those of the full run.
-EPOCHS_VARIABLE = "TUNE_CAC_EPOCHS"
 #: Caption of the stage tree's picture.
 TREE_CAPTION = (
     "Every bar is a stretch of training that begins where its trials did something that the others did not; what "
@@ -261,12 +260,6 @@ def is_answer(best: pd.Series | None) -> bool:
     return best is not None and (best["method"] != "none" or bool(cut_words(best))) and saved_of_one(best) > 0
 
 
-def cut_words(row: pd.Series) -> str:
-    """Return ``16 of 30 epochs`` for a trial that trains fewer epochs than its study's full run; else empty."""
-    full = row.get("of_epochs")
-    return "" if full is None or pd.isna(full) else f"{int(row['epochs'])} of {int(full)} epochs"
-
-
 def best_env(
     info: StudyInfo, best: pd.Series | None, allowed_drop: float | str, *, confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None, same_run: str = "",
@@ -278,9 +271,7 @@ def best_env(
         return "\n".join([*lines, "# Compression alone was searched, which no variable sets: no schedule."]) + "\n"
     if best is not None and is_answer(best):
         config = config_of(best)
-        if words_of_length := cut_words(best):
-            lines.append(f"# Train {words_of_length}, with a learning-rate schedule of that length:")
-            lines.append(f"export {EPOCHS_VARIABLE}={config.epochs}")
+        lines += length_lines(best)
         if config.skips_gradients:
             lines.append("# Iterations are those of a run of this length.")
     return "\n".join(lines + environment_lines(config, schedule="best.yaml")) + "\n"

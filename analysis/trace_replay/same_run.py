@@ -24,12 +24,13 @@ _WHOLE = ("CAC_VAR_START_ITR", "CAC_VAR_MT_COUNT_THR", "CAC_VAR_SAMPLES")
 _THRESHOLDS = ("CAC_VAR_START_THR", "CAC_VAR_MT_THR", "CAC_VAR_SLOPE_THR")
 
 
-def same_run(trace: RunTrace, config: TrialConfig) -> dict[str, tuple[float, float]]:
+def same_run(trace: RunTrace, config: TrialConfig, *, stage: str | None = None) -> dict[str, tuple[float, float]]:
     """Return lowest and highest value of each variable of the variance rule with which the training is the same.
 
     Args:
         trace: the recorded runs of the setting's length, its own among them.
         config: the setting.
+        stage: the last stage of its run, where the trace may be that of another run; None if it is its own.
 
     Returns:
         By variable, each varied alone; without variables of which only the setting's own value is proved. Empty for
@@ -49,7 +50,7 @@ def same_run(trace: RunTrace, config: TrialConfig) -> dict[str, tuple[float, flo
     except UserError:  # the study has not recorded this plan of layers
         return {}
     first = found.iloc[0]
-    if not first["exact"]:
+    if not first["exact"] or stage not in (None, first["stage"]):
         return {}
     same = (found["exact"] & (found["stage"] == first["stage"])).to_numpy(bool)
     ranges = {}

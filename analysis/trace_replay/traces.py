@@ -220,7 +220,7 @@ def load_trace(path: str | Path, *, root: str | None = None, epochs: int | None 
     traces = [trace for trace in every if epochs is None or trace.run.get("epochs") == epochs]
     if not traces:
         raise UserError(f"{layout.root} has no recorded run of {epochs} epochs")
-    trace = max(traces, key=lambda t: (t.total_steps, sum(stage.known_until - stage.start for stage in t.stages)))
+    trace = max(traces, key=lambda t: (t.run.get("epochs", 0), sum(s.known_until - s.start for s in t.stages)))
     return complete(trace, layout.root)
 
 

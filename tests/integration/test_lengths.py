@@ -12,7 +12,8 @@ from runs import assert_equals_alone
 import analysis
 from analysis.io.layout import Layout
 from analysis.metrics.controls import CUT, SHORTER, control_line
-from analysis.presentation.summary_text import EPOCHS_VARIABLE, config_of
+from analysis.presentation.length_text import EPOCHS_VARIABLE
+from analysis.presentation.summary_text import config_of
 from trainables.stage_tree.store import roots
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from optuna.storages.journal import JournalFileBackend
 
 import search_spaces
 from analysis.io.layout import STUDY_NAME, Layout, StudyInfo
-from search_spaces import SpaceContext
+from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.metrics import ROW
 from trainables.stage_tree.shared_run import SharedRun, Sharing
@@ -69,6 +69,7 @@ def learning(
     begin: bool = True,
     hold: dict[str, Any] | None = None,
     space: str = "auto_thresholds",
+    own: Space | None = None,
     **more: Any,
 ) -> StudySearch:
     """A searcher of 30 trials over the tiny workload, whose baseline has been trained over its tree."""
@@ -78,7 +79,7 @@ def learning(
         StudyInfo(space="auto_thresholds", workload="tiny", epochs=4, seed=0, trials=30, allowed_drop=0.01, versions={})
     )
     made = StudySearch(
-        space=search_spaces.load(space), context=context, base=base, journal=folder / "optuna.journal",
+        space=own or search_spaces.load(space), context=context, base=base, journal=folder / "optuna.journal",
         allowed_drop=0.01, seed=seed, run_folder="ray/run-000", checkpoint_every_s=60, hold=hold, tree=folder / "tree",
         budget_bytes=0, trials=30, **more,
     )  # fmt: skip

@@ -80,7 +80,7 @@ class SearchResult:
             return ""
         try:
             trace = load_trace(self.folder, epochs=int(self.best["epochs"]))
-            found = same_run_text(same_run(trace, config_of(self.best)))
+            found = same_run_text(same_run(trace, config_of(self.best), stage=str(self.best["stage"])))
         except (UserError, OSError, LookupError, ValueError):  # no recorded run, a damaged one, or of another version
             return ""
         return (

@@ -81,7 +81,7 @@ class StudyControls:
         known = roots().get(best.config["epochs"])
         found = self.random_stops(None if known is None else known.trace, ends, best)
         beside = None if lengths is None else lengths.beside(best.saved)
-        return found if beside is None else [*found, beside]
+        return found if beside is None else [beside, *found]  # the cut run may be the best then
 
     def random_stops(
         self, trace: RunTrace | None, ends: Sequence[int], best: BestSetting | None

@@ -122,7 +122,8 @@ class SearchProgress(tune.Callback):
         if further:
             self._say(f"baseline of {options}, trial {number}: {self._measured(row)}")
             return
-        self._end(f"trial {number}: {self._measured(row)}, saved {percent(self._saved(row))}")
+        saved = percent(self._saved(row, self._baselines.get(options)))
+        self._end(f"trial {number}: {self._measured(row)}, saved {saved}")
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Report a trial that raised to the searcher and show its message."""
@@ -220,7 +221,8 @@ class SearchProgress(tune.Callback):
         return f"{self._quality.name} {value_text(row[self._quality.key], self._quality)}"
 
     def _saved(self, row: Mapping[str, Any], baseline: Mapping[str, Any] | None = None) -> float:
-        baseline = baseline or next(iter(self._baselines.values()), None)
+        if baseline is None and len(self._baselines) == 1:
+            (baseline,) = self._baselines.values()
         own = row if baseline is None else {**row, "compute_saved": saved_of_baseline(row, baseline)}
         return saved_of_row(own, self._saving, baseline)
 

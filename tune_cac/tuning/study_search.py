@@ -31,6 +31,7 @@ from tune_cac.study.object_storage import copied_to_storage, fetch_study
 from tune_cac.study.option_signatures import with_options
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.result_files import write_answer
+from tune_cac.study.run_lengths import AUTO_LENGTHS
 from tune_cac.study.script_files import check_unchanged, script_identity
 from tune_cac.study.study_result import SearchResult, answer
 from tune_cac.tuning.preflight import (
@@ -112,6 +113,7 @@ def search(**given: Any) -> SearchResult:
                 sharing=bool(options.sharing),
                 fresh_processes=options.fresh_processes,
                 controls=options.controls,
+                lengths=options.lengths,
             )
         )
         return _run(layout, options, context, grid)
@@ -194,6 +196,8 @@ def _run_missing(
         if context is None:
             context = context_of(base)
         searcher, run_name = _searcher(layout, options, context, base, grid or _grid(options, context))
+        if options.lengths != AUTO_LENGTHS and options.searched_lengths and searcher.lengths is None:
+            say(f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone")
         to_run = layout.read_info().trials - searcher.trials.finished_count()
         lacking = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
         if to_run > 0 or lacking:
@@ -337,7 +341,7 @@ def _search(
     budget = Budget(searcher, progress, time_s=options.time_budget_s, trainings=options.cost_budget, begun=begun)
     searcher.plan(to_run, controls=options.controls)
     # The searcher ends the run earlier if fewer controls are needed.
-    beside = MOST_CONTROLS if options.controls else 0
+    beside = (MOST_CONTROLS if options.controls else 0) + options.searched_lengths.count(",")
     if options.loaded_space.options:
         beside = to_run + len(searcher.baselines.missing())  # at most one baseline for each trial
     train(layout, options, searcher, progress, run_name, to_run + beside, budget)

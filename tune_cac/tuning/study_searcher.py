@@ -65,7 +65,7 @@ class StudySearch(JournalSearcher):
         trial_timeout_s: seconds without a row after which a trial's process is ended; None for no limit.
         hold: fields of the config that have this value in every trial but the baseline, whatever the space returns.
         tree: the study's ``tree`` folder, or its URI where the study is in object storage.
-        sharing: whether trials share training; the baseline's signals are recorded either way, for equal suggestions.
+        sharing: whether trials share training; signals of dense runs are recorded either way.
         budget_bytes: most bytes of checkpoints.
         trials: number of trials planned for the study.
         worker_resources: Ray's resources of each worker of a trial; None for trials of one process.
@@ -104,15 +104,11 @@ class StudySearch(JournalSearcher):
     ) -> None:
         self._learns = sampler == AUTO
         self._repeats = repeats
-        self._search_space = space
-        self._context = context
-        self._base = base
+        self._search_space, self._context, self._base = space, context, base
         self.saving, self.quality = base.saving, base.quality
         """The compute that trials are ranked by (None: that of training), and the metric by which they are compared."""
-        self._allowed_drop = allowed_drop
-        self._run_folder = run_folder
-        self._hold = dict(hold or {})
-        self._tree = tree
+        self._allowed_drop, self._run_folder = allowed_drop, run_folder
+        self._hold, self._tree = dict(hold or {}), tree
         self._sharing, self._planned = sharing, trials
         self._fields = TrialFields(
             tree=tree, budget_bytes=budget_bytes, trials=trials if sharing else 1, watch=self._hold.get("CAC_WATCH"),
@@ -146,12 +142,15 @@ class StudySearch(JournalSearcher):
         self._grid = None if grid is None else GridWalk(self.trials, grid, self._start_role)
         self.outcomes: OutcomeQueue | None = None
         """Chooses the settings in place of a sampler."""
+        # Those that the study has are known where no further ones are searched, too.
+        self._cut_runs = RunLengths(self.trials, base, lengths or "1.0", allowed_drop, self._learned)
         self.lengths: RunLengths | None = None
         """Chooses the lengths of cut dense runs on which stops are searched, too."""
         if self._learns and repeats and grid is None:
-            self.outcomes = OutcomeQueue(self.trials, self._roots, tree, base, allowed_drop)
+            searched = lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots()  # noqa: E731
+            self.outcomes = OutcomeQueue(self.trials, searched, tree, base, allowed_drop, sharing=sharing)
             if lengths and space.method == "gradskip" and not space.options and base.saving is None:
-                self.lengths = RunLengths(self.trials, base, lengths, allowed_drop, self._learned)
+                self.lengths = self._cut_runs
         self._controls = StudyControls(base, tree)
         self._concurrency = MemoryConcurrency()
         self.baselines = OptionBaselines(self.trials, space, base)
@@ -194,8 +193,7 @@ class StudySearch(JournalSearcher):
             return trial
         self._running[trial_id] = trial
         attrs = trial.user_attrs
-        shares = attrs.get("role") == "baseline" or (self._sharing and attrs.get("control") != SHORTER)
-        shares = shares or attrs.get("role") == CUT  # recorded, for stops are searched on it
+        shares = attrs.get("role") in ("baseline", CUT) or (self._sharing and attrs.get("control") != SHORTER)
         config = self._config(trial)
         folder = f"{self._run_folder}/{trial_folder_name(trial.number)}"
         trial.set_user_attr("config", config)
@@ -231,6 +229,8 @@ class StudySearch(JournalSearcher):
         if self._to_ask == 0 or self.nothing_left:
             if self._with_controls:
                 return self._next_control()
+            if self.lengths is not None and (run := self.lengths.next()) is not None:
+                return self.restarts.start_predefined(run)
             return None if self._running else FINISHED  # a worker may die, and its trial begins again
         trial, why_not = self.candidates.first_possible(
             self._ask, lambda one: self.baselines.why_useless(self._config(one))
@@ -315,7 +315,7 @@ class StudySearch(JournalSearcher):
 
     def _roots(self) -> dict[int, WarmStart]:
         """Return what the recorded dense runs show, by their epochs, the full run first."""
-        return {self._base.epochs: self.learn(), **({} if self.lengths is None else self.lengths.learned())}
+        return {self._base.epochs: self.learn(), **self._cut_runs.learned()}
 
     def _enqueue_spread(self) -> None:
         """Queue the first settings once the baseline's run is known, once per study, instead of random ones.

@@ -70,6 +70,7 @@ class OutcomeQueue:
         tree: the study's ``tree`` folder, or its URI.
         base: config of the baseline; its seed draws the settings.
         allowed_drop: that may be lost of the metric (`trainables.quality`).
+        sharing: whether trials share training.
     """
 
     def __init__(
@@ -79,7 +80,10 @@ class OutcomeQueue:
         tree: Path | str,
         base: TrialConfig,
         allowed_drop: float | str,
+        *,
+        sharing: bool = True,
     ) -> None:
+        self._sharing = sharing
         self._trials, self._roots, self._tree, self._allowed_drop = trials, roots, tree, allowed_drop
         self._quality, self._seed, self._epochs = base.quality, base.seed, base.epochs
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
@@ -90,7 +94,8 @@ class OutcomeQueue:
     @property
     def predicts(self) -> bool:
         """Return whether outcomes of the space are known before they are trained."""
-        return any(self._drawn(epochs, known) for epochs, known in self._roots().items())
+        drawn = [self._drawn(epochs, known) for epochs, known in self._roots().items()]  # of all lengths, to know them
+        return any(drawn)
 
     def _drawn(self, epochs: int, known: WarmStart) -> list[Outcome]:
         """Return the outcomes of a run's drawn settings, as the run without a method predicts them."""
@@ -101,6 +106,11 @@ class OutcomeQueue:
     def _distinct(self, known: WarmStart) -> list[Outcome]:
         drawn = known.drawn(self._seed, SETTINGS)
         base = known.base.to_dict()
+        if known.base.epochs != self._epochs and known.choices(self._seed) != self._roots()[self._epochs].choices(
+            self._seed
+        ):
+            warnings.warn("no stops on cut runs: choices of the space depend on the run's length", stacklevel=2)
+            return []
         if known.space.options or not all(_is_predicted(values, base) for _, values in drawn):
             return []
         try:  # what each draw's stops save, which the dense run may not have needed
@@ -121,8 +131,8 @@ class OutcomeQueue:
     def why_ended(self) -> str:
         """Return in one line why the search ended before its trials were used up."""
         return (
-            f"ended after {plural(self._trials.finished_count(), 'trial')}: no other outcome of {SETTINGS:,} settings"
-            f"{' for each length' if len(self._roots()) > 1 else ''} is expected to save {WORTHWHILE:.1%} more"
+            f"ended after {plural(self._trials.finished_count(), 'trial')}: of {SETTINGS:,} settings"
+            f"{' for each length' if len(self._roots()) > 1 else ''} no outcome is left that is worth its training"
         )
 
     def start_next(self, baseline: Mapping[str, Any]) -> optuna.Trial | None:
@@ -164,7 +174,8 @@ class OutcomeQueue:
             tried: trials so far.
             ends: whether no predicted outcome is worth its training.
         """
-        done = sum(UNPREDICTED in trial.user_attrs for trial in self._trials.all())
+        begun = [trial.user_attrs for trial in self._trials.all() if UNPREDICTED in trial.user_attrs]
+        done = sum("continued_by" not in attrs for attrs in begun)
         due = max(len(self._unpredicted) / SETTINGS * (tried + 1), LEAST if ends else 0)
         return self._unpredicted[done][0] if done + 0.5 < due and done < len(self._unpredicted) else None
 
@@ -271,6 +282,9 @@ class OutcomeQueue:
             total = round(one.share * self._total_steps)
             others = [(), *(other.stops for other in tried if other.epochs == one.epochs)]
             own_saved = 1 - (1 - one.saved) / one.share
+            if not self._sharing:
+                found.append(1 - one.saved)
+                continue
             not_shared = 1 - shared_steps(one.stops, others, total) / total
             found.append(one.share * not_shared * (1 - own_saved * total / max(1, total - one.stops[0][0])))
         return np.maximum(_LEAST_COST, np.array(found))

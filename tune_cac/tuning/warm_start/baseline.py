@@ -34,6 +34,9 @@ from tune_cac.tuning.warm_start.threshold_ranges import (
     without_decay,
 )
 
+#: Draws that find the choices of a space's branches.
+_CHOICE_DRAWS = 50
+
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
@@ -87,6 +90,13 @@ class WarmStart:
             values = self.space.suggest(recorder, self.context)
             drawn.append((recorder.params, {**fixed, **under_one_set_of_options(values), **self.hold}))
         return drawn
+
+    def choices(self, seed: int) -> dict[str, tuple[Any, ...]]:
+        """Return the choices of categorical parameters, which must be the same in all trials of a study, as drawn."""
+        recorder = DrawnTrial(random.Random(seed))
+        for _ in range(_CHOICE_DRAWS):
+            self.space.suggest(recorder, self.context)
+        return recorder.choices
 
     def why_little(self, seed: int, *, acts: bool) -> str:
         """Return why no or hardly any setting of the space does anything on this run; empty if that is unknown.

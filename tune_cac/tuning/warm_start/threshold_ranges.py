@@ -253,6 +253,7 @@ class DrawnTrial:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.params: dict[str, Any] = {}
+        self.choices: dict[str, tuple[Any, ...]] = {}
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
         """Draw an integer in [low, high], uniform on its grid or in its logarithm."""
@@ -279,5 +280,6 @@ class DrawnTrial:
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
         """Draw one of the choices."""
-        self.params[name] = self._rng.choice(tuple(choices))
+        self.choices[name] = tuple(choices)
+        self.params[name] = self._rng.choice(self.choices[name])
         return self.params[name]

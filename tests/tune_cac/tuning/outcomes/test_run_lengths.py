@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import facts, rows_alone
@@ -12,6 +13,7 @@ from tiny_workload import tiny  # noqa: F401 - a fixture
 
 import analysis
 from analysis.metrics.controls import CUT, SHORTER
+from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.stage_tree.shared_run import SharedRun, Sharing
@@ -128,6 +130,8 @@ def test_random_stops_are_as_long_as_the_best_setting(tmp_path: Path) -> None:
     stops, beside = [], []
     while isinstance(suggested := search.suggest(f"control {len(stops) + len(beside)}"), dict):
         (beside if suggested["role"] == CUT else stops).append(suggested["config"])
+        if suggested["role"] == CUT:  # it may be the best, so random stops wait for it
+            search.on_trial_complete(f"control {len(stops) + len(beside) - 1}", {**last, "accuracy": 0.0})
     assert len(stops) == 3
     assert {config["epochs"] for config in stops} == {2}
     assert [(config["method"], config["epochs"]) for config in beside] == [("none", 1)]  # saves 60 % or more
@@ -144,3 +148,49 @@ def test_cut_runs_wait_for_no_baseline(tmp_path: Path) -> None:
     search.on_trial_complete("a", {**row(0.9, 0.0), "dense_flops": 1000, "executed_flops": 1000})
     assert search.suggest("c") is not None
     assert json.loads(json.dumps(second["config"]))["epochs"] == 18
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_a_setting_of_a_cut_run_goes_on_where_lengths_are_searched_no_more(tmp_path: Path) -> None:
+    """It was killed, and the next search is one with ``--no-controls``, or in processes of their own."""
+    search = learning(tmp_path, lengths="0.5")
+    cut = search.suggest("cut")
+    assert isinstance(cut, dict)
+    with SharedRun(TrialConfig(**cut["config"]), Sharing(tree=tmp_path / "tree", budget_bytes=0)) as run:
+        while not run.finished:
+            last = run.train_epoch()
+    search.on_trial_complete("cut", last)
+    search.suggest("published")
+    search.study.enqueue_trial({"epochs": 2}, user_attrs={"role": "search", "epochs": 2, "of_epochs": 4})
+    suggested = search.suggest("killed")
+    assert isinstance(suggested, dict)
+    assert suggested["config"]["epochs"] == 2
+    for more in ({"lengths": ""}, {"lengths": "", "repeats": False}):
+        again = learning(tmp_path, begin=False, **more)
+        again.adopt_unfinished()
+        configs = [again.suggest(f"again{number}")["config"] for number in range(5)]  # type: ignore[index, call-overload]
+        assert suggested["config"] in configs
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_choices_that_depend_on_the_length_leave_cut_runs_without_stops(tmp_path: Path) -> None:
+    """Optuna allows no other choices of one parameter in one study."""
+
+    def by_length(trial: Any, context: SpaceContext) -> dict[str, Any]:
+        start = trial.suggest_categorical("start", (0, context.total_steps // 4))
+        return {"CAC_VAR_START_ITR": start, "CAC_VAR_START_THR": trial.suggest_float("thr", 0.9, 1, step=0.01),
+                "CAC_VAR_SAMPLES": 2}  # fmt: skip
+
+    own = Space(name="own", method="gradskip", suggest=by_length, start=lambda context: {"start": 0, "thr": 0.95})
+    search = learning(tmp_path, lengths="0.5", own=own)
+    cut = search.suggest("cut")
+    assert isinstance(cut, dict)
+    with SharedRun(TrialConfig(**cut["config"]), Sharing(tree=tmp_path / "tree", budget_bytes=0)) as run:
+        while not run.finished:
+            last = run.train_epoch()
+    search.on_trial_complete("cut", last)
+    with pytest.warns(UserWarning, match="no stops on cut runs: choices of the space depend on the run's length"):
+        configs = [search.suggest(str(number)) for number in range(6)]
+    assert {found["config"]["epochs"] for found in configs if isinstance(found, dict)} == {4}
