@@ -97,7 +97,7 @@ def _about(row: pd.Series, info: StudyInfo) -> list[str]:
         f"trial {row['trial']}: {saved_words(saving_of(row))} {percent(saved_of_one(row))}, {metric_words(quality)} "
         f"{value_text(row[quality.name], quality)}, {drop_words(quality)} {lost}",
         *([f"with these options of the workload: {searched_options(row)}"] if searched_options(row) else []),
-        *([f"of {cut_words(row)}"] if cut_words(row) else []),
+        *([f"trained {cut_words(row)}"] if cut_words(row) else []),
         f"One seed. {'Epochs' if row['method'] == 'compression' else 'Iterations'} are those of a run of this length.",
     ]
 
