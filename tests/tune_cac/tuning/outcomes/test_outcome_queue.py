@@ -108,7 +108,7 @@ def test_an_interrupted_outcome_is_begun_again_as_the_same_one(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("space", "hold"),
     [
-        ("auto_thresholds", {"forward_cache_mb": 1.0}),
+        ("auto_thresholds", {"forward_cache_mb": 1}),
         ("auto_thresholds", {"CAC_PREFIX_AUTOGRAD": False}),
         ("agp", None),
     ],
