@@ -1,4 +1,4 @@
-"""What a search loses, and what a draw costs, because TPE's copy of a long study forgets trials (`draft_study.py`).
+"""Measure the loss of a search, and the cost of a draw, with a TPE whose copy of a long study forgets trials.
 
     python benchmarks/draft_forgets.py [--trials 3000] [--seeds 4]
 

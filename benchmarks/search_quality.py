@@ -1,4 +1,4 @@
-"""What a search's answer costs, and how good it is, by way of searching and seed.
+"""Measure the cost and the quality of a search's answer, by way of searching and seed.
 
     python benchmarks/search_quality.py [--searches lengths auto tpe] [--trials 100] [--seeds 10] [--concurrency 2]
                                         [--workload digits] [--option NAME=VALUE ...] [--data FOLDER] [--model NAME]

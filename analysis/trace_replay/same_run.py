@@ -1,4 +1,4 @@
-"""Which values of a setting's variables train as the setting did, bit for bit: how exact a threshold has to be.
+"""Find the values of a setting's variables that train as the setting did, bit for bit.
 
 A setting whose replay on the recorded runs goes through the same stages, to the recorded end, is the same training. So
 every variable is varied alone, on a grid, and the values around the setting's own that replay proves equal are its
@@ -41,7 +41,9 @@ def same_run(trace: RunTrace, config: TrialConfig, *, stage: str | None = None) 
     own = config.to_dict()
     tried: list[dict[str, Any]] = [own]
     rows: dict[str, list[int]] = {}
-    for name in (*_THRESHOLDS, *_WHOLE):
+    for name in (
+        name for name in (*_THRESHOLDS, *_WHOLE) if name in own
+    ):  # an interval may follow the braking distance
         values = _values(name, own[name], trace.total_steps)
         rows[name] = list(range(len(tried), len(tried) + len(values)))
         tried += [{**own, name: value} for value in values]

@@ -36,19 +36,9 @@ print(json.dumps({"accuracy": nets.ACCURACY + rank / 10, "step": 40, "compute_sa
 def test_a_cost_budget_lets_the_running_trial_finish_and_begins_no_other(tmp_path: Path) -> None:
     """Without shared training every trial costs nearly a full training, and the third one uses the budget up."""
     search = (
-        "search",
-        "--trials",
-        "5",
-        "--epochs",
-        "2",
-        "--name",
-        "s",
-        "--concurrency",
-        "1",
-        "--no-sharing",
-        "--sampler",
-        "tpe",
-    )
+        "search", "--trials", "5", "--epochs", "2", "--name", "s", "--concurrency", "1", "--no-sharing",
+        "--sampler", "tpe",
+    )  # fmt: skip
     done = run_here(tmp_path, *search, "--no-controls", "--cost-budget", "2.1")
     assert done.returncode == 0, done.stderr
     trials = analysis.load(tmp_path / "results" / "s")

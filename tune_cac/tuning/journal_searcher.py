@@ -14,7 +14,7 @@ class JournalSearcher(Searcher):
     """Write nothing for Ray's restore, which would lag behind the journal."""
 
     unwritten: OSError | None = None
-    """Why the journal could not be written when a trial ended, which Ray takes for a failure of that trial."""
+    """The error of a journal that could not be written when a trial ended, which Ray takes for that trial's failure."""
 
     @contextmanager
     def telling(self) -> Iterator[None]:

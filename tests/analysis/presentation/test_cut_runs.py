@@ -1,4 +1,4 @@
-"""How runs of fewer epochs than the full one are counted, ranked and told, on a study written by hand."""
+"""Runs of fewer epochs than the full one are counted, ranked and told, on a study written by hand."""
 
 from __future__ import annotations
 

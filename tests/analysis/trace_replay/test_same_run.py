@@ -60,6 +60,7 @@ def test_nothing_is_told_of_what_was_not_recorded_or_has_another_rule(tmp_path: 
     assert same_run(trace, base) == {}  # it stops something, and its run beyond was not trained
     assert same_run(trace, replace(base, CAC_STOP_LAYER_NUM=(0,), CAC_STOP_LAYER_ITR=(3,))) == {}
     assert same_run(trace, replace(base, method="none")) == {}
+    assert same_run(trace, replace(base, CAC_VAR_SAMPLES=None, CAC_BRAKING_DISTANCE=2)) == {}  # that is the interval
     assert same_run_text({}) == ""
 
 

@@ -277,14 +277,13 @@ class OutcomeQueue:
 
         After an outcome's first stop its steps save equal shares, which is exact for one stop.
         """
+        if not self._sharing:
+            return np.array([max(_LEAST_COST, 1 - one.saved) for one in left])
         found = []
         for one in left:
             total = round(one.share * self._total_steps)
             others = [(), *(other.stops for other in tried if other.epochs == one.epochs)]
             own_saved = 1 - (1 - one.saved) / one.share
-            if not self._sharing:
-                found.append(1 - one.saved)
-                continue
             not_shared = 1 - shared_steps(one.stops, others, total) / total
             found.append(one.share * not_shared * (1 - own_saved * total / max(1, total - one.stops[0][0])))
         return np.maximum(_LEAST_COST, np.array(found))
