@@ -267,6 +267,7 @@ def method_of(names: Iterable[str]) -> str:
     return estimator or "+".join(parts) or ("recipe" if given & {*RECIPE_FIELDS} else "none")
 
 
+@cache
 def field_names() -> tuple[str, ...]:
     """Return the names of the hyperparameters, in the order of `TrialConfig`."""
     return tuple(field.name for field in fields(TrialConfig))

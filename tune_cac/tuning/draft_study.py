@@ -21,9 +21,13 @@ from tune_cac.tuning.study_trials import StudyTrials
 
 #: Ended trials that a limited draft keeps when it forgets: the best, of which Optuna's TPE models 25 as good ones, and
 #: a random sample of the others, for the density of the rest; the newest alone would lie where the best ones do.
-KEPT_BEST, KEPT_OTHERS = 100, 200
-#: Ended trials from which a limited draft forgets.
-MOST_ENDED = 450
+KEPT_BEST, KEPT_OTHERS = 50, 100
+#: Running trials that it keeps, the newest, which lie where the sampler draws now.
+KEPT_RUNNING = 50
+#: Trials from which a limited draft forgets.
+MOST_TRIALS = 250
+#: Stands for the number of a running trial that was forgotten.
+_FORGOTTEN = -1
 
 
 class DraftStudy:
@@ -32,7 +36,7 @@ class DraftStudy:
     Args:
         trials: of the study.
         sampler: of the drafts.
-        limited: whether ended trials are forgotten beyond `MOST_ENDED`: TPE takes longer with every trial it knows.
+        limited: whether trials are forgotten beyond `MOST_TRIALS`: TPE takes longer with every trial it knows.
         with_parameters: whether trials without parameters are left out.
     """
 
@@ -42,7 +46,7 @@ class DraftStudy:
         self._trials, self._limited, self._with_parameters = trials, limited, with_parameters
         self.study = optuna.create_study(directions=trials.study.directions, sampler=sampler)
         """The draft."""
-        self._open: dict[int, int | None] = {}  # unfinished trials of the study, and their numbers here
+        self._open: dict[int, int | None] = {}  # numbers of unfinished trials, and what they have here; None for none
         self._seen = 0  # trials of the study that were looked at
         self._draw = random.Random(0)
         self._keys: dict[int, float] = {}  # random numbers of ended drafts: those with the lowest are the sample
@@ -51,9 +55,10 @@ class DraftStudy:
         """Add the trials that the study has begun, and report those that have ended, since the last call."""
         known = self._trials.all()
         for number in (*self._open, *range(self._seen, len(known))):
-            self._follow_one(known[number])
+            if self._open.get(number) is None or known[number].state != TrialState.RUNNING:
+                self._follow_one(known[number])
         self._seen = len(known)
-        if self._limited and len(self.study.get_trials(deepcopy=False)) - len(self._open) > MOST_ENDED:
+        if self._limited and len(self.study.get_trials(deepcopy=False)) > MOST_TRIALS:
             self._forget()
 
     def begin(self, drawn: int, number: int) -> None:
@@ -69,9 +74,8 @@ class DraftStudy:
     def _follow_one(self, trial: FrozenTrial) -> None:
         here = self._open.get(trial.number)
         ended = trial.state.is_finished()
-        if here is not None:
-            if ended:
-                self._report(here, trial)
+        if here is not None and here != _FORGOTTEN:
+            self._report(here, trial)
         elif ended or (trial.state == TrialState.RUNNING and trial.params):
             here = self._add(trial)
         if ended:
@@ -95,16 +99,16 @@ class DraftStudy:
         self.study.tell(here, trial.values if trial.state == TrialState.COMPLETE else None, state=trial.state)
 
     def _forget(self) -> None:
-        """Keep the best ended trials, a uniform sample of all that ended so far, and all that run.
+        """Keep the best ended trials, a uniform sample of all that ended so far, and the newest that run.
 
-        Every trial has one random number for good, so what was forgotten before would not be in a later sample either
-        (reservoir sampling).
+        Running ones that are forgotten are added when they end. Every trial has one random number for good, so what was
+        forgotten before would not be in a later sample either (reservoir sampling).
         """
         there = self.study.get_trials(deepcopy=False)
-        running = {here for here in self._open.values() if here is not None}
+        running = sorted(here for here in self._open.values() if here not in (None, _FORGOTTEN))[-KEPT_RUNNING:]
         complete = [trial for trial in there if trial.state == TrialState.COMPLETE]
         keys = {trial.number: self._keys.get(trial.number) or self._draw.random() for trial in complete}
-        kept = set(sorted(keys, key=keys.__getitem__)[:KEPT_OTHERS]) | running
+        kept = set(sorted(keys, key=keys.__getitem__)[:KEPT_OTHERS]) | {*running}
         kept |= {complete[place].number for place in best_places(complete, self.study.directions, KEPT_BEST)}
         numbers: dict[int, int] = {}
         fresh = optuna.create_study(directions=self.study.directions, sampler=self.study.sampler)
@@ -114,7 +118,9 @@ class DraftStudy:
                 fresh.add_trial(_copy(trial))
         self.study = fresh
         self._keys = {numbers[number]: key for number, key in keys.items() if number in numbers}
-        self._open = {number: None if here is None else numbers[here] for number, here in self._open.items()}
+        self._open = {
+            number: None if here is None else numbers.get(here, _FORGOTTEN) for number, here in self._open.items()
+        }
 
 
 def _copy(trial: FrozenTrial) -> FrozenTrial:

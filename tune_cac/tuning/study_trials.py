@@ -21,6 +21,7 @@ from tune_cac.study.database import name_there, open_database
 from tune_cac.tuning.optuna_objectives import saved_of_baseline
 from tune_cac.tuning.optuna_private import live_trial
 from tune_cac.tuning.predefined_trial import as_key
+from tune_cac.tuning.trial_list import TrialList
 
 #: Attribute of a study: why its space does nothing or little on its run.
 _WHY_LITTLE = "why_little"
@@ -78,16 +79,15 @@ class StudyTrials:
         self._quality = quality
         self.baseline_again: dict[str, Any] | None = None
         """Attributes of a baseline to train once more; None if there is none."""
-        # A list of all trials takes longer with every trial, so what cannot change is remembered.
+        self._list = TrialList(study)
         self._looked_at = 0  # trials whose role is known, which a trial has from its creation
         self._baselines: list[int] = []
         self._baseline_row: dict[str, Any] | None = None
-        self._maybe_waiting: list[int] = []  # trials that waited, or were new, when the queue was last read
-        self._queue_read = 0  # trials that were looked at for it
+        self._first_waiting = 0  # number of the first trial that may wait in the queue
 
     def all(self) -> list[FrozenTrial]:
         """Return all trials, in their order."""
-        return self.study.get_trials(deepcopy=False)
+        return self._list.read()
 
     def start(self, attrs: dict[str, Any], **parameters: Any) -> optuna.Trial:
         """Add a running trial with these attributes and parameters.
@@ -95,7 +95,7 @@ class StudyTrials:
         It is not queued, because another search may take trials from the queue.
         """
         self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attrs, **parameters))
-        return live_trial(self.study, self.all()[-1])
+        return live_trial(self.study, self._list.newest())
 
     def start_baseline(self) -> optuna.Trial:
         """Start the baseline, first in the queue; a repeated one starts before the trials queued since."""
@@ -106,11 +106,10 @@ class StudyTrials:
 
     def wait(self) -> bool:
         """Return whether trials are queued; a trial that does not wait any more never waits again."""
-        trials = self.all()
-        candidates = [*self._maybe_waiting, *range(self._queue_read, len(trials))]
-        self._maybe_waiting = [number for number in candidates if trials[number].state == TrialState.WAITING]
-        self._queue_read = len(trials)
-        return bool(self._maybe_waiting)
+        later = self._list.since(self._first_waiting)
+        waiting = [trial.number for trial in later if trial.state == TrialState.WAITING]
+        self._first_waiting = waiting[0] if waiting else self._first_waiting + len(later)
+        return bool(waiting)
 
     def baselines(self) -> list[FrozenTrial]:
         """Return the trials of the baseline: several if it failed and was trained again."""

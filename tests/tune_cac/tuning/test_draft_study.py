@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from searchers import row, searcher
 
 from tune_cac.tuning import candidates
-from tune_cac.tuning.draft_study import KEPT_BEST, KEPT_OTHERS, MOST_ENDED, DraftStudy, best_places
+from tune_cac.tuning.draft_study import KEPT_BEST, KEPT_OTHERS, KEPT_RUNNING, MOST_TRIALS, DraftStudy, best_places
 from tune_cac.tuning.samplers import make_sampler
 from tune_cac.tuning.study_trials import StudyTrials, open_study
 
@@ -87,15 +87,15 @@ def test_the_best_places_are_those_that_few_dominate() -> None:
     assert len(violated) == 60 - len(feasible)
 
 
-def test_a_limited_draft_forgets_but_keeps_the_best_the_newest_and_what_runs() -> None:
-    trials = study_of(MOST_ENDED)
+def test_a_limited_draft_forgets_but_keeps_the_best_a_sample_and_what_runs() -> None:
+    trials = study_of(MOST_TRIALS)
     ended = trials.all()
     draft = DraftStudy(trials, make_sampler(0), limited=True)
     draft.follow()
-    assert len(draft.study.trials) == MOST_ENDED
+    assert len(draft.study.trials) == MOST_TRIALS
     running = trials.start({}, params={"x": 0.125, "y": 0.5}, distributions=RANGES)
     last = trials.start({}, params={"x": 0.375, "y": 0.5}, distributions=RANGES)
-    trials.study.tell(last, [0.5, 0.5])
+    trials.study.tell(last, [0.999, 0.999])  # among the best
     draft.follow()
     there = [trial.params["x"] for trial in draft.study.trials]
     assert KEPT_OTHERS < len(there) <= KEPT_BEST + KEPT_OTHERS + 1
@@ -106,6 +106,21 @@ def test_a_limited_draft_forgets_but_keeps_the_best_the_newest_and_what_runs() -
     trials.study.tell(running, [0.6, 0.4])
     draft.follow()
     assert [t.values for t in draft.study.trials if t.params["x"] == 0.125] == [[0.6, 0.4]]
+
+
+def test_of_many_running_trials_a_limited_draft_knows_the_newest_and_all_that_end() -> None:
+    trials = study_of(10)
+    draft = DraftStudy(trials, make_sampler(0), limited=True)
+    running = [trials.start({}, params={"x": n / 1000, "y": 0.5}, distributions=RANGES) for n in range(MOST_TRIALS)]
+    draft.follow()
+    there = [t.params["x"] for t in draft.study.trials if t.state == TrialState.RUNNING]
+    assert there == [n / 1000 for n in range(MOST_TRIALS)][-KEPT_RUNNING:]
+    trials.study.tell(running[0], [0.6, 0.4])  # forgotten while it ran
+    trials.study.tell(running[-1], [0.7, 0.3])
+    draft.follow()
+    assert [t.values for t in draft.study.trials if t.params["x"] == 0] == [[0.6, 0.4]]
+    assert [t.values for t in draft.study.trials if t.params["x"] == there[-1]] == [[0.7, 0.3]]
+    assert len(draft.study.trials) == 10 + KEPT_RUNNING + 1
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
