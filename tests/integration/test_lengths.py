@@ -39,7 +39,7 @@ def test_cut_runs_are_results_and_stops_are_searched_on_them(study: Path) -> Non
     trials = analysis.load(study)
     assert set(trials["status"]) == {"completed"}
     cut = trials[trials["role"] == CUT]
-    assert cut["epochs"].iloc[0] == 5  # half of ten
+    assert cut["epochs"].iloc[0] == 6  # 60 % of ten
     assert set(cut["control"]) == {SHORTER}
     assert trials["role"].isin(["baseline", "published", "search"]).sum() <= 6
     settings = trials[(trials["role"] == "search") & trials["of_epochs"].notna()]

@@ -22,7 +22,7 @@ from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart
 
 #: Share of the full run below which lengths are not chosen: one seed does not tell what those lose (docs/findings.md).
-SHORTEST = 0.5
+SHORTEST = 0.6
 
 
 class RunLengths:
@@ -91,7 +91,7 @@ class RunLengths:
         if epochs >= shortest:
             return None
         run = self.run_of(epochs)
-        is_tried = self._wanted is not None or epochs >= int(SHORTEST * self._base.epochs)
+        is_tried = self._wanted is not None or epochs >= int(SHORTEST * self._base.epochs + 1e-9)
         return run if is_tried else replace(run, attrs={"role": "control", "control": SHORTER})
 
     def run_of(self, epochs: int) -> PredefinedTrial:
@@ -116,21 +116,22 @@ def lengths_in_epochs(shares: Sequence[float], epochs: int) -> list[int]:
 
 
 def next_length(losses: Mapping[int, float], epochs: int, allowed: float) -> int | None:
-    """Return the epochs of the next cut dense run: half the full run, then the middle between it and the full run.
+    """Return the epochs of the next cut dense run: `SHORTEST` of the full run, then the middle between it and that.
 
-    None once one is within the allowed loss, or both were tried.
+    None once one is within the allowed loss, or lost hardly too much, up to twice what is allowed: stops on it may lose
+    less by the luck of a seed, and a longer run costs more.
 
-    >>> next_length({}, 30, 0.005), next_length({15: 0.006}, 30, 0.005)
-    (15, 22)
-    >>> next_length({15: 0.005}, 30, 0.005)
+    >>> next_length({}, 30, 0.005), next_length({18: 0.02}, 30, 0.005)
+    (18, 24)
+    >>> next_length({18: 0.005}, 30, 0.005) or next_length({18: 0.01}, 30, 0.005)
 
     Args:
         losses: of quality by the epochs of the cut dense runs.
         epochs: of the full run.
         allowed: loss that is allowed.
     """
-    first = int(SHORTEST * epochs)
-    if any(loss <= allowed + 1e-9 for loss in losses.values()) or not losses.keys() <= {first}:
+    first = int(SHORTEST * epochs + 1e-9)
+    if any(loss <= 2 * allowed + 1e-9 for loss in losses.values()) or not losses.keys() <= {first}:
         return None
     found = (first + epochs) // 2 if losses else first
     return found if 0 < found < epochs and found not in losses else None

@@ -25,30 +25,33 @@ from tune_cac.tuning.study_searcher import FINISHED
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 4, 5, 7, 30, 100])
 @pytest.mark.parametrize("first_feasible", [0.0, 0.3, 0.5, 0.6, 0.75, 0.9, 1.0])
-def test_half_the_run_is_tried_and_what_lies_between_if_that_lost_too_much(epochs: int, first_feasible: float) -> None:
+def test_one_length_is_tried_and_what_lies_between_if_it_lost_too_much(epochs: int, first_feasible: float) -> None:
     """Against a loss that steps from far too much to nothing at one length."""
     losses: dict[int, float] = {}
     while (length := next_length(losses, epochs, 0.005)) is not None:
-        assert epochs // 2 <= length < epochs
+        assert length < epochs
         assert length not in losses
         losses[length] = 0.0 if length >= first_feasible * epochs else 0.1
-    tried = [] if epochs == 1 else [epochs // 2]
-    if epochs > 2 and epochs // 2 < first_feasible * epochs:
-        tried.append((epochs // 2 + epochs) // 2)
+    first = epochs * 6 // 10
+    tried = [first] if first else []
+    if first < first_feasible * epochs and (first + epochs) // 2 > first > 0:
+        tried.append((first + epochs) // 2)
     assert list(losses) == tried
 
 
-def test_a_run_that_diverged_lost_too_much() -> None:
-    assert next_length({15: float("inf")}, 30, 0.005) == 22
+def test_what_lost_hardly_too_much_is_the_end_already() -> None:
+    assert next_length({18: 0.01}, 30, 0.005) is None
+    assert next_length({18: 0.0101}, 30, 0.005) == 24
+    assert next_length({18: float("inf")}, 30, 0.005) == 24  # it diverged
 
 
 def test_a_control_of_a_settings_compute_is_no_reason_for_another_length() -> None:
-    assert next_length({15: 0.02, 22: 0.02, 20: 0.02}, 30, 0.005) is None
-    assert next_length({15: 0.02, 12: 0.02}, 30, 0.005) is None
+    assert next_length({18: 0.02, 24: 0.02, 20: 0.02}, 30, 0.005) is None
+    assert next_length({18: 0.02, 12: 0.02}, 30, 0.005) is None
 
 
 @pytest.mark.parametrize(("lengths", "saved", "epochs", "role"), [
-    ("auto", 0.45, 16, CUT), ("auto", 0.5, 15, CUT), ("auto", 0.55, 13, "control"), ("1.0,0.9", 0.55, 13, CUT),
+    ("auto", 0.35, 19, CUT), ("auto", 0.4, 18, CUT), ("auto", 0.55, 13, "control"), ("1.0,0.9", 0.55, 13, CUT),
 ])  # fmt: skip
 def test_a_run_as_cheap_as_the_answer_is_none_itself_below_the_chosen_lengths(
     tmp_path: Path, lengths: str, saved: float, epochs: int, role: str
@@ -153,7 +156,7 @@ def test_cut_runs_wait_for_no_baseline(tmp_path: Path) -> None:
     assert search.suggest("c") is None  # which length is next depends on both
     search.on_trial_complete("a", {**row(0.9, 0.0), "dense_flops": 1000, "executed_flops": 1000})
     assert search.suggest("c") is not None
-    assert json.loads(json.dumps(second["config"]))["epochs"] == 15
+    assert json.loads(json.dumps(second["config"]))["epochs"] == 18
 
 
 @pytest.mark.slow
