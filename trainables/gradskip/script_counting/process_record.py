@@ -147,7 +147,8 @@ class ProcessRecord:
         self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
         self._changed = False
         self._stepping = False
-        self._trace: ScriptTrace | None = None
+        self.trace: ScriptTrace | None = None
+        """Recorder of the only optimizer's run, if the search asks for it."""
 
     def add(self, gradskip: Status, given_model: nn.Module | None = None) -> StepRecord:
         """Count an optimizer's steps until the process ends, and record its run if the search asks for that.
@@ -157,11 +158,11 @@ class ProcessRecord:
             given_model: the model that the user gave with it, with its wrappers.
         """
         record = StepRecord(gradskip, self)
-        if self._trace is not None:
-            self._trace.drop()  # settings stop layers of one optimizer, and these are several
+        if self.trace is not None:
+            self.trace.drop()  # settings stop layers of one optimizer, and these are several
         elif (watch := os.environ.get(TRACE_VARIABLE)) and not self.records and os.environ.get("RANK", "0") == "0":
             folder = Path(os.environ.get(TRIAL_FOLDER, os.curdir))
-            self._trace = ScriptTrace(gradskip, given_model, self.flops, watch=watch, folder=folder)
+            self.trace = ScriptTrace(gradskip, given_model, self.flops, watch=watch, folder=folder)
         self.records.append(record)
         record.begin_stretch(dense=self._nothing_is_stopped())
         self.settle()

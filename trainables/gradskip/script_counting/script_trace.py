@@ -2,7 +2,8 @@
 
 A search asks its baseline for it, so that it knows what a setting stops before the setting is trained. What a step
 costs with some layers stopped is not measured but follows from the forward FLOPs of every weight: the gradient of a
-weight and that of its input cost as much each, and the latter is needed only where something trains upstream.
+weight and that of its input cost as much each, and the latter is needed only where something trains upstream. A weight
+that is used several times counts as at its first use, so its stop may save less than this says.
 
 Shapes: K layers of the variance rule.
 """
@@ -76,10 +77,11 @@ class ScriptTrace:
         gradskip.step.before.append(self._before)
         gradskip.step.refresh()
         self._process = os.getpid()
-        atexit.register(self._write)
+        atexit.register(self.write)
 
     def drop(self) -> None:
         """Record and write nothing."""
+        atexit.unregister(self.write)
         if self._gradskip is not None:
             self._gradskip.step.before.remove(self._before)
             self._gradskip = None
@@ -121,7 +123,7 @@ class ScriptTrace:
         decisions.begin(self._numbering, self._gradskip.stops)
         return decisions.blueprint
 
-    def _write(self) -> None:
+    def write(self) -> None:
         """Write the file; this process ends, so an error is only told."""
         if self._gradskip is None or self._layers is None or os.getpid() != self._process:
             return

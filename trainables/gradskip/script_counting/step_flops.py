@@ -113,7 +113,8 @@ class StepFlops(TorchDispatchMode):
         return self._weight_at.get(value.untyped_storage().data_ptr()) if type(value) in _PLAIN else None
 
     def _add_to_weight(self, args: Sequence[Any], flops: int) -> None:
-        number = next((n for value in args if (n := self._number_of(value)) is not None), None)
+        matrices = (value for value in args if isinstance(value, Tensor) and value.dim() > 1)  # and no biases
+        number = next((n for value in matrices if (n := self._number_of(value)) is not None), None)
         if number is not None:
             self._of_weights[number] = self._of_weights.get(number, 0) + flops
 
