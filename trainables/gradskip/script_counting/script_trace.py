@@ -144,9 +144,11 @@ class ScriptTrace:
         record: Any = gradskip.step_record
         totals: StepTotals = record.totals()
         shares = self._flops.shares(len(self._trains))
-        if len(gradskip.parameters) != len(self._trains) or not totals.backward_flops or not any(shares):
+        if len(gradskip.parameters) != len(self._trains) or not totals.backward_flops:
             return None
         blueprints = [self._blueprint(settings) for settings in self._rules]
+        if any(not any(shares[n] for n in unit.watched) for unit in blueprints[0].plan.units):
+            return None  # compiled code reads copies of the weights
         trains = mask_text(self._trains)
         masks = {trains}
         for plan in (blueprint.plan for blueprint in blueprints):

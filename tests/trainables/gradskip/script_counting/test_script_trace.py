@@ -169,7 +169,9 @@ def test_variances_are_those_at_the_beginning_of_every_step(folder: Path, monkey
     optimizer = sgd(net)
     own = []
     for _ in range(10):
-        own.append([float(layer.weight.double().var()) for layer in net.children() if isinstance(layer, nn.Conv2d)])
+        own.append(
+            [float(layer.weight.detach().double().var()) for layer in net.children() if isinstance(layer, nn.Conv2d)]
+        )
         train(optimizer, net, 1)
     _, values = written(folder)
     assert np.sort(values, axis=1) == pytest.approx(np.sort(np.array(own), axis=1), rel=1e-5)
@@ -228,6 +230,24 @@ def test_a_parameter_group_that_comes_later_ends_the_record(folder: Path) -> Non
     optimizer = sgd(net)
     optimizer.add_param_group({"params": list(more.parameters())})
     train(optimizer, net, 5)
+    trace().write()
+    assert not (folder / TRACE_FILE).exists()
+
+
+def test_nothing_is_written_where_the_cost_of_a_layer_is_not_known(folder: Path) -> None:
+    class OfACopy(nn.Module):
+        """As compiled code does it, which brings weights into another layout first."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 4, 8, bias=False), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            copied = self.conv.weight.contiguous(memory_format=torch.channels_last)
+            return torch.as_tensor(self.head(nn.functional.conv2d(x, copied).flatten(1)))
+
+    net = OfACopy()
+    train(sgd(net), net, 5)
     trace().write()
     assert not (folder / TRACE_FILE).exists()
 
