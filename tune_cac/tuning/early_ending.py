@@ -4,9 +4,10 @@ A lead at a step matters as far as it lasts to the end of the run, so the noise 
 study became. Symbols: e an epoch and E the last one, q_i(e) quality of finished run i, n finished runs of one length.
 
     d_i(e) = q_i(E) - q_i(e)                 what a run's quality changes from e to its end
-    noise(e) = sqrt(2 var_i d_i(e))          root mean square, over pairs of runs, of what their difference changes
+    noise(e) = max_{f >= e} sqrt(2 var_i d_i(f))
 
-The second line is an identity, with the sample variance (n - 1). The noise falls to 0 at the end, holds what
+With the sample variance (n - 1), the root is the root mean square, over pairs of runs, of what their difference
+changes; the maximum keeps it from being small at one epoch by chance. The noise falls to the end, holds what
 learning-rate schedules do to differences, and is that of this seed, on which the search compares its trials; another
 seed's is not in it. Runs of other lengths have other schedules and are not compared.
 """
@@ -85,10 +86,15 @@ def lead_over(running: Curve, finished: Sequence[Curve], quality: Quality) -> Le
 
 
 def noise(finished: Sequence[Curve], epoch: int) -> float:
-    """Return what the difference of two of these runs, all of one length, changes from an epoch to their end.
+    """Return what the difference of two of these runs, all of one length, changes from an epoch on to their end.
 
     Infinite for fewer than `FEWEST_RUNS`; runs with equal quality throughout train alike and count once.
     """
     different = {tuple(sorted(one.quality.items())): one for one in finished if epoch in one.quality}.values()
-    changes = [one.quality[one.epochs] - one.quality[epoch] for one in different]
-    return math.sqrt(2) * stdev(changes) if len(changes) >= FEWEST_RUNS else math.inf
+    if len(different) < FEWEST_RUNS:
+        return math.inf
+    found = []
+    for later in range(epoch, finished[0].epochs):
+        changes = [one.quality[one.epochs] - one.quality[later] for one in different if later in one.quality]
+        found.append(math.sqrt(2) * stdev(changes))
+    return max(found, default=0.0)
