@@ -92,7 +92,8 @@ class EarlyStopper(tune.Stopper):
             return ""
         return (
             f"ended early after epoch {lead.epoch}: trial {lead.trial}, which saves as much, was ahead by "
-            f"{drop_text(lead.amount, self._quality)}, a lead that changes by {drop_text(lead.noise, self._quality)}"
+            f"{drop_text(lead.amount, self._quality)}, and until the end leads change by "
+            f"{drop_text(lead.noise, self._quality)}"
         )
 
     def tell(self, trial_id: str, trial: optuna.Trial, row: Mapping[str, Any]) -> bool:

@@ -93,8 +93,8 @@ def test_a_trial_that_falls_behind_ends_and_is_told_as_pruned(tmp_path: Path) ->
     assert attrs[ENDED_EARLY]["expected"] == pytest.approx(0.8 - 0.33)
     ahead = attrs[ENDED_EARLY]["trial"]
     assert attrs["error"] == (
-        f"ended early after epoch 2: trial {ahead}, which saves as much, was ahead by 33.00 points, a lead that "
-        f"changes by 2.24 points; predicted to save {100 * attrs[PREDICTED]:.1f} %"
+        f"ended early after epoch 2: trial {ahead}, which saves as much, was ahead by 33.00 points, and until the "
+        f"end leads change by 2.24 points; predicted to save {100 * attrs[PREDICTED]:.1f} %"
     )
     assert made.trials.finished_count() == 1 + 5 + 1
     assert not [t for t in told(tmp_path) if t.state == TrialState.RUNNING]
