@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -166,6 +167,7 @@ def test_a_confirmation_ends_nothing_early(tmp_path: Path) -> None:
     info = Layout(tmp_path).read_info()
     base = made._base
     for early in (False, True):
-        kept = type(info)(**{**vars(info), "early_ending": early})
-        options = options_of(kept, Layout(tmp_path), base, trials=3, concurrency=1, budget="1GB")
+        options = options_of(
+            replace(info, early_ending=early), Layout(tmp_path), base, trials=3, concurrency=1, budget="1GB"
+        )
         assert options.early_ending is False
