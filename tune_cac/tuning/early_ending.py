@@ -88,13 +88,14 @@ def lead_over(running: Curve, finished: Sequence[Curve], quality: Quality) -> Le
 def noise(finished: Sequence[Curve], epoch: int) -> float:
     """Return what the difference of two of these runs, all of one length, changes from an epoch on to their end.
 
-    Infinite for fewer than `FEWEST_RUNS`; runs with equal quality throughout train alike and count once.
+    Infinite for fewer than `FEWEST_RUNS` whose quality is known from that epoch on; runs of equal quality throughout
+    train alike and count once.
     """
-    different = {tuple(sorted(one.quality.items())): one for one in finished if epoch in one.quality}.values()
+    known = [one for one in finished if one.quality.keys() >= set(range(epoch, one.epochs + 1))]
+    different = {tuple(sorted(one.quality.items())): one for one in known}.values()
     if len(different) < FEWEST_RUNS:
         return math.inf
-    found = []
-    for later in range(epoch, finished[0].epochs):
-        changes = [one.quality[one.epochs] - one.quality[later] for one in different if later in one.quality]
-        found.append(math.sqrt(2) * stdev(changes))
-    return max(found, default=0.0)
+    changes = (
+        [one.quality[one.epochs] - one.quality[later] for one in different] for later in range(epoch, known[0].epochs)
+    )
+    return max((math.sqrt(2) * stdev(one) for one in changes), default=0.0)

@@ -33,9 +33,11 @@ def test_the_noise_is_what_differences_of_pairs_change_to_the_end(epoch: int) ->
     changes = differences[:, 3:] - differences[:, epoch - 1 :]
     wanted = math.sqrt(np.square(changes).mean(axis=0).max())
     assert noise(finished(), epoch) == pytest.approx(wanted, abs=1e-12)
-    late = Curve(trial=6, epochs=4, saved=0.0, quality={4: 0.1})
+    late = Curve(trial=6, epochs=4, saved=0.0, quality={epoch - 1: 0.3, 4: 0.1})  # begun again, or undefined between
     more = [*finished(), curve(5, FINISHED[1]), *([] if epoch == 4 else [late])]
     assert noise(more, epoch) == pytest.approx(wanted, abs=1e-12)
+    assert noise([one for one in more if one.trial != 1], epoch) == pytest.approx(wanted, abs=1e-12)  # 5 is equal to it
+    assert noise(finished()[1:], epoch) == math.inf
 
 
 def test_a_run_ends_when_another_one_is_ahead_by_more_than_the_noise_twice_in_a_row() -> None:
