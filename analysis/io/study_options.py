@@ -159,6 +159,11 @@ class StudyOptions:
         "auto: chosen by what they lose, beside the other controls; 1.0: only runs of full length",
         metavar="SHARES",
     )
+    early_ending: bool = option(
+        False,
+        "end a trial that is predicted to save no more than a finished setting, once that one is ahead of it at the "
+        "same epoch by more than the noise",
+    )
     grid: str | Path | Mapping[str, Any] | None = option(
         None,
         "grid file in YAML (any, join, all, value and then, exclude), searched in place of a space",

@@ -49,7 +49,7 @@ class ScriptSearch(StudySearch):
     def __init__(self, **arguments: Any) -> None:
         given = arguments["context"].workload_options
         run = replace(UNKNOWN_RUN, workload_options=given)
-        super().__init__(**{**arguments, "context": run, "sharing": False, "lengths": ""})
+        super().__init__(**{**arguments, "context": run, "sharing": False, "lengths": "", "early_ending": False})
 
     def begin(self) -> None:
         """Queue the baseline; the space's starting point depends on the run that it reports."""

@@ -114,6 +114,7 @@ def search(**given: Any) -> SearchResult:
                 fresh_processes=options.fresh_processes,
                 controls=options.controls,
                 lengths=options.lengths,
+                early_ending=options.early_ending,
             )
         )
         return _run(layout, options, context, grid)
@@ -198,6 +199,8 @@ def _run_missing(
         searcher, run_name = _searcher(layout, options, context, base, grid or _grid(options, context))
         if options.lengths != AUTO_LENGTHS and options.searched_lengths and searcher.lengths is None:
             say(f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone")
+        if options.early_ending and searcher.early_stopper is None:
+            say("--early-ending has no effect: savings are predicted where auto searches Gradient-Skip alone")
         to_run = layout.read_info().trials - searcher.trials.finished_count()
         lacking = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
         if to_run > 0 or lacking:
@@ -264,6 +267,7 @@ def make_searcher(
             "seed": options.seed,
             "sampler": options.sampler,
             "lengths": options.searched_lengths,
+            "early_ending": options.early_ending,
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,
             "trial_timeout_s": options.trial_timeout_s,
@@ -336,7 +340,7 @@ def _search(
     done = _completed(layout)
     progress = SearchProgress(
         searcher, finished_before=done, to_run=to_run, allowed_drop=options.drop, saving=searcher.saving,
-        quality=searcher.quality, trial_timeout_s=options.trial_timeout_s,
+        quality=searcher.quality, trial_timeout_s=options.trial_timeout_s, early_stopper=searcher.early_stopper,
     )  # fmt: skip
     budget = Budget(searcher, progress, time_s=options.time_budget_s, trainings=options.cost_budget, begun=begun)
     searcher.plan(to_run, controls=options.controls)
