@@ -50,6 +50,7 @@ USED = {
     "_C": "the backward pass has a number",
     "_overloadpacket": "an operation knows its packet",
     "_opt_called": "a schedule notes a step",
+    "_to_copy": "autocast converts a weight by one operation",
 }
 #: Python's own.
 PYTHONS = {"_fields", "_getframe", "_replace"}
@@ -123,6 +124,21 @@ def test_dispatch_modes_are_a_stack() -> None:
         assert _get_current_dispatch_mode_stack() == [*begin, first, second]
     assert _pop_mode() is first
     assert _get_current_dispatch_mode_stack() == begin
+
+
+def test_autocast_converts_a_weight_by_one_operation() -> None:
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten._to_copy.default:
+                seen.append(args[0].untyped_storage().data_ptr())
+            return func(*args, **(kwargs or {}))
+
+    layer = nn.Linear(3, 4)
+    with Mode(), torch.autocast("cpu", torch.bfloat16):
+        layer(torch.ones(2, 3))
+    assert layer.weight.untyped_storage().data_ptr() in seen
 
 
 def test_a_mode_of_torchs_own_has_a_key() -> None:

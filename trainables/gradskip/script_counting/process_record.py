@@ -185,6 +185,7 @@ class ProcessRecord:
     def end_step(self, record: StepRecord) -> None:
         """Note that an optimizer's step has ended."""
         self._stepping = False
+        self.flops.forget_copies()
         self.steps += 1
         record.last_step = self.steps
         self._since = None

@@ -191,7 +191,7 @@ def backward_units(forward: Sequence[float], trains: Sequence[bool], trace: Mode
     """Return what a backward pass costs, in the unit of the forward costs.
 
     >>> backward_units([1, 2, 4], [True, True, True], None), backward_units([1, 2, 4], [False, True, True], None)
-    (13, 10)
+    (13.0, 10.0)
 
     Args:
         forward: cost of the forward pass of each parameter's layer, by number.

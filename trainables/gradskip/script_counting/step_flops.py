@@ -48,11 +48,16 @@ class StepFlops(TorchDispatchMode):
         """Names of expensive operations whose FLOPs are unknown."""
         self._weight_at: dict[int, int] = {}  # numbers of the attributed weights, by the address of their storage
         self._of_weights: dict[int, int] = {}  # forward FLOPs by number
+        self._copies: dict[int, tuple[int, Tensor]] = {}  # autocast's of weights, kept so that nothing has their place
 
     def attribute(self, weights: Sequence[Tensor]) -> None:
         """Count the forward FLOPs of the operations that use these weights, by weight; none ends it."""
         self._weight_at = {weight.untyped_storage().data_ptr(): number for number, weight in enumerate(weights)}
         self._of_weights = {}
+
+    def forget_copies(self) -> None:
+        """Forget the copies of weights that autocast has made in a step."""
+        self._copies.clear()
 
     def shares(self, count: int) -> list[int]:
         """Return the forward FLOPs so far of the first ``count`` attributed weights, by number."""
@@ -89,7 +94,7 @@ class StepFlops(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if self._weight_at and func is _CAST and (number := self._number_of(args[0])) is not None:
-            self._weight_at[out.untyped_storage().data_ptr()] = number  # autocast's copy of a weight
+            self._copies[out.untyped_storage().data_ptr()] = number, out
         count = formula_of(func._overloadpacket)
         costly = count is None and any(part in str(func) for part in _COSTLY)
         if count is None and not costly:
@@ -110,7 +115,10 @@ class StepFlops(TorchDispatchMode):
         return out
 
     def _number_of(self, value: Any) -> int | None:
-        return self._weight_at.get(value.untyped_storage().data_ptr()) if type(value) in _PLAIN else None
+        if type(value) not in _PLAIN:
+            return None
+        place = value.untyped_storage().data_ptr()
+        return self._copies[place][0] if place in self._copies else self._weight_at.get(place)
 
     def _add_to_weight(self, args: Sequence[Any], flops: int) -> None:
         matrices = (value for value in args if isinstance(value, Tensor) and value.dim() > 1)  # and no biases
