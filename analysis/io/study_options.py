@@ -159,6 +159,11 @@ class StudyOptions:
         "auto: chosen by what they lose, beside the other controls; 1.0: only runs of full length",
         metavar="SHARES",
     )
+    prior: Sequence[str] = option(
+        (),
+        "earlier studies, of other seeds, lengths or models, whose outcomes the search starts from; one or several",
+        metavar="STUDY",
+    )
     grid: str | Path | Mapping[str, Any] | None = option(
         None,
         "grid file in YAML (any, join, all, value and then, exclude), searched in place of a space",

@@ -117,7 +117,7 @@ def confirm(
         if child.info.is_file():
             picked = sorted({*picked, *child.read_info().candidates})
         place = str(joined(info.storage, child.root.name)) if info.storage else ""
-        own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place}
+        own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place, "prior_runs": []}
         versions = package_versions()
         child.write_info(replace(info, trials=len(wanted), versions=versions, **own))
         options = replace(
