@@ -1,7 +1,8 @@
 """What earlier studies found, in features that models and lengths of a run have in common.
 
-A stop is told by its share of the full run and by its depth, the share of the backward pass's FLOPs that it spares;
-a loss in units of the loss that its study allowed. So another model's runs are observations of the same function.
+A stop is told by its share of the full run and by its depth, the share of the backward pass's FLOPs that it spares; a
+loss in units of what the new run's allowed drop is on the study's own baseline. So another model's runs are observations
+of the same function.
 
 Shapes: k layers of the new run, ascending by depth.
 """
@@ -32,7 +33,7 @@ class PriorRun:
     saved: float
     """Compute saved, a fraction of that of the full run."""
     loss: float
-    """Of quality against its study's baseline, in units of the loss that its study allowed."""
+    """Of quality against its study's baseline, in units of the new run's allowed drop on that baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,11 @@ class Depths:
                 # An event of auto mode names the layer's weight, one of manual mode the last parameter.
                 found[unit.number] = found[blueprint.plan.order[unit.end]] = float(1 - left / whole)
         self._known = sorted(found.items())
+
+    @property
+    def levels(self) -> list[float]:
+        """Return the depths of its layers, ascending."""
+        return sorted({depth for _, depth in self._known})
 
     def of(self, number: int) -> float:
         """Return the depth of a stop through a parameter; that of the last known layer before it if it is none."""

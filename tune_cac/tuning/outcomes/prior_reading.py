@@ -42,15 +42,16 @@ def read_priors(options: SearchOptions) -> list[Mapping[str, Any]]:
         if Layout(own).info.exists():
             return []  # it has its prior, if that is the same, and those studies may be gone
     found = {layout.root.resolve(): layout for layout in (find_study(options.results, name) for name in options.prior)}
-    return [asdict(study_as_prior(layout, options.quality, len(found))) for layout in found.values()]
+    return [asdict(study_as_prior(layout, options.quality, options.drop, len(found))) for layout in found.values()]
 
 
-def study_as_prior(layout: Layout, quality: Quality, studies: int = 1) -> PriorStudy:
+def study_as_prior(layout: Layout, quality: Quality, allowed_drop: float | str, studies: int = 1) -> PriorStudy:
     """Return what a study found.
 
     Args:
         layout: of the study.
         quality: metric of the new run.
+        allowed_drop: that the new run may lose of it (`trainables.quality`).
         studies: that share `MOST_RUNS`.
 
     Raises:
@@ -71,7 +72,7 @@ def study_as_prior(layout: Layout, quality: Quality, studies: int = 1) -> PriorS
         )
     trace = load_trace(root, epochs=info.epochs)
     depths, row = Depths(trace), baseline["row"]
-    unit = max(allowed_amount(info.allowed_drop, row[quality.key]), 1e-6)
+    unit = max(allowed_amount(allowed_drop, row[quality.key]), 1e-6)
     runs = []
     for one in records:
         config = one["config"]
