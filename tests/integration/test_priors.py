@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,30 @@ def test_the_first_outcome_is_what_the_prior_expects_to_be_best(results: Path) -
     cost = analysis.search_cost(later)
     assert cost.trials == 3
     assert cost.dense_equivalents < 3
+
+
+def test_a_recommendation_has_the_error_that_both_studies_give(results: Path) -> None:
+    before = sorted(path.name for path in results.iterdir())
+    arguments = ("--workload", "digits", "--epochs", "8", "--seed", "3", "--prior", "earlier", "later")
+    done = run_here(results.parent, "recommend", *arguments, "--space", "manual_layers", "--allowed-drop", "0.05")
+    assert done.returncode == 0, done.stderr
+    assert "From earlier, later and the first 2 dense epochs: trained 0.25 full trainings." in done.stdout
+    assert done.stderr.count("dense epoch") == 2
+    assert (
+        "Left out in turn, 2 of these studies had the saving of thresholds predicted with a mean error" in done.stdout
+    )
+    (saved,) = re.findall(r"compute saved ([\d.]+) %", done.stdout)
+    assert float(saved) > 0
+    # What is printed can be sourced, and trains as it says.
+    given = dict(re.findall(r"export (CAC_\w+)=(\S+)", done.stdout))
+    trial = run_here(
+        results.parent, "trial", "--epochs", "8", "--seed", "3",
+        *(part for name, value in given.items() for part in ("--set", f"{name}={value}")),
+    )  # fmt: skip
+    assert f"compute saved {saved} %" in trial.stdout
+    one = run_here(results.parent, "recommend", *arguments[:-1], "--space", "manual_layers")
+    assert "No error can be given with fewer than two earlier studies" in one.stdout
+    assert sorted(path.name for path in results.iterdir()) == before
 
 
 def test_it_goes_on_when_the_earlier_study_is_gone(results: Path) -> None:

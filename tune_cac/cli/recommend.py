@@ -22,7 +22,7 @@ from tune_cac.study.options import SearchOptions
 
 if TYPE_CHECKING:
     from search_spaces import Space
-    from tune_cac.tuning.recommendation import Earlier, Errors, Recommendation
+    from tune_cac.tuning.recommendation import Earlier, Errors
 
 #: Share of the dense run that is trained.
 TRAINED = 0.25
@@ -47,6 +47,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train the first part of the dense run; print the recommended setting."""
+    from analysis.presentation.env_file import environment_lines
     from analysis.quality_words import value_text
     from tune_cac.tuning.recommendation import check_space, left_out, recommend
     from tune_cac.tuning.run_context import baseline_config, own_metric
@@ -73,11 +74,14 @@ def run(arguments: argparse.Namespace) -> int:
     errors = left_out(earlier, epochs / config.epochs) if len(earlier) > 1 else None
     trusted = errors is not None and errors.saved <= TRUSTED
     names = ", ".join(one.prior.study for one in earlier)
-    how = f"thresholds of {space.name}" if trusted else "explicit stops, whose saving is exact"
+    how = f"a setting of {space.name}" if trusted else "explicit stops, whose saving is exact"
     print(f"# tune_cac recommend: {config.workload}, {plural(config.epochs, 'epoch')}, {how}, seed {config.seed}")
     print(f"# From {names} and the first {epochs} dense epochs: trained {epochs / config.epochs:.2f} full trainings.")
-    for line in _lines(found[0 if trusted else 1], errors, quality, drop, trusted=trusted):
-        print(line)
+    setting = found[0 if trusted else 1]
+    saved = setting.outcome.saved
+    for line in comments(saved, setting.loss, setting.spread, errors, quality, drop, trusted=trusted):
+        print("\n".join(textwrap.wrap(line, LINE_WIDTH, subsequent_indent="#   ")))
+    print(*environment_lines(TrialConfig.from_mapping(setting.outcome.config), schedule=""), sep="\n")
     return 0
 
 
@@ -105,11 +109,21 @@ def _earlier(arguments: argparse.Namespace, space: Space, quality: Quality, drop
     return list(found.values())
 
 
-def _lines(
-    found: Recommendation, errors: Errors | None, quality: Quality, drop: float | str, *, trusted: bool
-) -> list[str]:
-    """Return the setting as lines for a shell, after comments on what is expected of it."""
-    from analysis.presentation.env_file import environment_lines
+def comments(
+    saved: float, loss: float, spread: float, errors: Errors | None, quality: Quality, drop: float | str, *,
+    trusted: bool,
+) -> list[str]:  # fmt: skip
+    """Return comments for a shell on what is expected of a setting, and how far that was off.
+
+    Args:
+        saved: compute that it saves, a fraction.
+        loss: expected loss, in allowed ones.
+        spread: its standard deviation.
+        errors: over studies; None if there are none.
+        quality: the metric.
+        drop: that may be lost of it.
+        trusted: whether the setting are thresholds, not explicit stops.
+    """
     from analysis.quality_words import allowed_text, drop_text, drop_words
 
     def words(losses: float) -> str:
@@ -118,19 +132,16 @@ def _lines(
         return drop_text(losses * drop, quality, allowed=drop)
 
     lines = [
-        f"# Expected: compute saved {percent(found.outcome.saved)}, {drop_words(quality)} {words(found.loss)}, give or "
-        f"take {words(found.spread)} (allowed {allowed_text(drop, quality)}). Not trained, not confirmed."
+        f"# Expected: compute saved {percent(saved)}, {drop_words(quality)} {words(loss)}, give or "
+        f"take {words(spread)} (allowed {allowed_text(drop, quality)}). Not trained, not confirmed."
     ]
     if errors is None:
         lines.append("# No error can be given with fewer than two earlier studies that this can be tried on.")
     else:
-        loss = errors.loss if trusted else errors.loss_of_stops
+        error = errors.loss if trusted else errors.loss_of_stops
         saving = f"{100 * errors.saved:.1f} points of the compute"
         lines.append(
-            f"# Left out in turn, {errors.studies} of these studies had the saving of thresholds predicted with a "
-            f"mean error of {saving}, the {drop_words(quality)} with one of {words(loss)}."
+            f"# Left out in turn, {errors.studies} of these studies had the saving of such a setting predicted with "
+            f"a mean error of {saving}, the {drop_words(quality)} with one of {words(error)}."
         )
-    lines.append("# Iterations are those of a run of this length.")
-    config = TrialConfig.from_mapping(found.outcome.config)
-    wrapped = [part for line in lines for part in textwrap.wrap(line, LINE_WIDTH, subsequent_indent="#   ")]
-    return [*wrapped, *environment_lines(config, schedule="")]
+    return [*lines, "# Iterations are those of a run of this length."]
