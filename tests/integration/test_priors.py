@@ -64,9 +64,7 @@ def test_a_recommendation_has_the_error_that_both_studies_give(results: Path) ->
     assert done.returncode == 0, done.stderr
     assert "From earlier, later and the first 2 dense epochs: trained 0.25 full trainings." in done.stdout
     assert done.stderr.count("dense epoch") == 2
-    assert (
-        "Left out in turn, 2 of these studies had the saving of thresholds predicted with a mean error" in done.stdout
-    )
+    assert "Left out in turn, 2 of these studies had the saving of such a setting predicted with" in done.stdout
     (saved,) = re.findall(r"compute saved ([\d.]+) %", done.stdout)
     assert float(saved) > 0
     # What is printed can be sourced, and trains as it says.

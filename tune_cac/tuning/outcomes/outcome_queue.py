@@ -53,8 +53,10 @@ MOST_OUTCOMES = 500
 MOST_MODELLED = 200
 #: Outcomes that bisect the savings before the quality is modelled.
 BISECTED = 4
-#: Outcomes that are trained at least before the search may end by itself; with what earlier studies found.
-LEAST, LEAST_WITH_PRIOR = 6, 2
+#: Outcomes that are trained at least before the search may end by itself.
+LEAST = 6
+#: Outcomes that are trained first where earlier studies are known: those that promise the best answer, at any cost.
+FIRST_BY_PRIOR = 2
 #: Expected improvement of the answer, or of the front, a fraction of the compute, below which no outcome is worth its
 #: training.
 WORTHWHILE, WORTHWHILE_AREA = 0.005, 0.01
@@ -235,7 +237,9 @@ class OutcomeQueue:
             return None
         answer, area = self._worth(left, tried, best, allowed)
         worth = np.where((answer >= WORTHWHILE) | (area >= WORTHWHILE_AREA), answer + area, 0.0)
-        if queued < (LEAST_WITH_PRIOR if self._priors else LEAST):
+        if self._priors and sum(bool(one.chosen) for one in tried) < FIRST_BY_PRIOR and answer.max() >= WORTHWHILE:
+            return left[int(np.argmax(answer))]
+        if queued < LEAST and not self._priors:
             worth = answer + area
         elif not worth.any():
             return None
