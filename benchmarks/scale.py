@@ -282,10 +282,12 @@ def on_ray(asked: argparse.Namespace) -> None:
     print(f"{asked.at_a_time} at a time, {'no sharing' if asked.no_sharing else 'sharing'}; by number of ended trials:")
     part = max(1, asked.trials // 10)
     before: tuple[int, float, float] | None = None
+    told = ""
     with driving(driver):
         assert driver.stderr is not None
         for line in driver.stderr:
             if not line.startswith("["):
+                told = line
                 continue
             ended = int(line[1:].split("/")[0])
             now = time.perf_counter(), sum(driver.cpu_times()[:2])
@@ -301,7 +303,7 @@ def on_ray(asked: argparse.Namespace) -> None:
                 )
                 before = (ended, *now)
         if driver.wait():
-            raise SystemExit(f"the search ended with {driver.returncode}")
+            raise SystemExit(f"the search ended with {driver.returncode}: {told}")
     from analysis.io.layout import Layout
 
     reopened(asked, Layout(Path(asked.folder) / "scale"))
@@ -313,7 +315,8 @@ def driving(driver: psutil.Popen) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        driver.kill()
+        if driver.is_running():
+            driver.kill()
         raise
 
 

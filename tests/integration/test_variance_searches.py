@@ -49,9 +49,10 @@ def test_a_grid_and_gradient_skip_beside_it_are_compared_at_equal_compute(one_ra
     common = ("--epochs", "5", "--no-controls", "--concurrency", "1", "--allowed-drop", "0.5")
     done = run_here(
         tmp_path, "search", "--grid", "grid.yaml", "--name", "grid", *common,
-        "--set", "statistics_measurements=2", "--set", "statistics_samples=4",
+        "--set", "statistics_measurements=2", "--set", "statistics_samples=4", "--lengths", "0.5",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "--lengths 0.5 has no effect: runs are cut where auto searches Gradient-Skip alone" in done.stderr
     trials = analysis.load(tmp_path / "results" / "grid")
     points = trials[trials["method"] == "zero_gradients"]
     assert {(row["zero_threshold"], row["zero_unbiased"]) for _, row in points.iterrows()} == {

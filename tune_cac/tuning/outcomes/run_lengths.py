@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from analysis.metrics.controls import CUT, SHORTER
@@ -21,8 +22,8 @@ from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart
 
-#: Share of the full run that a length is never below when lengths are chosen, and the precision of the choice.
-SHORTEST, PRECISION = 0.2, 0.2
+#: Share of the full run below which lengths are not chosen: one seed does not tell what those lose (docs/findings.md).
+SHORTEST = 0.6
 
 
 class RunLengths:
@@ -84,12 +85,18 @@ class RunLengths:
     def beside(self, saved: float) -> PredefinedTrial | None:
         """Return a cut dense run that saves as much as a setting which saves more than all cut dense runs so far.
 
+        Below the lengths that are tried it is a control alone, and no answer.
+
         Args:
             saved: by the setting, a fraction.
         """
         epochs = max(1, math.floor((1 - saved) * self._base.epochs + 1e-9))
         shortest = min((t.user_attrs["given"]["epochs"] for t in self._begun()), default=self._base.epochs)
-        return self.run_of(epochs) if epochs < shortest else None
+        if epochs >= shortest:
+            return None
+        run = self.run_of(epochs)
+        is_tried = self._wanted is not None or epochs >= int(SHORTEST * self._base.epochs + 1e-9)
+        return run if is_tried else replace(run, attrs={"role": "control", "control": SHORTER})
 
     def run_of(self, epochs: int) -> PredefinedTrial:
         """Return the dense run of that many epochs, its learning-rate schedule shortened accordingly."""
@@ -113,24 +120,22 @@ def lengths_in_epochs(shares: Sequence[float], epochs: int) -> list[int]:
 
 
 def next_length(losses: Mapping[int, float], epochs: int, allowed: float) -> int | None:
-    """Return the epochs of the next cut dense run: the middle between the last that lost too much and the first below.
+    """Return the epochs of the next cut dense run: `SHORTEST` of the full run, then the middle between it and that.
 
-    None once they lie as near as `PRECISION` of the full run, or one lost hardly too much, up to twice what is allowed.
+    None once one is within the allowed loss, or lost hardly too much, up to twice what is allowed: stops on it may lose
+    less by the luck of a seed, and a longer run costs more.
 
-    >>> next_length({}, 30, 0.005), next_length({18: 0.002}, 30, 0.005), next_length({18: 0.02}, 30, 0.005)
-    (18, 12, 24)
-    >>> next_length({18: 0.006}, 30, 0.005)
+    >>> next_length({}, 30, 0.005), next_length({18: 0.02}, 30, 0.005)
+    (18, 24)
+    >>> next_length({18: 0.005}, 30, 0.005) or next_length({18: 0.01}, 30, 0.005)
 
     Args:
         losses: of quality by the epochs of the cut dense runs.
         epochs: of the full run.
         allowed: loss that is allowed.
     """
-    within = [length for length, loss in losses.items() if loss <= allowed + 1e-9]
-    shortest = min(within, default=epochs)
-    beyond = [length for length, loss in losses.items() if loss > allowed + 1e-9 and length < shortest]
-    longest = max(beyond, default=max(1, round(SHORTEST * epochs)))
-    middle = (longest + shortest) // 2
-    hardly = any(allowed + 1e-9 < loss <= 2 * allowed for loss in losses.values())
-    near = hardly or shortest - longest <= PRECISION * epochs + 1e-9
-    return None if near or not longest < middle < shortest or middle in losses else middle
+    first = int(SHORTEST * epochs + 1e-9)
+    if any(loss <= 2 * allowed + 1e-9 for loss in losses.values()) or not losses.keys() <= {first}:
+        return None
+    found = (first + epochs) // 2 if losses else first
+    return found if 0 < found < epochs and found not in losses else None

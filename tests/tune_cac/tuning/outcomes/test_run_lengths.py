@@ -23,35 +23,44 @@ from tune_cac.tuning.outcomes.run_lengths import lengths_in_epochs, next_length
 from tune_cac.tuning.study_searcher import FINISHED
 
 
-@pytest.mark.parametrize("first_feasible", range(1, 31))
-def test_lengths_close_in_on_the_shortest_that_is_within(first_feasible: int) -> None:
+@pytest.mark.parametrize("epochs", [1, 2, 3, 4, 5, 7, 30, 100])
+@pytest.mark.parametrize("first_feasible", [0.0, 0.3, 0.5, 0.6, 0.75, 0.9, 1.0])
+def test_one_length_is_tried_and_what_lies_between_if_it_lost_too_much(epochs: int, first_feasible: float) -> None:
     """Against a loss that steps from far too much to nothing at one length."""
     losses: dict[int, float] = {}
-    while (length := next_length(losses, 30, 0.005)) is not None:
-        assert 6 < length < 30
-        assert length not in losses
-        losses[length] = 0.0 if length >= first_feasible else 0.1
-    assert len(losses) == 2
-    within = min((length for length, loss in losses.items() if loss == 0), default=30)
-    beyond = max((length for length, loss in losses.items() if loss > 0), default=6)
-    assert beyond < max(first_feasible, 7) <= max(within, 7)
-    assert within - beyond <= 0.2 * 30
-
-
-@pytest.mark.parametrize("epochs", [1, 2, 3, 4, 5, 7, 100])
-def test_short_runs_have_few_lengths(epochs: int) -> None:
-    losses: dict[int, float] = {}
     while (length := next_length(losses, epochs, 0.005)) is not None:
-        assert 1 <= length < epochs
-        losses[length] = 0.0
-    assert len(losses) <= 3
-    assert (len(losses) == 0) == (epochs < 3)
+        assert length < epochs
+        assert length not in losses
+        losses[length] = 0.0 if length >= first_feasible * epochs else 0.1
+    first = epochs * 6 // 10
+    tried = [first] if first else []
+    if first < first_feasible * epochs and (first + epochs) // 2 > first > 0:
+        tried.append((first + epochs) // 2)
+    assert list(losses) == tried
 
 
 def test_what_lost_hardly_too_much_is_the_end_already() -> None:
     assert next_length({18: 0.01}, 30, 0.005) is None
     assert next_length({18: 0.0101}, 30, 0.005) == 24
     assert next_length({18: float("inf")}, 30, 0.005) == 24  # it diverged
+
+
+def test_a_control_of_a_settings_compute_is_no_reason_for_another_length() -> None:
+    assert next_length({18: 0.02, 24: 0.02, 20: 0.02}, 30, 0.005) is None
+    assert next_length({18: 0.02, 12: 0.02}, 30, 0.005) is None
+
+
+@pytest.mark.parametrize(("lengths", "saved", "epochs", "role"), [
+    ("auto", 0.35, 19, CUT), ("auto", 0.4, 18, CUT), ("auto", 0.55, 13, "control"), ("1.0,0.9", 0.55, 13, CUT),
+])  # fmt: skip
+def test_a_run_as_cheap_as_the_answer_is_none_itself_below_the_chosen_lengths(
+    tmp_path: Path, lengths: str, saved: float, epochs: int, role: str
+) -> None:
+    chosen = searcher(tmp_path, lengths=lengths).lengths
+    assert chosen is not None
+    run = chosen.beside(saved)
+    assert run is not None
+    assert (run.values["epochs"], run.attrs["role"], run.attrs["control"]) == (epochs, role, SHORTER)
 
 
 def test_shares_are_given_as_text() -> None:
