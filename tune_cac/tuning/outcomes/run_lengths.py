@@ -47,7 +47,8 @@ class RunLengths:
         learn: Callable[[int, str], WarmStart],
         priors: Sequence[PriorStudy] = (),
     ) -> None:
-        self._first = first_length(priors, base.epochs)
+        first = first_length(priors, base.epochs)
+        self._first = None if first is None else max(first, int(SHORTEST * base.epochs + 1e-9))
         self._trials, self._base, self._allowed_drop, self._learn = trials, base, allowed_drop, learn
         self._learned: dict[int, WarmStart] = {}
         self._wanted = None if lengths == AUTO_LENGTHS else lengths_in_epochs(read_lengths(lengths), base.epochs)
