@@ -1,8 +1,9 @@
 """Order in which a search trains distinct outcomes: those whose savings, known before, promise a better answer.
 
 The first ones bisect the savings between the best setting within the allowed loss and the cheapest one beyond it; where
-earlier studies are known, they are those that promise the best answer by these. Then a model of the quality chooses the outcome with the highest expected improvement of answer and front for the compute
-that its training executes. The search ends when no outcome left is expected to improve them by a worthwhile share.
+earlier studies are known, they are those that promise the best answer by these. Then a model of the quality chooses the
+outcome with the highest expected improvement of answer and front for the compute that its training executes. The search
+ends when no outcome left is expected to improve them by a worthwhile share.
 
 Everything is a function of the study's trials and the recorded runs, so a resumed search goes on in the same way.
 """
