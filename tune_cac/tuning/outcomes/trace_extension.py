@@ -27,10 +27,11 @@ def extended(trace: RunTrace, until: int, earlier: Sequence[RunTrace]) -> RunTra
     Args:
         trace: recorded training.
         until: U, >= 1; what is recorded beyond is not read.
-        earlier: complete dense runs.
+        earlier: complete dense runs; of them those of the same workload count, if there are any.
     """
     depths = Depths(trace)
-    others = [(one, Depths(one)) for one in earlier]
+    alike = [one for one in earlier if one.run.get("workload") == trace.run.get("workload")]
+    others = [(one, Depths(one)) for one in alike or earlier]
     names = [name for name in trace.dense.recorded.names if name.startswith("variance:")]
     columns = []
     for name in names:

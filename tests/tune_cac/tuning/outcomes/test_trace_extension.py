@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from recorded_runs import invented_blueprint, invented_costs
@@ -53,3 +55,14 @@ def test_of_several_runs_the_mean_of_the_logarithms_counts_and_what_is_beyond_is
 def test_without_another_run_the_variance_stays() -> None:
     values = extended(trace(1, 40, begin=[3.0], rates=[2.0], until=10), 10, []).dense.signal("variance:0")[0]
     assert set(values[10:].tolist()) == {values[9]}
+
+
+def test_runs_of_the_same_workload_count_if_there_are_any() -> None:
+    own = replace(trace(1, 100, begin=[3.0], rates=[9.0], until=30), run={"workload": "a"})
+    others = [
+        replace(trace(1, 100, begin=[1.0], rates=[rate]), run={"workload": name})
+        for name, rate in (("a", 1.0), ("b", 3.0))
+    ]
+    for count, rate in ((2, 1.0), (1, 3.0)):
+        values = extended(own, 30, others[-count:]).dense.signal("variance:0")[0]
+        assert values[79] == pytest.approx(values[29] * np.exp(-rate * 0.5))
