@@ -59,10 +59,8 @@ def test_without_another_run_the_variance_stays() -> None:
 
 def test_runs_of_the_same_workload_count_if_there_are_any() -> None:
     own = replace(trace(1, 100, begin=[3.0], rates=[9.0], until=30), run={"workload": "a"})
-    others = [
-        replace(trace(1, 100, begin=[1.0], rates=[rate]), run={"workload": name})
-        for name, rate in (("a", 1.0), ("b", 3.0))
-    ]
+    a, b = (trace(1, 100, begin=[1.0], rates=[rate]) for rate in (1.0, 3.0))
+    others = [replace(a, run={"workload": "a"}), replace(b, run={"workload": "b"})]
     for count, rate in ((2, 1.0), (1, 3.0)):
         values = extended(own, 30, others[-count:]).dense.signal("variance:0")[0]
         assert values[79] == pytest.approx(values[29] * np.exp(-rate * 0.5))
