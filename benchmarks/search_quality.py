@@ -5,14 +5,14 @@
                                         [--epochs N] [--fresh 0] [--results FOLDER]
 
 Each search is a command of its own. ``lengths`` is the default search, with cut dense runs and all controls, whose cost
-counts; ``auto`` the same on runs of full length, without controls; the others (``tpe``, ``random``, ``gp``, ``nsga2``)
-are samplers of Optuna over our stage tree, without controls. ``saved`` is the compute that the best setting within the
-allowed loss saves on the search's own seed; ``executed`` is what the search trained, in dense runs, its baseline
-included; ``hypervolume`` is that of the front above no saving and twice the allowed loss. With ``--fresh N`` every
-answer and its baseline are trained on N fresh seeds: ``loss`` is the mean of validation and test loss over them, in
-points, ``kept`` the share of these seeds on which that mean is within the allowed loss. The lines at the end are
-medians over the searches' seeds, with ratios to the last one named, seed by seed. Searches that a folder has already
-are not run again.
+counts; ``early`` the same with early ends of trials; ``auto`` the default on runs of full length, without controls; the
+others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over our stage tree, without controls. ``saved``
+is the compute that the best setting within the allowed loss saves on the search's own seed; ``executed`` is what the
+search trained, in dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and twice the
+allowed loss. With ``--fresh N`` every answer and its baseline are trained on N fresh seeds: ``loss`` is the mean of
+validation and test loss over them, in points, ``kept`` the share of these seeds on which that mean is within the
+allowed loss. The lines at the end are medians over the searches' seeds, with ratios to the last one named, seed by
+seed. Searches that a folder has already are not run again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace) 
     name = f"{kind}-{seed}"
     study, begun, wall_time_s = folder / "results" / name, time.perf_counter(), 0.0
     if not (study / "best.env").exists():
-        how = ("--sampler", "auto") if kind == "lengths" else ("--sampler", kind, "--no-controls")
+        ours = {"lengths": (), "early": ("--early-ending",)}
+        how = ("--sampler", "auto", *ours[kind]) if kind in ours else ("--sampler", kind, "--no-controls")
         given = {"--data": arguments.data, "--model": arguments.model, "--epochs": arguments.epochs}
         run(
             folder, "search", "--trials", str(arguments.trials), "--seed", str(seed), "--name", name, *how,

@@ -14,6 +14,7 @@ from ray import tune
 from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from trainables.config import TrialConfig
+from trainables.gradskip.script_counting.trace_file import DEFAULT_WATCH
 from trainables.registry import SCRIPT
 from trainables.runtime.checkpoint_folder import has_room, on_disk, write_checkpoint
 from trainables.runtime.watchdog import Watchdog
@@ -87,7 +88,8 @@ class Trial(tune.Trainable):
         trial, sharing = TrialConfig.from_mapping(config["config"]), config.get("sharing")
         keep_decoded_data(config)
         if trial.workload == SCRIPT:
-            self._run = ScriptRun(trial, config["folder"])
+            trace = "" if sharing is None else ",".join((sharing["watches"] or [[DEFAULT_WATCH]])[0])
+            self._run = ScriptRun(trial, config["folder"], trace=trace)
         elif sharing is None:
             self._run = continued(TrainingRun, trial, config.get("resume_from"))
         else:

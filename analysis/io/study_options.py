@@ -164,6 +164,11 @@ class StudyOptions:
         "earlier studies, of other seeds, lengths or models, whose outcomes the search starts from; one or several",
         metavar="STUDY",
     )
+    early_ending: bool = option(
+        False,
+        "end a trial that is predicted to save no more than a finished setting, once that one is ahead of it at the "
+        "same epoch by more than the noise",
+    )
     grid: str | Path | Mapping[str, Any] | None = option(
         None,
         "grid file in YAML (any, join, all, value and then, exclude), searched in place of a space",

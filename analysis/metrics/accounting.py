@@ -23,7 +23,9 @@ class SearchCost:
     """Total cost of the trials of a study."""
 
     trials: int
-    """Trials that completed or failed."""
+    """Trials that completed, failed or ended early."""
+    ended_early: int
+    """Trials that the search ended early; a pruned trial that executed nothing was never begun."""
     search_flops: int
     """FLOPs that the search executed, including those of failed, interrupted and running trials."""
     dense_equivalents: float
@@ -44,10 +46,12 @@ def search_cost(trials: pd.DataFrame) -> SearchCost:
     ...     "executed_flops": [1000, 700], "search_flops": [1000, 250],
     ... })
     >>> search_cost(trials)
-    SearchCost(trials=2, search_flops=1250, dense_equivalents=1.25, own_equivalents=1.7)
+    SearchCost(trials=2, ended_early=0, search_flops=1250, dense_equivalents=1.25, own_equivalents=1.7)
     """
+    ended_early = int(((trials["status"] == "pruned") & _search_flops(trials).notna()).sum())
     return SearchCost(
-        trials=int(trials["status"].isin(_ENDED).sum()),
+        trials=int(trials["status"].isin(_ENDED).sum()) + ended_early,
+        ended_early=ended_early,
         search_flops=sum(int(flops) for flops in _search_flops(trials) if not np.isnan(flops)),
         dense_equivalents=float(search_fraction(trials).sum()),
         own_equivalents=float(own_fraction(trials).sum()),

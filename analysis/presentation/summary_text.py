@@ -64,6 +64,7 @@ def trial_numbers(trials: Sequence[int]) -> str:
 def search_cost_line(cost: SearchCost, *, of: str = "Search cost") -> str:
     """Return one sentence on the compute executed, and on the trials' compute without sharing if that is more."""
     line = f"{of}: {full_trainings(cost.dense_equivalents)} for {plural(cost.trials, 'trial')}"
+    line += f", {cost.ended_early} of which ended early" if cost.ended_early else ""
     alone, executed = f"{cost.own_equivalents:.1f}", f"{cost.dense_equivalents:.1f}"
     if cost.own_equivalents > cost.dense_equivalents and alone != executed:
         line += f"; trained alone, each from its start, they would have cost {alone}"

@@ -18,14 +18,13 @@ from trainables.gradskip.decisions import Decisions
 from trainables.gradskip.execution_order import ForwardHook
 from trainables.gradskip.layers import unwrap, wrappers
 from trainables.gradskip.numbering import ExampleTrace, Numbering, as_forward, is_compiled
+from trainables.gradskip.script_counting.trace_file import TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.signals import PlasticitySignal
 from trainables.gradskip.status import Status
 from trainables.gradskip.step import Step
 from trainables.gradskip.stops import Stops
 
-#: Environment variable set for scripts that a search runs; the cost of their steps is counted.
-TRIAL_FOLDER = "TUNE_CAC_TRIAL_DIR"
 #: Key of the rule's state in an optimizer's ``state_dict()``.
 STATE_KEY = "gradskip"
 
@@ -117,7 +116,7 @@ class GradientSkip(Status):
         if os.environ.get(TRIAL_FOLDER):
             from trainables.gradskip.script_counting.process_record import start
 
-            self.step_record = start(self)
+            self.step_record = start(self, model)
 
     def _record_first_pass(self) -> None:
         hidden = self._given_model is None or self._example_given or is_compiled(self._given_model)

@@ -20,6 +20,7 @@ from typing import Any
 
 from trainables.config import TrialConfig, field_names
 from trainables.errors import TrainingDiverged, UserError
+from trainables.gradskip.script_counting.trace_file import TRACE_VARIABLE, TRIAL_FOLDER
 from trainables.gradskip.settings import Settings
 from trainables.gradskip.variable_types import is_number
 from trainables.gradskip.variables import BY_NAME
@@ -98,10 +99,15 @@ def check_command(config: TrialConfig) -> None:
         )
 
 
-def environment_of(config: TrialConfig, folder: Path) -> dict[str, str]:
+def environment_of(config: TrialConfig, folder: Path, trace: str = "") -> dict[str, str]:
     """Return the command's environment: this process's, with the trial's variables in place of all ``CAC_*``.
 
     Where a launcher such as torchrun starts several processes, only the first one's stdout is read.
+
+    Args:
+        config: of the trial.
+        folder: of the trial.
+        trace: what its optimizer records (`trace_file.TRACE_VARIABLE`); empty for nothing.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CAC_")}
     return {
@@ -110,7 +116,8 @@ def environment_of(config: TrialConfig, folder: Path) -> dict[str, str]:
         **inherited,
         **settings_of(config).to_environment(),
         "TUNE_CAC_SEED": str(config.seed),
-        "TUNE_CAC_TRIAL_DIR": str(folder),
+        TRIAL_FOLDER: str(folder),
+        TRACE_VARIABLE: trace,
         "OMP_NUM_THREADS": str(config.threads),
     }
 
@@ -137,13 +144,14 @@ class ScriptRun:
         config: of the trial, with the options ``command`` and ``cwd``.
         folder: of the trial; the command's output is kept there. Of a URI, the command has a folder of this machine,
             whose files are written there when the run is closed.
+        trace: as in `environment_of`.
 
     Raises (in `train_epoch`):
         ScriptFailed: the command ended with an error, reported nothing, or no savings.
         TrainingDiverged: an accuracy that is not finite.
     """
 
-    def __init__(self, config: TrialConfig, folder: Path | str) -> None:
+    def __init__(self, config: TrialConfig, folder: Path | str, *, trace: str = "") -> None:
         self.config = config
         self.row: dict[str, Any] | None = None
         """The last report's row; None before the first."""
@@ -156,7 +164,7 @@ class ScriptRun:
         here.mkdir(parents=True, exist_ok=True)
         self._process = ScriptProcess(
             filled_command(config, here),
-            environment=environment_of(config, here),
+            environment=environment_of(config, here, trace),
             cwd=working_directory(config),
             log=here / LOG_FILE,
         )

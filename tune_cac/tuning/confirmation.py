@@ -117,7 +117,8 @@ def confirm(
         if child.info.is_file():
             picked = sorted({*picked, *child.read_info().candidates})
         place = str(joined(info.storage, child.root.name)) if info.storage else ""
-        own: dict[str, Any] = {"controls": False, "candidates": picked, "storage": place, "prior_runs": []}
+        own: dict[str, Any] = {"controls": False, "early_ending": False, "candidates": picked, "storage": place}
+        own["prior_runs"] = []
         versions = package_versions()
         child.write_info(replace(info, trials=len(wanted), versions=versions, **own))
         options = replace(
@@ -164,6 +165,7 @@ def options_of(
         cpus_per_trial=base.threads,
         gpus_per_trial=(info.gpus_per_trial or 1.0) if base.device == "cuda" else 0.0,
         controls=False,
+        early_ending=False,
         results=child.root.parent,
         concurrency=concurrency,
         checkpoint_budget=budget,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainables.stage_tree.coordinator import start_coordinator
+from trainables.stage_tree.coordinator import RayLeases, start_coordinator
 from tune_cac.ray_backend.worker_leases import CoordinatorLeases
 
 
@@ -18,3 +18,14 @@ def leases_of(tree: Path | str) -> Iterator[str]:
     actor = start_coordinator(name, CoordinatorLeases)
     yield name
     del actor  # it lives as long as this reference
+
+
+def release_all(claims: str | None, folder: str | None) -> None:
+    """Release the leases of a trial that is over, so that no other one waits for it.
+
+    Args:
+        claims: name of the coordinator; None for none.
+        folder: of the trial, its name there; None for one that never began.
+    """
+    if claims is not None and folder is not None:
+        RayLeases(claims).release_all(folder)

@@ -1,20 +1,36 @@
-"""A search whose trials run a command of the user; steps and layers are known when the baseline has ended."""
+"""A search whose trials run a command of the user; the run is known when the baseline has ended.
+
+Its optimizer tells steps and layers, and leaves the variances of every step, so that what a setting stops is known
+before it is trained, as where we train ourselves.
+"""
 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import optuna
+
+from analysis.trace_replay.traces import RunTrace, complete, read_trace
 from search_spaces import SpaceContext
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.gradskip.script_counting.trace_file import TRACE_FILE
+from trainables.metrics import ROW_KEYS
 from trainables.script.placeholders import names
 from trainables.script.run import RUN_FACTS
+from trainables.stage_tree.store import StageStore
+from trainables.storage import files_of
 from trainables.workload_options import read_options
 from tune_cac.study.fixed_params import with_watch
 from tune_cac.tuning.predefined_trial import PredefinedTrial
+from tune_cac.tuning.script_root import write_root
 from tune_cac.tuning.study_searcher import StudySearch
-from tune_cac.tuning.warm_start.baseline import WarmStart
+from tune_cac.tuning.warm_start.baseline import WarmStart, typical_configs
+from tune_cac.tuning.warm_start.threshold_ranges import with_learned_ranges
 
 #: Placeholder until the baseline has reported its run; no space is evaluated with it.
 UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
@@ -33,7 +49,7 @@ class ScriptSearch(StudySearch):
     def __init__(self, **arguments: Any) -> None:
         given = arguments["context"].workload_options
         run = replace(UNKNOWN_RUN, workload_options=given)
-        super().__init__(**{**arguments, "context": run, "sharing": False, "lengths": ""})
+        super().__init__(**{**arguments, "context": run, "sharing": False, "lengths": "", "early_ending": False})
 
     def begin(self) -> None:
         """Queue the baseline; the space's starting point depends on the run that it reports."""
@@ -59,6 +75,7 @@ class ScriptSearch(StudySearch):
         return ""
 
     def learn(self) -> WarmStart:
+        """Return what the baseline told of its run: steps, layers and, if it was recorded, what settings stop."""
         if self._warm_start is None:
             facts = self._facts()
             self._context = SpaceContext(
@@ -69,11 +86,26 @@ class ScriptSearch(StudySearch):
                 workload_options=self._context.workload_options,
             )
             self._hold = with_watch(self._hold, self._context)
+            trace = self._trace()
+            context = self._context
+            if trace is not None:
+                typical = typical_configs(self._search_space, context, self._base, self._hold)
+                context = with_learned_ranges(context, trace, [one for one in typical if one.method == "gradskip"])
             self._warm_start = WarmStart(
-                space=self._search_space, context=self._context, base=self._base, hold=self._hold, trace=None,
+                space=self._search_space, context=context, base=self._base, hold=self._hold, trace=trace,
                 weight_decays=facts.get("weight_decays"),
             )  # fmt: skip
         return self._warm_start
+
+    def _trace(self) -> RunTrace | None:
+        root = self.trials.root()
+        if root is None:
+            return None
+        try:
+            return complete(read_trace(StageStore(self._tree, root)), self._tree)
+        except (UserError, OSError) as error:
+            warnings.warn(f"nothing was learned from the baseline: {error}", stacklevel=2)
+            return None
 
     def _enqueue_spread(self) -> None:
         if self.study.user_attrs.get("spread"):
@@ -87,7 +119,20 @@ class ScriptSearch(StudySearch):
         trial = self._running.get(trial_id)
         if trial is not None and result and RUN_FACTS in result and trial.user_attrs.get("role") == "baseline":
             trial.set_user_attr(RUN_FACTS, result[RUN_FACTS])
+            self._keep_trace(trial, result)
         super().on_trial_complete(trial_id, result, error)
+
+    def _keep_trace(self, trial: optuna.Trial, result: Mapping[str, Any]) -> None:
+        """Keep what the baseline's optimizer has recorded; without it settings are drawn by Optuna's sampler."""
+        row = {name: result[name] for name in ROW_KEYS if name in result}
+        try:
+            content = files_of(self._place).read(f"{trial.user_attrs['folder']}/{TRACE_FILE}")
+            config = TrialConfig.from_mapping(trial.user_attrs["config"])
+            trial.set_user_attr("root", write_root(self._tree, config, row, content))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError) as error:
+            warnings.warn(f"nothing was learned from the baseline: {error}", stacklevel=2)
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the missing shorter runs; none if the command takes no ``{epochs}``."""

@@ -117,6 +117,7 @@ def search(**given: Any) -> SearchResult:
                 controls=options.controls,
                 lengths=options.lengths,
                 prior_runs=info.prior_runs or priors,
+                early_ending=options.early_ending,
             )
         )
         return _run(layout, options, context, grid)
@@ -203,6 +204,8 @@ def _run_missing(
             say(f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone")
         if options.prior and searcher.outcomes is None:
             say("--prior has no effect: auto alone starts from other studies, where it searches Gradient-Skip")
+        if options.early_ending and searcher.early_stopper is None:
+            say("--early-ending has no effect: savings are predicted where auto searches Gradient-Skip alone")
         to_run = layout.read_info().trials - searcher.trials.finished_count()
         lacking = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
         if to_run > 0 or lacking:
@@ -270,6 +273,7 @@ def make_searcher(
             "sampler": options.sampler,
             "lengths": options.searched_lengths,
             "priors": priors_in(layout.read_info().prior_runs),
+            "early_ending": options.early_ending,
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,
             "trial_timeout_s": options.trial_timeout_s,
@@ -342,7 +346,7 @@ def _search(
     done = _completed(layout)
     progress = SearchProgress(
         searcher, finished_before=done, to_run=to_run, allowed_drop=options.drop, saving=searcher.saving,
-        quality=searcher.quality, trial_timeout_s=options.trial_timeout_s,
+        quality=searcher.quality, trial_timeout_s=options.trial_timeout_s, early_stopper=searcher.early_stopper,
     )  # fmt: skip
     budget = Budget(searcher, progress, time_s=options.time_budget_s, trainings=options.cost_budget, begun=begun)
     searcher.plan(to_run, controls=options.controls)

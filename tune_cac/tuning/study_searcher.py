@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,13 +17,13 @@ from search_spaces import Space, SpaceContext
 from search_spaces.grid import GridPoints
 from trainables.config import MOST_SEED, TrialConfig
 from trainables.metrics import ROW_KEYS, objective_keys
-from trainables.stage_tree.coordinator import RayLeases
 from trainables.storage import parent
 from tune_cac.study.grid_options import AUTO
 from tune_cac.study.trial_folder import SPENT, trial_folder_name
 from tune_cac.tuning.candidates import Candidates, queue_further, queue_spread
 from tune_cac.tuning.controls import StudyControls
-from tune_cac.tuning.coordinated import leases_of
+from tune_cac.tuning.coordinated import leases_of, release_all
+from tune_cac.tuning.early_stopper import EarlyStopper
 from tune_cac.tuning.grid_walk import GridWalk
 from tune_cac.tuning.journal_searcher import JournalSearcher
 from tune_cac.tuning.memory_concurrency import MemoryConcurrency
@@ -33,11 +32,11 @@ from tune_cac.tuning.optuna_objectives import missing_objectives
 from tune_cac.tuning.outcomes.outcome_queue import OutcomeQueue
 from tune_cac.tuning.outcomes.prior import PriorStudy
 from tune_cac.tuning.outcomes.run_lengths import RunLengths
-from tune_cac.tuning.outcomes.trial_attributes import EPOCHS
-from tune_cac.tuning.predefined_trial import PredefinedTrial, plain
+from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.restarts import Restarts
 from tune_cac.tuning.samplers import make_sampler
 from tune_cac.tuning.study_trials import StudyTrials, open_study
+from tune_cac.tuning.trial_config import config_of
 from tune_cac.tuning.trial_fields import TrialFields
 from tune_cac.tuning.warm_start.baseline import WarmStart, asks_for_sensitivities, learn
 
@@ -75,6 +74,7 @@ class StudySearch(JournalSearcher):
         sampler: name of the sampler (`make_sampler`); with ``auto`` outcomes are chosen where they are known before.
         lengths: dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none.
         priors: what earlier studies found, from which outcomes and lengths start.
+        early_ending: whether trials end early (`EarlyStopper`).
         grid: points to train instead of sampled settings.
         database: URL of the database that holds Optuna's study instead of the journal.
     """
@@ -102,6 +102,7 @@ class StudySearch(JournalSearcher):
         sampler: str = AUTO,
         lengths: str = "",
         priors: Sequence[PriorStudy] = (),
+        early_ending: bool = False,
         grid: GridPoints | None = None,
         database: str = "",
     ) -> None:
@@ -146,11 +147,14 @@ class StudySearch(JournalSearcher):
         self._cut_runs = RunLengths(self.trials, base, lengths or "1.0", allowed_drop, self._learned, priors)
         self.lengths: RunLengths | None = None
         """Chooses the lengths of cut dense runs on which stops are searched, too."""
+        self.early_stopper: EarlyStopper | None = None
+        """Ends trials early."""
         if self._learns and repeats and grid is None:
             roots = lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots()  # noqa: E731
             self.outcomes = OutcomeQueue(self.trials, roots, tree, base, allowed_drop, sharing=sharing, priors=priors)
-            if lengths and space.method == "gradskip" and not space.options and base.saving is None:
-                self.lengths = self._cut_runs
+            if space.method == "gradskip" and not space.options and base.saving is None:
+                self.lengths = self._cut_runs if lengths else None
+                self.early_stopper = EarlyStopper(self.trials, base, self._running) if early_ending else None
         self._controls = StudyControls(base, tree)
         self._concurrency = MemoryConcurrency()
         self.baselines = OptionBaselines(self.trials, space, base)
@@ -206,20 +210,10 @@ class StudySearch(JournalSearcher):
         )
 
     def _config(self, trial: optuna.Trial) -> dict[str, Any]:
-        if "given" in trial.user_attrs:
-            values: dict[str, Any] = dict(trial.user_attrs["given"])
-        elif trial.user_attrs.get("role") == "baseline":
-            values = {"method": "none"}
-        else:
-            epochs = trial.user_attrs.get(EPOCHS, self._base.epochs)
-            context = self.learn().context if epochs == self._base.epochs else self._roots()[epochs].context
-            with warnings.catch_warnings():  # the published defaults may lie outside the ranges of this run
-                warnings.filterwarnings("ignore", message="Fixed parameter .* is out of range")
-                suggested = self._search_space.suggest(trial, context)
-            values = {"method": self._search_space.method, **plain(suggested), **self._hold}
-            if epochs != self._base.epochs:
-                values[EPOCHS] = trial.suggest_int(EPOCHS, 1, self._base.epochs)
-        return {**self._base.to_dict(), **values}
+        return config_of(trial, self._search_space, self._base, self._hold, self._context_of)
+
+    def _context_of(self, epochs: int) -> SpaceContext:
+        return (self.learn() if epochs == self._base.epochs else self._roots()[epochs]).context
 
     def _next(self) -> optuna.Trial | str | None:
         if self.gave_up:
@@ -351,6 +345,10 @@ class StudySearch(JournalSearcher):
             trial.set_user_attr("root", row["stage"])  # a run without interventions ends in its root
         if not self._sharing and row:
             row["stage"] = ""  # only the baseline was recorded, so there is no tree
+        with self.telling():
+            if self.early_stopper is not None and self.early_stopper.tell(trial_id, trial, row):
+                release_all(self._claims_name, trial.user_attrs["folder"])
+                return
         missing = missing_objectives(row, self.quality)
         if missing:
             self._tell_fail(trial, f"the trial reported no finite {' and '.join(missing)}")
@@ -374,8 +372,7 @@ class StudySearch(JournalSearcher):
         fits_later = out_of_memory and self._concurrency.lower(trial_id, len(self._running))
         trial = self._running.pop(trial_id)
         trial.set_user_attr("row_so_far", self._rows_so_far.pop(trial_id, {}))
-        if self._claims_name is not None and "folder" in trial.user_attrs:
-            RayLeases(self._claims_name).release_all(trial.user_attrs["folder"])  # no trial has to wait for it
+        release_all(self._claims_name, trial.user_attrs.get("folder"))
         again = self.restarts.restart(trial, message, died=died, fits_later=fits_later)
         if again and "given" not in trial.user_attrs and self._to_ask is not None:
             self._to_ask += 1

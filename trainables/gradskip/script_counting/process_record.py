@@ -8,20 +8,24 @@ other step is slowed down.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainables.gradskip.advice.never_fires import weight_decays
 from trainables.gradskip.layer_plan import Blueprint, StopEvent
 from trainables.gradskip.layers import watch_needed
 from trainables.gradskip.rules.state_machine import SkipMachine
+from trainables.gradskip.script_counting.script_trace import ScriptTrace
 from trainables.gradskip.script_counting.step_flops import StepFlops
 from trainables.gradskip.script_counting.stretches import LOOKS, StepTotals, Stretch, totals_of
+from trainables.gradskip.script_counting.trace_file import TRACE_VARIABLE, TRIAL_FOLDER
 from trainables.gradskip.status import Status
 from trainables.gradskip.step import has_closure
 from trainables.runtime.memory import peak_bytes
@@ -143,10 +147,22 @@ class ProcessRecord:
         self._since: tuple[int, int] | None = None  # FLOPs at the step's begin; None: not counted
         self._changed = False
         self._stepping = False
+        self.trace: ScriptTrace | None = None
+        """Recorder of the only optimizer's run, if the search asks for it."""
 
-    def add(self, gradskip: Status) -> StepRecord:
-        """Count an optimizer's steps until the process ends."""
+    def add(self, gradskip: Status, given_model: nn.Module | None = None) -> StepRecord:
+        """Count an optimizer's steps until the process ends, and record its run if the search asks for that.
+
+        Args:
+            gradskip: of the optimizer.
+            given_model: the model that the user gave with it, with its wrappers.
+        """
         record = StepRecord(gradskip, self)
+        if self.trace is not None:
+            self.trace.drop()  # settings stop layers of one optimizer, and these are several
+        elif (watch := os.environ.get(TRACE_VARIABLE)) and not self.records and os.environ.get("RANK", "0") == "0":
+            folder = Path(os.environ.get(TRIAL_FOLDER, os.curdir))
+            self.trace = ScriptTrace(gradskip, given_model, self.flops, watch=watch, folder=folder)
         self.records.append(record)
         record.begin_stretch(dense=self._nothing_is_stopped())
         self.settle()
@@ -260,9 +276,9 @@ class ProcessRecord:
 _PROCESS = ProcessRecord()
 
 
-def start(gradskip: Status) -> StepRecord:
+def start(gradskip: Status, given_model: nn.Module | None = None) -> StepRecord:
     """Count an optimizer until its process ends, for `process_summary`."""
-    return _PROCESS.add(gradskip)
+    return _PROCESS.add(gradskip, given_model)
 
 
 def process_summary(processes: int = 1) -> dict[str, Any] | None:

@@ -7,11 +7,12 @@ without gradients outside of it, such as an evaluation between two steps, are no
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
@@ -24,6 +25,10 @@ from trainables.runtime.flops import formula_of
 
 #: Parts of the names of expensive operations without a formula: fused recurrences and attention.
 _COSTLY = ("rnn_layer", "cudnn_rnn", "miopen_rnn", "lstm_mps", "dot_product", "flash_attention", "efficient_attention")
+#: The operation by which autocast converts a weight.
+_CAST = torch.ops.aten._to_copy.default
+#: Tensors that have a storage of their own.
+_PLAIN = (Tensor, nn.Parameter)
 #: The code of `torch.autograd.Function.apply`, which runs a forward pass with gradients switched off.
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
@@ -41,6 +46,17 @@ class StepFlops(TorchDispatchMode):
         """True while the stack of modes is being changed."""
         self.uncounted: set[str] = set()
         """Names of expensive operations whose FLOPs are unknown."""
+        self._weight_at: dict[int, int] = {}  # numbers of the attributed weights, by the address of their storage
+        self._of_weights: dict[int, int] = {}  # forward FLOPs by number
+
+    def attribute(self, weights: Sequence[Tensor]) -> None:
+        """Count the forward FLOPs of the operations that use these weights, by weight; none ends it."""
+        self._weight_at = {weight.untyped_storage().data_ptr(): number for number, weight in enumerate(weights)}
+        self._of_weights = {}
+
+    def shares(self, count: int) -> list[int]:
+        """Return the forward FLOPs so far of the first ``count`` attributed weights, by number."""
+        return [self._of_weights.get(number, 0) for number in range(count)]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -72,6 +88,8 @@ class StepFlops(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if self._weight_at and func is _CAST and (number := self._number_of(args[0])) is not None:
+            self._weight_at[out.untyped_storage().data_ptr()] = number  # autocast's copy of a weight
         count = formula_of(func._overloadpacket)
         costly = count is None and any(part in str(func) for part in _COSTLY)
         if count is None and not costly:
@@ -87,7 +105,18 @@ class StepFlops(TorchDispatchMode):
             self.backward_flops += flops
         else:
             self.forward_flops += flops
+            if self._weight_at:
+                self._add_to_weight(args, flops)
         return out
+
+    def _number_of(self, value: Any) -> int | None:
+        return self._weight_at.get(value.untyped_storage().data_ptr()) if type(value) in _PLAIN else None
+
+    def _add_to_weight(self, args: Sequence[Any], flops: int) -> None:
+        matrices = (value for value in args if isinstance(value, Tensor) and value.dim() > 1)  # and no biases
+        number = next((n for value in matrices if (n := self._number_of(value)) is not None), None)
+        if number is not None:
+            self._of_weights[number] = self._of_weights.get(number, 0) + flops
 
 
 def _in_autograd_function() -> bool:

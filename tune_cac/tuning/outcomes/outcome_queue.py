@@ -41,7 +41,7 @@ from tune_cac.tuning.outcomes.distinct_outcomes import (
 )
 from tune_cac.tuning.outcomes.prior import Depths, PriorStudy, prior_rows
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
-from tune_cac.tuning.outcomes.trial_attributes import EPOCHS, OF_EPOCHS, OUTCOME, UNPREDICTED
+from tune_cac.tuning.outcomes.trial_attributes import ENDED_EARLY, EPOCHS, OF_EPOCHS, OUTCOME, PREDICTED, UNPREDICTED
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed
 from tune_cac.tuning.warm_start.threshold_ranges import outcome, spread
@@ -157,7 +157,7 @@ class OutcomeQueue:
             running = [t for t in self._trials.all() if t.state == TrialState.RUNNING and "row" not in t.user_attrs]
             self.ended = all(t.user_attrs.get("role") == "control" for t in running)
             return None
-        attrs: dict[str, Any] = {"role": "search", OUTCOME: self._first_identity(chosen)}
+        attrs: dict[str, Any] = {"role": "search", OUTCOME: self._first_identity(chosen), PREDICTED: chosen.saved}
         cut = chosen.epochs < self._epochs
         if cut:
             attrs |= {EPOCHS: chosen.epochs, OF_EPOCHS: self._epochs}
@@ -202,7 +202,10 @@ class OutcomeQueue:
         return sorted(found, key=lambda one: one.saved)
 
     def _tried(self, baseline: Mapping[str, Any]) -> list[Tried]:
-        """Return what was trained or is being trained; failed trials are as bad as a run can be."""
+        """Return what was trained or is being trained.
+
+        Failed trials are as bad as a run can be; what ended early loses what it would if the lead over it lasted.
+        """
         found = []
         for trial in self._trials.all():
             attrs = trial.user_attrs
@@ -211,6 +214,8 @@ class OutcomeQueue:
             row, config, chosen = attrs.get("row"), attrs.get("config", {}), attrs.get(OUTCOME, "")
             epochs = config.get(EPOCHS, self._epochs)
             not_told = None if trial.state == TrialState.RUNNING else np.inf  # it runs, or failed
+            if ENDED_EARLY in attrs:
+                not_told = self._quality.lost(attrs[ENDED_EARLY]["expected"], baseline[self._quality.key])
             if row is not None and not missing_objectives(row, self._quality):
                 loss = self._quality.lost(row[self._quality.key], baseline[self._quality.key])
                 stops, saved = stops_in(row), saved_of_baseline(row, baseline)

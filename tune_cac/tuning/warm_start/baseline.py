@@ -34,6 +34,8 @@ from tune_cac.tuning.warm_start.threshold_ranges import (
     without_decay,
 )
 
+#: Key of ``root.json``: the run is a script's, whose layers and costs are all that it left.
+OF_SCRIPT = "of_script"
 #: Draws that find the choices of a space's branches.
 _CHOICE_DRAWS = 50
 
@@ -204,6 +206,8 @@ def completed(store: StageStore, trace: RunTrace, settings: Any) -> RunTrace:
     Raises:
         OSError: it cannot be written into the study.
     """
+    if trace.run.get(OF_SCRIPT):
+        return trace
     plans = missing_facts(trace, settings)
     if plans:
         given = [{name: getattr(plan, name) for name in BY_NAME} for plan in plans]

@@ -1,0 +1,272 @@
+"""What a script's run without a method leaves for replay: variances, layers, and costs of steps with layers stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainables import gradskip
+from trainables.gradskip.controller import GradientSkip
+from trainables.gradskip.layer_plan import Blueprint
+from trainables.gradskip.script_counting import process_record, script_trace
+from trainables.gradskip.script_counting.process_record import ProcessRecord
+from trainables.gradskip.script_counting.script_trace import ScriptTrace
+from trainables.gradskip.script_counting.trace_file import (
+    DEFAULT_WATCH,
+    TRACE_FILE,
+    TRACE_VARIABLE,
+    TRIAL_FOLDER,
+    ScriptFacts,
+    from_bytes,
+)
+from trainables.runtime.flops import flop_counter
+
+OFF = gradskip.Settings(start_thr=-1)
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a third, and a head: the first that train after a stop are two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.first, self.second = nn.Conv2d(8, 12, 3, stride=2, padding=1), nn.Conv2d(12, 12, 3, padding=1)
+        self.beside = nn.Conv2d(8, 12, 1, stride=2)
+        self.last = nn.Conv2d(12, 12, 3, padding=1)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.stem(x)))
+        x = torch.relu(self.second(torch.relu(self.first(x))) + self.beside(x))
+        return torch.as_tensor(self.head(torch.relu(self.last(x)).mean((2, 3))))
+
+
+class Backwards(nn.Module):
+    """Layers registered in another order than they run in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c, self.b, self.a = nn.Conv2d(8, 5, 8), nn.Conv2d(6, 8, 3, padding=1), nn.Conv2d(3, 6, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.c(torch.relu(self.b(torch.relu(self.a(x)))))).flatten(1)
+
+
+def tied() -> nn.Module:
+    """A linear network whose second and third layer have one weight."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16),
+                        nn.ReLU(), nn.Linear(16, 5))  # fmt: skip
+    net[5].weight = net[3].weight
+    return net
+
+
+def untied() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+def loss_of(net: nn.Module) -> Tensor:
+    return nn.functional.cross_entropy(net(torch.ones(4, 3, 8, 8)), torch.zeros(4, dtype=torch.long))
+
+
+def train(optimizer: torch.optim.Optimizer, net: nn.Module, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        optimizer.step()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Be the process of a script that a search runs; yield the trial's folder."""
+    monkeypatch.setenv(TRIAL_FOLDER, str(tmp_path))
+    monkeypatch.setenv(TRACE_VARIABLE, DEFAULT_WATCH)
+    record = ProcessRecord()
+    monkeypatch.setattr(process_record, "_PROCESS", record)
+    yield tmp_path
+    record.flops.end()
+    if record.trace is not None:
+        record.trace.drop()
+
+
+def trace() -> ScriptTrace:
+    found = process_record._PROCESS.trace
+    assert found is not None
+    return found
+
+
+def written(folder: Path) -> tuple[ScriptFacts, np.ndarray]:
+    trace().write()
+    return from_bytes((folder / TRACE_FILE).read_bytes())
+
+
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return gradskip.SGD(net.parameters(), lr=0.1, weight_decay=0.1, settings=OFF, model=net)
+
+
+@pytest.mark.parametrize("make", [Residual, Backwards, tied])
+def test_the_layers_are_those_of_an_optimizer_whose_rule_is_on(folder: Path, make: Callable[[], nn.Module]) -> None:
+    net = make()
+    optimizer = sgd(net)
+    train(optimizer, net, 6)
+    facts, values = written(folder)
+    on = make()
+    watch = ("conv",) if make is not tied else ("linear",)
+    settings = gradskip.Settings(watch=watch, start_itr=10**6)
+    skipping = gradskip.SGD(on.parameters(), lr=0.1, weight_decay=0.1, settings=settings, model=on)
+    train(skipping, on, 1)
+    rules = {key[0]: Blueprint.from_dict(blueprint) for key, blueprint in facts.blueprints}
+    assert rules[True] == skipping.gradskip.blueprint  # type: ignore[attr-defined]
+    assert values.shape == (6, len(rules[True].plan.units))
+    assert facts.layer_names == [name for name, _ in net.named_parameters()]
+    assert facts.trains == "1" * len(facts.layer_names)
+
+
+@pytest.mark.parametrize("make", [Residual, Backwards, untied])
+def test_costs_are_those_of_a_counter_on_a_partly_frozen_model(folder: Path, make: Callable[[], nn.Module]) -> None:
+    net = make()
+    train(sgd(net), net, 5)
+    facts, _ = written(folder)
+    assert len(facts.backward_flops) > 2
+    for mask, backward in facts.backward_flops.items():
+        for parameter, digit in zip(net.parameters(), mask, strict=True):
+            parameter.requires_grad_(digit == "1")
+        with flop_counter() as counter:
+            loss = loss_of(net)
+            forward = counter.get_total_flops()
+            loss.backward()
+        assert facts.forward_flops == forward
+        assert backward == pytest.approx(counter.get_total_flops() - forward, rel=1e-9), mask
+
+
+def test_costs_under_autocast(folder: Path) -> None:
+    net = Residual()
+    optimizer = sgd(net)
+    for _ in range(5):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(net)
+        loss.backward()
+        optimizer.step()
+    found, _ = written(folder)
+    process_record._PROCESS.flops.end()
+    trace().drop()
+    process_record._PROCESS = ProcessRecord()
+    net = Residual()
+    train(sgd(net), net, 5)
+    assert found.backward_flops == written(folder)[0].backward_flops
+
+
+def test_variances_are_those_at_the_beginning_of_every_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_trace, "_STEPS_ON_DEVICE", 4)
+    net = Residual()
+    optimizer = sgd(net)
+    own = []
+    for _ in range(10):
+        own.append(
+            [float(layer.weight.detach().double().var()) for layer in net.children() if isinstance(layer, nn.Conv2d)]
+        )
+        train(optimizer, net, 1)
+    _, values = written(folder)
+    assert np.sort(values, axis=1) == pytest.approx(np.sort(np.array(own), axis=1), rel=1e-5)
+
+
+def test_recording_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    recorded = Residual()
+    torch.manual_seed(0)
+    alone = Residual()
+    train(sgd(recorded), recorded, 8)
+    monkeypatch.delenv(TRIAL_FOLDER)
+    train(sgd(alone), alone, 8)
+    for one, other in zip(recorded.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_nothing_is_written_where_replay_could_not_rely_on_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rests(why: str) -> None:
+        trace().write()
+        assert not (folder / TRACE_FILE).exists(), why
+        process_record._PROCESS.flops.end()
+        trace().drop()
+        monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
+
+    net = Residual()
+    optimizer = sgd(net)
+    rests("no step")
+    net = Residual()
+    first, _second = sgd(net), sgd(Residual())
+    train(first, net, 5)
+    rests("two optimizers")
+    net = Residual()
+    optimizer = sgd(net)
+    train(optimizer, net, 5)
+    state = optimizer.state_dict()
+    rests_after = sgd(net)
+    assert process_record._PROCESS.trace is not None
+    rests("two optimizers, one after the other")
+    again = sgd(net)
+    again.load_state_dict(state)
+    train(again, net, 5)
+    rests("a run that goes on")
+    monkeypatch.setattr(script_trace, "MOST_VALUES", 5)
+    monkeypatch.setattr(script_trace, "_STEPS_ON_DEVICE", 2)
+    train(sgd(net), net, 5)
+    rests("a long run")
+    del rests_after
+    monkeypatch.setenv("RANK", "1")
+    sgd(net)
+    assert process_record._PROCESS.trace is None
+
+
+def test_a_parameter_group_that_comes_later_ends_the_record(folder: Path) -> None:
+    net, more = Residual(), nn.Linear(5, 5)
+    optimizer = sgd(net)
+    optimizer.add_param_group({"params": list(more.parameters())})
+    train(optimizer, net, 5)
+    trace().write()
+    assert not (folder / TRACE_FILE).exists()
+
+
+def test_nothing_is_written_where_the_cost_of_a_layer_is_not_known(folder: Path) -> None:
+    class OfACopy(nn.Module):
+        """As compiled code does it, which brings weights into another layout first."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 4, 8, bias=False), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            copied = self.conv.weight.contiguous(memory_format=torch.channels_last)
+            return torch.as_tensor(self.head(nn.functional.conv2d(x, copied).flatten(1)))
+
+    net = OfACopy()
+    train(sgd(net), net, 5)
+    trace().write()
+    assert not (folder / TRACE_FILE).exists()
+
+
+def test_a_file_that_cannot_be_written_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Residual()
+    train(sgd(net), net, 5)
+    (folder / TRACE_FILE).mkdir()
+    with pytest.warns(UserWarning, match="the run's variances were not kept for the search: "):
+        trace().write()
+
+
+def test_frozen_parameters_are_no_layers(folder: Path) -> None:
+    net = Residual()
+    net.stem.weight.requires_grad_(False)
+    optimizer = sgd(net)
+    train(optimizer, net, 5)
+    facts, values = written(folder)
+    assert facts.trains[0] == "0"
+    assert isinstance(optimizer.gradskip, GradientSkip)  # type: ignore[attr-defined]
+    assert values.shape[1] == 4  # of five convolutions
+    assert pd.notna(values).all()

@@ -1,0 +1,46 @@
+"""Configuration of a trial from what Optuna suggests or its attributes give."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optuna
+
+from search_spaces import Space, SpaceContext
+from trainables.config import TrialConfig
+from tune_cac.tuning.outcomes.trial_attributes import EPOCHS
+from tune_cac.tuning.predefined_trial import plain
+
+
+def config_of(
+    trial: optuna.Trial,
+    space: Space,
+    base: TrialConfig,
+    hold: Mapping[str, Any],
+    context_of: Callable[[int], SpaceContext],
+) -> dict[str, Any]:
+    """Return all fields of a trial's configuration; suggests its parameters.
+
+    Args:
+        trial: of Optuna's study.
+        space: what is searched.
+        base: config of the baseline, which the trial's own values override.
+        hold: fields with a fixed value in every trial but the baseline.
+        context_of: returns the facts on a run of so many epochs.
+    """
+    if "given" in trial.user_attrs:
+        values: dict[str, Any] = dict(trial.user_attrs["given"])
+    elif trial.user_attrs.get("role") == "baseline":
+        values = {"method": "none"}
+    else:
+        epochs = trial.user_attrs.get(EPOCHS, base.epochs)
+        context = context_of(epochs)
+        with warnings.catch_warnings():  # the published defaults may lie outside the ranges of this run
+            warnings.filterwarnings("ignore", message="Fixed parameter .* is out of range")
+            suggested = space.suggest(trial, context)
+        values = {"method": space.method, **plain(suggested), **hold}
+        if epochs != base.epochs:
+            values[EPOCHS] = trial.suggest_int(EPOCHS, 1, base.epochs)
+    return {**base.to_dict(), **values}
