@@ -159,6 +159,11 @@ class StudyOptions:
         "auto: chosen by what they lose, beside the other controls; 1.0: only runs of full length",
         metavar="SHARES",
     )
+    prior: Sequence[str] = option(
+        (),
+        "earlier studies, of other seeds, lengths or models, whose outcomes the search starts from; one or several",
+        metavar="STUDY",
+    )
     early_ending: bool = option(
         False,
         "end a trial that is predicted to save no more than a finished setting, once that one is ahead of it at the "

@@ -137,6 +137,11 @@ class Stage:
         self._spans.append((chunk.begin, chunk.end))
         self.known_until = _covered(self.start, self._spans)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of its dense signals."""
+        return tuple(self._dense)
+
     def at(self, name: str, iteration: int) -> float:
         """Return the signal at an iteration; raise MissingSignal if it was not recorded."""
         # The chunk added first wins, so that a value that a trial has read never changes if devices round differently.

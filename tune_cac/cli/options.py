@@ -48,7 +48,9 @@ def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> N
             how["action"] = "store_true" if option.default is False else argparse.BooleanOptionalAction
         else:
             repeated = option.type not in (str, int, float)
-            how |= {"metavar": option.metavar} | ({"action": "append"} if repeated else {"type": option.type})
+            how |= {"metavar": option.metavar} | (
+                {"action": "extend", "nargs": "+"} if repeated else {"type": option.type}
+            )
         parser.add_argument(option.flag, **how)
 
 

@@ -34,7 +34,7 @@ _LOCK_S = 3.0
 #: Options that every search of a study has the same.
 _SAME = (
     "space", "workload", "workload_options", "epochs", "seed", "workers_per_trial", "saving", "metric", "direction",
-    "sampler", "part",
+    "sampler", "part", "prior",
 )  # fmt: skip
 #: Packages whose versions a study records.
 _PACKAGES = ("torch", "ray", "optuna", "numpy", "pandas")
@@ -74,6 +74,7 @@ def open_study(options: SearchOptions) -> Layout:
         "hold": dict(options.fixed),
         "workload_options": list(options.workload_options),
         "space_files": dict(options.space_files),
+        "prior": list(options.prior),
         "storage": storage,
         "study_storage": options.study_storage or "",
     }
@@ -124,7 +125,9 @@ def open_study(options: SearchOptions) -> Layout:
 
 def _what_counts(info: StudyInfo, field: str) -> Any:
     value = getattr(info, field)
-    return list(what_is_trained(info.workload, value)) if field == "workload_options" else value
+    if field == "workload_options":
+        return list(what_is_trained(info.workload, value))
+    return list(value) if field == "prior" else value  # a study without one has a tuple
 
 
 def find_study(results: Path | str, name: str) -> Layout:

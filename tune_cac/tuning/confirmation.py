@@ -118,6 +118,7 @@ def confirm(
             picked = sorted({*picked, *child.read_info().candidates})
         place = str(joined(info.storage, child.root.name)) if info.storage else ""
         own: dict[str, Any] = {"controls": False, "early_ending": False, "candidates": picked, "storage": place}
+        own["prior_runs"] = []
         versions = package_versions()
         child.write_info(replace(info, trials=len(wanted), versions=versions, **own))
         options = replace(

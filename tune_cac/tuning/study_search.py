@@ -34,6 +34,7 @@ from tune_cac.study.result_files import write_answer
 from tune_cac.study.run_lengths import AUTO_LENGTHS
 from tune_cac.study.script_files import check_unchanged, script_identity
 from tune_cac.study.study_result import SearchResult, answer
+from tune_cac.tuning.outcomes.prior_reading import priors_in, read_priors
 from tune_cac.tuning.preflight import (
     check_gpus,
     check_processors,
@@ -97,6 +98,7 @@ def search(**given: Any) -> SearchResult:
         if options.compresses:
             check_schedule(options, context, None if options.schedule is None else Path(options.schedule))
     grid = _grid(options, context)
+    priors = read_priors(options)
     layout = open_study(options)
     if varied := options.loaded_space.options:
         say(
@@ -114,6 +116,7 @@ def search(**given: Any) -> SearchResult:
                 fresh_processes=options.fresh_processes,
                 controls=options.controls,
                 lengths=options.lengths,
+                prior_runs=info.prior_runs or priors,
                 early_ending=options.early_ending,
             )
         )
@@ -199,6 +202,8 @@ def _run_missing(
         searcher, run_name = _searcher(layout, options, context, base, grid or _grid(options, context))
         if options.lengths != AUTO_LENGTHS and options.searched_lengths and searcher.lengths is None:
             say(f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone")
+        if options.prior and searcher.outcomes is None:
+            say("--prior has no effect: auto alone starts from other studies, where it searches Gradient-Skip")
         if options.early_ending and searcher.early_stopper is None:
             say("--early-ending has no effect: savings are predicted where auto searches Gradient-Skip alone")
         to_run = layout.read_info().trials - searcher.trials.finished_count()
@@ -267,6 +272,7 @@ def make_searcher(
             "seed": options.seed,
             "sampler": options.sampler,
             "lengths": options.searched_lengths,
+            "priors": priors_in(layout.read_info().prior_runs),
             "early_ending": options.early_ending,
             "run_folder": f"{layout.ray.name}/{run_name}",
             "checkpoint_every_s": options.checkpoint_every_s,

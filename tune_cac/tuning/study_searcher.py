@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from tune_cac.tuning.memory_concurrency import MemoryConcurrency
 from tune_cac.tuning.option_baselines import OptionBaselines
 from tune_cac.tuning.optuna_objectives import missing_objectives
 from tune_cac.tuning.outcomes.outcome_queue import OutcomeQueue
+from tune_cac.tuning.outcomes.prior import PriorStudy
 from tune_cac.tuning.outcomes.run_lengths import RunLengths
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.restarts import Restarts
@@ -72,6 +73,7 @@ class StudySearch(JournalSearcher):
         repeats: whether training repeats bit for bit, so that the baseline's run predicts other trials exactly.
         sampler: name of the sampler (`make_sampler`); with ``auto`` outcomes are chosen where they are known before.
         lengths: dense runs that are cut and searched, too: ``auto`` or shares (`RunLengths`); empty for none.
+        priors: what earlier studies found, from which outcomes and lengths start.
         early_ending: whether trials end early (`EarlyStopper`).
         grid: points to train instead of sampled settings.
         database: URL of the database that holds Optuna's study instead of the journal.
@@ -99,12 +101,12 @@ class StudySearch(JournalSearcher):
         repeats: bool = True,
         sampler: str = AUTO,
         lengths: str = "",
+        priors: Sequence[PriorStudy] = (),
         early_ending: bool = False,
         grid: GridPoints | None = None,
         database: str = "",
     ) -> None:
-        self._learns = sampler == AUTO
-        self._repeats = repeats
+        self._learns, self._repeats = sampler == AUTO, repeats
         self._search_space, self._context, self._base = space, context, base
         self.saving, self.quality = base.saving, base.quality
         """The compute that trials are ranked by (None: that of training), and the metric by which they are compared."""
@@ -118,10 +120,8 @@ class StudySearch(JournalSearcher):
         self._warm_start: WarmStart | None = None
         self._claims_name: str | None = None
         self._rows_so_far: dict[str, dict[str, Any]] = {}
-        self._nothing_can_be = ""
-        self._start_seed = seed
+        self._nothing_can_be, self._start_seed, self._with_controls = "", seed, False
         self._to_ask: int | None = None
-        self._with_controls = False
         self._running: dict[str, optuna.Trial] = {}  # trials that have not ended, by Ray's id
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         super().__init__(metric=list(objective_keys(base.quality)), mode=["max", "max"])  # Optuna's are the study's own
@@ -144,14 +144,14 @@ class StudySearch(JournalSearcher):
         self.outcomes: OutcomeQueue | None = None
         """Chooses the settings in place of a sampler."""
         # Those that the study has are known where no further ones are searched, too.
-        self._cut_runs = RunLengths(self.trials, base, lengths or "1.0", allowed_drop, self._learned)
+        self._cut_runs = RunLengths(self.trials, base, lengths or "1.0", allowed_drop, self._learned, priors)
         self.lengths: RunLengths | None = None
         """Chooses the lengths of cut dense runs on which stops are searched, too."""
         self.early_stopper: EarlyStopper | None = None
         """Ends trials early."""
         if self._learns and repeats and grid is None:
-            searched = lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots()  # noqa: E731
-            self.outcomes = OutcomeQueue(self.trials, searched, tree, base, allowed_drop, sharing=sharing)
+            roots = lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots()  # noqa: E731
+            self.outcomes = OutcomeQueue(self.trials, roots, tree, base, allowed_drop, sharing=sharing, priors=priors)
             if space.method == "gradskip" and not space.options and base.saving is None:
                 self.lengths = self._cut_runs if lengths else None
                 self.early_stopper = EarlyStopper(self.trials, base, self._running) if early_ending else None

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.trace_replay.traces import RunTrace
+from trainables.gradskip.variables import BY_NAME
+from tune_cac.tuning.outcomes.trial_attributes import EPOCHS
 from tune_cac.tuning.warm_start.baseline import WarmStart
 from tune_cac.tuning.warm_start.threshold_ranges import outcome, predictions
 
@@ -98,6 +100,13 @@ def predicted_again(outcomes: Sequence[Outcome], trace: RunTrace) -> list[Outcom
         one if row is None else replace(one, **_facts(row, one.config, one.share))
         for one, row in zip(outcomes, found, strict=True)
     ]
+
+
+def is_predicted(values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """Return whether a setting differs from the baseline by what replay follows alone, and saves as it predicts."""
+    others = {name: value for name, value in values.items() if name not in BY_NAME and name not in ("method", EPOCHS)}
+    same = all(base.get(name) == value for name, value in others.items() if value)  # a forward cache saves more
+    return same and bool(values.get("CAC_PREFIX_AUTOGRAD", True))
 
 
 def _facts(row: Mapping[str, Any], config: Mapping[str, Any], share: float) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Order in which a search trains distinct outcomes: those whose savings, known before, promise a better answer.
 
-The first ones bisect the savings between the best setting within the allowed loss and the cheapest one beyond it. Then
-a model of the quality chooses the outcome with the highest expected improvement of answer and front for the compute
-that its training executes. The search ends when no outcome left is expected to improve them by a worthwhile share.
+The first ones bisect the savings between the best setting within the allowed loss and the cheapest one beyond it; where
+earlier studies are known, they are those that promise the best answer by these. Then a model of the quality chooses the
+outcome with the highest expected improvement of answer and front for the compute that its training executes. The search
+ends when no outcome left is expected to improve them by a worthwhile share.
 
 Everything is a function of the study's trials and the recorded runs, so a resumed search goes on in the same way.
 """
@@ -25,7 +26,6 @@ from analysis.formatting import plural
 from analysis.metrics.controls import CUT
 from analysis.trace_replay.traces import RunTrace, read_trace
 from trainables.config import TrialConfig
-from trainables.gradskip.variables import BY_NAME
 from trainables.quality import allowed_amount
 from trainables.stage_tree.store import StageStore
 from tune_cac.tuning.optuna_objectives import missing_objectives, saved_of_baseline
@@ -33,12 +33,14 @@ from tune_cac.tuning.outcomes.distinct_outcomes import (
     Drawn,
     Outcome,
     distinct_outcomes,
+    is_predicted,
     predicted_again,
     shared_steps,
     stops_in,
     trained_shares,
 )
-from tune_cac.tuning.outcomes.quality_model import posterior
+from tune_cac.tuning.outcomes.prior import Depths, PriorStudy, prior_rows
+from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
 from tune_cac.tuning.outcomes.trial_attributes import ENDED_EARLY, EPOCHS, OF_EPOCHS, OUTCOME, PREDICTED, UNPREDICTED
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed
@@ -54,6 +56,8 @@ MOST_MODELLED = 200
 BISECTED = 4
 #: Outcomes that are trained at least before the search may end by itself.
 LEAST = 6
+#: Outcomes that are trained first where earlier studies are known: those that promise the best answer, at any cost.
+FIRST_BY_PRIOR = 2
 #: Expected improvement of the answer, or of the front, a fraction of the compute, below which no outcome is worth its
 #: training.
 WORTHWHILE, WORTHWHILE_AREA = 0.005, 0.01
@@ -71,6 +75,7 @@ class OutcomeQueue:
         base: config of the baseline; its seed draws the settings.
         allowed_drop: that may be lost of the metric (`trainables.quality`).
         sharing: whether trials share training.
+        priors: what earlier studies found.
     """
 
     def __init__(
@@ -82,8 +87,9 @@ class OutcomeQueue:
         allowed_drop: float | str,
         *,
         sharing: bool = True,
+        priors: Sequence[PriorStudy] = (),
     ) -> None:
-        self._sharing = sharing
+        self._sharing, self._priors = sharing, priors
         self._trials, self._roots, self._tree, self._allowed_drop = trials, roots, tree, allowed_drop
         self._quality, self._seed, self._epochs = base.quality, base.seed, base.epochs
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
@@ -111,7 +117,7 @@ class OutcomeQueue:
         ):
             warnings.warn("no stops on cut runs: choices of the space depend on the run's length", stacklevel=2)
             return []
-        if known.space.options or not all(_is_predicted(values, base) for _, values in drawn):
+        if known.space.options or not all(is_predicted(values, base) for _, values in drawn):
             return []
         try:  # what each draw's stops save, which the dense run may not have needed
             store = StageStore(self._tree, known.trace.root)
@@ -230,14 +236,16 @@ class OutcomeQueue:
         best = max((one.saved for one in tried if one.loss is not None and one.loss <= allowed + 1e-9), default=0.0)
         better = [one for one in left if one.saved > best + WORTHWHILE]
         queued = sum(one.saved > 0 for one in tried)
-        if better and queued < BISECTED:
+        if better and queued < BISECTED and not self._priors:
             target = bisected(best, better[-1].saved, tried, allowed)
             return min(better, key=lambda one: (abs(one.saved - target), one.saved))
         if not left:
             return None
         answer, area = self._worth(left, tried, best, allowed)
         worth = np.where((answer >= WORTHWHILE) | (area >= WORTHWHILE_AREA), answer + area, 0.0)
-        if queued < LEAST:
+        if self._priors and sum(bool(one.chosen) for one in tried) < FIRST_BY_PRIOR and answer.max() >= WORTHWHILE:
+            return left[int(np.argmax(answer))]
+        if queued < LEAST and not self._priors:
             worth = answer + area
         elif not worth.any():
             return None
@@ -268,10 +276,20 @@ class OutcomeQueue:
         dense = Tried(epochs=self._epochs, stops=(), saved=0.0, loss=0.0)
         seen, losses = features([dense, *ended]), np.array([0.0, *(one.loss for one in ended)], float)
         unit = max(allowed, 1e-6)
+        depths = Depths(self._roots()[self._epochs].trace) if self._priors else None
+        at = [0.0 if depths is None else depths.of(layer) for layer in layers]
+        earlier, earlier_losses, numbers = prior_rows(self._priors, at)
+
+        def expected(of: NDArray[np.float64]) -> Posterior:
+            return posterior(
+                np.vstack([earlier, seen]), np.append(earlier_losses * unit, losses), of, unit=unit,
+                studies=np.append(numbers, np.zeros(len(seen), int)),
+            )  # fmt: skip
+
         if running := [one for one in tried if one.loss is None]:
-            expected = posterior(seen, losses, features(running), unit=unit).mean
-            seen, losses = np.vstack([seen, features(running)]), np.append(losses, expected)
-        found = posterior(seen, losses, features(left), unit=unit)
+            means = expected(features(running)).mean
+            seen, losses = np.vstack([seen, features(running)]), np.append(losses, means)
+        found = expected(features(left))
         saved = np.array([one.saved for one in left])
         front = list(zip(losses.tolist(), seen[:, 0].tolist(), strict=True))
         area = found.area_gained(saved, front, 2 * unit) / (2 * unit)
@@ -310,13 +328,6 @@ class Tried:
     """`Outcome.identity` as it was trained; empty until then."""
     chosen: str = ""
     """The same as the dense run predicted it; empty for what was not chosen as an outcome."""
-
-
-def _is_predicted(values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
-    """Return whether a setting differs from the baseline by what replay follows alone, and saves as it predicts."""
-    others = {name: value for name, value in values.items() if name not in BY_NAME and name != "method"}
-    same = all(base.get(name) == value for name, value in others.items() if value)  # a forward cache saves more
-    return same and bool(values.get("CAC_PREFIX_AUTOGRAD", True))
 
 
 def bisected(best: float, most: float, tried: Sequence[Tried], allowed: float) -> float:

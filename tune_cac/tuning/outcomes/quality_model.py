@@ -10,8 +10,8 @@ Shapes: n outcomes trained, m candidates, k features; the first feature is the c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 _LENGTHS, _AMPLITUDES, _NOISES = (0.15, 0.3, 0.6), (0.3, 1.0, 3.0), (0.1, 0.3, 0.6, 1.2)
 #: Standard deviations of the mean's constant and slope, in the same unit.
 _CONSTANT, _SLOPE = 1.0, 10.0
+#: By how much earlier studies deviate, as shares of the function's own standard deviation; the expected one, from which
+#: the logarithm deviates by a normal number; and noises of their outcomes beside that of a seed, in the unit.
+_DEVIATIONS, _DEVIATION, _FURTHER_NOISES = (0.1, 0.3, 1.0, 3.0, 10.0), 0.3, (0.0, 0.5, 1.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,12 @@ class Posterior:
 
 
 def posterior(
-    trained: NDArray[np.float64], losses: NDArray[np.float64], candidates: NDArray[np.float64], *, unit: float
+    trained: NDArray[np.float64],
+    losses: NDArray[np.float64],
+    candidates: NDArray[np.float64],
+    *,
+    unit: float,
+    studies: NDArray[np.int64] | None = None,
 ) -> Posterior:
     """Return what trained outcomes say of candidates.
 
@@ -80,22 +88,66 @@ def posterior(
         losses: (n,) their losses against the baseline.
         candidates: (m, k) features.
         unit: typical loss, such as the allowed one; > 0.
+        studies: (n,) number of the study that trained each: 0 for this one, whose candidates they are; None: all of it.
     """
     # Diverged trainings are as bad as one that lost ten times the unit: the fit must not follow them.
     scaled = np.clip(losses / unit, -10.0, 10.0)
-    best: tuple[float, Posterior] | None = None
-    for length, amplitude, noise in product(_LENGTHS, _AMPLITUDES, _NOISES):
-        factor = np.linalg.cholesky(_kernel(trained, trained, length, amplitude) + noise**2 * np.eye(len(trained)))
-        weights = np.linalg.solve(factor, scaled)
-        likelihood = -0.5 * float(weights @ weights) - float(np.log(np.diag(factor)).sum())
-        if best is None or likelihood > best[0]:
-            across = np.linalg.solve(factor, _kernel(trained, candidates, length, amplitude))
-            own = _CONSTANT**2 + (_SLOPE * candidates[:, 0]) ** 2 + amplitude**2
-            variance = np.maximum(own - (across**2).sum(axis=0), 0.0)
-            found = Posterior(mean=across.T @ weights * unit, spread=np.sqrt(variance) * unit, noise=noise * unit)
-            best = likelihood, found
+    studies = np.zeros(len(trained), int) if studies is None else studies
+    others = sorted(set(studies.tolist()) - {0})
+    best: tuple[float, _Fit] | None = None
+    for length, amplitude in product(_LENGTHS, _AMPLITUDES):
+        kernel = _kernel(trained, trained, length, amplitude)
+        for noise, deviation in product(_NOISES, _DEVIATIONS if others else (0.0,)):
+            fit = _Fit(length=length, amplitude=amplitude, noise=noise, studies=dict.fromkeys(others, (deviation, 0.0)))
+            likelihood = _likelihood(fit, kernel, scaled, studies)
+            if best is None or likelihood > best[0]:
+                best = likelihood, fit
     assert best is not None  # the grid is not empty
-    return best[1]
+    fit = best[1]
+    kernel = _kernel(trained, trained, fit.length, fit.amplitude)
+    for study in others:  # which of them misleads is seen one by one
+        fits = [replace(fit, studies={**fit.studies, study: one}) for one in product(_DEVIATIONS, _FURTHER_NOISES)]
+        fit = max(fits, key=lambda one: _likelihood(one, kernel, scaled, studies))
+    factor = np.linalg.cholesky(_covariance(fit, kernel, studies))
+    across = np.linalg.solve(factor, _kernel(trained, candidates, fit.length, fit.amplitude))
+    own = _CONSTANT**2 + (_SLOPE * candidates[:, 0]) ** 2 + fit.amplitude**2
+    variance = np.maximum(own - (across**2).sum(axis=0), 0.0)
+    mean = across.T @ np.linalg.solve(factor, scaled)
+    return Posterior(mean=mean * unit, spread=np.sqrt(variance) * unit, noise=fit.noise * unit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fit:
+    """Hyperparameters, losses in the unit."""
+
+    length: float
+    amplitude: float
+    noise: float
+    studies: Mapping[int, tuple[float, float]]
+    """Deviation and further noise of each other study."""
+
+
+def _covariance(fit: _Fit, kernel: NDArray[np.float64], studies: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return (n, n) covariance of the observations: a study deviates from the function by one of the same kind.
+
+    With noise alone many outcomes of a misleading study would be as sure as one's own (Bonilla, Chai and Williams,
+    Multi-task Gaussian Process Prediction, NIPS 2007, where tasks correlate by 1 / (1 + deviation^2)).
+    """
+    full = kernel + fit.noise**2 * np.eye(len(studies))
+    for study, (deviation, noise) in fit.studies.items():
+        of = studies == study
+        full += deviation**2 * kernel * np.outer(of, of) + noise**2 * np.diag(of)
+    return full
+
+
+def _likelihood(
+    fit: _Fit, kernel: NDArray[np.float64], scaled: NDArray[np.float64], studies: NDArray[np.int64]
+) -> float:
+    """Return the logarithm of the likelihood times the deviations' prior, without what is equal for all fits."""
+    factor = np.linalg.cholesky(_covariance(fit, kernel, studies))
+    weights = np.linalg.solve(factor, scaled)
+    expected = sum(math.log(deviation / _DEVIATION) ** 2 for deviation, _ in fit.studies.values())
+    return -0.5 * float(weights @ weights) - float(np.log(np.diag(factor)).sum()) - 0.5 * expected
 
 
 def _kernel(a: NDArray[np.float64], b: NDArray[np.float64], length: float, amplitude: float) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ from trainables.config import TrialConfig
 from trainables.quality import allowed_amount
 from tune_cac.study.run_lengths import AUTO_LENGTHS, read_lengths
 from tune_cac.tuning.optuna_objectives import missing_objectives
+from tune_cac.tuning.outcomes.prior import PriorStudy, first_length
 from tune_cac.tuning.outcomes.trial_attributes import OF_EPOCHS
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.study_trials import StudyTrials
@@ -34,6 +35,7 @@ class RunLengths:
         lengths: ``auto``, or shares of the full run such as ``1.0,0.6``.
         allowed_drop: that may be lost of the metric (`trainables.quality`).
         learn: returns what a recorded dense run shows, by its epochs and its root in the stage tree.
+        priors: what earlier studies found; the first length is theirs.
     """
 
     def __init__(
@@ -43,7 +45,10 @@ class RunLengths:
         lengths: str,
         allowed_drop: float | str,
         learn: Callable[[int, str], WarmStart],
+        priors: Sequence[PriorStudy] = (),
     ) -> None:
+        first = first_length(priors, base.epochs)
+        self._first = None if first is None else max(first, int(SHORTEST * base.epochs + 1e-9))
         self._trials, self._base, self._allowed_drop, self._learn = trials, base, allowed_drop, learn
         self._learned: dict[int, WarmStart] = {}
         self._wanted = None if lengths == AUTO_LENGTHS else lengths_in_epochs(read_lengths(lengths), base.epochs)
@@ -75,7 +80,7 @@ class RunLengths:
             told = row is not None and not missing_objectives(row, quality)
             losses[epochs] = quality.lost(row[quality.key], baseline[quality.key]) if told and row else math.inf
         allowed = 0.0 if baseline is None else allowed_amount(self._allowed_drop, baseline[quality.key])
-        found = next_length(losses, self._base.epochs, allowed)
+        found = next_length(losses, self._base.epochs, allowed) if losses or not self._first else self._first
         return None if found is None else self.run_of(found)
 
     def beside(self, saved: float) -> PredefinedTrial | None:

@@ -19,6 +19,7 @@ from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac import search
 from tune_cac.tuning.outcomes.distinct_outcomes import distinct_outcomes
 from tune_cac.tuning.outcomes.outcome_queue import Tried, bisected
+from tune_cac.tuning.outcomes.prior import PriorRun, PriorStudy
 from tune_cac.tuning.outcomes.trial_attributes import OUTCOME
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 
@@ -158,6 +159,30 @@ def test_settings_of_one_region_train_alike(tmp_path: Path) -> None:
         for name, (low, high) in same[0].region.items():
             assert low <= parameters[name] <= high
     assert sorted(groups.values()) == sorted(one.settings for one in outcomes)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("bound", [1.0, 0.15])
+def test_with_earlier_studies_the_first_outcome_is_the_best_of_them(tmp_path: Path, bound: float) -> None:
+    """By two studies in which nothing is lost up to a bound on the saving, and eight allowed losses above it."""
+
+    def run(saved: float) -> PriorRun:
+        loss = 0.0 if saved <= bound else 8.0
+        return PriorRun(stops=((1 - 1.4 * saved, 0.9),), ended=1.0, saved=saved, loss=loss)
+
+    runs = tuple(run(0.02 * number) for number in range(1, 35))
+    made = learning(tmp_path, priors=[PriorStudy(study=name, runs=runs) for name in ("a", "b")])
+    assert made.outcomes is not None
+    assert made.outcomes.predicts
+    saved = [one.saved for one in distinct_outcomes(made.learn(), made.learn().drawn(0, 4000))[0]]
+    made.suggest("published")
+    first = made.suggest("first")
+    assert isinstance(first, dict)
+    row = train(tmp_path, first)
+    most = max(one for one in saved if one <= bound)
+    assert 0.7 * most < row["compute_saved"] < most + 0.02  # of those that save about as much the likeliest
+    assert OUTCOME in told(tmp_path)[first["trial"]].user_attrs
 
 
 def test_savings_are_bisected_between_the_best_and_the_cheapest_that_lost_too_much() -> None:

@@ -43,6 +43,50 @@ def test_it_is_the_conditional_normal_of_the_likeliest_of_its_kernels() -> None:
     np.testing.assert_allclose(found.share_within(0.005), norm.cdf(0.005, mean, spread), rtol=1e-3, atol=1e-9)
 
 
+def test_earlier_studies_deviate_and_one_that_misleads_counts_for_less() -> None:
+    """Against conditioning by an inverse, with the deviations of the likeliest: all alike, then one by one."""
+    draw = np.random.default_rng(2)
+    trained, candidates = draw.random((30, 3)), draw.random((5, 3))
+    studies = np.repeat([1, 2, 0], 10)
+    truth = 3 * trained[:, 0] ** 2 + trained[:, 1]
+    losses = np.where(studies == 2, 6 - 3 * truth, truth) + 0.1 * draw.normal(size=30)  # the second misleads
+    found = posterior(trained, losses, candidates, unit=1.0, studies=studies)
+
+    def own(length: float, amplitude: float, noise: float, others: dict[int, tuple[float, float]]) -> np.ndarray:
+        full = covariance(trained, trained, length, amplitude)
+        factors = np.ones((30, 30))
+        more = np.full(30, noise**2)
+        for study, (deviation, further) in others.items():
+            factors[np.ix_(studies == study, studies == study)] += deviation**2
+            more[studies == study] += further**2
+        return full * factors + np.diag(more)
+
+    def density(kernel: tuple[float, float, float], others: dict[int, tuple[float, float]]) -> float:
+        expected = sum(norm.logpdf(np.log(deviation / 0.3)) for deviation, _ in others.values())
+        return float(multivariate_normal(np.zeros(30), own(*kernel, others)).logpdf(losses) + expected)
+
+    deviations = (0.1, 0.3, 1.0, 3.0, 10.0)
+    kernels = list(product((0.15, 0.3, 0.6), (0.3, 1.0, 3.0), (0.1, 0.3, 0.6, 1.2)))
+    kernel, first = max(
+        product(kernels, deviations), key=lambda one: density(one[0], dict.fromkeys((1, 2), (one[1], 0)))
+    )
+    others: dict[int, tuple[float, float]] = dict.fromkeys((1, 2), (first, 0.0))
+    for study in (1, 2):
+        choices = [{**others, study: one} for one in product(deviations, (0.0, 0.5, 1.5))]
+        others = max(choices, key=lambda one: density(kernel, one))
+    assert others[1][0] < others[2][0]
+    inverse = np.linalg.inv(own(*kernel, others))
+    across = covariance(candidates, trained, *kernel[:2])
+    np.testing.assert_allclose(found.mean, across @ inverse @ losses, rtol=1e-6)
+    variance = np.diag(covariance(candidates, candidates, *kernel[:2]) - across @ inverse @ across.T)
+    np.testing.assert_allclose(found.spread, np.sqrt(variance), rtol=1e-4)
+    # It is no worse than without the study that misleads.
+    kept = studies != 2
+    without = posterior(trained[kept], losses[kept], candidates, unit=1.0, studies=studies[kept])
+    true = 3 * candidates[:, 0] ** 2 + candidates[:, 1]
+    assert np.abs(found.mean - true).mean() < np.abs(without.mean - true).mean() + 0.1
+
+
 def test_the_area_gained_is_the_mean_growth_of_the_hypervolume() -> None:
     draw = np.random.default_rng(1)
     found = Posterior(mean=np.array([0.0, 0.004, 0.02]), spread=np.array([0.001, 0.003, 0.004]), noise=0.002)

@@ -19,6 +19,7 @@ from trainables.errors import UserError
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.run_lengths import read_lengths
+from tune_cac.tuning.outcomes.prior import PriorRun, PriorStudy
 from tune_cac.tuning.outcomes.run_lengths import lengths_in_epochs, next_length
 from tune_cac.tuning.study_searcher import FINISHED
 
@@ -61,6 +62,17 @@ def test_a_run_as_cheap_as_the_answer_is_none_itself_below_the_chosen_lengths(
     run = chosen.beside(saved)
     assert run is not None
     assert (run.values["epochs"], run.attrs["role"], run.attrs["control"]) == (epochs, role, SHORTER)
+
+
+@pytest.mark.parametrize(("found", "first"), [(0.8, 24), (0.72, 22), (0.3, 18), (1.0, 18)])
+def test_the_first_length_is_that_of_earlier_studies_and_no_shorter_than_others(
+    tmp_path: Path, found: float, first: int
+) -> None:
+    runs = (PriorRun(stops=(), ended=found, saved=0.5, loss=0.5), PriorRun(stops=(), ended=0.4, saved=0.6, loss=2.0))
+    made = searcher(tmp_path, lengths="auto", priors=[PriorStudy(study="a", runs=runs)])
+    cut = made.suggest("cut")
+    assert isinstance(cut, dict)
+    assert (cut["config"]["epochs"], told(tmp_path)[cut["trial"]].user_attrs["role"]) == (first, CUT)
 
 
 def test_shares_are_given_as_text() -> None:

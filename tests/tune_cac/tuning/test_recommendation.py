@@ -1,0 +1,100 @@
+"""Recommendations from really trained studies of the tiny workload: what is expected, its errors, explicit stops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from searchers import learning
+from tiny_workload import tiny  # noqa: F401 - a fixture
+
+import search_spaces
+from analysis.io.layout import Layout
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.quality import ACCURACY
+from trainables.stage_tree.shared_run import SharedRun, Sharing
+from trainables.training.run import TrainingRun
+from tune_cac.tuning.outcomes.prior import Depths, PriorStudy, shares_at
+from tune_cac.tuning.outcomes.quality_model import posterior
+from tune_cac.tuning.recommendation import Earlier, check_space, expected, left_out, read_earlier, recommend
+
+SPACE = "auto_thresholds"
+
+
+def study(folder: Path, seed: int) -> Earlier:
+    """A study of two trained settings."""
+    folder.mkdir()
+    made = learning(folder, seed=seed)
+    for number in range(2):
+        suggested = made.suggest(f"t{number}")
+        assert isinstance(suggested, dict)
+        with SharedRun(TrialConfig(**suggested["config"]), Sharing(tree=folder / "tree", budget_bytes=0)) as shared:
+            while not shared.finished:
+                last = shared.train_epoch()
+        made.on_trial_complete(f"t{number}", last)
+    return read_earlier(Layout(folder), search_spaces.load(SPACE), ACCURACY, 0.01)
+
+
+@pytest.fixture
+def earlier(tiny: str, tmp_path: Path) -> list[Earlier]:  # noqa: F811
+    return [study(tmp_path / name, seed) for seed, name in enumerate(("a", "b"))]
+
+
+@pytest.mark.slow
+def test_what_is_recommended_saves_as_much_when_it_is_trained(earlier: list[Earlier]) -> None:
+    rows: list[Any] = []
+    base = TrialConfig(workload="tiny", epochs=8, seed=3, method="none")
+    found = recommend(base, search_spaces.load(SPACE), earlier, 2, rows.append)
+    assert len(rows) == 2  # a quarter, and nothing else
+    assert found is not None
+    thresholds, stops = found
+    with TrainingRun(TrialConfig.from_mapping(stops.outcome.config)) as run:
+        while not run.finished:
+            row = run.train_epoch()
+    assert row["compute_saved"] == pytest.approx(stops.outcome.saved, abs=1e-9)  # exact
+    assert stops.outcome.stops == thresholds.outcome.stops
+    assert 0 < thresholds.outcome.saved < 1
+    assert thresholds.spread > 0
+
+
+@pytest.mark.slow
+def test_errors_are_those_of_studies_left_out_in_turn(earlier: list[Earlier]) -> None:
+    errors = left_out(earlier, 0.25)
+    assert errors is not None
+    assert errors.studies == 2
+    assert 0 <= errors.saved < 1
+    # With all of the run recorded its savings are known: what replay says of the dense run is what it says.
+    known = left_out(earlier, 1.0)
+    assert known is not None
+    assert known.saved <= errors.saved + 1e-9
+    assert known.loss == pytest.approx(known.loss_of_stops, abs=0.5)
+
+
+@pytest.mark.slow
+def test_what_is_expected_is_the_model_of_all_studies_on_the_runs_layers(earlier: list[Earlier]) -> None:
+    trace, priors = earlier[0].known.trace, [one.prior for one in earlier]
+    runs = priors[0].runs
+    found = expected(priors, trace, runs)
+    levels = Depths(trace).levels
+
+    def rows(study: PriorStudy) -> np.ndarray:
+        return np.array([[r.saved, r.ended, *shares_at(r.stops, levels, end=r.ended)] for r in study.runs])
+
+    dense = np.array([[0.0, 1.0, *np.ones(len(levels))]])
+    seen = np.vstack([dense, rows(priors[0]), rows(priors[1])])
+    losses = np.array([0.0, *(r.loss for one in priors for r in one.runs)])
+    numbers = np.array([0, *[1] * len(priors[0].runs), *[2] * len(priors[1].runs)])
+    wanted = posterior(seen, losses, rows(priors[0]), unit=1.0, studies=numbers)
+    np.testing.assert_allclose(found.mean, wanted.mean)
+    np.testing.assert_allclose(found.spread, wanted.spread)
+
+
+def test_a_space_of_another_method_is_refused() -> None:
+    for name in ("agp", "training_recipe"):
+        with pytest.raises(UserError, match=rf"--space must be one of Gradient-Skip alone, .*, got {name}"):
+            check_space(search_spaces.load(name))
+    check_space(replace(search_spaces.load("manual_layers"), name="own"))

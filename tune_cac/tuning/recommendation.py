@@ -1,0 +1,268 @@
+"""A setting for a run that was not searched: from earlier studies and the first part of the run's dense training.
+
+Settings of a space are replayed on the recorded part, extended to the whole run (`outcomes.trace_extension`). The
+model of the quality, which has seen the earlier studies alone, says what their outcomes lose; the one with the highest
+product of its saving and the probability that it stays within the allowed loss is recommended. Leaving each study out
+in turn and recommending from its own first part gives the error.
+
+Losses are in units of the allowed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.io.layout import Layout
+from analysis.trace_replay.traces import RunTrace, load_trace, read_trace
+from search_spaces import Space, SpaceContext
+from trainables.config import TrialConfig
+from trainables.errors import UserError
+from trainables.quality import Quality
+from trainables.stage_tree.shared_run import SharedRun, Sharing
+from tune_cac.study.fixed_params import with_watch
+from tune_cac.study.options import SearchOptions
+from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes, stops_in
+from tune_cac.tuning.outcomes.outcome_queue import SETTINGS
+from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, prior_rows
+from tune_cac.tuning.outcomes.prior_reading import study_as_prior
+from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
+from tune_cac.tuning.outcomes.trace_extension import extended
+from tune_cac.tuning.run_context import baseline_config, context_of
+from tune_cac.tuning.warm_start.baseline import WarmStart, completed, typical_configs, write_facts
+from tune_cac.tuning.warm_start.threshold_ranges import predictions, with_learned_ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """A study that a recommendation is made from."""
+
+    prior: PriorStudy
+    known: WarmStart
+    """The space on its run, with all of its recorded training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """The setting that is expected to save most within the allowed loss."""
+
+    outcome: Outcome
+    """What it stops and saves as predicted, and its configuration."""
+    loss: float
+    """Expected loss."""
+    spread: float
+    """Its standard deviation, without the noise of a seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """Mean absolute errors over studies that were left out in turn."""
+
+    studies: int
+    """Studies for which a setting was recommended and could be followed."""
+    saved: float
+    """Of the saving that thresholds were predicted to have, a fraction of the compute; explicit stops have none."""
+    loss: float
+    """Of the loss, of what the thresholds stop in truth."""
+    loss_of_stops: float
+    """Of the loss, of the stops as they were predicted."""
+
+
+def read_earlier(
+    layout: Layout, space: Space, quality: Quality, allowed_drop: float | str, studies: int = 1
+) -> Earlier:
+    """Return a study as `recommended` needs it.
+
+    Args:
+        layout: of the study.
+        space: whose settings are recommended.
+        quality: metric of the new run.
+        allowed_drop: that it may lose of it.
+        studies: number of all of them.
+
+    Raises:
+        UserError: it is no prior (`study_as_prior`), or its model cannot be built here.
+    """
+    info = layout.read_info()
+    prior = study_as_prior(layout, quality, allowed_drop, studies)
+    base = baseline_config(SearchOptions.of_study(info), device="cpu")
+    trace = load_trace(layout.root, epochs=info.epochs)
+    return Earlier(prior=prior, known=on_run(space, base, context_of(base), trace))
+
+
+def on_run(space: Space, base: TrialConfig, context: SpaceContext, trace: RunTrace | None) -> WarmStart:
+    """Return a space on a run of which something is recorded."""
+    return WarmStart(space=space, context=context, base=base, hold=with_watch({}, context), trace=trace)
+
+
+def recommended(
+    known: WarmStart,
+    until: int,
+    earlier: Sequence[Earlier],
+    complete: Callable[[list[dict[str, Any]]], RunTrace] | None = None,
+) -> Recommendation | None:
+    """Return the setting that is expected to save most within the allowed loss; None if none stops anything.
+
+    Args:
+        known: the space on the run.
+        until: steps of it that count as recorded.
+        earlier: the studies.
+        complete: returns the run's trace with what replay of settings needs; None where nothing can be counted.
+    """
+    traces = [one.known.trace for one in earlier]
+    trace = extended(known.trace, until, traces)
+    ranges = replace(known, context=with_learned_ranges(known.context, trace, _skipping(known)), trace=trace)
+    drawn = ranges.drawn(known.base.seed, SETTINGS)
+    if complete is not None:
+        trace = extended(complete([values for _, values in drawn]), until, traces)
+    outcomes, _ = distinct_outcomes(replace(ranges, trace=trace), drawn)
+    if not outcomes:
+        return None
+    found = expected([one.prior for one in earlier], trace, [_run(trace, one.stops, one.saved) for one in outcomes])
+    worth = found.share_within(1.0) * np.array([one.saved for one in outcomes])
+    best = int(np.argmax(worth))
+    return Recommendation(outcome=outcomes[best], loss=float(found.mean[best]), spread=float(found.spread[best]))
+
+
+def expected(
+    priors: Sequence[PriorStudy], trace: RunTrace, runs: Sequence[PriorRun], *, own: bool = False
+) -> Posterior:
+    """Return what studies say of runs.
+
+    Args:
+        priors: the studies.
+        trace: of the runs.
+        runs: on that trace.
+        own: whether the one study is that of the runs itself.
+    """
+    levels = Depths(trace).levels
+    seen, losses, studies = prior_rows(priors, levels)
+    wanted = _features(runs, levels)
+    dense = _features([PriorRun(stops=(), ended=1.0, saved=0.0, loss=0.0)], levels)
+    return posterior(
+        np.vstack([dense, seen]), np.append(0.0, losses), wanted, unit=1.0,
+        studies=np.append(0, np.zeros_like(studies) if own else studies),
+    )  # fmt: skip
+
+
+def _features(runs: Sequence[PriorRun], levels: Sequence[float]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = prior_rows([PriorStudy(study="", runs=tuple(runs))], levels)[0]
+    return found
+
+
+def _run(trace: RunTrace, stops: Sequence[tuple[int, int]], saved: float) -> PriorRun:
+    depths = Depths(trace)
+    found = tuple((when / trace.total_steps, depths.of(number)) for when, number in stops)
+    return PriorRun(stops=found, ended=1.0, saved=saved, loss=0.0)
+
+
+def left_out(earlier: Sequence[Earlier], share: float) -> Errors | None:
+    """Return the errors of recommending for each study from the others and its own first part; None if none can be.
+
+    What a study says itself of the loss is the model of its own runs.
+
+    Args:
+        earlier: the studies, >= 2.
+        share: of the run, that counts as recorded.
+    """
+    found = []
+    for place, one in enumerate(earlier):
+        trace = one.known.trace
+        others = [*earlier[:place], *earlier[place + 1 :]]
+        choice = recommended(one.known, max(1, round(share * trace.total_steps)), others)
+        if choice is None:
+            continue
+        config, predicted = choice.outcome.config, choice.outcome
+        true = predictions(trace, [config], branches=True)[0]
+        if true is None:
+            continue
+        runs = [
+            _run(trace, stops_in(true), float(true["compute_saved"])), _run(trace, predicted.stops, predicted.saved)
+        ]  # fmt: skip
+        in_truth, as_stops = expected([one.prior], trace, runs, own=True).mean
+        saved = abs(predicted.saved - float(true["compute_saved"]))
+        found.append((saved, abs(choice.loss - in_truth), abs(choice.loss - as_stops)))
+    if not found:
+        return None
+    means = np.mean(found, axis=0)
+    return Errors(studies=len(found), saved=float(means[0]), loss=float(means[1]), loss_of_stops=float(means[2]))
+
+
+def explicit(known: WarmStart, outcome: Outcome) -> TrialConfig:
+    """Return the configuration that stops at the outcome's iterations, whatever the variances do.
+
+    Args:
+        known: the run, with the plan of layers of the outcome's configuration.
+        outcome: whose stops are given.
+    """
+    config = TrialConfig.from_mapping(outcome.config)
+    if config.gradskip_settings().mode == "manual":
+        return config
+    plan = known.trace.blueprint(config).plan
+    ends = {unit.number: plan.order[unit.end] for unit in plan.units}
+    deepest = {when: ends[number] for when, number in outcome.stops}  # of stops at one iteration the last is deepest
+    same = {name: outcome.config.get(name) for name in ("CAC_WATCH", "CAC_BRAKING_DISTANCE")}
+    stops = {"CAC_STOP_LAYER_NUM": tuple(deepest.values()), "CAC_STOP_LAYER_ITR": tuple(deepest)}
+    return TrialConfig.from_mapping({**known.base.to_dict(), **same, **stops, "method": "gradskip"})
+
+
+def recommend(
+    config: TrialConfig,
+    space: Space,
+    earlier: Sequence[Earlier],
+    epochs: int,
+    on_row: Callable[[Mapping[str, Any]], None],
+) -> tuple[Recommendation, Recommendation] | None:
+    """Train the first epochs of a dense run and recommend a setting for all of it; None if none stops anything.
+
+    Args:
+        config: of the dense run.
+        space: whose settings are recommended.
+        earlier: the studies.
+        epochs: to train, with the learning-rate schedule of the full run.
+        on_row: called with the row of each.
+
+    Returns:
+        The setting as the space has it, and as explicit stops, whose saving is exact.
+    """
+    context = context_of(config)
+    with TemporaryDirectory() as tree:
+        with SharedRun(config, Sharing(tree=Path(tree), budget_bytes=0)) as dense:
+            for _ in range(epochs):
+                on_row(dense.train_epoch())
+            store = dense.store
+        known = on_run(space, config, context, None)
+        write_facts(store, _skipping(known))
+        known = replace(known, trace=read_trace(store))
+
+        def complete(settings: list[dict[str, Any]]) -> RunTrace:
+            return completed(store, read_trace(store), settings)
+
+        until = epochs * known.trace.steps_per_epoch
+        found = recommended(known, until, earlier, complete)
+        if found is None:
+            return None
+        stops = explicit(known, found.outcome).to_dict()
+        (row,) = predictions(extended(complete([stops]), until, []), [stops])
+    assert row is not None  # its costs were counted
+    as_stops = replace(found.outcome, config=stops, saved=float(row["compute_saved"]))
+    return found, replace(found, outcome=as_stops)
+
+
+def _skipping(known: WarmStart) -> list[TrialConfig]:
+    configs = typical_configs(known.space, known.context, known.base, known.hold)
+    return [replace(config, method="gradskip") for config in configs]
+
+
+def check_space(space: Space) -> None:
+    """Raise UserError for a space whose settings cannot be recommended."""
+    if space.method != "gradskip" or space.options:
+        raise UserError(
+            f"--space must be one of Gradient-Skip alone, such as auto_thresholds or manual_layers, got {space.name}"
+        )
