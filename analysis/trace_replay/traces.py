@@ -24,6 +24,8 @@ from trainables.metrics import value_in
 from trainables.quality import Quality, quality_in
 from trainables.stage_tree.store import Stage, StageStore, roots
 
+#: Key of ``root.json``: the run is a script's, whose layers and costs are all that it left.
+OF_SCRIPT = "of_script"
 #: Counts up to this are exact in float64; larger ones are kept as Python integers.
 _EXACT_IN_FLOAT = 2**53
 
@@ -164,10 +166,12 @@ class RunTrace:
         if facts is None:
             settings = config.gradskip_settings()
             rule = "the variance rule" if settings.mode == "auto" else "another rule than variance"
+            way_out = "the command replay looks at the model itself, or run one trial with these"
+            if self.run.get(OF_SCRIPT):
+                way_out = f"search the script anew with --set CAC_WATCH={','.join(settings.watch)}"
             raise UserError(
                 f"the study has not recorded which layers {rule} stops with CAC_WATCH={','.join(settings.watch)} "
-                f"CAC_WHOLE_UNITS={int(settings.whole_units)}: the command replay looks at the model itself, or run "
-                "one trial with these"
+                f"CAC_WHOLE_UNITS={int(settings.whole_units)}: {way_out}"
             )
         return facts
 

@@ -122,9 +122,10 @@ def test_what_settings_of_a_script_stop_is_known_before_they_are_trained(
     trained = found.trials[found.trials["role"] == "search"]
     assert len(trained) > 2
     assert not trained.duplicated(["stop_events", "CAC_BRAKING_DISTANCE"]).any()
-    predicted = analysis.replay(
-        analysis.load_trace(tmp_path / "results" / "s"), [config_of(t) for _, t in trained.iterrows()]
-    )
+    recorded = analysis.load_trace(tmp_path / "results" / "s")
+    with pytest.raises(UserError, match="search the script anew with --set CAC_WATCH=linear"):
+        analysis.replay(recorded, {"method": "gradskip", "CAC_WATCH": ("linear",)})
+    predicted = analysis.replay(recorded, [config_of(t) for _, t in trained.iterrows()])
     exact = 0
     for (_, one), (_, known) in zip(trained.iterrows(), predicted.iterrows(), strict=True):
         stops, foreseen = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainables.errors import UserError
+from trainables.registry import SCRIPT
 from tune_cac.cli.options import add_study
 
 
@@ -41,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tune_cac.study.result_files import tree_picture
 
     layout = find_study(arguments.results, arguments.study)
+    if layout.read_info().workload == SCRIPT:
+        raise UserError(f"{layout.root} has no stage tree: trials of a script share no training")
     stages = stage_frame(layout.root)
     if len(stages) == 0:
         raise UserError(

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from analysis.trace_replay.traces import OF_SCRIPT
 from trainables.config import TrialConfig
 from trainables.gradskip.script_counting.trace_file import from_bytes
 from trainables.stage_tree.root import root_id
 from trainables.stage_tree.run_metadata import costs_file, facts_file
 from trainables.stage_tree.store import Chunk, StageStore
-from tune_cac.tuning.warm_start.baseline import OF_SCRIPT
 
 
 def write_root(tree: Path | str, config: TrialConfig, row: Mapping[str, Any], content: bytes) -> str:

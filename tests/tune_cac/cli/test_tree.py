@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -81,6 +82,14 @@ def test_a_study_without_a_tree(
     write_study(tmp_path / "results" / "old", [{"row": result_row()}])
     assert run(["tree", "old"], tmp_path, monkeypatch) == 2
     assert "results/old has no stage tree: " in capsys.readouterr().err
+
+
+def test_a_script_has_none(
+    study: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.write_info(replace(study.read_info(), workload="script"))
+    assert run(["tree", "s"], tmp_path, monkeypatch) == 2
+    assert "results/s has no stage tree: trials of a script share no training" in capsys.readouterr().err
 
 
 def test_the_answer_has_the_picture(study: Layout) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.trace_replay.replay_frame import missing_costs, missing_facts
-from analysis.trace_replay.traces import RunTrace, complete, read_trace
+from analysis.trace_replay.traces import OF_SCRIPT, RunTrace, complete, read_trace
 from search_spaces import Space, SpaceContext
 from search_spaces.space import corners
 from trainables.attachment import metadata_key
@@ -34,8 +34,6 @@ from tune_cac.tuning.warm_start.threshold_ranges import (
     without_decay,
 )
 
-#: Key of ``root.json``: the run is a script's, whose layers and costs are all that it left.
-OF_SCRIPT = "of_script"
 #: Draws that find the choices of a space's branches.
 _CHOICE_DRAWS = 50
 
