@@ -184,9 +184,12 @@ class RunTrace:
         if trains not in self.costs:
             stopped = [name for name, at_first, now in zip(self.layer_names, self.trains, trains, strict=False)
                        if at_first != now]  # fmt: skip
+            way_out = "the command replay counts it, or run one trial that stops there"
+            if self.run.get(OF_SCRIPT):
+                way_out = "of a script only stops of whole layers are known"
             raise UserError(
                 f"the study has not counted what a step costs with {', '.join(stopped) or 'nothing'} stopped "
-                f"(costs of trains={trains}): the command replay counts it, or run one trial that stops there"
+                f"(costs of trains={trains}): {way_out}"
             )
         return self.costs[trains]
 

@@ -21,6 +21,7 @@ from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training.run import TrainingRun
 from tune_cac.cli.main import main
+from tune_cac.tuning.script_search import NOT_RECORDED
 
 pytestmark = pytest.mark.slow
 
@@ -172,6 +173,11 @@ def test_a_script_is_told_why_nothing_stops(tmp_path: Path, monkeypatch: pytest.
     layout = Layout(tmp_path / "results" / "s")
     assert layout.read_info().why_little.startswith("space braking_distance does nothing on this run")
     assert found.headline in layout.report.read_text()
+    assert NOT_RECORDED not in capsys.readouterr().err
+    second = "\ncac.gradskip.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)\nfor epoch"
+    (tmp_path / "two.py").write_text(TRAIN.replace("\nfor epoch", second))
+    tune_cac.search(script=f"{sys.executable} two.py 0.1", trials=1, name="t", concurrency=1)
+    assert NOT_RECORDED in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("one_ray")

@@ -54,7 +54,7 @@ class DraftStudy:
     def follow(self) -> None:
         """Add the trials that the study has begun, and report those that have ended, since the last call."""
         known = self._trials.all()
-        for number in (*self._open, *range(self._seen, len(known))):
+        for number in dict.fromkeys((*self._open, *range(self._seen, len(known)))):
             if self._open.get(number) is None or known[number].state != TrialState.RUNNING:
                 self._follow_one(known[number])
         self._seen = len(known)
@@ -69,7 +69,7 @@ class DraftStudy:
             number: its number in the study, of which it is the newest trial.
         """
         self._open[number] = drawn
-        self._seen = number + 1
+        self._seen += number == self._seen  # else another search has added a trial, which is followed later
 
     def _follow_one(self, trial: FrozenTrial) -> None:
         here = self._open.get(trial.number)

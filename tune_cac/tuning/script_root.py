@@ -10,27 +10,33 @@ import numpy as np
 
 from analysis.trace_replay.traces import OF_SCRIPT
 from trainables.config import TrialConfig
-from trainables.gradskip.script_counting.trace_file import from_bytes
+from trainables.gradskip.script_counting.trace_file import TRACE_FILE, from_bytes
 from trainables.stage_tree.root import root_id
 from trainables.stage_tree.run_metadata import costs_file, facts_file
 from trainables.stage_tree.store import Chunk, StageStore
 
 
-def write_root(tree: Path | str, config: TrialConfig, row: Mapping[str, Any], content: bytes) -> str:
+def write_root(
+    tree: Path | str, config: TrialConfig, row: Mapping[str, Any], told: Mapping[str, Any], content: bytes
+) -> str:
     """Write the root and return its id.
 
     Args:
         tree: the study's ``tree`` folder, or its URI.
         config: of the baseline.
         row: its last one.
+        told: its `RUN_FACTS`.
         content: of the file that its optimizer has written (`trace_file`).
 
     Raises:
         OSError: it cannot be written.
-        ValueError: the content is that of another file.
+        ValueError: the file is of another run than the reports.
+        Exception: any error of a file of another kind or version.
     """
     facts, values = from_bytes(content)
     steps = len(values)
+    if (steps, list(facts.layer_names)) != (told["total_steps"], told["layer_names"]):
+        raise ValueError(f"{TRACE_FILE} is of another run of {steps} steps than the reports")
     described = {
         "workload": config.workload,
         "workload_options": list(config.options),

@@ -25,6 +25,7 @@ from trainables.script.run import RUN_FACTS
 from trainables.stage_tree.store import StageStore
 from trainables.storage import files_of
 from trainables.workload_options import read_options
+from tune_cac.messages import say
 from tune_cac.study.fixed_params import with_watch
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.script_root import write_root
@@ -34,6 +35,11 @@ from tune_cac.tuning.warm_start.threshold_ranges import with_learned_ranges
 
 #: Placeholder until the baseline has reported its run; no space is evaluated with it.
 UNKNOWN_RUN = SpaceContext(total_steps=1, layer_names=(), unit_ends=())
+#: Said where a baseline with our optimizer left no variances.
+NOT_RECORDED = (
+    "the baseline's run could not be recorded, so what settings stop is not known before they are trained and they are "
+    "drawn by TPE (docs/own-training.md says what can be recorded)"
+)
 
 
 class ScriptSearch(StudySearch):
@@ -128,11 +134,13 @@ class ScriptSearch(StudySearch):
         try:
             content = files_of(self._place).read(f"{trial.user_attrs['folder']}/{TRACE_FILE}")
             config = TrialConfig.from_mapping(trial.user_attrs["config"])
-            trial.set_user_attr("root", write_root(self._tree, config, row, content))
+            trial.set_user_attr("root", write_root(self._tree, config, row, json.loads(result[RUN_FACTS]), content))
         except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError) as error:
-            warnings.warn(f"nothing was learned from the baseline: {error}", stacklevel=2)
+            if self.outcomes is not None and self._facts()["layer_names"]:
+                say(NOT_RECORDED)
+        except Exception as error:  # noqa: BLE001 - a file of another version, or one that the user's script wrote
+            what = error if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
+            warnings.warn(f"nothing was learned from the baseline: {what}", stacklevel=2)
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the missing shorter runs; none if the command takes no ``{epochs}``."""

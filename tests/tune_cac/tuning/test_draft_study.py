@@ -123,6 +123,20 @@ def test_of_many_running_trials_a_limited_draft_knows_the_newest_and_all_that_en
     assert len(draft.study.trials) == 10 + KEPT_RUNNING + 1
 
 
+def test_a_trial_that_another_search_adds_beside_a_draft_is_followed() -> None:
+    trials = study_of(3)
+    draft = DraftStudy(trials, make_sampler(0))
+    draft.follow()
+    drawn = draft.study.ask()
+    drawn.suggest_float("x", 0, 1)
+    trials.study.add_trial(study_of(1).all()[0])
+    begun = trials.start({}, params=drawn.params, distributions=drawn.distributions)
+    draft.begin(drawn.number, begun.number)
+    trials.study.tell(begun, [0.5, 0.5])
+    draft.follow()
+    assert len(draft.study.trials) == len(trials.all()) == 5
+
+
 def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Count how often a trial's attributes are read, and how often a trial is added to a study."""
     calls = [0]

@@ -9,6 +9,7 @@ other step is slowed down.
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -161,12 +162,21 @@ class ProcessRecord:
         if self.trace is not None:
             self.trace.drop()  # settings stop layers of one optimizer, and these are several
         elif (watch := os.environ.get(TRACE_VARIABLE)) and not self.records and os.environ.get("RANK", "0") == "0":
-            folder = Path(os.environ.get(TRIAL_FOLDER, os.curdir))
-            self.trace = ScriptTrace(gradskip, given_model, self.flops, watch=watch, folder=folder)
+            self._trace_run(gradskip, given_model, record, watch)
         self.records.append(record)
         record.begin_stretch(dense=self._nothing_is_stopped())
         self.settle()
         return record
+
+    def _trace_run(self, gradskip: Status, given_model: nn.Module | None, record: StepRecord, watch: str) -> None:
+        if gradskip.numbering.is_sharded:  # every process would have to measure
+            return
+        folder = Path(os.environ.get(TRIAL_FOLDER, os.curdir))
+        try:
+            self.trace = ScriptTrace(gradskip, given_model, record, self.flops, watch=watch, folder=folder)
+        except Exception as error:  # noqa: BLE001 - a user's tensors; the training goes on
+            self.flops.attribute(())
+            warnings.warn(f"the run is not recorded for the search: {type(error).__name__}: {error}", stacklevel=2)
 
     def begin_step(self) -> None:
         """Note that an optimizer's step begins."""

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import (
     _pop_mode,
     _push_mode,
 )
+from torch.utils.weak import TensorWeakRef
 
 from trainables.gradskip.execution_order import in_backward
 from trainables.runtime.flops import formula_of
@@ -48,12 +49,18 @@ class StepFlops(TorchDispatchMode):
         """Names of expensive operations whose FLOPs are unknown."""
         self._weight_at: dict[int, int] = {}  # numbers of the attributed weights, by the address of their storage
         self._of_weights: dict[int, int] = {}  # forward FLOPs by number
-        self._copies: dict[int, tuple[int, Tensor]] = {}  # autocast's of weights, kept so that nothing has their place
+        self._copies: dict[int, tuple[int, TensorWeakRef]] = {}  # autocast's of weights; another may take their place
 
     def attribute(self, weights: Sequence[Tensor]) -> None:
         """Count the forward FLOPs of the operations that use these weights, by weight; none ends it."""
         self._weight_at = {weight.untyped_storage().data_ptr(): number for number, weight in enumerate(weights)}
         self._of_weights = {}
+        self._copies.clear()
+
+    def attribute_moved(self, weights: Sequence[Tensor]) -> None:
+        """Begin anew if these weights lie elsewhere than before, as after a conversion of the model."""
+        if any(weight.untyped_storage().data_ptr() not in self._weight_at for weight in weights):
+            self.attribute(weights)
 
     def forget_copies(self) -> None:
         """Forget the copies of weights that autocast has made in a step."""
@@ -93,8 +100,13 @@ class StepFlops(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if self._weight_at and func is _CAST and (number := self._number_of(args[0])) is not None:
-            self._copies[out.untyped_storage().data_ptr()] = number, out
+        if (
+            self._weight_at
+            and func is _CAST
+            and torch.is_grad_enabled()
+            and (number := self._number_of(args[0])) is not None
+        ):
+            self._copies[out.untyped_storage().data_ptr()] = number, TensorWeakRef(out)
         count = formula_of(func._overloadpacket)
         costly = count is None and any(part in str(func) for part in _COSTLY)
         if count is None and not costly:
@@ -118,7 +130,8 @@ class StepFlops(TorchDispatchMode):
         if type(value) not in _PLAIN:
             return None
         place = value.untyped_storage().data_ptr()
-        return self._copies[place][0] if place in self._copies else self._weight_at.get(place)
+        number, copy = self._copies.get(place, (-1, None))
+        return number if copy is not None and copy() is not None else self._weight_at.get(place)
 
     def _add_to_weight(self, args: Sequence[Any], flops: int) -> None:
         matrices = (value for value in args if isinstance(value, Tensor) and value.dim() > 1)  # and no biases

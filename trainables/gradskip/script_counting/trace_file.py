@@ -56,6 +56,7 @@ def to_bytes(facts: ScriptFacts, values: NDArray[np.float32]) -> bytes:
 
 
 def from_bytes(content: bytes) -> tuple[ScriptFacts, NDArray[np.float32]]:
-    """Return facts and (T, K) signals; raise ValueError or KeyError for another file."""
+    """Return facts and (T, K) signals; another file raises any exception, and no pickle is loaded."""
     with np.load(io.BytesIO(content), allow_pickle=False) as found:
-        return ScriptFacts(**json.loads(str(found["facts"]))), found["values"]
+        values = found["values"]
+        return ScriptFacts(**json.loads(str(found["facts"]))), values

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from trainables import gradskip
 from trainables.gradskip.controller import GradientSkip
 from trainables.gradskip.layer_plan import Blueprint
+from trainables.gradskip.numbering import Numbering
 from trainables.gradskip.script_counting import process_record, script_trace
 from trainables.gradskip.script_counting.process_record import ProcessRecord
 from trainables.gradskip.script_counting.script_trace import ScriptTrace
@@ -258,6 +261,110 @@ def test_a_file_that_cannot_be_written_is_told(folder: Path, monkeypatch: pytest
     (folder / TRACE_FILE).mkdir()
     with pytest.warns(UserWarning, match="the run's variances were not kept for the search: "):
         trace().write()
+
+
+def test_layers_that_are_frozen_once_the_optimizer_is_built_are_none(folder: Path) -> None:
+    net = Residual()
+    optimizer = sgd(net)
+    net.stem.weight.requires_grad_(False)
+    train(optimizer, net, 5)
+    facts, values = written(folder)
+    assert facts.trains[0] == "0"
+    assert values.shape[1] == 4
+    assert all(mask[0] == "0" for mask in facts.backward_flops)
+
+
+def test_a_run_whose_layers_are_frozen_or_thawed_later_is_not_recorded(folder: Path) -> None:
+    net = Residual()
+    optimizer = sgd(net)
+    train(optimizer, net, 3)
+    net.stem.weight.requires_grad_(False)
+    train(optimizer, net, 2)
+    net.stem.weight.requires_grad_(True)
+    train(optimizer, net, 2)
+    trace().write()
+    assert not (folder / TRACE_FILE).exists()
+
+
+def test_parameters_on_two_devices_end_the_record_not_the_training(folder: Path) -> None:
+    net = Residual()
+    net.elsewhere = nn.Conv2d(3, 3, 3, device="meta")
+    optimizer = sgd(net)
+    with pytest.warns(UserWarning, match="the run is not recorded for the search: "):
+        train(optimizer, net, 3)
+    assert trace().dropped
+
+
+def test_shards_are_not_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process alone would wait for the others to gather them."""
+    monkeypatch.setattr(Numbering, "is_sharded", property(lambda numbering: True))
+    sgd(Residual())
+    assert process_record._PROCESS.trace is None
+
+
+def test_a_models_own_tensors_that_cannot_be_addressed_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("invalid python storage")
+
+    monkeypatch.setattr(process_record, "ScriptTrace", refuse)
+    net = Residual()
+    with pytest.warns(UserWarning, match="the run is not recorded for the search: RuntimeError: invalid python"):
+        optimizer = sgd(net)
+    train(optimizer, net, 3)
+
+
+def test_weights_that_move_once_the_optimizer_is_built_are_found_again(folder: Path) -> None:
+    net = Residual()
+    optimizer = sgd(net)
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    train(optimizer, net, 5)
+    moved, _ = written(folder)
+    trace().drop()
+    process_record._PROCESS.flops.end()
+    process_record._PROCESS = ProcessRecord()
+    net = Residual()
+    train(sgd(net), net, 5)
+    assert moved.backward_flops == written(folder)[0].backward_flops
+
+
+def test_model_and_optimizer_are_not_kept_alive(folder: Path) -> None:
+    net = Residual()
+    optimizer = sgd(net)
+    train(optimizer, net, 5)
+    gone = weakref.ref(net), weakref.ref(net.last.weight), weakref.ref(optimizer)
+    del net, optimizer
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * 3
+    assert written(folder)[1].shape == (5, 5)
+
+
+def test_copies_that_autocast_makes_are_not_kept(folder: Path) -> None:
+    net = Residual()
+    _optimizer = sgd(net)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        net(torch.ones(4, 3, 8, 8))
+    for _ in range(16):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss_of(net).backward()
+    copies = [copy for _, copy in process_record._PROCESS.flops._copies.values()]
+    assert copies
+    assert not any(copy() is not None for copy in copies)
+
+
+def test_a_parameter_that_trains_outside_of_the_optimizer_ends_the_record(folder: Path) -> None:
+    net = Residual()
+    optimizer = gradskip.SGD(net.head.parameters(), lr=0.1, weight_decay=0.1, settings=OFF, model=net)
+    train(optimizer, net, 4)
+    assert trace().dropped
+
+
+def test_groups_in_an_unknown_order_end_the_record(folder: Path) -> None:
+    net = Residual()
+    rest = [p for name, p in net.named_parameters() if not name.startswith("head")]
+    groups = [{"params": list(net.head.parameters())}, {"params": rest}]
+    optimizer = gradskip.SGD(groups, lr=0.1, weight_decay=0.1, settings=OFF)
+    train(optimizer, net, 4)
+    assert trace().dropped
 
 
 def test_frozen_parameters_are_no_layers(folder: Path) -> None:

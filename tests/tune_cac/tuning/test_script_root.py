@@ -1,0 +1,52 @@
+"""The root that a script's baseline leaves, and files that are none of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.trace_replay.traces import OF_SCRIPT, read_trace
+from trainables.config import TrialConfig
+from trainables.gradskip.script_counting.trace_file import ScriptFacts, to_bytes
+from trainables.stage_tree.store import StageStore
+from tune_cac.tuning.script_root import write_root
+
+CONFIG = TrialConfig(workload="script", workload_options=("command=true",), method="none", epochs=1)
+FACTS = ScriptFacts(
+    signals=["variance:0"], layer_names=["conv.weight", "fc.weight"], trains="11", weight_decays=[0.1], blueprints=[],
+    forward_flops=100, backward_flops={"11": 200, "01": 90},
+)  # fmt: skip
+TOLD = {"total_steps": 6, "layer_names": ["conv.weight", "fc.weight"]}
+ROW: dict[str, Any] = {"accuracy": 0.5, "epoch": 1}
+
+
+def test_the_root_is_read_as_a_recorded_run(tmp_path: Path) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(6, 1)
+    root = write_root(tmp_path, CONFIG, ROW, TOLD, to_bytes(FACTS, values))
+    trace = read_trace(StageStore(tmp_path, root))
+    assert trace.run[OF_SCRIPT]
+    assert (trace.total_steps, trace.layer_names) == (6, ("conv.weight", "fc.weight"))
+    assert trace.dense.signal("variance:0")[0].tolist() == list(range(6))
+    assert trace.dense.result(6) == ROW
+    assert trace.costs_of("01").before(4) == (4 * 190, 4 * 90)
+    with pytest.raises(Exception, match=re.escape("of a script only stops of whole layers are known")):
+        trace.costs_of("10")
+
+
+@pytest.mark.parametrize("told", [{**TOLD, "total_steps": 7}, {**TOLD, "layer_names": ["a", "b"]}])
+def test_a_file_of_another_run_is_refused(told: dict[str, Any], tmp_path: Path) -> None:
+    content = to_bytes(FACTS, np.zeros((6, 1), np.float32))
+    with pytest.raises(ValueError, match=r"trace.npz is of another run of 6 steps than the reports"):
+        write_root(tmp_path, CONFIG, ROW, told, content)
+    assert not list(tmp_path.iterdir())
+
+
+def test_pickles_are_not_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, values=np.array([Path], dtype=object), facts=np.array("{}"))
+    with pytest.raises(ValueError, match="allow_pickle"):
+        write_root(tmp_path, CONFIG, ROW, TOLD, path.read_bytes())
