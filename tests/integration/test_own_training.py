@@ -162,7 +162,9 @@ def test_a_shell_script_with_placeholders(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("one_ray")
-def test_a_script_is_told_why_nothing_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_is_told_why_nothing_stops_or_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(TRAIN.replace("weight_decay=0.02", "weight_decay=0"))
     hold = {"CAC_VAR_START_THR": 0.5, "CAC_VAR_MT_THR": 0.5, "CAC_VAR_SLOPE_THR": 0.5}
