@@ -10,10 +10,10 @@ Losses are in units of the allowed one.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -232,7 +232,7 @@ def recommend(
         The setting as the space has it, and as explicit stops, whose saving is exact.
     """
     context = context_of(config)
-    with TemporaryDirectory() as tree:
+    with tempfile.TemporaryDirectory() as tree:
         with SharedRun(config, Sharing(tree=Path(tree), budget_bytes=0)) as dense:
             for _ in range(epochs):
                 on_row(dense.train_epoch())

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from analysis.trace_replay.predicted import trains_after
 from analysis.trace_replay.traces import RunTrace
 from trainables.errors import UserError
+from trainables.savings import share_saved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class Depths:
                 except UserError:  # a plan whose settings were never drawn
                     continue
                 # An event of auto mode names the layer's weight, one of manual mode the last parameter.
-                found[unit.number] = found[blueprint.plan.order[unit.end]] = float(1 - left / whole)
+                found[unit.number] = found[blueprint.plan.order[unit.end]] = float(share_saved(left, whole))
         self._known = sorted(found.items())
 
     @property

@@ -97,7 +97,7 @@ class RunLengths:
             return None
         run = self.run_of(epochs)
         is_tried = self._wanted is not None or epochs >= int(SHORTEST * self._base.epochs + 1e-9)
-        return run if is_tried else replace(run, attrs={"role": "control", "control": SHORTER})
+        return run if is_tried else replace(run, attrs={**run.attrs, "role": "control"})
 
     def run_of(self, epochs: int) -> PredefinedTrial:
         """Return the dense run of that many epochs, its learning-rate schedule shortened accordingly."""
