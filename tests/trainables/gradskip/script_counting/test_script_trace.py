@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from trainables import gradskip
 from trainables.gradskip.controller import GradientSkip
@@ -90,12 +91,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Be the process of a script that a search runs; yield the trial's folder."""
     monkeypatch.setenv(TRIAL_FOLDER, str(tmp_path))
     monkeypatch.setenv(TRACE_VARIABLE, DEFAULT_WATCH)
-    record = ProcessRecord()
-    monkeypatch.setattr(process_record, "_PROCESS", record)
+    monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
     yield tmp_path
-    record.flops.end()
-    if record.trace is not None:
-        record.trace.drop()
+    end()
+    assert not _get_current_dispatch_mode_stack()  # nothing counts any more
+
+
+def end() -> None:
+    """End what this process counts and records."""
+    process_record._PROCESS.flops.end()
+    if process_record._PROCESS.trace is not None:
+        process_record._PROCESS.trace.drop()
 
 
 def trace() -> ScriptTrace:
@@ -158,8 +164,7 @@ def test_costs_under_autocast(folder: Path) -> None:
         loss.backward()
         optimizer.step()
     found, _ = written(folder)
-    process_record._PROCESS.flops.end()
-    trace().drop()
+    end()
     process_record._PROCESS = ProcessRecord()
     net = Residual()
     train(sgd(net), net, 5)
@@ -196,8 +201,7 @@ def test_nothing_is_written_where_replay_could_not_rely_on_it(folder: Path, monk
     def rests(why: str) -> None:
         trace().write()
         assert not (folder / TRACE_FILE).exists(), why
-        process_record._PROCESS.flops.end()
-        trace().drop()
+        end()
         monkeypatch.setattr(process_record, "_PROCESS", ProcessRecord())
 
     net = Residual()
@@ -319,8 +323,7 @@ def test_weights_that_move_once_the_optimizer_is_built_are_found_again(folder: P
     net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     train(optimizer, net, 5)
     moved, _ = written(folder)
-    trace().drop()
-    process_record._PROCESS.flops.end()
+    end()
     process_record._PROCESS = ProcessRecord()
     net = Residual()
     train(sgd(net), net, 5)
