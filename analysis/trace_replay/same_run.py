@@ -41,9 +41,9 @@ def same_run(trace: RunTrace, config: TrialConfig, *, stage: str | None = None) 
     own = config.to_dict()
     tried: list[dict[str, Any]] = [own]
     rows: dict[str, list[int]] = {}
-    for name in (
-        name for name in (*_THRESHOLDS, *_WHOLE) if name in own
-    ):  # an interval may follow the braking distance
+    for name in (*_THRESHOLDS, *_WHOLE):
+        if name not in own:  # an interval may follow the braking distance
+            continue
         values = _values(name, own[name], trace.total_steps)
         rows[name] = list(range(len(tried), len(tried) + len(values)))
         tried += [{**own, name: value} for value in values]

@@ -41,7 +41,7 @@ class Curve:
     quality: Mapping[int, float]
     """Quality by epoch, from 1; a run that was begun again from a checkpoint may lack the first ones."""
     may_answer: bool = True
-    """Whether it may be the search's answer, as a control may not."""
+    """True for runs that may be the search's answer, as a control may not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class Lead:
     epoch: int
     """Epoch after which it is."""
     amount: float
-    """How much better its quality is after that epoch, > 0."""
+    """Quality that it is ahead by after that epoch, > 0."""
     noise: float
-    """What such a lead changes until the end."""
+    """Change of such a lead until the end."""
     expected: float
     """Quality that the trial would end with if the lead lasted."""
 

@@ -53,7 +53,7 @@ class Recommendation:
     """The setting that is expected to save most within the allowed loss."""
 
     outcome: Outcome
-    """What it stops and saves as predicted, and its configuration."""
+    """Its stops and saving as predicted, and its configuration."""
     loss: float
     """Expected loss."""
     spread: float

@@ -10,6 +10,7 @@ import numpy as np
 
 from analysis.trace_replay.traces import OF_SCRIPT
 from trainables.config import TrialConfig
+from trainables.errors import UserError
 from trainables.gradskip.script_counting.trace_file import TRACE_FILE, from_bytes
 from trainables.stage_tree.root import root_id
 from trainables.stage_tree.run_metadata import costs_file, facts_file
@@ -30,13 +31,13 @@ def write_root(
 
     Raises:
         OSError: it cannot be written.
-        ValueError: the file is of another run than the reports.
+        UserError: the file is of another run than the reports.
         Exception: any error of a file of another kind or version.
     """
     facts, values = from_bytes(content)
     steps = len(values)
     if (steps, list(facts.layer_names)) != (told["total_steps"], told["layer_names"]):
-        raise ValueError(f"{TRACE_FILE} is of another run of {steps} steps than the reports")
+        raise UserError(f"{TRACE_FILE} is of another run of {steps} steps than the reports")
     described = {
         "workload": config.workload,
         "workload_options": list(config.options),

@@ -7,7 +7,6 @@ before it is trained, as where we train ourselves.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,7 +29,7 @@ from tune_cac.study.fixed_params import with_watch
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.script_root import write_root
 from tune_cac.tuning.study_searcher import StudySearch
-from tune_cac.tuning.warm_start.baseline import WarmStart, typical_configs
+from tune_cac.tuning.warm_start.baseline import WarmStart, typical_configs, warn_of_nothing_learned
 from tune_cac.tuning.warm_start.threshold_ranges import with_learned_ranges
 
 #: Placeholder until the baseline has reported its run; no space is evaluated with it.
@@ -110,7 +109,7 @@ class ScriptSearch(StudySearch):
         try:
             return complete(read_trace(StageStore(self._tree, root)), self._tree)
         except (UserError, OSError) as error:
-            warnings.warn(f"nothing was learned from the baseline: {error}", stacklevel=2)
+            warn_of_nothing_learned(error)
             return None
 
     def _enqueue_spread(self) -> None:
@@ -139,8 +138,7 @@ class ScriptSearch(StudySearch):
             if self.outcomes is not None and self._facts()["layer_names"]:
                 say(NOT_RECORDED)
         except Exception as error:  # noqa: BLE001 - a file of another version, or one that the user's script wrote
-            what = error if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
-            warnings.warn(f"nothing was learned from the baseline: {what}", stacklevel=2)
+            warn_of_nothing_learned(error)
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the missing shorter runs; none if the command takes no ``{epochs}``."""

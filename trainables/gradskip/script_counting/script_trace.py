@@ -45,7 +45,7 @@ MOST_VALUES = 20_000_000
 
 
 class Steps(Protocol):
-    """What is needed of an optimizer's `StepRecord`."""
+    """The part of an optimizer's `StepRecord` that is needed here."""
 
     @property
     def weight_decays(self) -> Sequence[float] | None: ...
@@ -87,7 +87,7 @@ class ScriptTrace:
         self._trace: ModelTrace | None = None
         self._names: list[str] = []
         self.dropped = False
-        """Whether nothing is recorded or written any more."""
+        """True once nothing is recorded or written any more."""
         model = gradskip.numbering.model
         kinds = tuple(watch.split(",")) if watch != DEFAULT_WATCH else watch_needed(gradskip.parameters, model)
         watched = replace(Settings(), watch=kinds) if kinds else Settings()

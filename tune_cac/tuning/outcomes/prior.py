@@ -1,4 +1,4 @@
-"""What earlier studies found, in features that models and lengths of a run have in common.
+"""Outcomes of earlier studies, in features that models and lengths of a run have in common.
 
 A stop is told by its share of the full run and by its depth, the share of the backward pass's FLOPs that it spares; a
 loss in units of what the new run's allowed drop is on the study's own baseline. So runs of another model are

@@ -174,13 +174,18 @@ def learn(
         trace = complete(read_trace(store), tree)
     except Exception as error:  # noqa: BLE001 - the user's model and loss may raise anything
         # The folder may also have been emptied, or the disk be full; the search continues without a warm start.
-        what = error if isinstance(error, (UserError, OSError)) else f"{type(error).__name__}: {error}"
-        warnings.warn(f"nothing was learned from the baseline: {what}", stacklevel=2)
+        warn_of_nothing_learned(error)
         return nothing
     return WarmStart(
         space=space, context=with_learned_ranges(context, trace, [*configs, *whole]), base=base, hold=hold, trace=trace,
         weight_decays=trace.run.get("weight_decays"), networks=networks,
     )  # fmt: skip
+
+
+def warn_of_nothing_learned(error: Exception) -> None:
+    """Warn that the baseline's run is not known, and why."""
+    what = error if isinstance(error, (UserError, OSError)) else f"{type(error).__name__}: {error}"
+    warnings.warn(f"nothing was learned from the baseline: {what}", stacklevel=3)
 
 
 def under_one_set_of_options(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,6 +119,15 @@ def sgd(net: nn.Module) -> torch.optim.Optimizer:
     return gradskip.SGD(net.parameters(), lr=0.1, weight_decay=0.1, settings=OFF, model=net)
 
 
+def written_plainly(folder: Path) -> ScriptFacts:
+    """Facts of a plain run in the process of another script."""
+    end()
+    process_record._PROCESS = ProcessRecord()
+    net = Residual()
+    train(sgd(net), net, 5)
+    return written(folder)[0]
+
+
 @pytest.mark.parametrize("make", [Residual, Backwards, tied])
 def test_the_layers_are_those_of_an_optimizer_whose_rule_is_on(folder: Path, make: Callable[[], nn.Module]) -> None:
     net = make()
@@ -164,11 +173,7 @@ def test_costs_under_autocast(folder: Path) -> None:
         loss.backward()
         optimizer.step()
     found, _ = written(folder)
-    end()
-    process_record._PROCESS = ProcessRecord()
-    net = Residual()
-    train(sgd(net), net, 5)
-    assert found.backward_flops == written(folder)[0].backward_flops
+    assert found.backward_flops == written_plainly(folder).backward_flops
 
 
 def test_variances_are_those_at_the_beginning_of_every_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,11 +328,7 @@ def test_weights_that_move_once_the_optimizer_is_built_are_found_again(folder: P
     net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     train(optimizer, net, 5)
     moved, _ = written(folder)
-    end()
-    process_record._PROCESS = ProcessRecord()
-    net = Residual()
-    train(sgd(net), net, 5)
-    assert moved.backward_flops == written(folder)[0].backward_flops
+    assert moved.backward_flops == written_plainly(folder).backward_flops
 
 
 def test_model_and_optimizer_are_not_kept_alive(folder: Path) -> None:
