@@ -2,22 +2,26 @@
 
     python benchmarks/search_quality.py [--searches lengths auto tpe] [--trials 100] [--seeds 10] [--concurrency 2]
                                         [--workload digits] [--option NAME=VALUE ...] [--data FOLDER] [--model NAME]
-                                        [--epochs N] [--fresh 0] [--results FOLDER]
+                                        [--epochs N] [--fresh 0] [--equal-compute] [--results FOLDER]
 
 Each search is a command of its own. ``lengths`` is the default search, with cut dense runs and all controls, whose cost
 counts; ``early`` the same with early ends of trials; ``auto`` the default on runs of full length, without controls; the
-others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over our stage tree, without controls. ``saved``
-is the compute that the best setting within the allowed loss saves on the search's own seed; ``executed`` is what the
-search trained, in dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and twice the
-allowed loss. With ``--fresh N`` every answer and its baseline are trained on N fresh seeds: ``loss`` is the mean of
-validation and test loss over them, in points, ``kept`` the share of these seeds on which that mean is within the
-allowed loss. The lines at the end are medians over the searches' seeds, with ratios to the last one named, seed by
-seed. Searches that a folder has already are not run again.
+others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over our stage tree, without controls, and
+``asha`` is Ray's scheduler without that tree (``asha_search.py``, always with ``--equal-compute``). With
+``--equal-compute`` all but the first search named may execute what the first one did.
+
+``saved`` is the compute that the best setting within the allowed loss saves on the search's own seed; ``executed`` is
+what the search trained, in dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and
+twice the allowed loss. With ``--fresh N`` every answer and its baseline are trained on N fresh seeds: ``loss`` is the
+mean of validation and test loss over them, in points, ``kept`` the share of these seeds on which that mean is within
+the allowed loss; an answer that saves nothing loses nothing. The lines at the end are medians over the searches' seeds,
+with ratios to the last one named, seed by seed. Searches that a folder has already are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -26,7 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
+import numpy as np
 from machine import header
+from numpy.typing import NDArray
 
 #: Loss of accuracy at the hypervolume's reference point; a search allows half of it.
 REFERENCE_LOSS = 0.01
@@ -57,12 +63,21 @@ def run(folder: Path, *arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "tune_cac", *arguments], cwd=folder, check=True, capture_output=True)
 
 
-def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace) -> Found:
-    """Search by command, unless the folder has this search, and read what was found."""
-    import analysis
-    from analysis.metrics.pareto import hypervolume, non_dominated
+def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, budget: float | None) -> Found:
+    """Search by command, unless the folder has this search, and read what was found.
 
-    name = f"{kind}-{seed}"
+    Args:
+        kind: way of searching.
+        seed: of the search.
+        folder: that keeps the studies.
+        arguments: of the command line.
+        budget: full trainings that may be executed; None for no limit.
+    """
+    import analysis
+
+    if kind == "asha":
+        return found_by_asha(seed, folder, arguments, budget)
+    name = f"{kind}-{seed}" if budget is None else f"{kind}-equal-{seed}"
     study, begun, wall_time_s = folder / "results" / name, time.perf_counter(), 0.0
     if not (study / "best.env").exists():
         ours = {"lengths": (), "early": ("--early-ending",)}
@@ -73,22 +88,66 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace) 
             "--concurrency", str(arguments.concurrency), "--workload", arguments.workload,
             *(text for flag, value in given.items() if value is not None for text in (flag, str(value))),
             *(text for value in arguments.option for text in ("--option", value)),
+            *(() if budget is None else ("--cost-budget", f"{budget:.3f}")),
         )  # fmt: skip
         wall_time_s = time.perf_counter() - begun
     trials = analysis.load(study)
     ended = trials[(trials["status"] == "completed") & (trials["role"] != "control")]
     within = ended[ended["accuracy_drop"] <= REFERENCE_LOSS / 2 + 1e-9]
     points = ended[["accuracy_drop", "compute_saved"]].to_numpy(float) * (-1.0, 1.0)
-    loss, kept = on_fresh_seeds(study, folder, arguments.fresh)
+    saved = float(within["compute_saved"].max())
+    loss, kept = on_fresh_seeds(study, folder, arguments.fresh) if saved > 0 else (0.0, 1.0)
     return Found(
-        saved=float(within["compute_saved"].max()),
+        saved=saved,
         executed=analysis.search_cost(trials).dense_equivalents,
         settings=len(ended) - 1,
-        hypervolume=hypervolume(points[non_dominated(points)], (-REFERENCE_LOSS, 0.0)),
+        hypervolume=area_of(points),
         wall_time_s=wall_time_s,
         loss=loss,
         kept=kept,
     )
+
+
+def area_of(points: NDArray[np.float64]) -> float:
+    """Return the hypervolume of (n, 2) points, loss negated and saving, above no saving at the reference loss."""
+    from analysis.metrics.pareto import hypervolume, non_dominated
+
+    return hypervolume(points[non_dominated(points)], (-REFERENCE_LOSS, 0.0))
+
+
+def found_by_asha(seed: int, folder: Path, arguments: argparse.Namespace, budget: float | None) -> Found:
+    """Search by ASHA in a process of its own, unless the folder has this search, and read what was found."""
+    assert budget is not None, "asha needs --equal-compute and another search before it"
+    file, begun, wall_time_s = folder / f"asha-equal-{seed}.json", time.perf_counter(), 0.0
+    if not file.exists():
+        script = Path(__file__).with_name("asha_search.py")
+        epochs = () if arguments.epochs is None else ("--epochs", str(arguments.epochs))
+        subprocess.run(
+            [
+                sys.executable, str(script), str(file), "--budget", f"{budget:.3f}", "--seed", str(seed), "--workload",
+                arguments.workload, *(text for value in arguments.option for text in ("--option", value)), *epochs,
+                "--concurrency", str(arguments.concurrency), "--fresh", str(arguments.fresh),
+            ],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        wall_time_s = time.perf_counter() - begun
+    told = json.loads(file.read_text())
+    points = np.array([(-one["loss"], one["saved"]) for one in told["rows"]])
+    losses = np.array(told["fresh_losses"] or [np.nan])
+    return Found(
+        saved=float(points[points[:, 0] >= -REFERENCE_LOSS / 2 - 1e-9, 1].max()),
+        executed=told["executed"],
+        settings=len(points) - 1,
+        hypervolume=area_of(points),
+        wall_time_s=wall_time_s,
+        loss=float(losses.mean()),
+        kept=share_kept(losses),
+    )
+
+
+def share_kept(losses: NDArray[np.float64]) -> float:
+    """Return the share of losses on fresh seeds that are within the allowed one; NaN without any."""
+    return float(np.where(np.isnan(losses), np.nan, losses <= REFERENCE_LOSS / 2 + 1e-9).mean())
 
 
 def on_fresh_seeds(study: Path, folder: Path, seeds: int) -> tuple[float, float]:
@@ -102,7 +161,7 @@ def on_fresh_seeds(study: Path, folder: Path, seeds: int) -> tuple[float, float]
     trials = analysis.load(study / "confirmation")
     again = trials[(trials["role"] == "candidate") & (trials["status"] == "completed")]
     losses = (again["accuracy_drop"] + again["test_accuracy_drop"]) / 2
-    return float(losses.mean()), float((losses <= REFERENCE_LOSS / 2 + 1e-9).mean())
+    return float(losses.mean()), share_kept(losses.to_numpy(float))
 
 
 def main() -> None:
@@ -118,6 +177,7 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--fresh", type=int, default=0, help="fresh seeds on which every answer is trained again")
+    parser.add_argument("--equal-compute", action="store_true", help="searches after the first execute as much as it")
     parser.add_argument("--results", type=Path, help="keep the studies in this folder")
     arguments = parser.parse_args()
     print(header("benchmarks/search_quality.py"))
@@ -131,8 +191,10 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         of: dict[str, list[Found]] = {kind: [] for kind in arguments.searches}
         for seed in range(arguments.seeds):
+            budget = None
             for kind, runs in of.items():
-                runs.append(one := found_by(kind, seed, folder, arguments))
+                runs.append(one := found_by(kind, seed, folder, arguments, budget))
+                budget = (budget or one.executed) if arguments.equal_compute else None
                 print(
                     f"{kind:<9}{seed:>5}{one.settings:>9}{one.executed:>9.2f}{one.saved:>8.1%}{one.hypervolume:>12.6f}"
                     f"{100 * one.loss:>7.2f}{one.kept:>6.0%}{one.wall_time_s:>8.1f}",

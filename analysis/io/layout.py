@@ -59,13 +59,13 @@ class StudyInfo(StudyOptions):
     study_storage: str = ""
     """URL of the database that holds its Optuna study, without a password; empty: the journal in its folder."""
     script_epochs: int | None = None
-    """Epochs that a script's baseline reported, where the command gives no number; None until that has ended."""
+    """Epochs of a script's command, or that its baseline reported where it gives no number; None until that ended."""
     format: int = FORMAT
     """Version of this file."""
 
     @property
     def length_text(self) -> str:
-        """Return the epochs of each trial in words; for a script, those that it reported."""
+        """Return the epochs of each trial in words; for a script, those that it was given or reported."""
         if self.workload != SCRIPT:
             return f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
         if self.script_epochs is None:

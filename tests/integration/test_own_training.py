@@ -9,18 +9,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands_run import Run
 from image_files import noise, write_folder, write_parquet
 
 import analysis
 import tune_cac
+from analysis.io.journal import read_study
 from analysis.io.layout import Layout
+from analysis.metrics.controls import CUT, SHORTER
+from analysis.presentation.length_text import EPOCHS_VARIABLE
 from analysis.presentation.summary_text import config_of
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.training.run import TrainingRun
 from tune_cac.cli.main import main
+from tune_cac.tuning.outcomes.trial_attributes import PREDICTED
 from tune_cac.tuning.script_search import NOT_RECORDED
 
 pytestmark = pytest.mark.slow
@@ -144,6 +149,37 @@ def test_what_settings_of_a_script_stop_is_known_before_they_are_trained(
 
 
 @pytest.mark.usefixtures("one_ray")
+def test_stops_are_searched_on_shorter_runs_of_a_script_that_takes_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN.replace("range(4)", "range(int(sys.argv[2]))"))
+    given: dict[str, Any] = {"script": f"{sys.executable} train.py 0.1 {{epochs}}", "name": "s", "concurrency": 2}
+    found = tune_cac.search(**given, epochs=5, trials=5, allowed_drop=0.5)
+    assert "5 trials of 5 epochs of the script, 2 at a time" in capsys.readouterr().err
+    trials = found.trials
+    assert set(trials["status"]) == {"completed"}
+    assert trials.loc[trials["role"] == CUT, ["epochs", "epoch", "step"]].to_numpy().tolist()[0] == [3, 3, 18]
+    assert trials.loc[trials["role"] == CUT, "compute_saved"].iloc[0] == pytest.approx(0.4)
+    short = trials[(trials["role"] == "search") & (trials["epochs"] == 3)]
+    assert len(short) > 0
+    assert (short["compute_saved"] > 0.4).all()
+    study = Layout(tmp_path / "results" / "s")
+    kept = read_study(study.journal).trials
+    foreseen = [kept[number].user_attrs[PREDICTED] for number in short["trial"]]
+    assert np.abs(short["compute_saved"].to_numpy() - foreseen).min() < 2e-3
+    best = analysis.rank(trials, allowed_drop=0.5).iloc[0]
+    assert best["epochs"] < 5
+    assert f"(train {best['epochs']} of 5 epochs" in found.headline
+    assert f"export {EPOCHS_VARIABLE}={best['epochs']}\n" in (study.root / "best.env").read_text()
+    beside = trials[(trials["control"] == SHORTER) & (trials["epochs"] < 3)]  # of the best setting's compute
+    assert (beside["role"] == "control").all()
+    assert (1 - beside["epochs"] / 5 >= best["compute_saved"] - 1e-9).any()
+    again = tune_cac.search(**given, epochs=5, trials=1, allowed_drop=0.5)
+    assert (again.trials["role"] == CUT).sum() == (trials["role"] == CUT).sum()
+
+
+@pytest.mark.usefixtures("one_ray")
 def test_a_shell_script_with_placeholders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.sh").write_text(
@@ -159,6 +195,33 @@ def test_a_shell_script_with_placeholders(tmp_path: Path, monkeypatch: pytest.Mo
     assert search["compute_saved"].tolist() == pytest.approx((1 - search["CAC_VAR_START_THR"]).tolist(), abs=1e-3)
     assert found.best is not None
     assert found.best["compute_saved"] == search["compute_saved"].max()
+
+
+@pytest.mark.parametrize(("told", "lengths"), [("executed_flops", [6]), ("compute_saved", [9, 8, 7, 6, 5])])
+@pytest.mark.usefixtures("one_ray")
+def test_a_cut_run_of_a_script_may_end_before_its_baseline_and_is_an_answer_if_its_flops_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, lengths: list[int]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import json, sys, time\nepochs = int(sys.argv[1])\ntime.sleep(2 * (epochs == 10))\n"
+        "for epoch in range(1, epochs + 1):\n"
+        "    cost = {'executed_flops': 100 * epoch} if sys.argv[2] == 'executed_flops' else {'compute_saved': 0.0}\n"
+        "    print(json.dumps({'accuracy': 0.9, 'step': 9 * epoch, 'epoch': epoch, **cost}))\n"
+    )
+    found = tune_cac.search(
+        script=f"{sys.executable} train.py {{epochs}} {told} {{CAC_VAR_START_THR}}",
+        epochs=10,
+        trials=2,
+        name="s",
+        concurrency=2,
+    )
+    trials = found.trials
+    assert set(trials["status"]) == {"completed"}
+    assert sorted(trials.loc[trials["control"] == SHORTER, "epoch"], reverse=True) == lengths
+    assert found.best is not None
+    answer = (10, 0.0) if len(lengths) > 1 else (6, pytest.approx(0.4))
+    assert (found.best["epochs"], found.best["compute_saved"]) == answer
 
 
 @pytest.mark.usefixtures("one_ray")

@@ -70,6 +70,7 @@ def open_study(options: SearchOptions) -> Layout:
     kept: dict[str, Any] = {declared.name: getattr(options, declared.name) for declared in options_of(StudyOptions)}
     kept |= {
         "epochs": options.trial_epochs,
+        "script_epochs": options.epochs if options.is_script else None,
         "saving": options.ranked_by,
         "hold": dict(options.fixed),
         "workload_options": list(options.workload_options),

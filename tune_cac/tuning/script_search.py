@@ -13,6 +13,7 @@ from typing import Any
 
 import optuna
 
+from analysis.metrics.controls import CUT
 from analysis.trace_replay.traces import RunTrace, complete, read_trace
 from search_spaces import SpaceContext
 from trainables.config import TrialConfig
@@ -45,16 +46,17 @@ class ScriptSearch(StudySearch):
     """Train the baseline first; its reports give the number of steps and the layers of a run.
 
     The training of a command cannot be inspected, so trials share nothing, and the only controls are shorter runs, if
-    the command takes ``{epochs}``.
+    the command takes ``{epochs}``; then its length is searched, too.
 
     Args:
         arguments: those of `StudySearch`; ``context`` and ``sharing`` are ignored.
     """
 
     def __init__(self, **arguments: Any) -> None:
-        given = arguments["context"].workload_options
-        run = replace(UNKNOWN_RUN, workload_options=given)
-        super().__init__(**{**arguments, "context": run, "sharing": False, "lengths": "", "early_ending": False})
+        run = replace(UNKNOWN_RUN, workload_options=arguments["context"].workload_options)
+        if "epochs" not in _placeholders(arguments["base"]):
+            arguments["lengths"] = ""
+        super().__init__(**{**arguments, "context": run, "sharing": False, "early_ending": False})
 
     def begin(self) -> None:
         """Queue the baseline; the space's starting point depends on the run that it reports."""
@@ -73,37 +75,52 @@ class ScriptSearch(StudySearch):
         if self._total_steps() is None:
             return "the baseline reported no step"
         layers = self._facts()["layer_names"]
-        if not layers and not set(names(self._command)) - {"seed", "epochs", "trial_dir"}:
+        if not layers and not _placeholders(self._base) - {"seed", "epochs", "trial_dir"}:
             return "the baseline has no optimizer of tune_cac.gradskip and the command no placeholder"
         if not layers and self._search_space.name == "manual_layers":
             return "the baseline reported no layers that could stop"
         return ""
 
+    def _ask(self) -> optuna.Trial | str | None:
+        baseline = self.trials.baseline_row()
+        if baseline is not None and not baseline["dense_flops"]:
+            self.lengths = None  # it tells what it saves alone, so what a shorter run saves is not known
+        return super()._ask()
+
     def learn(self) -> WarmStart:
         """Return what the baseline told of its run: steps, layers and, if it was recorded, what settings stop."""
         if self._warm_start is None:
             facts = self._facts()
-            self._context = SpaceContext(
-                total_steps=int(facts["total_steps"]),
-                layer_names=tuple(facts["layer_names"]),
-                unit_ends=tuple(facts["unit_ends"]),
-                watch=tuple(facts["watch"]),
-                workload_options=self._context.workload_options,
-            )
+            self._context = self._context_told(facts)
             self._hold = with_watch(self._hold, self._context)
-            trace = self._trace()
-            context = self._context
-            if trace is not None:
-                typical = typical_configs(self._search_space, context, self._base, self._hold)
-                context = with_learned_ranges(context, trace, [one for one in typical if one.method == "gradskip"])
-            self._warm_start = WarmStart(
-                space=self._search_space, context=context, base=self._base, hold=self._hold, trace=trace,
-                weight_decays=facts.get("weight_decays"),
-            )  # fmt: skip
+            self._warm_start = self._known(self._base, self._context, facts, self.trials.root())
         return self._warm_start
 
-    def _trace(self) -> RunTrace | None:
-        root = self.trials.root()
+    def _learned(self, epochs: int, root: str | None) -> WarmStart:
+        """Return what a cut run told of itself."""
+        facts = next(json.loads(t.user_attrs[RUN_FACTS]) for t in self.trials.all() if t.user_attrs.get("root") == root)
+        return self._known(replace(self._base, epochs=epochs), self._context_told(facts), facts, root)
+
+    def _context_told(self, facts: Mapping[str, Any]) -> SpaceContext:
+        return SpaceContext(
+            total_steps=int(facts["total_steps"]),
+            layer_names=tuple(facts["layer_names"]),
+            unit_ends=tuple(facts["unit_ends"]),
+            watch=tuple(facts["watch"]),
+            workload_options=self._context.workload_options,
+        )
+
+    def _known(self, base: TrialConfig, context: SpaceContext, facts: Mapping[str, Any], root: str | None) -> WarmStart:
+        trace = self._trace(root)
+        if trace is not None:
+            typical = typical_configs(self._search_space, context, base, self._hold)
+            context = with_learned_ranges(context, trace, [one for one in typical if one.method == "gradskip"])
+        return WarmStart(
+            space=self._search_space, context=context, base=base, hold=self._hold, trace=trace,
+            weight_decays=facts.get("weight_decays"),
+        )  # fmt: skip
+
+    def _trace(self, root: str | None) -> RunTrace | None:
         if root is None:
             return None
         try:
@@ -120,35 +137,36 @@ class ScriptSearch(StudySearch):
         self.study.set_user_attr("spread", True)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Store the run facts that the baseline reports, then report the trial as in every search."""
+        """Store the run facts that the baseline or a cut run reports, then report the trial as in every search."""
         trial = self._running.get(trial_id)
-        if trial is not None and result and RUN_FACTS in result and trial.user_attrs.get("role") == "baseline":
+        dense = trial is not None and trial.user_attrs.get("role") in ("baseline", CUT)
+        if trial is not None and dense and result and RUN_FACTS in result:
             trial.set_user_attr(RUN_FACTS, result[RUN_FACTS])
             self._keep_trace(trial, result)
         super().on_trial_complete(trial_id, result, error)
 
     def _keep_trace(self, trial: optuna.Trial, result: Mapping[str, Any]) -> None:
-        """Keep what the baseline's optimizer has recorded; without it settings are drawn by Optuna's sampler."""
+        """Keep what a dense run's optimizer has recorded; without it settings are drawn by Optuna's sampler."""
         row = {name: result[name] for name in ROW_KEYS if name in result}
         try:
             content = files_of(self._place).read(f"{trial.user_attrs['folder']}/{TRACE_FILE}")
             config = TrialConfig.from_mapping(trial.user_attrs["config"])
             trial.set_user_attr("root", write_root(self._tree, config, row, json.loads(result[RUN_FACTS]), content))
         except FileNotFoundError:
-            if self.outcomes is not None and self._facts()["layer_names"]:
+            ours = bool(json.loads(result[RUN_FACTS])["layer_names"])
+            if self.outcomes is not None and ours and trial.user_attrs["role"] == "baseline":
                 say(NOT_RECORDED)
         except Exception as error:  # noqa: BLE001 - a file of another version, or one that the user's script wrote
             warn_of_nothing_learned(error)
 
     def missing_controls(self, *, shorter_alone: bool = False) -> list[PredefinedTrial]:
         """Return the missing shorter runs; none if the command takes no ``{epochs}``."""
-        if "epochs" not in names(self._command):
+        if "epochs" not in _placeholders(self._base):
             return []
-        return super().missing_controls(shorter_alone=True)
-
-    @property
-    def _command(self) -> str:
-        return read_options(self._base.options)["command"]
+        missing = super().missing_controls(shorter_alone=True)
+        best = None if shorter_alone or self.lengths is None else self.trials.best(self._allowed_drop)
+        beside = None if best is None or self.lengths is None else self.lengths.beside(best.saved)
+        return missing if beside is None or beside.key in self.trials.begun() else [*missing, beside]
 
     def _facts(self) -> Mapping[str, Any]:
         stored = next((t.user_attrs[RUN_FACTS] for t in self.trials.baselines() if RUN_FACTS in t.user_attrs), "{}")
@@ -157,3 +175,8 @@ class ScriptSearch(StudySearch):
 
     def _total_steps(self) -> int | None:
         return self._facts().get("total_steps")
+
+
+def _placeholders(base: TrialConfig) -> set[str]:
+    """Return the placeholders of the command."""
+    return set(names(read_options(base.options)["command"]))
