@@ -19,9 +19,9 @@ from trainables.errors import UserError
 
 #: Thresholds that are tried lie this far apart, and most values that are tried of a variable in iterations.
 RESOLUTION, MOST_TRIED = 0.0005, 1000
-#: Variables of the variance rule in iterations or counts.
-_WHOLE = ("CAC_VAR_START_ITR", "CAC_VAR_MT_COUNT_THR", "CAC_VAR_SAMPLES")
-_THRESHOLDS = ("CAC_VAR_START_THR", "CAC_VAR_MT_THR", "CAC_VAR_SLOPE_THR")
+#: Variables of the variance rule: those in iterations or counts, and thresholds.
+WHOLE = ("CAC_VAR_START_ITR", "CAC_VAR_MT_COUNT_THR", "CAC_VAR_SAMPLES")
+THRESHOLDS = ("CAC_VAR_START_THR", "CAC_VAR_MT_THR", "CAC_VAR_SLOPE_THR")
 
 
 def same_run(trace: RunTrace, config: TrialConfig, *, stage: str | None = None) -> dict[str, tuple[float, float]]:
@@ -41,7 +41,7 @@ def same_run(trace: RunTrace, config: TrialConfig, *, stage: str | None = None) 
     own = config.to_dict()
     tried: list[dict[str, Any]] = [own]
     rows: dict[str, list[int]] = {}
-    for name in (*_THRESHOLDS, *_WHOLE):
+    for name in (*THRESHOLDS, *WHOLE):
         if name not in own:  # an interval may follow the braking distance
             continue
         values = _values(name, own[name], trace.total_steps)
@@ -70,12 +70,16 @@ def same_run(trace: RunTrace, config: TrialConfig, *, stage: str | None = None) 
 
 def _values(name: str, own: Any, total_steps: int) -> list[Any]:
     """Return ascending values to try, the setting's own among them."""
-    if name in _THRESHOLDS:
+    if name in THRESHOLDS:
         grid = np.round(np.arange(RESOLUTION, 1 + RESOLUTION / 2, RESOLUTION), 6)
         return sorted({*map(float, grid), float(own)})
-    first = 1 if name == "CAC_VAR_SAMPLES" else 0
-    steps = np.unique(np.linspace(first, total_steps, min(total_steps, MOST_TRIED)).astype(int))
+    steps = np.unique(np.linspace(least_value(name), total_steps, min(total_steps, MOST_TRIED)).astype(int))
     return sorted({*map(int, steps), int(own)})
+
+
+def least_value(name: str) -> int:
+    """Return the least value of a variable in iterations or counts."""
+    return 1 if name == "CAC_VAR_SAMPLES" else 0
 
 
 def same_run_text(ranges: dict[str, tuple[float, float]]) -> str:

@@ -1,7 +1,8 @@
 """Distinct outcomes of a space's settings: which layers stop when, as replay on recorded runs predicts it.
 
-Settings with one outcome train alike, bit for bit, so only one of them is trained: the one in the middle of the region
-that the others fill. A run of fewer epochs has outcomes of its own.
+Settings with one outcome train alike, bit for bit, so only one of them is trained: the one nearest to the middle of the
+region that the others fill, which `region_middle` then moves to the exact middle. A run of fewer epochs has outcomes of
+its own.
 
 Shapes: k layers at which stops may end.
 """
@@ -29,13 +30,9 @@ class Outcome:
     """What a group of settings does to training."""
 
     parameters: Mapping[str, Any]
-    """Optuna parameters of the setting in the middle of the group."""
+    """Optuna parameters of the setting nearest to the middle of the group."""
     config: Mapping[str, Any]
     """Fields of that setting's configuration."""
-    region: Mapping[str, tuple[float, float]]
-    """Lowest and highest value of each numeric parameter in the group."""
-    settings: int
-    """Number of drawn settings in the group."""
     epochs: int
     """Epochs of the run."""
     share: float
@@ -46,6 +43,8 @@ class Outcome:
     """(iteration, position of the last parameter stopped) of each stop."""
     identity: str
     """Text that is equal for settings that train alike in a run of this length: stops, braking, ..."""
+    by_dense_run: str
+    """The same, as the dense run alone predicts it, whatever was trained since."""
     known: bool
     """Whether the whole run was trained before."""
 
@@ -75,13 +74,12 @@ def distinct_outcomes(
             groups.setdefault(outcome(found, drawn[row][1]), []).append(row)
     made = []
     for rows in groups.values():
-        parameters = [drawn[row][0] for row in rows]
-        middle = rows[middle_of(parameters)]
+        middle = rows[middle_of([drawn[row][0] for row in rows])]
+        facts = _facts(predicted[middle] or {}, drawn[middle][1], share)
         made.append(
             Outcome(
-                parameters=drawn[middle][0], config=drawn[middle][1], region=region_of(parameters),
-                settings=len(rows), epochs=known.base.epochs, share=share,
-                **_facts(predicted[middle] or {}, drawn[middle][1], share),
+                parameters=drawn[middle][0], config=drawn[middle][1], epochs=known.base.epochs, share=share, **facts,
+                by_dense_run=facts["identity"],
             )
         )  # fmt: skip
     unpredicted = [setting for setting, found in zip(drawn, predicted, strict=True) if found is None]

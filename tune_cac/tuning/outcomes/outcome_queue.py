@@ -41,6 +41,7 @@ from tune_cac.tuning.outcomes.distinct_outcomes import (
 )
 from tune_cac.tuning.outcomes.prior import Depths, PriorStudy, prior_rows
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
+from tune_cac.tuning.outcomes.region_middle import at_middle
 from tune_cac.tuning.outcomes.trial_attributes import ENDED_EARLY, EPOCHS, OF_EPOCHS, OUTCOME, PREDICTED, UNPREDICTED
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed
@@ -157,7 +158,8 @@ class OutcomeQueue:
             running = [t for t in self._trials.all() if t.state == TrialState.RUNNING and "row" not in t.user_attrs]
             self.ended = all(t.user_attrs.get("role") == "control" for t in running)
             return None
-        attrs: dict[str, Any] = {"role": "search", OUTCOME: self._first_identity(chosen), PREDICTED: chosen.saved}
+        attrs: dict[str, Any] = {"role": "search", OUTCOME: chosen.by_dense_run, PREDICTED: chosen.saved}
+        chosen = at_middle(chosen, self._trace(self._roots()[chosen.epochs]))
         cut = chosen.epochs < self._epochs
         if cut:
             attrs |= {EPOCHS: chosen.epochs, OF_EPOCHS: self._epochs}
@@ -165,11 +167,6 @@ class OutcomeQueue:
             {**chosen.parameters, **({EPOCHS: chosen.epochs} if cut else {})}, user_attrs=attrs
         )
         return self._trials.study.ask()
-
-    def _first_identity(self, chosen: Outcome) -> str:
-        """Return the identity of an outcome as the dense run alone predicted it, whatever was trained since."""
-        drawn = self._outcomes[chosen.epochs]
-        return next(one.identity for one in drawn if one.parameters == chosen.parameters)
 
     def _next_unpredicted(self, tried: int, *, ends: bool) -> Mapping[str, Any] | None:
         """Return parameters of the next setting that cannot be predicted, if its turn has come; else None.
@@ -192,14 +189,17 @@ class OutcomeQueue:
             drawn = self._drawn(epochs, known)
             if not drawn:
                 continue
-            trace: RunTrace = read_trace(StageStore(self._tree, known.trace.root))
             taken = {name for one in tried if one.epochs == epochs for name in (one.identity, one.chosen)}
             found += [
                 one
-                for one, first in zip(predicted_again(drawn, trace), drawn, strict=True)
-                if not one.known and one.identity not in taken and first.identity not in taken
+                for one in predicted_again(drawn, self._trace(known))
+                if not one.known and one.identity not in taken and one.by_dense_run not in taken
             ]
         return sorted(found, key=lambda one: one.saved)
+
+    def _trace(self, known: WarmStart) -> RunTrace:
+        """Return all recorded runs of a length."""
+        return read_trace(StageStore(self._tree, known.trace.root))
 
     def _tried(self, baseline: Mapping[str, Any]) -> list[Tried]:
         """Return what was trained or is being trained.
@@ -225,7 +225,7 @@ class OutcomeQueue:
                 )
             elif attrs.get("role") == CUT:
                 found.append(Tried(epochs=epochs, stops=(), saved=1 - epochs / self._epochs, loss=not_told))
-            elif drawn := [one for one in self._outcomes.get(epochs, []) if one.identity == chosen]:
+            elif drawn := [one for one in self._outcomes.get(epochs, []) if one.by_dense_run == chosen]:
                 found.append(
                     Tried(epochs=epochs, stops=drawn[0].stops, saved=drawn[0].saved, loss=not_told, chosen=chosen)
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +144,9 @@ def test_settings_of_one_region_train_alike(tmp_path: Path) -> None:
     known = learning(tmp_path).learn()
     outcomes, unpredicted = distinct_outcomes(known, known.drawn(3, 300))
     assert not unpredicted
-    assert sum(one.settings for one in outcomes) > len(outcomes) > 1
+    assert 300 > len(outcomes) > 1
     assert [one.saved for one in outcomes] == sorted(one.saved for one in outcomes)
-    groups: dict[Any, int] = {}
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
     for parameters, values in known.drawn(3, 300):
         config = TrialConfig.from_mapping(values)
         found = replay_one(analysis.load_trace(tmp_path).dense_only(), config)
@@ -153,12 +154,10 @@ def test_settings_of_one_region_train_alike(tmp_path: Path) -> None:
         if not events:
             continue
         key = (tuple((event["iteration"], event["layer"]) for event in events), config.CAC_BRAKING_DISTANCE)
-        groups[key] = groups.get(key, 0) + 1
-        same = [one for one in outcomes if (one.stops, one.config["CAC_BRAKING_DISTANCE"]) == key]
-        assert len(same) == 1
-        for name, (low, high) in same[0].region.items():
-            assert low <= parameters[name] <= high
-    assert sorted(groups.values()) == sorted(one.settings for one in outcomes)
+        groups.setdefault(key, []).append(parameters)
+    assert len(groups) == len(outcomes)
+    for one in outcomes:
+        assert one.parameters in groups[one.stops, one.config["CAC_BRAKING_DISTANCE"]]
 
 
 @pytest.mark.slow
