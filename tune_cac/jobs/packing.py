@@ -24,18 +24,27 @@ _BYTES = 3 * 4096  # of a line
 _LINE = re.compile(r"^tune_cac-file (\d+) (\d+) ([0-9a-f]{8}) ([A-Za-z0-9+/=]*)$", re.MULTILINE)
 
 
-def pack(study: Path) -> bytes:
-    """Return a study's folder as a compressed archive, without checkpoints and what belongs to a process."""
+def study_files(study: Path) -> list[Path]:
+    """Return a study's files, relative to it, without checkpoints and what belongs to a process."""
     layout = Layout(study)
     layout.read_info()
-    left_out = {f"{layout.tree.name}/objects", f"{layout.tree.name}/checkpoints"}
+    left_out = (f"{layout.tree.name}/objects", f"{layout.tree.name}/checkpoints")
+    found = []
+    for path in sorted(study.rglob("*")):
+        inside = path.relative_to(study)
+        name = inside.as_posix()
+        own = name.endswith((".lock", ".tmp")) or any(part.startswith(CHECKPOINT) for part in inside.parts)
+        if path.is_file() and not path.is_symlink() and not own and not name.startswith(left_out):
+            found.append(inside)
+    return found
+
+
+def pack(study: Path) -> bytes:
+    """Return the files of `study_files` as a compressed archive."""
     archived = io.BytesIO()
     with tarfile.open(fileobj=archived, mode="w:gz") as archive:
-        for path in sorted(study.rglob("*")):
-            name = path.relative_to(study).as_posix()
-            own = name.endswith((".lock", ".tmp")) or any(part.startswith(CHECKPOINT) for part in path.parts)
-            if path.is_file() and not path.is_symlink() and not own and not name.startswith(tuple(left_out)):
-                archive.add(path, name, recursive=False)
+        for name in study_files(study):
+            archive.add(study / name, name.as_posix(), recursive=False)
     return archived.getvalue()
 
 
