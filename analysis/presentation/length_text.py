@@ -16,9 +16,17 @@ def cut_words(row: pd.Series) -> str:
 
 def length_lines(row: pd.Series) -> list[str]:
     """Return lines for a shell that set a trial's epochs, where these are fewer than the full run's; else none."""
-    if not (words := cut_words(row)):
-        return []
+    return shorter_lines(int(row["epochs"]), int(row["of_epochs"])) if cut_words(row) else []
+
+
+def shorter_lines(epochs: int, of_epochs: int) -> list[str]:
+    """Return lines for a shell that set the epochs of a run, fewer than the full run's.
+
+    Args:
+        epochs: of the run.
+        of_epochs: of the full run.
+    """
     return [
-        f"# Train {words}, with a learning-rate schedule of that length:",
-        f"export {EPOCHS_VARIABLE}={int(row['epochs'])}",
+        f"# Train {epochs} of {of_epochs} epochs, with a learning-rate schedule of that length:",
+        f"export {EPOCHS_VARIABLE}={epochs}",
     ]

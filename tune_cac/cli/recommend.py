@@ -36,7 +36,8 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
         "recommend", parents=[debug], help="settings for a run from earlier studies and a quarter of its training",
         description="Train the first quarter of a run without a method and hand out the setting that earlier studies "
         "expect to save most within the allowed drop, as lines to source, with the error that leaving out each of "
-        "these studies in turn gives. Thresholds where their savings can be predicted, else explicit stops.",
+        "these studies in turn gives. Thresholds where their savings can be predicted, else explicit stops; those of a "
+        "shorter run where these promise more.",
     )  # fmt: skip
     add_run(parser)
     kept = ("prior", "space", "allowed_drop")
@@ -48,6 +49,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train the first part of the dense run; print the recommended setting."""
     from analysis.presentation.env_file import environment_lines
+    from analysis.presentation.length_text import shorter_lines
     from analysis.quality_words import value_text
     from tune_cac.tuning.recommendation import check_space, left_out, recommend
     from tune_cac.tuning.run_context import baseline_config, own_metric
@@ -72,15 +74,17 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"no setting of space {space.name} stops anything on this run: try --space manual_layers")
         return 1
     errors = left_out(earlier, epochs / config.epochs) if len(earlier) > 1 else None
-    trusted = errors is not None and errors.saved <= TRUSTED
+    trusted = errors is not None and errors.saved <= TRUSTED and found.shorter is None
     names = ", ".join(one.prior.study for one in earlier)
     how = f"a setting of {space.name}" if trusted else "explicit stops, whose saving is exact"
     print(f"# tune_cac recommend: {config.workload}, {plural(config.epochs, 'epoch')}, {how}, seed {config.seed}")
     print(f"# From {names} and the first {epochs} dense epochs: trained {epochs / config.epochs:.2f} full trainings.")
-    setting = found[0 if trusted else 1]
-    saved = setting.outcome.saved
-    for line in comments(saved, setting.loss, setting.spread, errors, quality, drop, trusted=trusted):
+    setting = found.shorter or (found.thresholds if trusted else found.stops)
+    for line in comments(setting.outcome.saved, setting.loss, setting.spread, errors, quality, drop, trusted=trusted):
         print("\n".join(textwrap.wrap(line, LINE_WIDTH, subsequent_indent="#   ")))
+    if found.shorter is not None:
+        print(*shorter_lines(setting.outcome.epochs, config.epochs), sep="\n")
+    print("# Iterations are those of a run of this length.")
     print(*environment_lines(TrialConfig.from_mapping(setting.outcome.config), schedule=""), sep="\n")
     return 0
 
@@ -141,7 +145,7 @@ def comments(
         error = errors.loss if trusted else errors.loss_of_stops
         saving = f"{100 * errors.saved:.1f} points of the compute"
         lines.append(
-            f"# Left out in turn, {errors.studies} of these studies had the saving of such a setting predicted with "
-            f"a mean error of {saving}, the {drop_words(quality)} with one of {words(error)}."
+            f"# Left out in turn, {errors.studies} of these studies had the saving of thresholds predicted with "
+            f"a mean error of {saving}, the {drop_words(quality)} of such a setting with one of {words(error)}."
         )
-    return [*lines, "# Iterations are those of a run of this length."]
+    return lines

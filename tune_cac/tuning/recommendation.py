@@ -2,8 +2,10 @@
 
 Settings of a space are replayed on the recorded part, extended to the whole run (`outcomes.trace_extension`). The
 model of the quality, which has seen the earlier studies alone, says what their outcomes lose; the one with the highest
-product of its saving and the probability that it stays within the allowed loss is recommended. Leaving each study out
-in turn and recommending from its own first part gives the error.
+product of its saving and the probability that it stays within the allowed loss is recommended. The same outcomes on the
+shorter runs that earlier studies trained are compared with it, as explicit stops, for how variances go with another
+learning-rate schedule is not known. Leaving each study out in turn and recommending from its own first part gives the
+error.
 
 Losses are in units of the allowed one.
 """
@@ -33,6 +35,7 @@ from tune_cac.tuning.outcomes.outcome_queue import SETTINGS
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, prior_rows
 from tune_cac.tuning.outcomes.prior_reading import study_as_prior
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
+from tune_cac.tuning.outcomes.run_lengths import SHORTEST
 from tune_cac.tuning.outcomes.trace_extension import extended
 from tune_cac.tuning.run_context import baseline_config, context_of
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed, typical_configs, write_facts
@@ -58,6 +61,20 @@ class Recommendation:
     """Expected loss."""
     spread: float
     """Its standard deviation, without the noise of a seed."""
+    worth: float
+    """Saving times the probability that it stays within the allowed loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendations:
+    """What is recommended for a run."""
+
+    thresholds: Recommendation
+    """A setting of the space, on the full run."""
+    stops: Recommendation
+    """The same as explicit stops, whose saving is exact."""
+    shorter: Recommendation | None
+    """Explicit stops on a shorter run; None if none is worth more than the full one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +88,7 @@ class Errors:
     loss: float
     """Of the loss, of what the thresholds stop in truth."""
     loss_of_stops: float
-    """Of the loss, of the stops as they were predicted."""
+    """Of the loss, of the stops as they were predicted, on the run of the length that was recommended."""
 
 
 def read_earlier(
@@ -101,13 +118,13 @@ def on_run(space: Space, base: TrialConfig, context: SpaceContext, trace: RunTra
     return WarmStart(space=space, context=context, base=base, hold=with_watch({}, context), trace=trace)
 
 
-def recommended(
+def foreseen(
     known: WarmStart,
     until: int,
     earlier: Sequence[Earlier],
     complete: Callable[[list[dict[str, Any]]], RunTrace] | None = None,
-) -> Recommendation | None:
-    """Return the setting that is expected to save most within the allowed loss; None if none stops anything.
+) -> tuple[RunTrace, list[Outcome]]:
+    """Return the run's extended trace and the distinct outcomes of the space's settings on it.
 
     Args:
         known: the space on the run.
@@ -121,13 +138,53 @@ def recommended(
     drawn = ranges.drawn(known.base.seed, SETTINGS)
     if complete is not None:
         trace = extended(complete([values for _, values in drawn]), until, traces)
-    outcomes, _ = distinct_outcomes(replace(ranges, trace=trace), drawn)
-    if not outcomes:
+    return trace, distinct_outcomes(replace(ranges, trace=trace), drawn)[0]
+
+
+def recommended(
+    trace: RunTrace, outcomes: Sequence[Outcome], priors: Sequence[PriorStudy], lengths: Sequence[int]
+) -> Recommendation | None:
+    """Return the outcome that is expected to save most within the allowed loss; None if there is none.
+
+    Args:
+        trace: of the full run.
+        outcomes: on it.
+        priors: the studies.
+        lengths: epochs of the runs on which the outcomes' stops are considered, at the same shares of them.
+    """
+    choices = [at_length(one, trace, epochs) for epochs in lengths for one in outcomes]
+    if not choices:
         return None
-    found = expected([one.prior for one in earlier], trace, [_run(trace, one.stops, one.saved) for one in outcomes])
-    worth = found.share_within(1.0) * np.array([one.saved for one in outcomes])
+    found = expected(priors, trace, [_run(trace, one.stops, one.saved, one.share) for one in choices])
+    worth = found.share_within(1.0) * np.array([one.saved for one in choices])
     best = int(np.argmax(worth))
-    return Recommendation(outcome=outcomes[best], loss=float(found.mean[best]), spread=float(found.spread[best]))
+    return Recommendation(
+        outcome=choices[best], loss=float(found.mean[best]), spread=float(found.spread[best]), worth=float(worth[best])
+    )
+
+
+def at_length(one: Outcome, trace: RunTrace, epochs: int) -> Outcome:
+    """Return a full run's outcome on a run of fewer epochs, its stops at the same shares of that.
+
+    Args:
+        one: the outcome.
+        trace: of the full run.
+        epochs: of the shorter one.
+    """
+    share = epochs * trace.steps_per_epoch / trace.total_steps
+    stops = tuple((round(when * share), through) for when, through in one.stops)
+    return replace(one, epochs=epochs, share=share, saved=1 - share * (1 - one.saved), stops=stops)
+
+
+def shorter_lengths(priors: Sequence[PriorStudy], epochs: int) -> list[int]:
+    """Return the epochs of shorter runs that earlier studies trained, as shares of this run, `SHORTEST` at least.
+
+    Args:
+        priors: the studies.
+        epochs: of the full run.
+    """
+    shares = {run.ended for prior in priors for run in prior.runs if SHORTEST - 1e-9 <= run.ended < 1}
+    return sorted({found for share in shares if 1 <= (found := int(share * epochs + 1e-9)) < epochs})
 
 
 def expected(
@@ -156,10 +213,10 @@ def _features(runs: Sequence[PriorRun], levels: Sequence[float]) -> NDArray[np.f
     return found
 
 
-def _run(trace: RunTrace, stops: Sequence[tuple[int, int]], saved: float) -> PriorRun:
+def _run(trace: RunTrace, stops: Sequence[tuple[int, int]], saved: float, ended: float = 1.0) -> PriorRun:
     depths = Depths(trace)
     found = tuple((when / trace.total_steps, depths.of(number)) for when, number in stops)
-    return PriorRun(stops=found, ended=1.0, saved=saved, loss=0.0)
+    return PriorRun(stops=found, ended=ended, saved=saved, loss=0.0)
 
 
 def left_out(earlier: Sequence[Earlier], share: float) -> Errors | None:
@@ -175,19 +232,24 @@ def left_out(earlier: Sequence[Earlier], share: float) -> Errors | None:
     for place, one in enumerate(earlier):
         trace = one.known.trace
         others = [*earlier[:place], *earlier[place + 1 :]]
-        choice = recommended(one.known, max(1, round(share * trace.total_steps)), others)
+        priors = [other.prior for other in others]
+        extension, outcomes = foreseen(one.known, max(1, round(share * trace.total_steps)), others)
+        choice = recommended(extension, outcomes, priors, [one.known.base.epochs])
         if choice is None:
             continue
         config, predicted = choice.outcome.config, choice.outcome
         true = predictions(trace, [config], branches=True)[0]
         if true is None:
             continue
+        cut = recommended(extension, outcomes, priors, shorter_lengths(priors, one.known.base.epochs))
+        as_stops = cut if cut is not None and cut.worth > choice.worth else choice
         runs = [
-            _run(trace, stops_in(true), float(true["compute_saved"])), _run(trace, predicted.stops, predicted.saved)
-        ]  # fmt: skip
-        in_truth, as_stops = expected([one.prior], trace, runs, own=True).mean
+            _run(trace, stops_in(true), float(true["compute_saved"])),
+            _run(trace, as_stops.outcome.stops, as_stops.outcome.saved, as_stops.outcome.share),
+        ]
+        in_truth, of_stops = expected([one.prior], trace, runs, own=True).mean
         saved = abs(predicted.saved - float(true["compute_saved"]))
-        found.append((saved, abs(choice.loss - in_truth), abs(choice.loss - as_stops)))
+        found.append((saved, abs(choice.loss - in_truth), abs(as_stops.loss - of_stops)))
     if not found:
         return None
     means = np.mean(found, axis=0)
@@ -209,7 +271,8 @@ def explicit(known: WarmStart, outcome: Outcome) -> TrialConfig:
     deepest = {when: ends[number] for when, number in outcome.stops}  # of stops at one iteration the last is deepest
     same = {name: outcome.config.get(name) for name in ("CAC_WATCH", "CAC_BRAKING_DISTANCE")}
     stops = {"CAC_STOP_LAYER_NUM": tuple(deepest.values()), "CAC_STOP_LAYER_ITR": tuple(deepest)}
-    return TrialConfig.from_mapping({**known.base.to_dict(), **same, **stops, "method": "gradskip"})
+    how = {"method": "gradskip", "epochs": outcome.epochs}
+    return TrialConfig.from_mapping({**known.base.to_dict(), **same, **stops, **how})
 
 
 def recommend(
@@ -218,7 +281,7 @@ def recommend(
     earlier: Sequence[Earlier],
     epochs: int,
     on_row: Callable[[Mapping[str, Any]], None],
-) -> tuple[Recommendation, Recommendation] | None:
+) -> Recommendations | None:
     """Train the first epochs of a dense run and recommend a setting for all of it; None if none stops anything.
 
     Args:
@@ -227,9 +290,6 @@ def recommend(
         earlier: the studies.
         epochs: to train, with the learning-rate schedule of the full run.
         on_row: called with the row of each.
-
-    Returns:
-        The setting as the space has it, and as explicit stops, whose saving is exact.
     """
     context = context_of(config)
     with tempfile.TemporaryDirectory() as tree:
@@ -245,14 +305,26 @@ def recommend(
             return completed(store, read_trace(store), settings)
 
         until = epochs * known.trace.steps_per_epoch
-        found = recommended(known, until, earlier, complete)
-        if found is None:
+        trace, outcomes = foreseen(known, until, earlier, complete)
+        priors = [one.prior for one in earlier]
+        full = recommended(trace, outcomes, priors, [config.epochs])
+        if full is None:
             return None
-        stops = explicit(known, found.outcome).to_dict()
-        (row,) = predictions(extended(complete([stops]), until, []), [stops])
-    assert row is not None  # its costs were counted
-    as_stops = replace(found.outcome, config=stops, saved=float(row["compute_saved"]))
-    return found, replace(found, outcome=as_stops)
+        cut = recommended(trace, outcomes, priors, shorter_lengths(priors, config.epochs))
+
+        def as_stops(found: Recommendation) -> Recommendation:
+            stops, epochs = explicit(known, found.outcome).to_dict(), found.outcome.epochs
+            whole = complete([stops])
+            own = replace(whole, run={**whole.run, "epochs": epochs}, total_steps=epochs * whole.steps_per_epoch)
+            (row,) = predictions(extended(own, until, []), [stops])
+            assert row is not None  # its costs were counted
+            saved = 1 - found.outcome.share * (1 - float(row["compute_saved"]))
+            return replace(found, outcome=replace(found.outcome, config=stops, saved=saved))
+
+        return Recommendations(
+            thresholds=full, stops=as_stops(full),
+            shorter=as_stops(cut) if cut is not None and cut.worth > full.worth else None,
+        )  # fmt: skip
 
 
 def _skipping(known: WarmStart) -> list[TrialConfig]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,18 @@ from trainables.errors import UserError
 from trainables.quality import ACCURACY
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.training.run import TrainingRun
-from tune_cac.tuning.outcomes.prior import Depths, PriorStudy, shares_at
+from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, shares_at
 from tune_cac.tuning.outcomes.quality_model import posterior
-from tune_cac.tuning.recommendation import Earlier, check_space, expected, left_out, read_earlier, recommend
+from tune_cac.tuning.recommendation import (
+    Earlier,
+    Recommendation,
+    check_space,
+    expected,
+    left_out,
+    read_earlier,
+    recommend,
+    shorter_lengths,
+)
 
 SPACE = "auto_thresholds"
 
@@ -51,14 +61,61 @@ def test_what_is_recommended_saves_as_much_when_it_is_trained(earlier: list[Earl
     found = recommend(base, search_spaces.load(SPACE), earlier, 2, rows.append)
     assert len(rows) == 2  # a quarter, and nothing else
     assert found is not None
-    thresholds, stops = found
-    with TrainingRun(TrialConfig.from_mapping(stops.outcome.config)) as run:
-        while not run.finished:
-            row = run.train_epoch()
-    assert row["compute_saved"] == pytest.approx(stops.outcome.saved, abs=1e-9)  # exact
+    thresholds, stops = found.thresholds, found.stops
+    assert found.shorter is None  # no study has trained a shorter run
+    assert trained(stops)["compute_saved"] == pytest.approx(stops.outcome.saved, abs=1e-9)  # exact
     assert stops.outcome.stops == thresholds.outcome.stops
     assert 0 < thresholds.outcome.saved < 1
     assert thresholds.spread > 0
+
+
+def trained(found: Recommendation) -> dict[str, Any]:
+    """The last row of a recommended setting's training."""
+    with TrainingRun(TrialConfig.from_mapping(found.outcome.config)) as run:
+        while not run.finished:
+            row = run.train_epoch()
+    return row
+
+
+def with_shorter_run(one: Earlier, loss: float) -> Earlier:
+    """A study that has trained three quarters of the run, without a method, too."""
+    run = PriorRun(stops=(), ended=0.75, saved=0.25, loss=loss)
+    return replace(one, prior=replace(one.prior, runs=(*one.prior.runs, *[run] * 5)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [0.0, 9.0])
+def test_a_shorter_run_is_recommended_if_those_of_earlier_studies_lost_nothing(
+    earlier: list[Earlier], loss: float
+) -> None:
+    base = TrialConfig(workload="tiny", epochs=8, seed=3, method="none")
+    studies = [with_shorter_run(one, loss) for one in earlier]
+    found = recommend(base, search_spaces.load(SPACE), studies, 2, lambda row: None)
+    assert found is not None
+    if loss:
+        assert found.shorter is None
+        return
+    assert found.shorter is not None
+    outcome = found.shorter.outcome
+    assert (outcome.epochs, outcome.config["epochs"], outcome.share) == (6, 6, 0.75)
+    row = trained(found.shorter)
+    assert row["epoch"] == 6
+    assert outcome.saved == pytest.approx(1 - 0.75 * (1 - row["compute_saved"]), abs=1e-9)
+    assert [event["iteration"] for event in json.loads(row["stop_events"])] == list(
+        outcome.config["CAC_STOP_LAYER_ITR"]
+    )
+    assert found.shorter.worth > found.thresholds.worth
+    errors = left_out(studies, 0.25)
+    assert errors is not None
+    assert errors.studies == 2
+
+
+@pytest.mark.parametrize(("ended", "epochs", "lengths"), [((1.0, 0.8, 0.6, 0.8), 30, [18, 24]), ((0.5, 1.0), 30, [])])
+def test_lengths_are_those_of_earlier_studies_that_are_not_too_short(
+    ended: tuple[float, ...], epochs: int, lengths: list[int]
+) -> None:
+    runs = tuple(PriorRun(stops=(), ended=one, saved=1 - one, loss=0.0) for one in ended)
+    assert shorter_lengths([PriorStudy(study="a", runs=runs)], epochs) == lengths
 
 
 @pytest.mark.slow
