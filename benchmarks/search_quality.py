@@ -203,7 +203,9 @@ def main() -> None:
     reference = of[arguments.searches[-1]]
     for kind, runs in of.items():
         saved = [one.saved / other.saved for one, other in zip(runs, reference, strict=True) if other.saved > 0]
-        area = [one.hypervolume / other.hypervolume for one, other in zip(runs, reference, strict=True)]
+        area = [
+            one.hypervolume / other.hypervolume for one, other in zip(runs, reference, strict=True) if other.saved > 0
+        ]
         executed, shares = [one.executed for one in runs], [one.saved for one in runs]
         print(
             f"{kind}, {len(runs)} seeds: median {median(executed):.2f} dense runs ({min(executed):.2f} to "

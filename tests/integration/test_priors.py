@@ -14,6 +14,8 @@ from runs import assert_equals_alone
 
 import analysis
 from analysis.io.layout import Layout
+from analysis.metrics.controls import CUT
+from analysis.presentation.length_text import EPOCHS_VARIABLE
 
 pytestmark = pytest.mark.slow
 
@@ -64,19 +66,53 @@ def test_a_recommendation_has_the_error_that_both_studies_give(results: Path) ->
     assert done.returncode == 0, done.stderr
     assert "From earlier, later and the first 2 dense epochs: trained 0.25 full trainings." in done.stdout
     assert done.stderr.count("dense epoch") == 2
-    assert "Left out in turn, 2 of these studies had the saving of such a setting predicted with" in done.stdout
-    (saved,) = re.findall(r"compute saved ([\d.]+) %", done.stdout)
-    assert float(saved) > 0
+    assert "Left out in turn, 2 of these studies had the saving of thresholds predicted with" in done.stdout
     # What is printed can be sourced, and trains as it says.
-    given = dict(re.findall(r"export (CAC_\w+)=(\S+)", done.stdout))
-    trial = run_here(
-        results.parent, "trial", "--epochs", "8", "--seed", "3",
-        *(part for name, value in given.items() for part in ("--set", f"{name}={value}")),
-    )  # fmt: skip
-    assert f"compute saved {saved} %" in trial.stdout
+    assert_trains_as_it_says(done.stdout, results.parent, "8", seed="3")
     one = run_here(results.parent, "recommend", *arguments[:-1], "--space", "manual_layers")
     assert "No error can be given with fewer than two earlier studies" in one.stdout
     assert sorted(path.name for path in results.iterdir()) == before
+
+
+def assert_trains_as_it_says(printed: str, folder: Path, epochs: str, *, seed: str) -> None:
+    """Explicit stops, on the run's length or a shorter one, save exactly what was said."""
+    (saved,) = map(float, re.findall(r"compute saved ([\d.]+) %", printed))
+    assert saved > 0
+    given = dict(re.findall(r"export (\w+)=(\S+)", printed))
+    own = given.pop(EPOCHS_VARIABLE, epochs)
+    trial = run_here(
+        folder, "trial", "--epochs", own, "--seed", seed,
+        *(part for name, value in given.items() for part in ("--set", f"{name}={value}")),
+    )  # fmt: skip
+    (of_own,) = map(float, re.findall(r"compute saved ([\d.]+) %", trial.stdout))
+    assert 100 - int(own) / int(epochs) * (100 - of_own) == pytest.approx(saved, abs=0.11)
+
+
+def test_a_recommendation_may_search_its_seeds_first(one_ray: None, tmp_path: Path) -> None:
+    arguments = ("--seeds", "2", "--name", "r", "--epochs", "5", "--allowed-drop", "0.3", "--space", "manual_layers")
+    done = run_here(tmp_path, "recommend", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "From r-seed0, r-seed1 and the first 2 dense epochs" in done.stdout
+    studies = [Layout(tmp_path / "results" / name) for name in ("r-seed0", "r-seed1")]
+    assert [study.read_info().prior for study in studies] == [[], ["r-seed0"]]
+    trials = [analysis.load(study.root) for study in studies]
+    assert [set(one["seed"]) for one in trials] == [{0}, {1}]
+    for one in trials:
+        assert "control" not in set(one["role"])
+        assert one.loc[one["role"] == CUT, "epochs"].tolist() == [3]
+    (executed,) = re.findall(r"searched 2 seeds for ([\d.]+) full trainings", done.stderr)
+    assert float(executed) == pytest.approx(
+        sum(analysis.search_cost(one).dense_equivalents for one in trials), abs=0.06
+    )
+    assert_trains_as_it_says(done.stdout, tmp_path, "5", seed="0")
+    again = run_here(tmp_path, "recommend", *arguments)  # trains nothing but the first part of the dense run
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == done.stdout
+    assert [len(analysis.load(study.root)) for study in studies] == list(map(len, trials))
+    other = run_here(tmp_path, "recommend", *arguments[:-1], "auto_thresholds")
+    assert other.returncode == 2
+    assert "r-seed0 holds a study with space 'manual_layers', not 'auto_thresholds'" in other.stderr
+    assert "--seeds must be an integer >= 2, got 1" in run_here(tmp_path, "recommend", "--seeds", "1").stderr
 
 
 def test_it_goes_on_when_the_earlier_study_is_gone(results: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import search_spaces
 from analysis.formatting import LINE_WIDTH, percent, plural
 from analysis.io.study_options import options_of, results_here
-from trainables.config import TrialConfig
+from trainables.config import MOST_SEED, TrialConfig, check_integer
 from trainables.errors import UserError
 from trainables.quality import Quality
 from tune_cac.cli.options import add_options, add_results
@@ -37,11 +37,19 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
         description="Train the first quarter of a run without a method and hand out the setting that earlier studies "
         "expect to save most within the allowed drop, as lines to source, with the error that leaving out each of "
         "these studies in turn gives. Thresholds where their savings can be predicted, else explicit stops; those of a "
-        "shorter run where these promise more.",
+        "shorter run where these promise more. With --seeds the earlier studies are searched first.",
     )  # fmt: skip
     add_run(parser)
     kept = ("prior", "space", "allowed_drop")
     add_options(parser, (found for found in options_of(SearchOptions) if found.name in kept))
+    parser.add_argument(
+        "--seeds", type=int, metavar="N",
+        help="first search on N seeds, from --seed on, each from what those before have found; run again, it goes on "
+        "where it was interrupted",
+    )  # fmt: skip
+    parser.add_argument(
+        "--name", default="recommend", help="with --seeds: beginning of its studies' names (default: recommend)"
+    )
     add_results(parser)
     parser.set_defaults(run=run, space=SearchOptions.space)
 
@@ -63,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     options = options.with_metric(own_metric(options))
     config, quality, drop = baseline_config(options, device=given.device), options.quality, options.drop
+    if arguments.seeds is not None and not _searched(arguments, given):
+        return 130
     earlier = _earlier(arguments, space, quality, drop)
     epochs, told = math.ceil(TRAINED * config.epochs), count(1)
 
@@ -87,6 +97,32 @@ def run(arguments: argparse.Namespace) -> int:
     print("# Iterations are those of a run of this length.")
     print(*environment_lines(TrialConfig.from_mapping(setting.outcome.config), schedule=""), sep="\n")
     return 0
+
+
+def _searched(arguments: argparse.Namespace, given: TrialConfig) -> bool:
+    """Search on the seeds that are asked for, and take them as the earlier studies; return whether all have ended."""
+    from analysis.metrics.accounting import search_cost
+    from tune_cac.tuning.seeds import search_seeds, study_name
+
+    check_integer("--seeds", arguments.seeds, 2)
+    seeds = [(given.seed + n) % (MOST_SEED + 1) for n in range(arguments.seeds)]
+    prior = list(arguments.prior or ())
+    on_gpu = {"gpus_per_trial": 1.0} if given.device == "cuda" else {}
+    found = search_seeds(
+        arguments.name, seeds,
+        {
+            "workload": given.workload, "workload_options": given.workload_options or (), "epochs": given.epochs,
+            "space": arguments.space, "cpus_per_trial": given.threads, "results": arguments.results, "prior": prior,
+            **on_gpu, **({} if arguments.allowed_drop is None else {"allowed_drop": arguments.allowed_drop}),
+        },
+    )  # fmt: skip
+    executed = sum(search_cost(one.trials).dense_equivalents for one in found)
+    say(f"searched {plural(len(found), 'seed')} for {executed:.1f} full trainings")
+    if len(found) < len(seeds) or found[-1].interrupted:
+        say("Interrupted. The same command goes on with what is missing.")
+        return False
+    arguments.prior = [*prior, *(study_name(arguments.name, seed) for seed in seeds)]
+    return True
 
 
 def _earlier(arguments: argparse.Namespace, space: Space, quality: Quality, drop: float | str) -> list[Earlier]:

@@ -62,11 +62,26 @@ def open_study(options: SearchOptions) -> Layout:
     space = re.sub(r"[^A-Za-z0-9_+]+", "-", options.space)
     name = options.name or f"{workload}-{space.strip('-')}-{stamp}"
     layout = Layout(options.folder / f"{name}{part_suffix(options.part)}")
-    storage = str(joined(options.results, layout.root.name)) if is_uri(options.results) else ""
-    if storage:
-        fetch_study(storage, layout)
+    wanted = _wanted(options, layout)
+    if wanted.storage:
+        fetch_study(wanted.storage, layout)
     if options.study_storage and not layout.info.exists():
         restore_info(options.study_storage, layout)
+    check_links(layout.root)
+    if layout.info.exists():
+        check_same(layout, options)
+        check_writable(layout.root)
+        return layout
+    if layout.root.exists() and any(layout.root.iterdir()):
+        raise UserError(f"{layout.root} is not empty and holds no study: choose another --name")
+    check_writable(layout.root)
+    layout.write_info(replace(wanted, trials=0))
+    return layout
+
+
+def _wanted(options: SearchOptions, layout: Layout) -> StudyInfo:
+    """Return what is kept of a new study's options."""
+    storage = str(joined(options.results, layout.root.name)) if is_uri(options.results) else ""
     kept: dict[str, Any] = {declared.name: getattr(options, declared.name) for declared in options_of(StudyOptions)}
     kept |= {
         "epochs": options.trial_epochs,
@@ -79,49 +94,44 @@ def open_study(options: SearchOptions) -> Layout:
         "storage": storage,
         "study_storage": options.study_storage or "",
     }
-    wanted = StudyInfo(**kept, versions=package_versions(), method=options.loaded_space.method)
-    check_links(layout.root)
-    if layout.info.exists():
-        held = layout.read_info()
-        if held.storage != storage:
+    return StudyInfo(**kept, versions=package_versions(), method=options.loaded_space.method)
+
+
+def check_same(layout: Layout, options: SearchOptions) -> None:
+    """Raise UserError if a folder holds a study of other settings than these options'."""
+    wanted, held = _wanted(options, layout), layout.read_info()
+    if held.storage != wanted.storage:
+        raise UserError(
+            f"{layout.root} holds a study whose results are in {held.storage or layout.root.parent}, not "
+            f"{wanted.storage or layout.root.parent}: choose another --name, or the same --results"
+        )
+    if held.study_storage != wanted.study_storage:
+        raise UserError(
+            f"{layout.root} holds a study that Optuna keeps in {held.study_storage or 'a journal'}, not in "
+            f"{wanted.study_storage or 'a journal'}: choose another --name, or the same --study-storage"
+        )
+    for field in _SAME:
+        there, asked = (_what_counts(info, field) for info in (held, wanted))
+        if there != asked:
             raise UserError(
-                f"{layout.root} holds a study whose results are in {held.storage or layout.root.parent}, not "
-                f"{storage or layout.root.parent}: choose another --name, or the same --results"
+                f"{layout.root} holds a study with {field} {there!r}, not {asked!r}: choose another --name, or the "
+                "same settings to add trials to it"
             )
-        if held.study_storage != wanted.study_storage:
+    if held.grid != wanted.grid:
+        raise UserError(
+            f"{layout.root} holds a study of another grid: choose another --name, or the same --grid to go on"
+        )
+    if held.hold != wanted.hold:
+        raise UserError(
+            f"{layout.root} holds a study with {shown_hold(held.hold)} fixed, not {shown_hold(wanted.hold)}: "
+            "choose another --name, or the same --set to add trials to it"
+        )
+    for file, text in wanted.space_files.items():
+        if held.space_files.get(file) != text:
             raise UserError(
-                f"{layout.root} holds a study that Optuna keeps in {held.study_storage or 'a journal'}, not in "
-                f"{wanted.study_storage or 'a journal'}: choose another --name, or the same --study-storage"
+                f"{layout.root} holds a study with another text of {file}: choose another --name, or restore the "
+                "file, which study.json keeps in space_files"
             )
-        for field in _SAME:
-            there, asked = (_what_counts(info, field) for info in (held, wanted))
-            if there != asked:
-                raise UserError(
-                    f"{layout.root} holds a study with {field} {there!r}, not {asked!r}: choose another --name, or the "
-                    "same settings to add trials to it"
-                )
-        if held.grid != wanted.grid:
-            raise UserError(
-                f"{layout.root} holds a study of another grid: choose another --name, or the same --grid to go on"
-            )
-        if held.hold != wanted.hold:
-            raise UserError(
-                f"{layout.root} holds a study with {shown_hold(held.hold)} fixed, not {shown_hold(wanted.hold)}: "
-                "choose another --name, or the same --set to add trials to it"
-            )
-        for file, text in wanted.space_files.items():
-            if held.space_files.get(file) != text:
-                raise UserError(
-                    f"{layout.root} holds a study with another text of {file}: choose another --name, or restore the "
-                    "file, which study.json keeps in space_files"
-                )
-        check_writable(layout.root)
-        return layout
-    if layout.root.exists() and any(layout.root.iterdir()):
-        raise UserError(f"{layout.root} is not empty and holds no study: choose another --name")
-    check_writable(layout.root)
-    layout.write_info(replace(wanted, trials=0))
-    return layout
 
 
 def _what_counts(info: StudyInfo, field: str) -> Any:

@@ -1,11 +1,11 @@
 """A setting for a run that was not searched: from earlier studies and the first part of the run's dense training.
 
 Settings of a space are replayed on the recorded part, extended to the whole run (`outcomes.trace_extension`). The
-model of the quality, which has seen the earlier studies alone, says what their outcomes lose; the one with the highest
-product of its saving and the probability that it stays within the allowed loss is recommended. The same outcomes on the
-shorter runs that earlier studies trained are compared with it, as explicit stops, for how variances go with another
-learning-rate schedule is not known. Leaving each study out in turn and recommending from its own first part gives the
-error.
+model of the quality, which has seen the earlier studies alone, says what their outcomes lose. Recommended is the one
+that saves most of those that stay within the allowed loss with a probability of `SURE`: the more seeds the studies have
+tried, the more that is. The same outcomes on the shorter runs that earlier studies trained are compared with it, as
+explicit stops, for how variances go with another learning-rate schedule is not known. Leaving each study out in turn
+and recommending from its own first part gives the error.
 
 Losses are in units of the allowed one.
 """
@@ -41,6 +41,9 @@ from tune_cac.tuning.run_context import baseline_config, context_of
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed, typical_configs, write_facts
 from tune_cac.tuning.warm_start.threshold_ranges import predictions, with_learned_ranges
 
+#: Probability of staying within the allowed loss, without the noise of a seed, from which more is not asked for.
+SURE = 0.8
+
 
 @dataclass(frozen=True, kw_only=True)
 class Earlier:
@@ -53,7 +56,7 @@ class Earlier:
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """The setting that is expected to save most within the allowed loss."""
+    """A setting, and what it is expected to lose."""
 
     outcome: Outcome
     """Its stops and saving as predicted, and its configuration."""
@@ -61,8 +64,13 @@ class Recommendation:
     """Expected loss."""
     spread: float
     """Its standard deviation, without the noise of a seed."""
-    worth: float
-    """Saving times the probability that it stays within the allowed loss."""
+    within: float
+    """Probability that it stays within the allowed loss, without the noise of a seed."""
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Return what recommendations are compared by: the higher, the better."""
+        return min(self.within, SURE), self.outcome.saved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +82,7 @@ class Recommendations:
     stops: Recommendation
     """The same as explicit stops, whose saving is exact."""
     shorter: Recommendation | None
-    """Explicit stops on a shorter run; None if none is worth more than the full one."""
+    """Explicit stops on a shorter run; None if the full one is better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +152,9 @@ def foreseen(
 def recommended(
     trace: RunTrace, outcomes: Sequence[Outcome], priors: Sequence[PriorStudy], lengths: Sequence[int]
 ) -> Recommendation | None:
-    """Return the outcome that is expected to save most within the allowed loss; None if there is none.
+    """Return the outcome that saves most of those that surely stay within the allowed loss, or the surest one.
+
+    None if there is no outcome.
 
     Args:
         trace: of the full run.
@@ -156,11 +166,9 @@ def recommended(
     if not choices:
         return None
     found = expected(priors, trace, [_run(trace, one.stops, one.saved, one.share) for one in choices])
-    worth = found.share_within(1.0) * np.array([one.saved for one in choices])
-    best = int(np.argmax(worth))
-    return Recommendation(
-        outcome=choices[best], loss=float(found.mean[best]), spread=float(found.spread[best]), worth=float(worth[best])
-    )
+    figures = zip(choices, found.mean.tolist(), found.spread.tolist(), found.share_within(1.0).tolist(), strict=True)
+    made = (Recommendation(outcome=one, loss=loss, spread=spread, within=p) for one, loss, spread, p in figures)
+    return max(made, key=lambda one: one.rank)
 
 
 def at_length(one: Outcome, trace: RunTrace, epochs: int) -> Outcome:
@@ -242,7 +250,7 @@ def left_out(earlier: Sequence[Earlier], share: float) -> Errors | None:
         if true is None:
             continue
         cut = recommended(extension, outcomes, priors, shorter_lengths(priors, one.known.base.epochs))
-        as_stops = cut if cut is not None and cut.worth > choice.worth else choice
+        as_stops = cut if cut is not None and cut.rank > choice.rank else choice
         runs = [
             _run(trace, stops_in(true), float(true["compute_saved"])),
             _run(trace, as_stops.outcome.stops, as_stops.outcome.saved, as_stops.outcome.share),
@@ -323,7 +331,7 @@ def recommend(
 
         return Recommendations(
             thresholds=full, stops=as_stops(full),
-            shorter=as_stops(cut) if cut is not None and cut.worth > full.worth else None,
+            shorter=as_stops(cut) if cut is not None and cut.rank > full.rank else None,
         )  # fmt: skip
 
 

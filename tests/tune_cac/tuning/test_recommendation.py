@@ -104,7 +104,7 @@ def test_a_shorter_run_is_recommended_if_those_of_earlier_studies_lost_nothing(
     assert [event["iteration"] for event in json.loads(row["stop_events"])] == list(
         outcome.config["CAC_STOP_LAYER_ITR"]
     )
-    assert found.shorter.worth > found.thresholds.worth
+    assert found.shorter.rank > found.thresholds.rank
     errors = left_out(studies, 0.25)
     assert errors is not None
     assert errors.studies == 2
