@@ -1,0 +1,96 @@
+"""Measure what a recommendation from several seeds saves and loses on other seeds.
+
+    python benchmarks/several_seeds.py [--seeds 5] [--groups 2] [--fresh 10] [--workload digits]
+                                       [--option NAME=VALUE ...] [--epochs N] [--results FOLDER]
+
+Each group of seeds is searched by ``python -m tune_cac recommend --seeds N``; what that prints is trained, and the run
+without it, on fresh seeds that no search has seen. ``executed`` is what the searches trained, in full trainings,
+``loss`` the mean of validation and test loss in points with its standard deviation over the fresh seeds, ``kept`` the
+share of them on which that is within the allowed loss, half a point. Searches that a folder has are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from machine import header
+
+from analysis.presentation.length_text import EPOCHS_VARIABLE
+from trainables.config import TrialConfig
+from trainables.training.run import TrainingRun
+from tune_cac.study.fixed_params import read_assignments
+
+#: Loss that is allowed, the default of a search by accuracy.
+ALLOWED = 0.005
+#: First fresh seed.
+FRESH = 1000
+
+
+def trained(config: TrialConfig) -> dict[str, Any]:
+    """Return the last row of a training."""
+    with TrainingRun(config) as run:
+        while not run.finished:
+            row = run.train_epoch()
+    return row
+
+
+def main() -> None:
+    """Search, train on fresh seeds and print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--groups", type=int, default=2)
+    parser.add_argument("--fresh", type=int, default=10)
+    parser.add_argument("--workload", default="digits")
+    parser.add_argument("--option", action="append", default=[])
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--results", type=Path, help="keep the studies in this folder")
+    arguments = parser.parse_args()
+    print(header("benchmarks/several_seeds.py"))
+    print(f"{arguments.workload}, {arguments.seeds} seeds each")
+    run = {"workload": arguments.workload, "workload_options": tuple(arguments.option)}
+    how = [f"--workload={arguments.workload}", *(text for one in arguments.option for text in ("--option", one))]
+    how += [] if arguments.epochs is None else [f"--epochs={arguments.epochs}"]
+    baselines: dict[int, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.results or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for group in range(arguments.groups):
+            first = group * arguments.seeds
+            done = subprocess.run(
+                [
+                    sys.executable, "-m", "tune_cac", "recommend", f"--seeds={arguments.seeds}", f"--seed={first}",
+                    "--name=r", *how,
+                ],
+                cwd=folder, capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            said = dict(re.findall(r"export (\w+)=(\S+)", done.stdout))
+            (executed,) = re.findall(r"seeds for ([\d.]+) full", done.stderr)
+            (epochs,) = map(int, re.findall(r", (\d+) epochs", done.stdout.splitlines()[0]))
+            own = int(said.pop(EPOCHS_VARIABLE, epochs))
+            settings = read_assignments(f"{name}={value}" for name, value in said.items())
+            losses, saved = [], []
+            for seed in range(FRESH, FRESH + arguments.fresh):
+                if seed not in baselines:
+                    baselines[seed] = trained(TrialConfig(**run, epochs=epochs, seed=seed, method="none"))
+                row = trained(TrialConfig(**run, epochs=own, seed=seed, method="gradskip", **settings))
+                dense = baselines[seed]
+                losses.append(fmean(dense[name] - row[name] for name in ("accuracy", "test_accuracy")))
+                saved.append(1 - own / epochs * (1 - row["compute_saved"]))
+            kept = fmean(loss <= ALLOWED + 1e-9 for loss in losses)
+            print(
+                f"seeds {first} to {first + arguments.seeds - 1}: executed {executed}, {own} of {epochs} epochs, "
+                f"saved {fmean(saved):.1%}, loss {100 * fmean(losses):.2f} +- {100 * stdev(losses):.2f} points, "
+                f"kept {kept:.0%}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
