@@ -12,6 +12,7 @@ Losses are in units of the allowed one.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,14 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.io.layout import Layout
+from analysis.io.studies import load
+from analysis.metrics.noise import resolution_of, seed_noise
 from analysis.trace_replay.traces import RunTrace, load_trace, read_trace
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.quality import Quality
+from trainables.quality import Quality, allowed_amount
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac.study.fixed_params import with_watch
 from tune_cac.study.options import SearchOptions
@@ -52,6 +56,8 @@ class Earlier:
     prior: PriorStudy
     known: WarmStart
     """The space on its run, with all of its recorded training."""
+    luck: float
+    """Standard deviation of its baseline's quality over seeds, in allowed losses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +124,17 @@ def read_earlier(
     prior = study_as_prior(layout, quality, allowed_drop, studies)
     base = baseline_config(SearchOptions.of_study(info), device="cpu")
     trace = load_trace(layout.root, epochs=info.epochs)
-    return Earlier(prior=prior, known=on_run(space, base, context_of(base), trace))
+    known = on_run(space, base, context_of(base), trace)
+    return Earlier(prior=prior, known=known, luck=_luck(load(layout.root), quality, allowed_drop))
+
+
+def _luck(trials: pd.DataFrame, quality: Quality, allowed_drop: float | str) -> float:
+    """Return by how much a study's baseline varies from seed to seed, in allowed losses; 1 where that is not known."""
+    accuracy = trials.loc[trials["role"] == "baseline", quality.name].iloc[0]
+    if not quality.is_accuracy:
+        return 1.0
+    noise = float(seed_noise(accuracy, resolution_of(trials[quality.name]))) / math.sqrt(2)  # of one run, not of two
+    return noise / max(allowed_amount(allowed_drop, accuracy), 1e-6) or 1.0
 
 
 def on_run(space: Space, base: TrialConfig, context: SpaceContext, trace: RunTrace | None) -> WarmStart:
@@ -150,7 +166,7 @@ def foreseen(
 
 
 def recommended(
-    trace: RunTrace, outcomes: Sequence[Outcome], priors: Sequence[PriorStudy], lengths: Sequence[int]
+    trace: RunTrace, outcomes: Sequence[Outcome], earlier: Sequence[Earlier], lengths: Sequence[int]
 ) -> Recommendation | None:
     """Return the outcome that saves most of those that surely stay within the allowed loss, or the surest one.
 
@@ -159,13 +175,13 @@ def recommended(
     Args:
         trace: of the full run.
         outcomes: on it.
-        priors: the studies.
+        earlier: the studies.
         lengths: epochs of the runs on which the outcomes' stops are considered, at the same shares of them.
     """
     choices = [at_length(one, trace, epochs) for epochs in lengths for one in outcomes]
     if not choices:
         return None
-    found = expected(priors, trace, [_run(trace, one.stops, one.saved, one.share) for one in choices])
+    found = expected(earlier, trace, [_run(trace, one.stops, one.saved, one.share) for one in choices])
     figures = zip(choices, found.mean.tolist(), found.spread.tolist(), found.share_within(1.0).tolist(), strict=True)
     made = (Recommendation(outcome=one, loss=loss, spread=spread, within=p) for one, loss, spread, p in figures)
     return max(made, key=lambda one: one.rank)
@@ -184,35 +200,34 @@ def at_length(one: Outcome, trace: RunTrace, epochs: int) -> Outcome:
     return replace(one, epochs=epochs, share=share, saved=1 - share * (1 - one.saved), stops=stops)
 
 
-def shorter_lengths(priors: Sequence[PriorStudy], epochs: int) -> list[int]:
+def shorter_lengths(earlier: Sequence[Earlier], epochs: int) -> list[int]:
     """Return the epochs of shorter runs that earlier studies trained, as shares of this run, `SHORTEST` at least.
 
     Args:
-        priors: the studies.
+        earlier: the studies.
         epochs: of the full run.
     """
-    shares = {run.ended for prior in priors for run in prior.runs if SHORTEST - 1e-9 <= run.ended < 1}
+    shares = {run.ended for one in earlier for run in one.prior.runs if SHORTEST - 1e-9 <= run.ended < 1}
     return sorted({found for share in shares if 1 <= (found := int(share * epochs + 1e-9)) < epochs})
 
 
-def expected(
-    priors: Sequence[PriorStudy], trace: RunTrace, runs: Sequence[PriorRun], *, own: bool = False
-) -> Posterior:
+def expected(earlier: Sequence[Earlier], trace: RunTrace, runs: Sequence[PriorRun], *, own: bool = False) -> Posterior:
     """Return what studies say of runs.
 
     Args:
-        priors: the studies.
+        earlier: the studies.
         trace: of the runs.
         runs: on that trace.
         own: whether the one study is that of the runs itself.
     """
     levels = Depths(trace).levels
-    seen, losses, studies = prior_rows(priors, levels)
+    seen, losses, studies = prior_rows([one.prior for one in earlier], levels)
     wanted = _features(runs, levels)
     dense = _features([PriorRun(stops=(), ended=1.0, saved=0.0, loss=0.0)], levels)
     return posterior(
         np.vstack([dense, seen]), np.append(0.0, losses), wanted, unit=1.0,
         studies=np.append(0, np.zeros_like(studies) if own else studies),
+        luck=float(np.mean([one.luck for one in earlier])),
     )  # fmt: skip
 
 
@@ -240,22 +255,21 @@ def left_out(earlier: Sequence[Earlier], share: float) -> Errors | None:
     for place, one in enumerate(earlier):
         trace = one.known.trace
         others = [*earlier[:place], *earlier[place + 1 :]]
-        priors = [other.prior for other in others]
         extension, outcomes = foreseen(one.known, max(1, round(share * trace.total_steps)), others)
-        choice = recommended(extension, outcomes, priors, [one.known.base.epochs])
+        choice = recommended(extension, outcomes, others, [one.known.base.epochs])
         if choice is None:
             continue
         config, predicted = choice.outcome.config, choice.outcome
         true = predictions(trace, [config], branches=True)[0]
         if true is None:
             continue
-        cut = recommended(extension, outcomes, priors, shorter_lengths(priors, one.known.base.epochs))
+        cut = recommended(extension, outcomes, others, shorter_lengths(others, one.known.base.epochs))
         as_stops = cut if cut is not None and cut.rank > choice.rank else choice
         runs = [
             _run(trace, stops_in(true), float(true["compute_saved"])),
             _run(trace, as_stops.outcome.stops, as_stops.outcome.saved, as_stops.outcome.share),
         ]
-        in_truth, of_stops = expected([one.prior], trace, runs, own=True).mean
+        in_truth, of_stops = expected([one], trace, runs, own=True).mean
         saved = abs(predicted.saved - float(true["compute_saved"]))
         found.append((saved, abs(choice.loss - in_truth), abs(as_stops.loss - of_stops)))
     if not found:
@@ -314,11 +328,10 @@ def recommend(
 
         until = epochs * known.trace.steps_per_epoch
         trace, outcomes = foreseen(known, until, earlier, complete)
-        priors = [one.prior for one in earlier]
-        full = recommended(trace, outcomes, priors, [config.epochs])
+        full = recommended(trace, outcomes, earlier, [config.epochs])
         if full is None:
             return None
-        cut = recommended(trace, outcomes, priors, shorter_lengths(priors, config.epochs))
+        cut = recommended(trace, outcomes, earlier, shorter_lengths(earlier, config.epochs))
 
         def as_stops(found: Recommendation) -> Recommendation:
             stops, epochs = explicit(known, found.outcome).to_dict(), found.outcome.epochs

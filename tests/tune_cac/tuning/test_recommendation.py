@@ -12,8 +12,10 @@ import pytest
 from searchers import learning
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
+import analysis
 import search_spaces
 from analysis.io.layout import Layout
+from analysis.metrics.noise import resolution_of
 from trainables.config import TrialConfig
 from trainables.errors import UserError
 from trainables.quality import ACCURACY
@@ -78,9 +80,9 @@ def trained(found: Recommendation) -> dict[str, Any]:
 
 
 def with_shorter_run(one: Earlier, loss: float) -> Earlier:
-    """A study that has trained three quarters of the run, without a method, too."""
+    """A study of a baseline without luck that has trained three quarters of the run, without a method, too."""
     run = PriorRun(stops=(), ended=0.75, saved=0.25, loss=loss)
-    return replace(one, prior=replace(one.prior, runs=(*one.prior.runs, *[run] * 5)))
+    return replace(one, prior=replace(one.prior, runs=(*one.prior.runs, *[run] * 5)), luck=0.1)
 
 
 @pytest.mark.slow
@@ -110,12 +112,24 @@ def test_a_shorter_run_is_recommended_if_those_of_earlier_studies_lost_nothing(
     assert errors.studies == 2
 
 
-@pytest.mark.parametrize(("ended", "epochs", "lengths"), [((1.0, 0.8, 0.6, 0.8), 30, [18, 24]), ((0.5, 1.0), 30, [])])
+@pytest.mark.slow
+@pytest.mark.parametrize(("ended", "lengths"), [((1.0, 0.8, 0.6, 0.8), [18, 24]), ((0.5, 1.0), [])])
 def test_lengths_are_those_of_earlier_studies_that_are_not_too_short(
-    ended: tuple[float, ...], epochs: int, lengths: list[int]
+    earlier: list[Earlier], ended: tuple[float, ...], lengths: list[int]
 ) -> None:
     runs = tuple(PriorRun(stops=(), ended=one, saved=1 - one, loss=0.0) for one in ended)
-    assert shorter_lengths([PriorStudy(study="a", runs=runs)], epochs) == lengths
+    one = replace(earlier[0], prior=PriorStudy(study="a", runs=runs))
+    assert shorter_lengths([one], 30) == lengths
+
+
+@pytest.mark.slow
+def test_the_luck_of_a_baseline_is_that_of_one_run_in_allowed_losses(earlier: list[Earlier], tmp_path: Path) -> None:
+    (accuracy,) = (one.known.trace.dense.recorded.rows[one.known.trace.total_steps]["accuracy"] for one in earlier[:1])
+    resolution = resolution_of(analysis.load(tmp_path / "a")["accuracy"])
+    assert resolution is not None
+    wrong = 1 - accuracy
+    bound = min(wrong / 2, wrong * (1 - wrong)) * resolution  # the variance of one training's accuracy
+    assert earlier[0].luck == pytest.approx((bound**0.5 / 0.01) or 1.0)
 
 
 @pytest.mark.slow
@@ -133,9 +147,10 @@ def test_errors_are_those_of_studies_left_out_in_turn(earlier: list[Earlier]) ->
 
 @pytest.mark.slow
 def test_what_is_expected_is_the_model_of_all_studies_on_the_runs_layers(earlier: list[Earlier]) -> None:
+    earlier = [replace(one, luck=0.7) for one in earlier]
     trace, priors = earlier[0].known.trace, [one.prior for one in earlier]
     runs = priors[0].runs
-    found = expected(priors, trace, runs)
+    found = expected(earlier, trace, runs)
     levels = Depths(trace).levels
 
     def rows(study: PriorStudy) -> np.ndarray:
@@ -145,7 +160,7 @@ def test_what_is_expected_is_the_model_of_all_studies_on_the_runs_layers(earlier
     seen = np.vstack([dense, rows(priors[0]), rows(priors[1])])
     losses = np.array([0.0, *(r.loss for one in priors for r in one.runs)])
     numbers = np.array([0, *[1] * len(priors[0].runs), *[2] * len(priors[1].runs)])
-    wanted = posterior(seen, losses, rows(priors[0]), unit=1.0, studies=numbers)
+    wanted = posterior(seen, losses, rows(priors[0]), unit=1.0, studies=numbers, luck=earlier[0].luck)
     np.testing.assert_allclose(found.mean, wanted.mean)
     np.testing.assert_allclose(found.spread, wanted.spread)
 

@@ -80,6 +80,7 @@ def posterior(
     *,
     unit: float,
     studies: NDArray[np.int64] | None = None,
+    luck: float = 0.0,
 ) -> Posterior:
     """Return what trained outcomes say of candidates.
 
@@ -89,6 +90,8 @@ def posterior(
         candidates: (m, k) features.
         unit: typical loss, such as the allowed one; > 0.
         studies: (n,) number of the study that trained each: 0 for this one, whose candidates they are; None: all of it.
+        luck: standard deviation of what all losses of another study have in common, because they are losses against
+            one baseline, in units.
     """
     # Diverged trainings are as bad as one that lost ten times the unit: the fit must not follow them.
     scaled = np.clip(losses / unit, -10.0, 10.0)
@@ -98,7 +101,10 @@ def posterior(
     for length, amplitude in product(_LENGTHS, _AMPLITUDES):
         kernel = _kernel(trained, trained, length, amplitude)
         for noise, deviation in product(_NOISES, _DEVIATIONS if others else (0.0,)):
-            fit = _Fit(length=length, amplitude=amplitude, noise=noise, studies=dict.fromkeys(others, (deviation, 0.0)))
+            fit = _Fit(
+                length=length, amplitude=amplitude, noise=noise, luck=luck,
+                studies=dict.fromkeys(others, (deviation, 0.0)),
+            )  # fmt: skip
             likelihood = _likelihood(fit, kernel, scaled, studies)
             if best is None or likelihood > best[0]:
                 best = likelihood, fit
@@ -123,6 +129,7 @@ class _Fit:
     length: float
     amplitude: float
     noise: float
+    luck: float
     studies: Mapping[int, tuple[float, float]]
     """Deviation and further noise of each other study."""
 
@@ -136,7 +143,7 @@ def _covariance(fit: _Fit, kernel: NDArray[np.float64], studies: NDArray[np.int6
     full = kernel + fit.noise**2 * np.eye(len(studies))
     for study, (deviation, noise) in fit.studies.items():
         of = studies == study
-        full += deviation**2 * kernel * np.outer(of, of) + noise**2 * np.diag(of)
+        full += (deviation**2 * kernel + fit.luck**2) * np.outer(of, of) + noise**2 * np.diag(of)
     return full
 
 

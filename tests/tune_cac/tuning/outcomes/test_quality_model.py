@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
+import pytest
 from scipy.stats import multivariate_normal, norm
 
 from analysis.metrics.pareto import hypervolume, non_dominated
@@ -43,23 +44,28 @@ def test_it_is_the_conditional_normal_of_the_likeliest_of_its_kernels() -> None:
     np.testing.assert_allclose(found.share_within(0.005), norm.cdf(0.005, mean, spread), rtol=1e-3, atol=1e-9)
 
 
-def test_earlier_studies_deviate_and_one_that_misleads_counts_for_less() -> None:
-    """Against conditioning by an inverse, with the deviations of the likeliest: all alike, then one by one."""
+@pytest.mark.parametrize("luck", [0.0, 0.8])
+def test_earlier_studies_deviate_and_one_that_misleads_counts_for_less(luck: float) -> None:
+    """Against conditioning by an inverse, with the deviations of the likeliest: all alike, then one by one.
+
+    What a study's losses have in common is a random constant of its own.
+    """
     draw = np.random.default_rng(2)
     trained, candidates = draw.random((30, 3)), draw.random((5, 3))
     studies = np.repeat([1, 2, 0], 10)
     truth = 3 * trained[:, 0] ** 2 + trained[:, 1]
     losses = np.where(studies == 2, 6 - 3 * truth, truth) + 0.1 * draw.normal(size=30)  # the second misleads
-    found = posterior(trained, losses, candidates, unit=1.0, studies=studies)
+    found = posterior(trained, losses, candidates, unit=1.0, studies=studies, luck=luck)
 
     def own(length: float, amplitude: float, noise: float, others: dict[int, tuple[float, float]]) -> np.ndarray:
         full = covariance(trained, trained, length, amplitude)
         factors = np.ones((30, 30))
-        more = np.full(30, noise**2)
+        shared, more = np.zeros((30, 30)), np.full(30, noise**2)
         for study, (deviation, further) in others.items():
             factors[np.ix_(studies == study, studies == study)] += deviation**2
             more[studies == study] += further**2
-        return full * factors + np.diag(more)
+            shared[np.ix_(studies == study, studies == study)] = luck**2
+        return full * factors + shared + np.diag(more)
 
     def density(kernel: tuple[float, float, float], others: dict[int, tuple[float, float]]) -> float:
         expected = sum(norm.logpdf(np.log(deviation / 0.3)) for deviation, _ in others.values())
@@ -85,6 +91,16 @@ def test_earlier_studies_deviate_and_one_that_misleads_counts_for_less() -> None
     without = posterior(trained[kept], losses[kept], candidates, unit=1.0, studies=studies[kept])
     true = 3 * candidates[:, 0] ** 2 + candidates[:, 1]
     assert np.abs(found.mean - true).mean() < np.abs(without.mean - true).mean() + 0.1
+
+
+@pytest.mark.parametrize("count", [4, 16])
+def test_studies_are_as_sure_as_their_number_however_many_runs_they_have(count: int) -> None:
+    """The constant has a normal prior of standard deviation 1, and count observations with the luck's variance."""
+    trained = np.tile(np.linspace(0.0, 1.0, 15), count)[:, None]
+    studies = np.repeat(np.arange(1, count + 1), 15)
+    found = posterior(trained, np.zeros(len(trained)), np.array([[0.0]]), unit=1.0, studies=studies, luck=1.5)
+    assert found.mean[0] == pytest.approx(0.0, abs=1e-9)
+    assert found.spread[0] == pytest.approx((1 + count / 1.5**2) ** -0.5, rel=0.03)
 
 
 def test_the_area_gained_is_the_mean_growth_of_the_hypervolume() -> None:
