@@ -122,10 +122,12 @@ def found_by_asha(seed: int, folder: Path, arguments: argparse.Namespace, budget
     if not file.exists():
         script = Path(__file__).with_name("asha_search.py")
         epochs = () if arguments.epochs is None else ("--epochs", str(arguments.epochs))
+        given = {"data": arguments.data, "model": arguments.model}
+        options = [*arguments.option, *(f"{name}={value}" for name, value in given.items() if value is not None)]
         subprocess.run(
             [
                 sys.executable, str(script), str(file), "--budget", f"{budget:.3f}", "--seed", str(seed), "--workload",
-                arguments.workload, *(text for value in arguments.option for text in ("--option", value)), *epochs,
+                arguments.workload, *(text for value in options for text in ("--option", value)), *epochs,
                 "--concurrency", str(arguments.concurrency), "--fresh", str(arguments.fresh),
             ],
             check=True, capture_output=True,
@@ -162,6 +164,11 @@ def on_fresh_seeds(study: Path, folder: Path, seeds: int) -> tuple[float, float]
     again = trials[(trials["role"] == "candidate") & (trials["status"] == "completed")]
     losses = (again["accuracy_drop"] + again["test_accuracy_drop"]) / 2
     return float(losses.mean()), share_kept(losses.to_numpy(float))
+
+
+def shown(ratios: list[float]) -> str:
+    """Return median and least ratio to a reference; a dash where that never found anything."""
+    return f"{median(ratios):.3f} (lowest {min(ratios):.3f})" if ratios else "-"
 
 
 def main() -> None:
@@ -210,8 +217,7 @@ def main() -> None:
         print(
             f"{kind}, {len(runs)} seeds: median {median(executed):.2f} dense runs ({min(executed):.2f} to "
             f"{max(executed):.2f}); saved {median(shares):.1%}, mean {fmean(shares):.1%}; over "
-            f"{arguments.searches[-1]}: saved median {median(saved):.3f} (lowest {min(saved):.3f}), hypervolume "
-            f"{median(area):.3f} (lowest {min(area):.3f})"
+            f"{arguments.searches[-1]}: saved median {shown(saved)}, hypervolume {shown(area)}"
             + (f"; fresh seeds: loss {100 * fmean(one.loss for one in runs):.2f} points, kept "
                f"{fmean(one.kept for one in runs):.0%}" if arguments.fresh else "")
         )  # fmt: skip

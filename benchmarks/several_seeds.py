@@ -72,7 +72,7 @@ def main() -> None:
             )  # fmt: skip
             said = dict(re.findall(r"export (\w+)=(\S+)", done.stdout))
             (executed,) = re.findall(r"seeds for ([\d.]+) full", done.stderr)
-            (epochs,) = map(int, re.findall(r", (\d+) epochs", done.stdout.splitlines()[0]))
+            (epochs,) = map(int, re.findall(r", (\d+) epochs?", done.stdout.splitlines()[0]))
             own = int(said.pop(EPOCHS_VARIABLE, epochs))
             settings = read_assignments(f"{name}={value}" for name, value in said.items())
             losses, saved = [], []
@@ -83,10 +83,11 @@ def main() -> None:
                 dense = baselines[seed]
                 losses.append(fmean(dense[name] - row[name] for name in ("accuracy", "test_accuracy")))
                 saved.append(1 - own / epochs * (1 - row["compute_saved"]))
+            spread = stdev(losses) if len(losses) > 1 else 0.0
             kept = fmean(loss <= ALLOWED + 1e-9 for loss in losses)
             print(
                 f"seeds {first} to {first + arguments.seeds - 1}: executed {executed}, {own} of {epochs} epochs, "
-                f"saved {fmean(saved):.1%}, loss {100 * fmean(losses):.2f} +- {100 * stdev(losses):.2f} points, "
+                f"saved {fmean(saved):.1%}, loss {100 * fmean(losses):.2f} +- {100 * spread:.2f} points, "
                 f"kept {kept:.0%}",
                 flush=True,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from trainables.quality import Quality, quality_in
 from trainables.savings import TRAINING, objectives_of
 
 if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
 #: Fewest trials that are evaluated. In 20 draws of 20 random trials with seven parameters, two of them effective with
@@ -119,12 +120,22 @@ def _search_trials(journal: Path) -> list[FrozenTrial]:
                 found.append(
                     create_trial(
                         params=trial.params(),
-                        distributions=trial.distributions(),
+                        distributions=_without_steps(trial.distributions()),
                         values=trial.values,
                         user_attrs=trial.user_attrs,
                     )
                 )
     return found
+
+
+def _without_steps(distributions: Mapping[str, BaseDistribution]) -> dict[str, BaseDistribution]:
+    """Return distributions whose floats lie anywhere in their range: a search moves thresholds off the space's grid."""
+    from optuna.distributions import FloatDistribution
+
+    return {
+        name: FloatDistribution(one.low, one.high) if isinstance(one, FloatDistribution) and one.step else one
+        for name, one in distributions.items()
+    }
 
 
 def _counts(trial: JournalTrial) -> bool:

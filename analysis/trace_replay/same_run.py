@@ -73,13 +73,9 @@ def _values(name: str, own: Any, total_steps: int) -> list[Any]:
     if name in THRESHOLDS:
         grid = np.round(np.arange(RESOLUTION, 1 + RESOLUTION / 2, RESOLUTION), 6)
         return sorted({*map(float, grid), float(own)})
-    steps = np.unique(np.linspace(least_value(name), total_steps, min(total_steps, MOST_TRIED)).astype(int))
+    first = 1 if name == "CAC_VAR_SAMPLES" else 0
+    steps = np.unique(np.linspace(first, total_steps, min(total_steps, MOST_TRIED)).astype(int))
     return sorted({*map(int, steps), int(own)})
-
-
-def least_value(name: str) -> int:
-    """Return the least value of a variable in iterations or counts."""
-    return 1 if name == "CAC_VAR_SAMPLES" else 0
 
 
 def same_run_text(ranges: dict[str, tuple[float, float]]) -> str:

@@ -167,7 +167,9 @@ def test_stops_are_searched_on_shorter_runs_of_a_script_that_takes_epochs(
     study = Layout(tmp_path / "results" / "s")
     kept = read_study(study.journal).trials
     foreseen = [kept[number].user_attrs[PREDICTED] for number in short["trial"]]
-    assert np.abs(short["compute_saved"].to_numpy() - foreseen).min() < 2e-3
+    off = np.abs(short["compute_saved"].to_numpy() - foreseen)  # a stop after the first depends on it, too
+    assert off.min() < 2e-3
+    assert off.max() < 0.05
     best = analysis.rank(trials, allowed_drop=0.5).iloc[0]
     assert best["epochs"] < 5
     assert f"(train {best['epochs']} of 5 epochs" in found.headline

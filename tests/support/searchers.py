@@ -80,8 +80,8 @@ def learning(
     )
     made = StudySearch(
         space=own or search_spaces.load(space), context=context, base=base, journal=folder / "optuna.journal",
-        allowed_drop=0.01, seed=seed, run_folder="ray/run-000", checkpoint_every_s=60, hold=hold, tree=folder / "tree",
-        budget_bytes=0, trials=30, **more,
+        seed=seed, run_folder="ray/run-000", checkpoint_every_s=60, hold=hold, tree=folder / "tree",
+        budget_bytes=0, trials=30, **{"allowed_drop": 0.01, **more},
     )  # fmt: skip
     if begin:
         made.begin()

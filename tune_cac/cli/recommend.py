@@ -178,10 +178,10 @@ def comments(
     if errors is None:
         lines.append("# No error can be given with fewer than two earlier studies that this can be tried on.")
     else:
-        error = errors.loss if trusted else errors.loss_of_stops
+        error, of = (errors.loss, "thresholds") if trusted else (errors.loss_of_stops, "stops")
         saving = f"{100 * errors.saved:.1f} points of the compute"
         lines.append(
             f"# Left out in turn, {errors.studies} of these studies had the saving of thresholds predicted with "
-            f"a mean error of {saving}, the {drop_words(quality)} of such a setting with one of {words(error)}."
+            f"a mean error of {saving}, the {drop_words(quality)} of {of} with one of {words(error)}."
         )
     return lines

@@ -17,7 +17,7 @@ from trainables.gradskip.variable_types import is_number
 from trainables.storage import is_uri
 from tune_cac import __version__
 from tune_cac.cli.search import options_given
-from tune_cac.jobs.packing import study_files
+from tune_cac.jobs.packing import prior_files
 from tune_cac.jobs.shipping import HOME_RESULTS, MOST_MB, check_size, shipped_files
 from tune_cac.messages import say
 
@@ -159,7 +159,8 @@ def with_own_priors(
 ) -> tuple[list[str], list[Path]]:
     """Return the command with studies of ``--prior`` by their places in the working directory, and their files there.
 
-    Those that are not found here, and those by an absolute path elsewhere, are left to the cluster.
+    Those that are not found here, those by an absolute path elsewhere and those in object storage are left to the
+    cluster.
 
     Raises:
         UserError: a study's relative path leads out of the working directory.
@@ -170,20 +171,28 @@ def with_own_priors(
     for name in getattr(arguments, "prior", None) or ():
         there = (place for place in (Path(RESULTS) / name, Path(name)) if Layout(place).info.is_file())
         study = next(there, None)
-        if study is None or is_uri(name) or not study.resolve().is_relative_to(here):
-            if study is not None and not study.is_absolute():
+        stored = study is not None and bool(Layout(study).read_info().storage)
+        if (
+            study is None
+            or stored
+            or is_uri(name)
+            or is_uri(arguments.results or "")
+            or not study.resolve().is_relative_to(here)
+        ):
+            if study is not None and not (stored or study.is_absolute() or is_uri(arguments.results or "")):
                 raise UserError(
                     "--prior of a job must lie in the working directory, which is shipped, or be an absolute folder "
                     f"of the cluster, got {name}: copy it here"
                 )
             continue
         places[name] = str(study.resolve().relative_to(here))
-        files += [Path(places[name]) / file for file in study_files(study)]
+        files += [Path(places[name]) / file for file in prior_files(study)]
     found, of_prior = [], False
     for word in command:
-        of_prior = word == "--prior" or (of_prior and not word.startswith("-"))
         option, given, value = word.partition("=")
-        whole = f"{option}={places.get(value, value)}" if option == "--prior" and given else word
+        is_option = option.startswith("--pr") and "--prior".startswith(option)  # it may be shortened
+        of_prior = (is_option and not given) or (of_prior and not word.startswith("-"))
+        whole = f"{option}={places.get(value, value)}" if is_option and given else word
         found.append(places.get(word, word) if of_prior else whole)
     return found, files
 

@@ -14,6 +14,7 @@ import sys
 import tarfile
 import zlib
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from analysis.io.layout import Layout
@@ -28,15 +29,21 @@ def study_files(study: Path) -> list[Path]:
     """Return a study's files, relative to it, without checkpoints and what belongs to a process."""
     layout = Layout(study)
     layout.read_info()
-    left_out = (f"{layout.tree.name}/objects", f"{layout.tree.name}/checkpoints")
+    left_out = {(layout.tree.name, "objects"), (layout.tree.name, "checkpoints")}  # of its confirmation, too
     found = []
     for path in sorted(study.rglob("*")):
         inside = path.relative_to(study)
-        name = inside.as_posix()
-        own = name.endswith((".lock", ".tmp")) or any(part.startswith(CHECKPOINT) for part in inside.parts)
-        if path.is_file() and not path.is_symlink() and not own and not name.startswith(left_out):
+        own = path.suffix in (".lock", ".tmp") or any(part.startswith(CHECKPOINT) for part in inside.parts)
+        if path.is_file() and not path.is_symlink() and not own and not left_out & {*pairwise(inside.parts)}:
             found.append(inside)
     return found
+
+
+def prior_files(study: Path) -> list[Path]:
+    """Return the files of a study that a search starting from it reads, relative to it."""
+    layout = Layout(study)
+    read = {place.name for place in (layout.info, layout.journal, layout.tree)}
+    return [path for path in study_files(study) if path.parts[0] in read]
 
 
 def pack(study: Path) -> bytes:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from analysis.io.layout import Layout
 from analysis.io.studies import load
 from analysis.metrics.noise import resolution_of, seed_noise
-from analysis.trace_replay.traces import RunTrace, load_trace, read_trace
+from analysis.trace_replay.traces import OF_SCRIPT, RunTrace, load_trace, read_trace
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
@@ -39,7 +39,7 @@ from tune_cac.tuning.outcomes.outcome_queue import SETTINGS
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, prior_rows
 from tune_cac.tuning.outcomes.prior_reading import study_as_prior
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
-from tune_cac.tuning.outcomes.run_lengths import SHORTEST
+from tune_cac.tuning.outcomes.run_lengths import SHORTEST, at_most
 from tune_cac.tuning.outcomes.trace_extension import extended
 from tune_cac.tuning.run_context import baseline_config, context_of
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed, typical_configs, write_facts
@@ -118,19 +118,22 @@ def read_earlier(
         studies: number of all of them.
 
     Raises:
-        UserError: it is no prior (`study_as_prior`), or its model cannot be built here.
+        UserError: it is no prior (`study_as_prior`), is of a script, or its model cannot be built here.
     """
     info = layout.read_info()
     prior = study_as_prior(layout, quality, allowed_drop, studies)
     base = baseline_config(SearchOptions.of_study(info), device="cpu")
     trace = load_trace(layout.root, epochs=info.epochs)
+    if trace.run.get(OF_SCRIPT):
+        raise UserError(f"{layout.root} is of a script, whose run cannot be built here: leave it out")
     known = on_run(space, base, context_of(base), trace)
     return Earlier(prior=prior, known=known, luck=_luck(load(layout.root), quality, allowed_drop))
 
 
 def _luck(trials: pd.DataFrame, quality: Quality, allowed_drop: float | str) -> float:
     """Return by how much a study's baseline varies from seed to seed, in allowed losses; 1 where that is not known."""
-    accuracy = trials.loc[trials["role"] == "baseline", quality.name].iloc[0]
+    ended = trials[(trials["role"] == "baseline") & (trials["status"] == "completed")]
+    accuracy = ended[quality.name].iloc[0]
     if not quality.is_accuracy:
         return 1.0
     noise = float(seed_noise(accuracy, resolution_of(trials[quality.name]))) / math.sqrt(2)  # of one run, not of two
@@ -195,7 +198,7 @@ def at_length(one: Outcome, trace: RunTrace, epochs: int) -> Outcome:
         trace: of the full run.
         epochs: of the shorter one.
     """
-    share = epochs * trace.steps_per_epoch / trace.total_steps
+    share = epochs / trace.run["epochs"]
     stops = tuple((round(when * share), through) for when, through in one.stops)
     return replace(one, epochs=epochs, share=share, saved=1 - share * (1 - one.saved), stops=stops)
 
@@ -203,12 +206,19 @@ def at_length(one: Outcome, trace: RunTrace, epochs: int) -> Outcome:
 def shorter_lengths(earlier: Sequence[Earlier], epochs: int) -> list[int]:
     """Return the epochs of shorter runs that earlier studies trained, as shares of this run, `SHORTEST` at least.
 
+    Both are rounded down to whole epochs, as a search does.
+
     Args:
         earlier: the studies.
         epochs: of the full run.
     """
-    shares = {run.ended for one in earlier for run in one.prior.runs if SHORTEST - 1e-9 <= run.ended < 1}
-    return sorted({found for share in shares if 1 <= (found := int(share * epochs + 1e-9)) < epochs})
+    found = set()
+    for one in earlier:
+        full = one.known.base.epochs
+        trained = {round(run.ended * full) for run in one.prior.runs}
+        shares = [of_full / full for of_full in trained if at_most(SHORTEST, full) <= of_full < full]
+        found |= {max(at_most(share, epochs), at_most(SHORTEST, epochs)) for share in shares}
+    return sorted(of_this for of_this in found if 1 <= of_this < epochs)
 
 
 def expected(earlier: Sequence[Earlier], trace: RunTrace, runs: Sequence[PriorRun], *, own: bool = False) -> Posterior:
@@ -286,11 +296,13 @@ def explicit(known: WarmStart, outcome: Outcome) -> TrialConfig:
         outcome: whose stops are given.
     """
     config = TrialConfig.from_mapping(outcome.config)
-    if config.gradskip_settings().mode == "manual":
-        return config
-    plan = known.trace.blueprint(config).plan
-    ends = {unit.number: plan.order[unit.end] for unit in plan.units}
-    deepest = {when: ends[number] for when, number in outcome.stops}  # of stops at one iteration the last is deepest
+    last_of = {}  # the last parameter of a unit by its number, which events of auto mode name
+    if config.gradskip_settings().mode == "auto":
+        plan = known.trace.blueprint(config).plan
+        last_of = {unit.number: plan.order[unit.end] for unit in plan.units}
+    deepest = {
+        when: last_of.get(number, number) for when, number in outcome.stops
+    }  # of one iteration the last is deepest
     same = {name: outcome.config.get(name) for name in ("CAC_WATCH", "CAC_BRAKING_DISTANCE")}
     stops = {"CAC_STOP_LAYER_NUM": tuple(deepest.values()), "CAC_STOP_LAYER_ITR": tuple(deepest)}
     how = {"method": "gradskip", "epochs": outcome.epochs}

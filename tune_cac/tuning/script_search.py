@@ -82,10 +82,14 @@ class ScriptSearch(StudySearch):
         return ""
 
     def _ask(self) -> optuna.Trial | str | None:
+        self._leave_out_lengths()
+        return super()._ask()
+
+    def _leave_out_lengths(self) -> None:
+        """Search no lengths if the baseline tells what it saves alone: then what a shorter run saves is not known."""
         baseline = self.trials.baseline_row()
         if baseline is not None and not baseline["dense_flops"]:
-            self.lengths = None  # it tells what it saves alone, so what a shorter run saves is not known
-        return super()._ask()
+            self.lengths = None
 
     def learn(self) -> WarmStart:
         """Return what the baseline told of its run: steps, layers and, if it was recorded, what settings stop."""
@@ -163,6 +167,7 @@ class ScriptSearch(StudySearch):
         """Return the missing shorter runs; none if the command takes no ``{epochs}``."""
         if "epochs" not in _placeholders(self._base):
             return []
+        self._leave_out_lengths()
         missing = super().missing_controls(shorter_alone=True)
         best = None if shorter_alone or self.lengths is None else self.trials.best(self._allowed_drop)
         beside = None if best is None or self.lengths is None else self.lengths.beside(best.saved)

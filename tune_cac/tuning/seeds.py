@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.io.layout import Layout
+from trainables.errors import UserError
+from trainables.storage import is_uri, joined
 from tune_cac.messages import say
 from tune_cac.study.folder import check_same
+from tune_cac.study.object_storage import fetch_study
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.study_result import SearchResult
 from tune_cac.tuning.outcomes.run_lengths import SHORTEST
@@ -35,10 +38,10 @@ def search_seeds(name: str, seeds: Sequence[int], given: Mapping[str, Any]) -> l
         given: the options of all searches (`SearchOptions`); the first one starts from their ``prior``, too.
 
     Returns:
-        The studies' results in order, up to the first one that was interrupted or whose baseline failed.
+        The studies' results in order, up to the first one that was interrupted.
 
     Raises:
-        UserError: wrong options, or a study of one of the names that searched something else.
+        UserError: wrong options, a study of one of the names that searched something else, or a baseline that failed.
     """
     found: list[SearchResult] = []
     for seed in seeds:
@@ -46,15 +49,37 @@ def search_seeds(name: str, seeds: Sequence[int], given: Mapping[str, Any]) -> l
         own = {"name": study_name(name, seed), "seed": seed, "prior": earlier, "lengths": LENGTHS, "controls": False}
         options = SearchOptions(**{**given, **own})
         options = options.with_metric(own_metric(options))
-        layout = Layout(options.folder / str(options.name))
-        if layout.info.exists():
-            check_same(layout, options)
-            one = resume(str(layout.root))
-        else:
+        if (layout := _begun(options)) is None:
             one = search(**{**given, **own})
+        else:
+            one = resume(str(layout.root), gpus_per_trial=options.gpus_per_trial)
         found.append(one)
         say(f"seed {seed}: {one.headline}")
-        trained = one.trials.loc[one.trials["role"] == "baseline", "status"]
-        if one.interrupted or not (trained == "completed").all():
+        if one.interrupted:
             break
+        if not (one.trials.loc[one.trials["role"] == "baseline", "status"] == "completed").any():
+            raise UserError(
+                f"the baseline failed on seed {seed}, so nothing can be recommended: mend what {one.folder} tells, "
+                "then run the same command, which goes on"
+            )
     return found
+
+
+def _begun(options: SearchOptions) -> Layout | None:
+    """Return the folder of a search that was begun before; None if there is none.
+
+    Raises:
+        UserError: it searched something else.
+    """
+    layout = Layout(options.folder / str(options.name))
+    if is_uri(options.results):
+        fetch_study(str(joined(options.results, layout.root.name)), layout)
+    if not layout.info.exists():
+        return None
+    check_same(layout, options)
+    allowed = layout.read_info().allowed_drop
+    if allowed != options.drop:
+        raise UserError(
+            f"{layout.root} holds a study with --allowed-drop {allowed}, not {options.drop}: choose another --name"
+        )
+    return layout

@@ -201,7 +201,10 @@ def _run_missing(
             context = context_of(base)
         searcher, run_name = _searcher(layout, options, context, base, grid or _grid(options, context))
         if options.lengths != AUTO_LENGTHS and options.searched_lengths and searcher.lengths is None:
-            say(f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone")
+            say(
+                f"--lengths {options.lengths} has no effect: runs are cut where auto searches Gradient-Skip alone, "
+                "those of a script if its command takes {epochs}"
+            )
         if options.prior and searcher.outcomes is None:
             say("--prior has no effect: auto alone starts from other studies, where it searches Gradient-Skip")
         if options.early_ending and searcher.early_stopper is None:
@@ -227,7 +230,7 @@ def _run_missing(
 def _keep_script_epochs(layout: Layout) -> None:
     """Store the number of epochs that the baseline reported; the command may choose that number itself."""
     told = [record["row"]["epoch"] for record in _completed(layout) if record["role"] == "baseline"]
-    if told:
+    if told and layout.read_info().script_epochs is None:
         layout.write_info(replace(layout.read_info(), script_epochs=int(told[0])))
 
 

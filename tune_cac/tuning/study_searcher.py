@@ -213,7 +213,7 @@ class StudySearch(JournalSearcher):
         return config_of(trial, self._search_space, self._base, self._hold, self._context_of)
 
     def _context_of(self, epochs: int) -> SpaceContext:
-        return (self.learn() if epochs == self._base.epochs else self._roots()[epochs]).context
+        return (self.learn() if epochs == self._base.epochs else self._cut_runs.learned()[epochs]).context
 
     def _next(self) -> optuna.Trial | str | None:
         if self.gave_up:
@@ -308,8 +308,9 @@ class StudySearch(JournalSearcher):
         )  # fmt: skip
 
     def _roots(self) -> dict[int, WarmStart]:
-        """Return what the recorded dense runs show, by their epochs, the full run first."""
-        return {self._base.epochs: self.learn(), **self._cut_runs.learned()}
+        """Return what the recorded dense runs show, by epochs, the full run first; it alone if it was not recorded."""
+        full = self.learn()
+        return {self._base.epochs: full, **({} if full.trace is None else self._cut_runs.learned())}
 
     def _enqueue_spread(self) -> None:
         """Queue the first settings once the baseline's run is known, once per study, instead of random ones.

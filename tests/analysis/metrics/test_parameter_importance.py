@@ -160,6 +160,18 @@ def test_a_long_study_is_drawn_from(tmp_path: Path) -> None:
     assert set(found["objective"]) == {"accuracy"}
 
 
+def test_thresholds_that_a_search_moved_off_the_grid_of_their_space_count(tmp_path: Path) -> None:
+    layout = write_study(tmp_path / "s", [{"row": result_row()}])
+    ranges = {**RANGES, START: FloatDistribution(0.9, 1.0, step=0.02)}
+    for params in drawn(0)[:40]:
+        moved = {**params, START: round(params[START] + 0.0037, 5)}
+        add(layout, moved, accuracy=additive(moved), saved=third_alone(moved), ranges=ranges)
+        add(layout, {**moved, START: 0.3}, accuracy=50.0, saved=0.0, ranges=ranges)  # outside its range
+    found = importance(layout.root)
+    assert found.attrs["trials"] == sum(params[START] + 0.0037 <= 1.0 for params in drawn(0)[:40])
+    assert next(iter(shares(found, "accuracy"))) == START
+
+
 @pytest.mark.slow
 def test_only_completed_trials_of_the_search_count(tmp_path: Path) -> None:
     layout = study(tmp_path / "s", 40, additive, third_alone)

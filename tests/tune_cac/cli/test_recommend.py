@@ -46,7 +46,7 @@ def test_expectation_and_error_in_words() -> None:
     assert said[0].startswith("# Expected: compute saved 43.5 %, accuracy loss 0.05 points, give or take 0.50 points")
     assert "(allowed 0.50 points). Not trained" in said[0]
     assert "3 of these studies had the saving of thresholds predicted with a mean error of 1.2 points" in said[1]
-    assert said[1].endswith("the accuracy loss of such a setting with one of 0.25 points.")
+    assert said[1].endswith("the accuracy loss of thresholds with one of 0.25 points.")
     quality = Quality(name="val_loss", direction="min", unit="")
     said = comments(0.435, 0.1, 1.0, errors, quality, "2%", trusted=False)
     assert "rise in val_loss 0.2 % of the baseline's, give or take 2 % of the baseline's" in said[0]

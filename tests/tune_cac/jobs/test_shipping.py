@@ -117,7 +117,7 @@ def test_studies_of_a_prior_are_shipped_without_their_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "here"
-    for study in ("results/mine", "other", "../beside"):
+    for study in ("results/mine", "other", "../beside", "other/confirmation"):
         write(
             here,
             f"{study}/tree/a.npz",
@@ -138,12 +138,16 @@ def test_studies_of_a_prior_are_shipped_without_their_checkpoints(
         "results/mine/tree/a.npz",
         "other/study.json",
     }
-    assert not [path for path in files if {"objects", "checkpoints"} & {*path.parts} or path.suffix == ".lock"]
+    unread = {"objects", "checkpoints", "confirmation"}
+    assert not [path for path in files if unread & {*path.parts} or path.suffix == ".lock"]
     assert shipped(here) == []  # without a prior no study is
     assert with_own_priors(["recommend", "--prior=mine"], subparsers.choices)[0] == [
         "recommend",
         "--prior=results/mine",
     ]
+    assert with_own_priors(["recommend", "--pri", "mine"], subparsers.choices)[0][-1] == "results/mine"
+    stored = ["search", "--results", "s3://b/studies", "--prior", "mine"]  # it is there, and here a copy
+    assert with_own_priors(stored, subparsers.choices) == (stored, [])
     absolute = ["search", "--prior", str(tmp_path / "beside")]  # the cluster may have it, too
     assert with_own_priors(absolute, subparsers.choices) == (absolute, [])
     with pytest.raises(UserError, match=r"--prior of a job must lie in the working directory.* got \.\./beside: copy"):

@@ -86,19 +86,20 @@ def with_shorter_run(one: Earlier, loss: float) -> Earlier:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", [0.0, 9.0])
+@pytest.mark.parametrize(("space", "loss"), [(SPACE, 0.0), (SPACE, 9.0), ("manual_layers", 0.0)])
 def test_a_shorter_run_is_recommended_if_those_of_earlier_studies_lost_nothing(
-    earlier: list[Earlier], loss: float
+    earlier: list[Earlier], space: str, loss: float
 ) -> None:
     base = TrialConfig(workload="tiny", epochs=8, seed=3, method="none")
     studies = [with_shorter_run(one, loss) for one in earlier]
-    found = recommend(base, search_spaces.load(SPACE), studies, 2, lambda row: None)
+    found = recommend(base, search_spaces.load(space), studies, 2, lambda row: None)
     assert found is not None
     if loss:
         assert found.shorter is None
         return
     assert found.shorter is not None
     outcome = found.shorter.outcome
+    assert outcome.config["CAC_STOP_LAYER_ITR"] == list(dict.fromkeys(when for when, _ in outcome.stops))
     assert (outcome.epochs, outcome.config["epochs"], outcome.share) == (6, 6, 0.75)
     row = trained(found.shorter)
     assert row["epoch"] == 6
@@ -113,13 +114,25 @@ def test_a_shorter_run_is_recommended_if_those_of_earlier_studies_lost_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ended", "lengths"), [((1.0, 0.8, 0.6, 0.8), [18, 24]), ((0.5, 1.0), [])])
+@pytest.mark.parametrize(
+    ("ended", "of", "epochs", "lengths"),
+    [
+        ((30, 24, 18, 24), 30, 30, [18, 24]),
+        ((15, 30), 30, 30, []),  # too short
+        ((14, 19), 24, 24, [14, 19]),  # 60 % rounded down, as a search does
+        ((14, 19), 24, 30, [18, 23]),
+        ((4,), 8, 8, [4]),
+        ((18,), 30, 1, []),
+    ],
+)
 def test_lengths_are_those_of_earlier_studies_that_are_not_too_short(
-    earlier: list[Earlier], ended: tuple[float, ...], lengths: list[int]
+    earlier: list[Earlier], ended: tuple[int, ...], of: int, epochs: int, lengths: list[int]
 ) -> None:
-    runs = tuple(PriorRun(stops=(), ended=one, saved=1 - one, loss=0.0) for one in ended)
-    one = replace(earlier[0], prior=PriorStudy(study="a", runs=runs))
-    assert shorter_lengths([one], 30) == lengths
+    runs = tuple(PriorRun(stops=(), ended=one / of, saved=1 - one / of, loss=0.0) for one in ended)
+    known = replace(earlier[0].known, base=replace(earlier[0].known.base, epochs=of))
+    assert (
+        shorter_lengths([replace(earlier[0], known=known, prior=PriorStudy(study="a", runs=runs))], epochs) == lengths
+    )
 
 
 @pytest.mark.slow

@@ -159,7 +159,8 @@ class OutcomeQueue:
             self.ended = all(t.user_attrs.get("role") == "control" for t in running)
             return None
         attrs: dict[str, Any] = {"role": "search", OUTCOME: chosen.by_dense_run, PREDICTED: chosen.saved}
-        chosen = at_middle(chosen, self._trace(self._roots()[chosen.epochs]))
+        known = self._roots()[chosen.epochs]
+        chosen = at_middle(chosen, known, self._trace(known))
         cut = chosen.epochs < self._epochs
         if cut:
             attrs |= {EPOCHS: chosen.epochs, OF_EPOCHS: self._epochs}

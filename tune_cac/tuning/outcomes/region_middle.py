@@ -5,15 +5,19 @@ A threshold at the edge of its region is one rounding away from another training
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.trial import FixedTrial
 
-from analysis.trace_replay.same_run import RESOLUTION, THRESHOLDS, WHOLE, least_value
+from analysis.trace_replay.same_run import RESOLUTION, THRESHOLDS, WHOLE
 from analysis.trace_replay.traces import RunTrace
 from tune_cac.tuning.outcomes.distinct_outcomes import Outcome
+from tune_cac.tuning.warm_start.baseline import WarmStart
 from tune_cac.tuning.warm_start.threshold_ranges import outcome, predictions
 
 #: Values that are tried between the last one known to train alike and the first one known not to.
@@ -22,28 +26,35 @@ _BETWEEN = 15
 _DIGITS = 5
 
 
-def at_middle(one: Outcome, trace: RunTrace) -> Outcome:
+def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
     """Return an outcome with the variables of the variance rule in the middle of the values that train alike.
 
-    Each variable in turn is moved to the middle of its own values, the others as they are by then.
+    Each variable in turn is moved to the middle of its own values within the space's range, the others as they are by
+    then; whole numbers stay on the space's grid. One that trains alike over all of its range is left as it was drawn:
+    it decides nothing on this run, and its middle would say as little.
 
     Args:
         one: as the trace predicts it.
-        trace: recorded runs of its length.
+        known: the space on the run of its length.
+        trace: recorded runs of that length.
     """
+    drawn = FixedTrial(dict(one.parameters))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Fixed parameter .* is out of range")
+        known.space.suggest(drawn, known.context)
     for name in (*THRESHOLDS, *WHOLE):
-        own = one.parameters.get(name)
-        if own is None or own != one.config.get(name):  # of a branch of the space, or another rule's
-            continue
+        own, asked = one.parameters.get(name), drawn.distributions.get(name)
+        if own is None or own != one.config.get(name) or not isinstance(asked, (FloatDistribution, IntDistribution)):
+            continue  # of a branch of the space, another rule's, or one of a few choices
 
         def alike(values: Sequence[Any], one: Outcome = one, name: str = name) -> list[bool]:
             rows = predictions(trace, [{**one.config, name: value} for value in values], branches=True)
             return [row is not None and outcome(row, one.config) == one.identity for row in rows]
 
-        unit, ends = (1, (least_value(name), trace.total_steps)) if name in WHOLE else (RESOLUTION, (RESOLUTION, 1.0))
-        low, high = (_edge(own, end, unit, alike) for end in ends)
-        middle = _as(own, (low + high) / 2)
-        if middle != own and alike([middle])[0]:
+        unit = asked.step if isinstance(asked, IntDistribution) else RESOLUTION
+        low, high = (_edge(own, end, unit, alike) for end in (asked.low, asked.high))
+        middle = _as(own, (low + high) / 2, unit)
+        if (low, high) != (asked.low, asked.high) and middle != own and alike([middle])[0]:
             one = replace(one, parameters={**one.parameters, name: middle}, config={**one.config, name: middle})
     return one
 
@@ -55,19 +66,19 @@ def _edge(own: float, end: float, unit: float, alike: Callable[[Sequence[Any]], 
 
     Args:
         own: the setting's value; an int for a variable in iterations.
-        end: least or highest value.
-        unit: first step.
+        end: least or highest value of the space.
+        unit: first step; all steps of an int are multiples of it.
         alike: tells of values whether they train as the setting does.
     """
     if own == end:
         return own
     sign, width = (1 if end > own else -1), abs(end - own)
     doubled = [own + sign * step for k in range(64) if (step := unit * 2**k) < width]
-    values = [own, *(_as(own, value) for value in (*doubled, end))]
+    values = [own, *(_as(own, value, unit) for value in doubled), end]
     last = _last_alike(values, alike)
     if last + 1 < len(values):
         between = np.linspace(values[last], values[last + 1], _BETWEEN + 2)[:-1]
-        values = list(dict.fromkeys(_as(own, value) for value in between))
+        values = list(dict.fromkeys(_as(own, value, unit) for value in between))
         last = _last_alike(values, alike)
     return values[last]
 
@@ -78,6 +89,6 @@ def _last_alike(values: Sequence[float], alike: Callable[[Sequence[Any]], list[b
     return next((place for place, is_same in enumerate(same) if not is_same), len(same)) - 1
 
 
-def _as(own: float, value: float) -> float:
-    """Return a value as the setting's own is written: a whole number, or one of few digits."""
-    return round(value) if isinstance(own, int) else round(float(value), _DIGITS)
+def _as(own: float, value: float, unit: float) -> float:
+    """Return a value as the setting's own is written: whole steps from it, or a number of few digits."""
+    return int(own + round((value - own) / unit) * unit) if isinstance(own, int) else round(float(value), _DIGITS)

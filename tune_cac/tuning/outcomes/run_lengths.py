@@ -48,7 +48,7 @@ class RunLengths:
         priors: Sequence[PriorStudy] = (),
     ) -> None:
         first = first_length(priors, base.epochs)
-        self._first = None if first is None else max(first, _at_most(SHORTEST, base.epochs))
+        self._first = None if first is None else max(first, at_most(SHORTEST, base.epochs))
         self._trials, self._base, self._allowed_drop, self._learn = trials, base, allowed_drop, learn
         self._learned: dict[int, WarmStart] = {}
         self._wanted = None if lengths == AUTO_LENGTHS else lengths_in_epochs(read_lengths(lengths), base.epochs)
@@ -91,12 +91,12 @@ class RunLengths:
         Args:
             saved: by the setting, a fraction.
         """
-        epochs = max(1, _at_most(1 - saved, self._base.epochs))
+        epochs = max(1, at_most(1 - saved, self._base.epochs))
         shortest = min((t.user_attrs["given"]["epochs"] for t in self._begun()), default=self._base.epochs)
         if epochs >= shortest:
             return None
         run = self.run_of(epochs)
-        is_tried = self._wanted is not None or epochs >= _at_most(SHORTEST, self._base.epochs)
+        is_tried = self._wanted is not None or epochs >= at_most(SHORTEST, self._base.epochs)
         return run if is_tried else replace(run, attrs={**run.attrs, "role": "control"})
 
     def run_of(self, epochs: int) -> PredefinedTrial:
@@ -110,7 +110,7 @@ class RunLengths:
         return [t for t in self._trials.all() if t.user_attrs.get("role") == CUT and "continued_by" not in t.user_attrs]
 
 
-def _at_most(share: float, epochs: int) -> int:
+def at_most(share: float, epochs: int) -> int:
     """Return the most epochs that are no more than a share of a run; a rounding error takes none away."""
     return int(share * epochs + 1e-9)
 
@@ -121,7 +121,7 @@ def lengths_in_epochs(shares: Sequence[float], epochs: int) -> list[int]:
     >>> lengths_in_epochs((1.0, 0.8, 0.6, 0.55), 10)
     [8, 6, 5]
     """
-    found = {_at_most(share, epochs) for share in shares}
+    found = {at_most(share, epochs) for share in shares}
     return sorted((number for number in found if 1 <= number < epochs), reverse=True)
 
 
@@ -140,7 +140,7 @@ def next_length(losses: Mapping[int, float], epochs: int, allowed: float) -> int
         epochs: of the full run.
         allowed: loss that is allowed.
     """
-    first = _at_most(SHORTEST, epochs)
+    first = at_most(SHORTEST, epochs)
     if any(loss <= 2 * allowed + 1e-9 for loss in losses.values()) or not losses.keys() <= {first}:
         return None
     found = (first + epochs) // 2 if losses else first
