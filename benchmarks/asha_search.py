@@ -4,10 +4,10 @@
                                      [--option NAME=VALUE ...] [--epochs N] [--concurrency 2] [--fresh 0]
 
 Settings are drawn at random from the space's own ranges: what a baseline's recorded run shows about thresholds is not
-known here. Trials are compared by their validation accuracy at equal compute executed, in percent of
-a full training: at 10, 30 and 90 %, the better third goes on (`ray.tune.schedulers.AsyncHyperBandScheduler`); compared
-at equal epochs, what saves most would be ended first. The JSON file gets a row for each training that ended by itself,
-and what was executed.
+known here. Trials are compared by their validation accuracy at equal compute executed, in percent of a full training:
+at 10, 30 and 90 %, the better third goes on (`ray.tune.schedulers.AsyncHyperBandScheduler`); compared at equal epochs,
+what saves most would be ended first. The JSON file gets a row for each training that ended by itself, and what was
+executed.
 """
 
 from __future__ import annotations

@@ -12,21 +12,13 @@ import random
 from statistics import mean
 
 from machine import header, spread
+from one_training import last_row
 
 from trainables.config import TrialConfig
-from trainables.training.run import TrainingRun
 
 SEEDS = range(5)
 #: Last stopped parameter: through conv1, conv2, ... and their norms.
 STOPS = {"2 of 6 convolutions": 5, "4 of 6 convolutions": 11, "6 of 6 convolutions": 17}
-
-
-def run(config: TrialConfig) -> dict[str, float]:
-    """The last row."""
-    with TrainingRun(config) as training:
-        while not training.finished:
-            row = training.train_epoch()
-    return row
 
 
 def main() -> None:
@@ -34,14 +26,14 @@ def main() -> None:
     random.seed(0)
     print(header("benchmarks/clock_savings.py"), f"| digits, 30 epochs, stopped at step 60 of 300, {len(SEEDS)} seeds")
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in ("baseline", *STOPS)}
-    run(TrialConfig(method="none", epochs=3))
+    last_row(TrialConfig(method="none", epochs=3))
     for seed in SEEDS:
         order = list(rows)
         random.shuffle(order)
         for name in order:
             stop = {} if name == "baseline" else {"CAC_STOP_LAYER_NUM": (STOPS[name],), "CAC_STOP_LAYER_ITR": (59,)}
             method = "none" if name == "baseline" else "gradskip"
-            rows[name].append(run(TrialConfig(method=method, seed=seed, **stop)))  # type: ignore[arg-type]
+            rows[name].append(last_row(TrialConfig(method=method, seed=seed, **stop)))  # type: ignore[arg-type]
     baseline = rows["baseline"]
     print(f"{'':<22}{'FLOPs saved':>12}  training time saved (median, range){'':<14}  test accuracy, mean")
     for name, found in rows.items():

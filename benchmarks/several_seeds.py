@@ -21,24 +21,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 from machine import header
+from one_training import last_row
 
 from analysis.presentation.length_text import EPOCHS_VARIABLE
 from trainables.config import TrialConfig
-from trainables.training.run import TrainingRun
 from tune_cac.study.fixed_params import read_assignments
 
 #: Loss that is allowed, the default of a search by accuracy.
 ALLOWED = 0.005
 #: First fresh seed.
 FRESH = 1000
-
-
-def trained(config: TrialConfig) -> dict[str, Any]:
-    """Return the last row of a training."""
-    with TrainingRun(config) as run:
-        while not run.finished:
-            row = run.train_epoch()
-    return row
 
 
 def main() -> None:
@@ -78,8 +70,8 @@ def main() -> None:
             losses, saved = [], []
             for seed in range(FRESH, FRESH + arguments.fresh):
                 if seed not in baselines:
-                    baselines[seed] = trained(TrialConfig(**run, epochs=epochs, seed=seed, method="none"))
-                row = trained(TrialConfig(**run, epochs=own, seed=seed, method="gradskip", **settings))
+                    baselines[seed] = last_row(TrialConfig(**run, epochs=epochs, seed=seed, method="none"))
+                row = last_row(TrialConfig(**run, epochs=own, seed=seed, method="gradskip", **settings))
                 dense = baselines[seed]
                 losses.append(fmean(dense[name] - row[name] for name in ("accuracy", "test_accuracy")))
                 saved.append(1 - own / epochs * (1 - row["compute_saved"]))

@@ -14,17 +14,9 @@ import argparse
 from typing import Any
 
 from machine import header, spread
+from one_training import last_row
 
 from trainables.config import TrialConfig
-from trainables.training.run import TrainingRun
-
-
-def train(**fields: Any) -> dict[str, Any]:
-    """Return the last row of a training."""
-    with TrainingRun(TrialConfig(**fields)) as run:
-        while not run.finished:
-            row = run.train_epoch()
-    return row
 
 
 def compared(plain: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
@@ -53,13 +45,17 @@ def main() -> None:
         "workload_options": tuple(arguments.option) or None,
         "epochs": arguments.epochs,
     }
-    train(**{**common, "epochs": 1})  # what the first training of a process does once
-    plain = [train(**common, method="none", seed=seed) for seed in range(arguments.seeds)]
+    last_row(TrialConfig(**{**common, "epochs": 1}))  # what the first training of a process does once
+    plain = [last_row(TrialConfig(**common, method="none", seed=seed)) for seed in range(arguments.seeds)]
     print(f"plain: accuracy {spread([100 * row['accuracy'] for row in plain])} %")
     for threshold in map(float, arguments.thresholds.split(",")):
         for unbiased in (False, True):
             rows = [
-                train(**common, method="zero_gradients", seed=s, zero_threshold=threshold, zero_unbiased=unbiased)
+                last_row(
+                    TrialConfig(
+                        **common, method="zero_gradients", seed=s, zero_threshold=threshold, zero_unbiased=unbiased
+                    )
+                )
                 for s in range(arguments.seeds)
             ]
             kind = "unbiased" if unbiased else "biased"

@@ -1,56 +1,24 @@
-"""Each way in for one's own training, from the command line to the answer, on a real Ray."""
+"""One's own training as a factory or as images, from the command line to the answer, on a real Ray."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from commands_run import Run
 from image_files import noise, write_folder, write_parquet
 
 import analysis
 import tune_cac
-from analysis.io.journal import read_study
-from analysis.io.layout import Layout
-from analysis.metrics.controls import CUT, SHORTER
-from analysis.presentation.length_text import EPOCHS_VARIABLE
 from analysis.presentation.summary_text import config_of
 from trainables.config import TrialConfig
-from trainables.errors import UserError
 from trainables.training.run import TrainingRun
 from tune_cac.cli.main import main
-from tune_cac.tuning.outcomes.trial_attributes import PREDICTED
-from tune_cac.tuning.script_search import NOT_RECORDED
 
 pytestmark = pytest.mark.slow
-
-TRAIN = """
-import os, sys, torch, tune_cac as cac
-torch.manual_seed(int(os.environ["TUNE_CAC_SEED"]))
-generator = torch.Generator().manual_seed(0)
-labels = torch.randint(0, 3, (60,), generator=generator)
-images = torch.randn(60, 1, 6, 6, generator=generator) + labels.view(-1, 1, 1, 1)
-layers = []
-for inside, outside in ((1, 4), (4, 4), (4, 6)):
-    layers += [torch.nn.Conv2d(inside, outside, 3, padding=1), torch.nn.ReLU()]
-net = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(216, 3))
-optimizer = cac.gradskip.SGD(net.parameters(), lr=float(sys.argv[1]), weight_decay=0.02, model=net)
-for epoch in range(4):
-    for part in torch.randperm(60).split(10):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(net(images[part]), labels[part]).backward()
-        optimizer.step()
-    with torch.no_grad():
-        accuracy = (net(images).argmax(1) == labels).float().mean()
-    print("epoch", epoch, "done")
-    cac.report(accuracy=accuracy, step=optimizer.gradskip.iteration)
-"""
 
 FACTORY = """
 import torch
@@ -83,215 +51,6 @@ def write_factory(folder: Path) -> None:
     (folder / "own_project" / "__init__.py").touch()
     (folder / "own_project" / "training.py").write_text(FACTORY)
     (folder / "shapes_beside.py").write_text("WIDTH = 4\n")
-
-
-@pytest.mark.usefixtures("one_ray")
-def test_a_script_with_our_optimizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CAC_VAR_START_THR", "0.5")  # what the shell has set is no trial's
-    (tmp_path / "train.py").write_text(TRAIN)
-    found = tune_cac.search(script=f"{sys.executable} train.py 0.1", trials=4, name="s", concurrency=2)
-    trials = found.trials
-    assert trials["status"].tolist() == ["completed"] * 4
-    assert trials["role"].tolist() == ["baseline", "published", "search", "search"]
-    assert trials["epoch"].tolist() == [4] * 4
-    assert trials["step"].tolist() == [24] * 4
-    assert trials.loc[0, "compute_saved"] == 0
-    assert trials["dense_flops"].nunique() == 1
-    # Ranges are those of a run of 24 steps, which the baseline told.
-    assert trials["CAC_VAR_START_ITR"].dropna().max() <= 12
-    for _, row in trials.iterrows():
-        assert bool(row["compute_saved"] > 0) == bool(json.loads(row["stop_events"]))
-    folders = sorted((tmp_path / "results" / "s" / "ray" / "run-000").glob("trial-*"))
-    assert "epoch 3 done" in (folders[0] / "output.log").read_text()
-    rows = [json.loads(line) for line in (folders[1] / "result.json").read_text().splitlines()]
-    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
-    # Its epochs are its own: nobody told it how many.
-    assert "4 trials of the script's own epochs, 2 at a time" in capsys.readouterr().err
-    for file in ("best.env", "report.md"):
-        assert "4 epochs of the script, " in (tmp_path / "results" / "s" / file).read_text()
-    again = tune_cac.search(script=f"{sys.executable} train.py 0.1", trials=1, name="s", concurrency=1)
-    assert len(again.trials) == 5
-    assert "5 trials of 4 epochs of the script, 1 at a time" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("one_ray")
-def test_what_settings_of_a_script_stop_is_known_before_they_are_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(TRAIN)
-    given: dict[str, Any] = {"script": f"{sys.executable} train.py 0.1", "name": "s", "concurrency": 1}
-    found = tune_cac.search(**given, trials=7)
-    trained = found.trials[found.trials["role"] == "search"]
-    assert len(trained) > 2
-    assert not trained.duplicated(["stop_events", "CAC_BRAKING_DISTANCE"]).any()
-    recorded = analysis.load_trace(tmp_path / "results" / "s")
-    with pytest.raises(UserError, match="search the script anew with --set CAC_WATCH=linear"):
-        analysis.replay(recorded, {"method": "gradskip", "CAC_WATCH": ("linear",)})
-    predicted = analysis.replay(recorded, [config_of(t) for _, t in trained.iterrows()])
-    exact = 0
-    for (_, one), (_, known) in zip(trained.iterrows(), predicted.iterrows(), strict=True):
-        stops, foreseen = (
-            [(event["iteration"], event["layer"]) for event in json.loads(row["stop_events"])] for row in (one, known)
-        )
-        assert stops[:1] == foreseen[:1]  # what comes later depends on it, too
-        if stops == foreseen:
-            exact += 1
-            assert one["compute_saved"] == pytest.approx(known["compute_saved"], abs=2e-3)
-    assert exact > 0
-    shutil.rmtree(tmp_path / "results" / "s" / "tree")  # a search that has lost it goes on
-    with pytest.warns(UserWarning, match="nothing was learned from the baseline: root.json"):
-        again = tune_cac.search(**given, trials=1)
-    assert len(again.trials) == len(found.trials) + 1
-
-
-@pytest.mark.usefixtures("one_ray")
-def test_stops_are_searched_on_shorter_runs_of_a_script_that_takes_epochs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(TRAIN.replace("range(4)", "range(int(sys.argv[2]))"))
-    given: dict[str, Any] = {"script": f"{sys.executable} train.py 0.1 {{epochs}}", "name": "s", "concurrency": 2}
-    found = tune_cac.search(**given, epochs=5, trials=5, allowed_drop=0.5)
-    assert "5 trials of 5 epochs of the script, 2 at a time" in capsys.readouterr().err
-    trials = found.trials
-    assert set(trials["status"]) == {"completed"}
-    assert trials.loc[trials["role"] == CUT, ["epochs", "epoch", "step"]].to_numpy().tolist()[0] == [3, 3, 18]
-    assert trials.loc[trials["role"] == CUT, "compute_saved"].iloc[0] == pytest.approx(0.4)
-    short = trials[(trials["role"] == "search") & (trials["epochs"] == 3)]
-    assert len(short) > 0
-    assert (short["compute_saved"] > 0.4).all()
-    study = Layout(tmp_path / "results" / "s")
-    kept = read_study(study.journal).trials
-    foreseen = [kept[number].user_attrs[PREDICTED] for number in short["trial"]]
-    off = np.abs(short["compute_saved"].to_numpy() - foreseen)  # a stop after the first depends on it, too
-    assert off.min() < 2e-3
-    assert off.max() < 0.05
-    best = analysis.rank(trials, allowed_drop=0.5).iloc[0]
-    assert best["epochs"] < 5
-    assert f"(train {best['epochs']} of 5 epochs" in found.headline
-    assert f"export {EPOCHS_VARIABLE}={best['epochs']}\n" in (study.root / "best.env").read_text()
-    beside = trials[(trials["control"] == SHORTER) & (trials["epochs"] < 3)]  # of the best setting's compute
-    assert (beside["role"] == "control").all()
-    assert (1 - beside["epochs"] / 5 >= best["compute_saved"] - 1e-9).any()
-    again = tune_cac.search(**given, epochs=5, trials=1, allowed_drop=0.5)
-    assert (again.trials["role"] == CUT).sum() == (trials["role"] == CUT).sum()
-
-
-@pytest.mark.usefixtures("one_ray")
-def test_a_shell_script_with_placeholders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.sh").write_text(
-        'awk -v t="$1" -v i="$2" \'BEGIN { s = t < 0 ? 0 : 1 - t; '
-        'printf "{\\"accuracy\\": %g, \\"step\\": 90, \\"executed_flops\\": %d}\\n", 0.9 - s / 10, 1000 * (1 - s) }\'\n'
-    )
-    command = "sh train.sh {CAC_VAR_START_THR} {CAC_VAR_START_ITR}"
-    found = tune_cac.search(script=command, trials=4, name="s", concurrency=1, allowed_drop=0.1)
-    trials = found.trials
-    assert trials["status"].tolist() == ["completed"] * 4
-    search = trials[trials["role"] != "baseline"]
-    # Restated against the baseline's 1000.
-    assert search["compute_saved"].tolist() == pytest.approx((1 - search["CAC_VAR_START_THR"]).tolist(), abs=1e-3)
-    assert found.best is not None
-    assert found.best["compute_saved"] == search["compute_saved"].max()
-
-
-@pytest.mark.parametrize(("told", "lengths"), [("executed_flops", [6]), ("compute_saved", [9, 8, 7, 6, 5])])
-@pytest.mark.usefixtures("one_ray")
-def test_a_cut_run_of_a_script_may_end_before_its_baseline_and_is_an_answer_if_its_flops_are_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, lengths: list[int]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(
-        "import json, sys, time\nepochs = int(sys.argv[1])\ntime.sleep(2 * (epochs == 10))\n"
-        "for epoch in range(1, epochs + 1):\n"
-        "    cost = {'executed_flops': 100 * epoch} if sys.argv[2] == 'executed_flops' else {'compute_saved': 0.0}\n"
-        "    print(json.dumps({'accuracy': 0.9, 'step': 9 * epoch, 'epoch': epoch, **cost}))\n"
-    )
-    found = tune_cac.search(
-        script=f"{sys.executable} train.py {{epochs}} {told} {{CAC_VAR_START_THR}}",
-        epochs=10,
-        trials=2,
-        name="s",
-        concurrency=2,
-    )
-    trials = found.trials
-    assert set(trials["status"]) == {"completed"}
-    assert sorted(trials.loc[trials["control"] == SHORTER, "epoch"], reverse=True) == lengths
-    assert found.best is not None
-    answer = (10, 0.0) if len(lengths) > 1 else (6, pytest.approx(0.4))
-    assert (found.best["epochs"], found.best["compute_saved"]) == answer
-
-
-@pytest.mark.usefixtures("one_ray")
-def test_a_script_is_told_why_nothing_stops_or_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(TRAIN.replace("weight_decay=0.02", "weight_decay=0"))
-    hold = {"CAC_VAR_START_THR": 0.5, "CAC_VAR_MT_THR": 0.5, "CAC_VAR_SLOPE_THR": 0.5}
-    found = tune_cac.search(
-        script=f"{sys.executable} train.py 0.1", trials=2, name="s", concurrency=1, space="braking_distance", hold=hold
-    )
-    assert "Space braking_distance does nothing on this run: no layer stops with the values that it" in found.headline
-    layout = Layout(tmp_path / "results" / "s")
-    assert layout.read_info().why_little.startswith("space braking_distance does nothing on this run")
-    assert found.headline in layout.report.read_text()
-    assert NOT_RECORDED not in capsys.readouterr().err
-    second = "\ncac.gradskip.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)\nfor epoch"
-    (tmp_path / "two.py").write_text(TRAIN.replace("\nfor epoch", second))
-    tune_cac.search(script=f"{sys.executable} two.py 0.1", trials=1, name="t", concurrency=1)
-    assert NOT_RECORDED in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("one_ray")
-def test_a_script_that_knows_only_the_share_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.sh").write_text(
-        'awk -v t="$1" \'BEGIN { s = t < 0 ? 0 : 1 - t; '
-        'printf "{\\"accuracy\\": 0.9, \\"step\\": 90, \\"compute_saved\\": %g}\\n", s }\'\n'
-    )
-    command = "sh train.sh {CAC_VAR_START_THR}"
-    found = tune_cac.search(script=command, trials=3, name="s", concurrency=1)
-    assert found.failures.empty
-    trials = found.trials
-    assert trials["status"].tolist() == ["completed"] * 3
-    assert trials["dense_flops"].isna().all()
-    search = trials[trials["role"] != "baseline"]
-    assert search["compute_saved"].tolist() == pytest.approx((1 - search["CAC_VAR_START_THR"]).tolist(), abs=1e-3)
-    again = tune_cac.confirm("s", top=1, seeds=3, concurrency=1)
-    assert again.table is not None
-    assert again.table["seeds"].tolist() == [3]
-    assert again.table["compared"].tolist() == ["validation accuracy"]  # the script told of no test split
-    assert "in validation accuracy" in again.headline
-    (tmp_path / "train.sh").write_text("exit 1\n")
-    for changed in (
-        lambda: tune_cac.search(script=command, trials=1, name="s"),
-        lambda: tune_cac.tuning.study_search.resume("s"),
-        lambda: tune_cac.confirm("s"),
-    ):
-        with pytest.raises(UserError, match=r"train\.sh .*has changed|holds a study with workload_options"):
-            changed()
-
-
-@pytest.mark.usefixtures("one_ray")
-def test_a_script_that_crashes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code = main(["search", "--script", "echo loading; echo out of data >&2; exit 7", "--trials", "3", "--name", "s"])
-    assert code == 1
-    err = capsys.readouterr().err
-    failed = "ScriptFailed: the script ended with exit code 7; its last lines: loading | out of data"
-    assert f"trial 0 failed and is begun again: {failed}" in err
-    assert f"trial 1 failed: {failed}" in err
-    assert f"the baseline failed twice ({failed}), so nothing else was tried" in err
-    assert "1 of 2 trials failed" in err
-    # Nobody knows how long a run is, so nothing else was tried.
-    assert len(analysis.load(tmp_path / "results" / "s")) == 2
 
 
 HIDDEN = """

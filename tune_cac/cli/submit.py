@@ -171,20 +171,15 @@ def with_own_priors(
     for name in getattr(arguments, "prior", None) or ():
         there = (place for place in (Path(RESULTS) / name, Path(name)) if Layout(place).info.is_file())
         study = next(there, None)
-        stored = study is not None and bool(Layout(study).read_info().storage)
-        if (
-            study is None
-            or stored
-            or is_uri(name)
-            or is_uri(arguments.results or "")
-            or not study.resolve().is_relative_to(here)
-        ):
-            if study is not None and not (stored or study.is_absolute() or is_uri(arguments.results or "")):
-                raise UserError(
-                    "--prior of a job must lie in the working directory, which is shipped, or be an absolute folder "
-                    f"of the cluster, got {name}: copy it here"
-                )
+        if study is None or is_uri(arguments.results or "") or Layout(study).read_info().storage:
             continue
+        if not study.resolve().is_relative_to(here):
+            if study.is_absolute():
+                continue
+            raise UserError(
+                "--prior of a job must lie in the working directory, which is shipped, or be an absolute folder of the "
+                f"cluster, got {name}: copy it here"
+            )
         places[name] = str(study.resolve().relative_to(here))
         files += [Path(places[name]) / file for file in prior_files(study)]
     found, of_prior = [], False

@@ -62,14 +62,14 @@ def open_study(options: SearchOptions) -> Layout:
     space = re.sub(r"[^A-Za-z0-9_+]+", "-", options.space)
     name = options.name or f"{workload}-{space.strip('-')}-{stamp}"
     layout = Layout(options.folder / f"{name}{part_suffix(options.part)}")
-    wanted = _wanted(options, layout)
+    wanted = wanted_info(options, layout)
     if wanted.storage:
         fetch_study(wanted.storage, layout)
     if options.study_storage and not layout.info.exists():
         restore_info(options.study_storage, layout)
     check_links(layout.root)
     if layout.info.exists():
-        check_same(layout, options)
+        check_same(layout, wanted)
         check_writable(layout.root)
         return layout
     if layout.root.exists() and any(layout.root.iterdir()):
@@ -79,8 +79,8 @@ def open_study(options: SearchOptions) -> Layout:
     return layout
 
 
-def _wanted(options: SearchOptions, layout: Layout) -> StudyInfo:
-    """Return what is kept of a new study's options."""
+def wanted_info(options: SearchOptions, layout: Layout) -> StudyInfo:
+    """Return what is kept of the options of a study in a folder."""
     storage = str(joined(options.results, layout.root.name)) if is_uri(options.results) else ""
     kept: dict[str, Any] = {declared.name: getattr(options, declared.name) for declared in options_of(StudyOptions)}
     kept |= {
@@ -97,9 +97,9 @@ def _wanted(options: SearchOptions, layout: Layout) -> StudyInfo:
     return StudyInfo(**kept, versions=package_versions(), method=options.loaded_space.method)
 
 
-def check_same(layout: Layout, options: SearchOptions) -> None:
-    """Raise UserError if a folder holds a study of other settings than these options'."""
-    wanted, held = _wanted(options, layout), layout.read_info()
+def check_same(layout: Layout, wanted: StudyInfo) -> None:
+    """Raise UserError if a folder holds a study of other settings than wanted."""
+    held = layout.read_info()
     if held.storage != wanted.storage:
         raise UserError(
             f"{layout.root} holds a study whose results are in {held.storage or layout.root.parent}, not "

@@ -81,7 +81,7 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendations:
-    """What is recommended for a run."""
+    """Settings recommended for a run."""
 
     thresholds: Recommendation
     """A setting of the space, on the full run."""
@@ -133,9 +133,9 @@ def read_earlier(
 def _luck(trials: pd.DataFrame, quality: Quality, allowed_drop: float | str) -> float:
     """Return by how much a study's baseline varies from seed to seed, in allowed losses; 1 where that is not known."""
     ended = trials[(trials["role"] == "baseline") & (trials["status"] == "completed")]
-    accuracy = ended[quality.name].iloc[0]
     if not quality.is_accuracy:
         return 1.0
+    accuracy = ended[quality.name].iloc[0]
     noise = float(seed_noise(accuracy, resolution_of(trials[quality.name]))) / math.sqrt(2)  # of one run, not of two
     return noise / max(allowed_amount(allowed_drop, accuracy), 1e-6) or 1.0
 
@@ -169,25 +169,29 @@ def foreseen(
 
 
 def recommended(
-    trace: RunTrace, outcomes: Sequence[Outcome], earlier: Sequence[Earlier], lengths: Sequence[int]
-) -> Recommendation | None:
+    trace: RunTrace, outcomes: Sequence[Outcome], earlier: Sequence[Earlier]
+) -> tuple[Recommendation, Recommendation | None] | None:
     """Return the outcome that saves most of those that surely stay within the allowed loss, or the surest one.
-
-    None if there is no outcome.
 
     Args:
         trace: of the full run.
-        outcomes: on it.
+        outcomes: on it; their stops are considered at the same shares of shorter runs, too.
         earlier: the studies.
-        lengths: epochs of the runs on which the outcomes' stops are considered, at the same shares of them.
+
+    Returns:
+        That on the full run, and that on a shorter one if it is better; None if there is no outcome.
     """
-    choices = [at_length(one, trace, epochs) for epochs in lengths for one in outcomes]
+    full = trace.run["epochs"]
+    choices = [at_length(one, trace, epochs) for epochs in (full, *shorter_lengths(earlier, full)) for one in outcomes]
     if not choices:
         return None
-    found = expected(earlier, trace, [_run(trace, one.stops, one.saved, one.share) for one in choices])
+    depths = Depths(trace)
+    found = expected(earlier, trace, [_run(trace, depths, one.stops, one.saved, one.share) for one in choices])
     figures = zip(choices, found.mean.tolist(), found.spread.tolist(), found.share_within(1.0).tolist(), strict=True)
-    made = (Recommendation(outcome=one, loss=loss, spread=spread, within=p) for one, loss, spread, p in figures)
-    return max(made, key=lambda one: one.rank)
+    made = [Recommendation(outcome=one, loss=loss, spread=spread, within=p) for one, loss, spread, p in figures]
+    whole = max(made[: len(outcomes)], key=lambda one: one.rank)
+    best = max(made, key=lambda one: one.rank)
+    return whole, best if best.rank > whole.rank else None
 
 
 def at_length(one: Outcome, trace: RunTrace, epochs: int) -> Outcome:
@@ -246,8 +250,9 @@ def _features(runs: Sequence[PriorRun], levels: Sequence[float]) -> NDArray[np.f
     return found
 
 
-def _run(trace: RunTrace, stops: Sequence[tuple[int, int]], saved: float, ended: float = 1.0) -> PriorRun:
-    depths = Depths(trace)
+def _run(
+    trace: RunTrace, depths: Depths, stops: Sequence[tuple[int, int]], saved: float, ended: float = 1.0
+) -> PriorRun:
     found = tuple((when / trace.total_steps, depths.of(number)) for when, number in stops)
     return PriorRun(stops=found, ended=ended, saved=saved, loss=0.0)
 
@@ -266,21 +271,20 @@ def left_out(earlier: Sequence[Earlier], share: float) -> Errors | None:
         trace = one.known.trace
         others = [*earlier[:place], *earlier[place + 1 :]]
         extension, outcomes = foreseen(one.known, max(1, round(share * trace.total_steps)), others)
-        choice = recommended(extension, outcomes, others, [one.known.base.epochs])
-        if choice is None:
+        chosen = recommended(extension, outcomes, others)
+        if chosen is None:
             continue
-        config, predicted = choice.outcome.config, choice.outcome
-        true = predictions(trace, [config], branches=True)[0]
+        choice, shorter = chosen
+        true = predictions(trace, [choice.outcome.config], branches=True)[0]
         if true is None:
             continue
-        cut = recommended(extension, outcomes, others, shorter_lengths(others, one.known.base.epochs))
-        as_stops = cut if cut is not None and cut.rank > choice.rank else choice
+        as_stops, depths = shorter or choice, Depths(trace)
         runs = [
-            _run(trace, stops_in(true), float(true["compute_saved"])),
-            _run(trace, as_stops.outcome.stops, as_stops.outcome.saved, as_stops.outcome.share),
+            _run(trace, depths, stops_in(true), float(true["compute_saved"])),
+            _run(trace, depths, as_stops.outcome.stops, as_stops.outcome.saved, as_stops.outcome.share),
         ]
         in_truth, of_stops = expected([one], trace, runs, own=True).mean
-        saved = abs(predicted.saved - float(true["compute_saved"]))
+        saved = abs(choice.outcome.saved - float(true["compute_saved"]))
         found.append((saved, abs(choice.loss - in_truth), abs(as_stops.loss - of_stops)))
     if not found:
         return None
@@ -300,9 +304,8 @@ def explicit(known: WarmStart, outcome: Outcome) -> TrialConfig:
     if config.gradskip_settings().mode == "auto":
         plan = known.trace.blueprint(config).plan
         last_of = {unit.number: plan.order[unit.end] for unit in plan.units}
-    deepest = {
-        when: last_of.get(number, number) for when, number in outcome.stops
-    }  # of one iteration the last is deepest
+    # Of stops at one iteration the last is the deepest.
+    deepest = {when: last_of.get(number, number) for when, number in outcome.stops}
     same = {name: outcome.config.get(name) for name in ("CAC_WATCH", "CAC_BRAKING_DISTANCE")}
     stops = {"CAC_STOP_LAYER_NUM": tuple(deepest.values()), "CAC_STOP_LAYER_ITR": tuple(deepest)}
     how = {"method": "gradskip", "epochs": outcome.epochs}
@@ -340,10 +343,10 @@ def recommend(
 
         until = epochs * known.trace.steps_per_epoch
         trace, outcomes = foreseen(known, until, earlier, complete)
-        full = recommended(trace, outcomes, earlier, [config.epochs])
-        if full is None:
+        chosen = recommended(trace, outcomes, earlier)
+        if chosen is None:
             return None
-        cut = recommended(trace, outcomes, earlier, shorter_lengths(earlier, config.epochs))
+        full, shorter = chosen
 
         def as_stops(found: Recommendation) -> Recommendation:
             stops, epochs = explicit(known, found.outcome).to_dict(), found.outcome.epochs
@@ -355,9 +358,8 @@ def recommend(
             return replace(found, outcome=replace(found.outcome, config=stops, saved=saved))
 
         return Recommendations(
-            thresholds=full, stops=as_stops(full),
-            shorter=as_stops(cut) if cut is not None and cut.rank > full.rank else None,
-        )  # fmt: skip
+            thresholds=full, stops=as_stops(full), shorter=None if shorter is None else as_stops(shorter)
+        )
 
 
 def _skipping(known: WarmStart) -> list[TrialConfig]:

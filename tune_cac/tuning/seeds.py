@@ -10,9 +10,8 @@ from typing import Any
 
 from analysis.io.layout import Layout
 from trainables.errors import UserError
-from trainables.storage import is_uri, joined
 from tune_cac.messages import say
-from tune_cac.study.folder import check_same
+from tune_cac.study.folder import check_same, wanted_info
 from tune_cac.study.object_storage import fetch_study
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.study_result import SearchResult
@@ -72,11 +71,12 @@ def _begun(options: SearchOptions) -> Layout | None:
         UserError: it searched something else.
     """
     layout = Layout(options.folder / str(options.name))
-    if is_uri(options.results):
-        fetch_study(str(joined(options.results, layout.root.name)), layout)
+    wanted = wanted_info(options, layout)
+    if wanted.storage:
+        fetch_study(wanted.storage, layout)
     if not layout.info.exists():
         return None
-    check_same(layout, options)
+    check_same(layout, wanted)
     allowed = layout.read_info().allowed_drop
     if allowed != options.drop:
         raise UserError(

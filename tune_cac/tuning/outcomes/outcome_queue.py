@@ -149,7 +149,12 @@ class OutcomeQueue:
             baseline: its result row.
         """
         tried = self._tried(baseline)
-        left = self._left(tried)
+        traces = {
+            epochs: read_trace(StageStore(self._tree, known.trace.root))
+            for epochs, known in self._roots().items()
+            if self._drawn(epochs, known)
+        }
+        left = self._left(tried, traces)
         chosen = self._chosen(left, tried, baseline)
         if (drawn := self._next_unpredicted(len(tried), ends=chosen is None)) is not None:
             self._trials.study.enqueue_trial(dict(drawn), user_attrs={"role": "search", UNPREDICTED: True})
@@ -159,8 +164,7 @@ class OutcomeQueue:
             self.ended = all(t.user_attrs.get("role") == "control" for t in running)
             return None
         attrs: dict[str, Any] = {"role": "search", OUTCOME: chosen.by_dense_run, PREDICTED: chosen.saved}
-        known = self._roots()[chosen.epochs]
-        chosen = at_middle(chosen, known, self._trace(known))
+        chosen = at_middle(chosen, self._roots()[chosen.epochs], traces[chosen.epochs])
         cut = chosen.epochs < self._epochs
         if cut:
             attrs |= {EPOCHS: chosen.epochs, OF_EPOCHS: self._epochs}
@@ -183,24 +187,22 @@ class OutcomeQueue:
         due = max(len(self._unpredicted) / SETTINGS * (tried + 1), LEAST if ends else 0)
         return self._unpredicted[done][0] if done + 0.5 < due and done < len(self._unpredicted) else None
 
-    def _left(self, tried: Sequence[Tried]) -> list[Outcome]:
-        """Return outcomes that no trial has or had, as all recorded runs predict them, by ascending savings."""
+    def _left(self, tried: Sequence[Tried], traces: Mapping[int, RunTrace]) -> list[Outcome]:
+        """Return outcomes that no trial has or had, as all recorded runs predict them, by ascending savings.
+
+        Args:
+            tried: what was trained or is being trained.
+            traces: the recorded runs, by the epochs of the lengths that have outcomes.
+        """
         found = []
-        for epochs, known in self._roots().items():
-            drawn = self._drawn(epochs, known)
-            if not drawn:
-                continue
+        for epochs, trace in traces.items():
             taken = {name for one in tried if one.epochs == epochs for name in (one.identity, one.chosen)}
             found += [
                 one
-                for one in predicted_again(drawn, self._trace(known))
+                for one in predicted_again(self._outcomes[epochs], trace)
                 if not one.known and one.identity not in taken and one.by_dense_run not in taken
             ]
         return sorted(found, key=lambda one: one.saved)
-
-    def _trace(self, known: WarmStart) -> RunTrace:
-        """Return all recorded runs of a length."""
-        return read_trace(StageStore(self._tree, known.trace.root))
 
     def _tried(self, baseline: Mapping[str, Any]) -> list[Tried]:
         """Return what was trained or is being trained.

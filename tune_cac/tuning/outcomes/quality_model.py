@@ -130,6 +130,7 @@ class _Fit:
     amplitude: float
     noise: float
     luck: float
+    """Standard deviation of what the losses of each other study have in common; given, not fitted."""
     studies: Mapping[int, tuple[float, float]]
     """Deviation and further noise of each other study."""
 

@@ -5,7 +5,6 @@ A threshold at the edge of its region is one rounding away from another training
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,9 +38,7 @@ def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
         trace: recorded runs of that length.
     """
     drawn = FixedTrial(dict(one.parameters))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Fixed parameter .* is out of range")
-        known.space.suggest(drawn, known.context)
+    known.space.suggest(drawn, known.context)
     for name in (*THRESHOLDS, *WHOLE):
         own, asked = one.parameters.get(name), drawn.distributions.get(name)
         if own is None or own != one.config.get(name) or not isinstance(asked, (FloatDistribution, IntDistribution)):

@@ -108,7 +108,7 @@ def space_of(asked: Any, name: str) -> Space:
 
 
 def run_of_true(values: list[bool]) -> int:
-    """How many are true before the first that is not."""
+    """Count those that are true before the first that is not."""
     return next((place for place, value in enumerate(values) if not value), len(values))
 
 
