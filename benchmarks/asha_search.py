@@ -101,7 +101,7 @@ def trained(
 
 
 def main() -> None:
-    """Search, train the answer on fresh seeds, and write the rows."""
+    """Search, and write the rows and the answer."""
     parser = argparse.ArgumentParser()
     parser.add_argument("file", type=Path)
     parser.add_argument("--budget", type=float, default=4.0)
@@ -111,7 +111,6 @@ def main() -> None:
     parser.add_argument("--option", action="append", default=[])
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--concurrency", type=int, default=2)
-    parser.add_argument("--fresh", type=int, default=0)
     parser.add_argument("--allowed", type=float, default=0.005)
     arguments = parser.parse_args()
     options = SearchOptions(
@@ -127,14 +126,7 @@ def main() -> None:
         drawn, dense_flops=dense["dense_flops"], concurrency=concurrency, budget=arguments.budget - executed
     )
     within = [one for one in rows if one["accuracy"] >= dense["accuracy"] - arguments.allowed - 1e-9]
-    answer = max([dense, *within], key=lambda one: one["compute_saved"])["config"] if within else base.to_dict()
-    fresh = [
-        {**one, "seed": arguments.seed + 1 + n} for n in range(arguments.fresh) for one in (base.to_dict(), answer)
-    ]
-    again, _ = trained(fresh, dense_flops=dense["dense_flops"], concurrency=concurrency) if fresh else ([], 0.0)
-    by_seed: dict[int, list[dict[str, Any]]] = {}
-    for one in sorted(again, key=lambda one: one["config"]["method"] != "none"):
-        by_seed.setdefault(one["config"]["seed"], []).append(one)
+    answer = max([dense, *within], key=lambda one: one["compute_saved"])["config"]
     arguments.file.write_text(
         json.dumps(
             {
@@ -143,10 +135,7 @@ def main() -> None:
                     {"saved": one["compute_saved"], "loss": dense["accuracy"] - one["accuracy"]}
                     for one in [dense, *rows]
                 ],
-                "fresh_losses": [
-                    ((first["accuracy"] - second["accuracy"]) + (first["test_accuracy"] - second["test_accuracy"])) / 2
-                    for first, second in by_seed.values()
-                ],
+                "answer": answer,
             }
         )
     )

@@ -12,10 +12,11 @@ others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over our 
 
 ``saved`` is the compute that the best setting within the allowed loss saves on the search's own seed; ``executed`` is
 what the search trained, in dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and
-twice the allowed loss. With ``--fresh N`` every answer and its baseline are trained on N fresh seeds: ``loss`` is the
-mean of validation and test loss over them, in points, ``kept`` the share of these seeds on which that mean is within
-the allowed loss; an answer that saves nothing loses nothing. The lines at the end are medians over the searches' seeds,
-with ratios to the last one named, seed by seed. Searches that a folder has already are not run again.
+twice the allowed loss. With ``--fresh N`` every answer and its baseline are trained on N fresh seeds, others for each
+search: ``loss`` is the mean of validation and test loss over them, in points, ``kept`` the share of these seeds on which
+that mean is within the allowed loss; an answer that saves nothing loses nothing. The lines at the end are medians over
+the searches' seeds, with ratios to the last one named, seed by seed. Searches that a folder has already are not run
+again.
 """
 
 from __future__ import annotations
@@ -26,16 +27,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import numpy as np
+from fresh_seeds import ALLOWED, fresh_losses, fresh_seeds, share_kept
 from machine import header
 from numpy.typing import NDArray
 
-#: Loss of accuracy at the hypervolume's reference point; a search allows half of it.
-REFERENCE_LOSS = 0.01
+from trainables.config import TrialConfig
+from trainables.workloads import default_epochs
+
+#: Loss of accuracy at the hypervolume's reference point.
+REFERENCE_LOSS = 2 * ALLOWED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +81,7 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
         budget: full trainings that may be executed; None for no limit.
     """
     import analysis
+    from analysis.io.studies import read_journal
 
     if kind == "asha":
         return found_by_asha(seed, folder, arguments, budget)
@@ -93,12 +101,13 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
         wall_time_s = time.perf_counter() - begun
     trials = analysis.load(study)
     ended = trials[(trials["status"] == "completed") & (trials["role"] != "control")]
-    within = ended[ended["accuracy_drop"] <= REFERENCE_LOSS / 2 + 1e-9]
+    within = ended[ended["accuracy_drop"] <= ALLOWED + 1e-9]
     points = ended[["accuracy_drop", "compute_saved"]].to_numpy(float) * (-1.0, 1.0)
-    saved = float(within["compute_saved"].max())
-    loss, kept = on_fresh_seeds(study, folder, arguments.fresh) if saved > 0 else (0.0, 1.0)
+    best = within.loc[within["compute_saved"].idxmax()]
+    (answer,) = (one["config"] for one in read_journal(study / "optuna.journal") if one["trial"] == best["trial"])
+    loss, kept = on_fresh_seeds(answer, float(best["compute_saved"]), seed, folder, arguments)
     return Found(
-        saved=saved,
+        saved=float(best["compute_saved"]),
         executed=analysis.search_cost(trials).dense_equivalents,
         settings=len(ended) - 1,
         hypervolume=area_of(points),
@@ -128,42 +137,41 @@ def found_by_asha(seed: int, folder: Path, arguments: argparse.Namespace, budget
             [
                 sys.executable, str(script), str(file), "--budget", f"{budget:.3f}", "--seed", str(seed), "--workload",
                 arguments.workload, *(text for value in options for text in ("--option", value)), *epochs,
-                "--concurrency", str(arguments.concurrency), "--fresh", str(arguments.fresh),
+                "--concurrency", str(arguments.concurrency),
             ],
             check=True, capture_output=True,
         )  # fmt: skip
         wall_time_s = time.perf_counter() - begun
     told = json.loads(file.read_text())
     points = np.array([(-one["loss"], one["saved"]) for one in told["rows"]])
-    losses = np.array(told["fresh_losses"] or [np.nan])
+    saved = float(points[points[:, 0] >= -ALLOWED - 1e-9, 1].max())
+    loss, kept = on_fresh_seeds(told["answer"], saved, seed, folder, arguments)
     return Found(
-        saved=float(points[points[:, 0] >= -REFERENCE_LOSS / 2 - 1e-9, 1].max()),
+        saved=saved,
         executed=told["executed"],
         settings=len(points) - 1,
         hypervolume=area_of(points),
         wall_time_s=wall_time_s,
-        loss=float(losses.mean()),
-        kept=share_kept(losses),
+        loss=loss,
+        kept=kept,
     )
 
 
-def share_kept(losses: NDArray[np.float64]) -> float:
-    """Return the share of losses on fresh seeds that are within the allowed one; NaN without any."""
-    return float(np.where(np.isnan(losses), np.nan, losses <= REFERENCE_LOSS / 2 + 1e-9).mean())
-
-
-def on_fresh_seeds(study: Path, folder: Path, seeds: int) -> tuple[float, float]:
-    """Return mean loss and share within the allowed loss of a study's answer on fresh seeds; NaN for no seeds."""
-    import analysis
-
-    if seeds == 0:
+def on_fresh_seeds(
+    answer: Mapping[str, Any], saved: float, seed: int, folder: Path, arguments: argparse.Namespace
+) -> tuple[float, float]:
+    """Return mean loss and share within the allowed loss of an answer on fresh seeds; NaN for no seeds."""
+    if arguments.fresh == 0:
         return float("nan"), float("nan")
-    if not (study / "confirmation" / "study.json").exists():
-        run(folder, "confirm", str(study), "--top", "1", "--seeds", str(seeds))
-    trials = analysis.load(study / "confirmation")
-    again = trials[(trials["role"] == "candidate") & (trials["status"] == "completed")]
-    losses = (again["accuracy_drop"] + again["test_accuracy_drop"]) / 2
-    return float(losses.mean()), share_kept(losses.to_numpy(float))
+    if saved <= 0:
+        return 0.0, 1.0
+    config = TrialConfig.from_mapping(answer)
+    epochs = (
+        default_epochs(config.workload, config.workload_options or ()) if arguments.epochs is None else arguments.epochs
+    )
+    found = fresh_losses(config, epochs, fresh_seeds(seed, arguments.fresh), folder, arguments.concurrency)
+    losses = [loss for loss, _ in found]
+    return fmean(losses), share_kept(losses)
 
 
 def shown(ratios: list[float]) -> str:

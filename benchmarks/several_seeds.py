@@ -18,19 +18,13 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
+from fresh_seeds import fresh_losses, fresh_seeds, share_kept
 from machine import header
-from one_training import last_row
 
 from analysis.presentation.length_text import EPOCHS_VARIABLE
 from trainables.config import TrialConfig
 from tune_cac.study.fixed_params import read_assignments
-
-#: Loss that is allowed, the default of a search by accuracy.
-ALLOWED = 0.005
-#: First fresh seed.
-FRESH = 1000
 
 
 def main() -> None:
@@ -49,7 +43,6 @@ def main() -> None:
     run = {"workload": arguments.workload, "workload_options": tuple(arguments.option)}
     how = [f"--workload={arguments.workload}", *(text for one in arguments.option for text in ("--option", one))]
     how += [] if arguments.epochs is None else [f"--epochs={arguments.epochs}"]
-    baselines: dict[int, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.results or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,20 +60,14 @@ def main() -> None:
             (epochs,) = map(int, re.findall(r", (\d+) epochs?", done.stdout.splitlines()[0]))
             own = int(said.pop(EPOCHS_VARIABLE, epochs))
             settings = read_assignments(f"{name}={value}" for name, value in said.items())
-            losses, saved = [], []
-            for seed in range(FRESH, FRESH + arguments.fresh):
-                if seed not in baselines:
-                    baselines[seed] = last_row(TrialConfig(**run, epochs=epochs, seed=seed, method="none"))
-                row = last_row(TrialConfig(**run, epochs=own, seed=seed, method="gradskip", **settings))
-                dense = baselines[seed]
-                losses.append(fmean(dense[name] - row[name] for name in ("accuracy", "test_accuracy")))
-                saved.append(1 - own / epochs * (1 - row["compute_saved"]))
+            answer = TrialConfig(**run, epochs=own, method="gradskip", **settings)
+            found = fresh_losses(answer, epochs, fresh_seeds(first, arguments.fresh), folder)
+            losses, saved = zip(*found, strict=True)
             spread = stdev(losses) if len(losses) > 1 else 0.0
-            kept = fmean(loss <= ALLOWED + 1e-9 for loss in losses)
             print(
                 f"seeds {first} to {first + arguments.seeds - 1}: executed {executed}, {own} of {epochs} epochs, "
                 f"saved {fmean(saved):.1%}, loss {100 * fmean(losses):.2f} +- {100 * spread:.2f} points, "
-                f"kept {kept:.0%}",
+                f"kept {share_kept(losses):.0%}",
                 flush=True,
             )
 

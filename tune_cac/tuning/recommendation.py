@@ -12,7 +12,6 @@ Losses are in units of the allowed one.
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,26 +19,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
 from analysis.io.layout import Layout
 from analysis.io.studies import load
-from analysis.metrics.noise import resolution_of, seed_noise
 from analysis.trace_replay.traces import OF_SCRIPT, RunTrace, load_trace, read_trace
 from search_spaces import Space, SpaceContext
 from trainables.config import TrialConfig
 from trainables.errors import UserError
-from trainables.quality import Quality, allowed_amount
+from trainables.quality import Quality
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac.study.fixed_params import with_watch
 from tune_cac.study.options import SearchOptions
 from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes, stops_in
 from tune_cac.tuning.outcomes.outcome_queue import SETTINGS
-from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, prior_rows
+from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, features_of, prior_rows
 from tune_cac.tuning.outcomes.prior_reading import study_as_prior
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
 from tune_cac.tuning.outcomes.run_lengths import SHORTEST, at_most
+from tune_cac.tuning.outcomes.seed_luck import luck_of_one_run
 from tune_cac.tuning.outcomes.trace_extension import extended
 from tune_cac.tuning.run_context import baseline_config, context_of
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed, typical_configs, write_facts
@@ -57,7 +54,7 @@ class Earlier:
     known: WarmStart
     """The space on its run, with all of its recorded training."""
     luck: float
-    """Standard deviation of its baseline's quality over seeds, in allowed losses."""
+    """Standard deviation of the quality of one run over seeds, in allowed losses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +124,10 @@ def read_earlier(
     if trace.run.get(OF_SCRIPT):
         raise UserError(f"{layout.root} is of a script, whose run cannot be built here: leave it out")
     known = on_run(space, base, context_of(base), trace)
-    return Earlier(prior=prior, known=known, luck=_luck(load(layout.root), quality, allowed_drop))
-
-
-def _luck(trials: pd.DataFrame, quality: Quality, allowed_drop: float | str) -> float:
-    """Return by how much a study's baseline varies from seed to seed, in allowed losses; 1 where that is not known."""
-    ended = trials[(trials["role"] == "baseline") & (trials["status"] == "completed")]
-    if not quality.is_accuracy:
-        return 1.0
-    accuracy = ended[quality.name].iloc[0]
-    noise = float(seed_noise(accuracy, resolution_of(trials[quality.name]))) / math.sqrt(2)  # of one run, not of two
-    return noise / max(allowed_amount(allowed_drop, accuracy), 1e-6) or 1.0
+    trials = load(layout.root)
+    of_baseline = trials.loc[(trials["role"] == "baseline") & (trials["status"] == "completed"), quality.name].iloc[0]
+    luck = luck_of_one_run(of_baseline, list(trials[quality.name]), quality, allowed_drop)
+    return Earlier(prior=prior, known=known, luck=luck)
 
 
 def on_run(space: Space, base: TrialConfig, context: SpaceContext, trace: RunTrace | None) -> WarmStart:
@@ -236,18 +226,10 @@ def expected(earlier: Sequence[Earlier], trace: RunTrace, runs: Sequence[PriorRu
     """
     levels = Depths(trace).levels
     seen, losses, studies = prior_rows([one.prior for one in earlier], levels)
-    wanted = _features(runs, levels)
-    dense = _features([PriorRun(stops=(), ended=1.0, saved=0.0, loss=0.0)], levels)
     return posterior(
-        np.vstack([dense, seen]), np.append(0.0, losses), wanted, unit=1.0,
-        studies=np.append(0, np.zeros_like(studies) if own else studies),
+        seen, losses, features_of(runs, levels), unit=1.0, studies=np.zeros_like(studies) if own else studies,
         luck=float(np.mean([one.luck for one in earlier])),
     )  # fmt: skip
-
-
-def _features(runs: Sequence[PriorRun], levels: Sequence[float]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = prior_rows([PriorStudy(study="", runs=tuple(runs))], levels)[0]
-    return found
 
 
 def _run(

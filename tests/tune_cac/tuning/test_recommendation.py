@@ -118,9 +118,10 @@ def test_a_shorter_run_is_recommended_if_those_of_earlier_studies_lost_nothing(
     ("ended", "of", "epochs", "lengths"),
     [
         ((30, 24, 18, 24), 30, 30, [18, 24]),
-        ((15, 30), 30, 30, []),  # too short
-        ((14, 19), 24, 24, [14, 19]),  # 60 % rounded down, as a search does
-        ((14, 19), 24, 30, [18, 23]),
+        ((14, 30), 30, 30, []),  # too short
+        ((15, 30), 30, 30, [15]),
+        ((12, 19), 25, 25, [12, 19]),  # half rounded down, as a search does
+        ((12, 19), 25, 30, [15, 22]),
         ((4,), 8, 8, [4]),
         ((18,), 30, 1, []),
     ],
@@ -169,10 +170,9 @@ def test_what_is_expected_is_the_model_of_all_studies_on_the_runs_layers(earlier
     def rows(study: PriorStudy) -> np.ndarray:
         return np.array([[r.saved, r.ended, *shares_at(r.stops, levels, end=r.ended)] for r in study.runs])
 
-    dense = np.array([[0.0, 1.0, *np.ones(len(levels))]])
-    seen = np.vstack([dense, rows(priors[0]), rows(priors[1])])
-    losses = np.array([0.0, *(r.loss for one in priors for r in one.runs)])
-    numbers = np.array([0, *[1] * len(priors[0].runs), *[2] * len(priors[1].runs)])
+    seen = np.vstack([rows(priors[0]), rows(priors[1])])
+    losses = np.array([r.loss for one in priors for r in one.runs])
+    numbers = np.array([*[1] * len(priors[0].runs), *[2] * len(priors[1].runs)])
     wanted = posterior(seen, losses, rows(priors[0]), unit=1.0, studies=numbers, luck=earlier[0].luck)
     np.testing.assert_allclose(found.mean, wanted.mean)
     np.testing.assert_allclose(found.spread, wanted.spread)

@@ -3,8 +3,6 @@
 Settings with one outcome train alike, bit for bit, so only one of them is trained: the one nearest to the middle of the
 region that the others fill, which `region_middle` then moves to the exact middle. A run of fewer epochs has outcomes of
 its own.
-
-Shapes: k layers at which stops may end.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from itertools import takewhile
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from analysis.trace_replay.traces import RunTrace
 from trainables.gradskip.variables import BY_NAME
@@ -167,22 +164,3 @@ def shared_steps(
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(stops, other, strict=False)))
         most = max(most, min((when for when, _ in (*stops[same:], *other[same:])), default=total_steps))
     return most
-
-
-def trained_shares(
-    stops: Sequence[tuple[int, int]], layers: Sequence[int], total_steps: int, *, end: float = 1.0
-) -> NDArray[np.float64]:
-    """Return (k,) shares of the full run that layers trained: features by which the quality of outcomes is modelled.
-
-    >>> trained_shares([(10, 2), (50, 5)], [2, 5, 8], 100, end=0.6).tolist()
-    [0.1, 0.5, 0.6]
-
-    Args:
-        stops: of an outcome.
-        layers: positions of the layers' last parameters, ascending.
-        total_steps: of the full run.
-        end: share of it at which the outcome's own run ends.
-    """
-    last = end * total_steps
-    first = [min((when for when, through in stops if through >= layer), default=last) for layer in layers]
-    return np.array(first, float) / total_steps

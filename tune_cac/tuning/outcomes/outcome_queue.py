@@ -1,9 +1,9 @@
 """Order in which a search trains distinct outcomes: those whose savings, known before, promise a better answer.
 
-The first ones bisect the savings between the best setting within the allowed loss and the cheapest one beyond it; where
-earlier studies are known, they are those that promise the best answer by these. Then a model of the quality chooses the
-outcome with the highest expected improvement of answer and front for the compute that its training executes. The search
-ends when no outcome left is expected to improve them by a worthwhile share.
+A model of the quality chooses the outcome with the highest expected improvement of answer and front for the compute
+that its training executes. The answer is to hold on other seeds, too, so what the model takes to lose more than allowed
+on average is trained for the front alone. The search ends when no outcome left is expected to improve them by a
+worthwhile share.
 
 Everything is a function of the study's trials and the recorded runs, so a resumed search goes on in the same way.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,11 @@ from tune_cac.tuning.outcomes.distinct_outcomes import (
     predicted_again,
     shared_steps,
     stops_in,
-    trained_shares,
 )
-from tune_cac.tuning.outcomes.prior import Depths, PriorStudy, prior_rows
+from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, features_of, prior_rows
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
 from tune_cac.tuning.outcomes.region_middle import at_middle
+from tune_cac.tuning.outcomes.seed_luck import luck_of_one_run
 from tune_cac.tuning.outcomes.trial_attributes import ENDED_EARLY, EPOCHS, OF_EPOCHS, OUTCOME, PREDICTED, UNPREDICTED
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed
@@ -53,8 +52,8 @@ SETTINGS = 4000
 MOST_OUTCOMES = 500
 #: Outcomes, the newest, of which the quality is modelled.
 MOST_MODELLED = 200
-#: Outcomes that bisect the savings before the quality is modelled.
-BISECTED = 4
+#: Probability of staying within the allowed loss on other seeds below which no outcome is trained to be the answer.
+LIKELY = 0.5
 #: Outcomes that are trained at least before the search may end by itself.
 LEAST = 6
 #: Outcomes that are trained first where earlier studies are known: those that promise the best answer, at any cost.
@@ -95,6 +94,7 @@ class OutcomeQueue:
         self._quality, self._seed, self._epochs = base.quality, base.seed, base.epochs
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
         self._unpredicted: list[Drawn] = []  # of the full length
+        self._depths: Depths | None = None  # known once outcomes are, whose stops they are counted for
         self.ended = False
         """Whether no outcome is left that is worth its training."""
 
@@ -155,6 +155,8 @@ class OutcomeQueue:
             if self._drawn(epochs, known)
         }
         left = self._left(tried, traces)
+        if self._depths is None and traces:
+            self._depths = Depths(next(iter(traces.values())))
         chosen = self._chosen(left, tried, baseline)
         if (drawn := self._next_unpredicted(len(tried), ends=chosen is None)) is not None:
             self._trials.study.enqueue_trial(dict(drawn), user_attrs={"role": "search", UNPREDICTED: True})
@@ -235,68 +237,70 @@ class OutcomeQueue:
         return found
 
     def _chosen(self, left: Sequence[Outcome], tried: Sequence[Tried], baseline: Mapping[str, Any]) -> Outcome | None:
+        if not left or self._depths is None:
+            return None
         allowed = allowed_amount(self._allowed_drop, baseline[self._quality.key])
         best = max((one.saved for one in tried if one.loss is not None and one.loss <= allowed + 1e-9), default=0.0)
-        better = [one for one in left if one.saved > best + WORTHWHILE]
-        queued = sum(one.saved > 0 for one in tried)
-        if better and queued < BISECTED and not self._priors:
-            target = bisected(best, better[-1].saved, tried, allowed)
-            return min(better, key=lambda one: (abs(one.saved - target), one.saved))
-        if not left:
-            return None
-        answer, area = self._worth(left, tried, best, allowed)
+        within, here, area = self._expected(left, tried, baseline, allowed, self._depths)
+        saved = np.array([one.saved for one in left])
+        answer = np.where(within >= LIKELY, here, 0.0) * np.maximum(saved - best, 0.0)
         worth = np.where((answer >= WORTHWHILE) | (area >= WORTHWHILE_AREA), answer + area, 0.0)
         if self._priors and sum(bool(one.chosen) for one in tried) < FIRST_BY_PRIOR and answer.max() >= WORTHWHILE:
             return left[int(np.argmax(answer))]
-        if queued < LEAST and not self._priors:
+        if sum(one.saved > 0 for one in tried) < LEAST and not self._priors:
             worth = answer + area
         elif not worth.any():
             return None
         return left[int(np.argmax(worth / self._costs(left, tried)))]
 
-    def _worth(
-        self, left: Sequence[Outcome], tried: Sequence[Tried], best: float, allowed: float
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return (m,) expected improvements of the answer and of the front, fractions of the compute.
+    def _expected(
+        self,
+        left: Sequence[Outcome],
+        tried: Sequence[Tried],
+        baseline: Mapping[str, Any],
+        allowed: float,
+        depths: Depths,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return (m,) probabilities of staying within the allowed loss, and expected improvements of the front.
 
-        The answer's is that of its saving, for what the model expects to stay within the allowed loss; the front's is
-        that of its mean saving up to twice that loss; both without the noise of a seed, which another seed would take
-        back. What is being trained is taken to lose what the model expects.
+        The first probabilities are of the mean over seeds, the second of the study's own. The front is that of the
+        latter; its improvement is that of its mean saving up to twice the allowed loss, a fraction of the compute,
+        without the noise of a run. What is being trained is taken to lose what the model expects.
         """
         total = self._total_steps
-        all_stops = [*(one.stops for one in left), *(one.stops for one in tried)]
-        layers = sorted({through for stops in all_stops for _, through in stops})
 
         def features(runs: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
-            rows = [
-                np.array([one.saved, end, *trained_shares(one.stops, layers, total, end=end)])
-                for one in runs
-                for end in (one.epochs / self._epochs,)
-            ]
-            return np.array(rows).reshape(len(runs), len(layers) + 2)
+            made = []
+            for one in runs:
+                stops = tuple((when / total, depths.of(number)) for when, number in one.stops)
+                made.append(PriorRun(stops=stops, ended=one.epochs / self._epochs, saved=one.saved, loss=0.0))
+            return features_of(made, depths.levels)
 
         ended = [one for one in tried if one.loss is not None][-MOST_MODELLED:]
-        dense = Tried(epochs=self._epochs, stops=(), saved=0.0, loss=0.0)
-        seen, losses = features([dense, *ended]), np.array([0.0, *(one.loss for one in ended)], float)
+        seen, losses = features(ended), np.array([one.loss for one in ended], float)
         unit = max(allowed, 1e-6)
-        depths = Depths(self._roots()[self._epochs].trace) if self._priors else None
-        at = [0.0 if depths is None else depths.of(layer) for layer in layers]
-        earlier, earlier_losses, numbers = prior_rows(self._priors, at)
+        earlier, earlier_losses, numbers = prior_rows(self._priors, depths.levels)
+        luck = self._luck(baseline)
 
         def expected(of: NDArray[np.float64]) -> Posterior:
             return posterior(
                 np.vstack([earlier, seen]), np.append(earlier_losses * unit, losses), of, unit=unit,
-                studies=np.append(numbers, np.zeros(len(seen), int)),
+                studies=np.append(numbers, np.zeros(len(seen), int)), luck=luck,
             )  # fmt: skip
 
         if running := [one for one in tried if one.loss is None]:
-            means = expected(features(running)).mean
+            means = expected(features(running)).own_mean
             seen, losses = np.vstack([seen, features(running)]), np.append(losses, means)
         found = expected(features(left))
         saved = np.array([one.saved for one in left])
-        front = list(zip(losses.tolist(), seen[:, 0].tolist(), strict=True))
+        front = list(zip([0.0, *losses.tolist()], [0.0, *seen[:, 0].tolist()], strict=True))
         area = found.area_gained(saved, front, 2 * unit) / (2 * unit)
-        return found.share_within(allowed) * np.maximum(saved - best, 0.0), area
+        return found.share_within(allowed), found.own_share_within(allowed), area
+
+    def _luck(self, baseline: Mapping[str, Any]) -> float:
+        rows = [trial.user_attrs.get("row", {}).get(self._quality.key) for trial in self._trials.all()]
+        known = [float(value) for value in rows if value is not None]
+        return luck_of_one_run(baseline[self._quality.key], known, self._quality, self._allowed_drop)
 
     def _costs(self, left: Sequence[Outcome], tried: Sequence[Tried]) -> NDArray[np.float64]:
         """Return (m,) compute that trainings execute, in full trainings: that after the steps shared with others.
@@ -331,23 +335,3 @@ class Tried:
     """`Outcome.identity` as it was trained; empty until then."""
     chosen: str = ""
     """The same as the dense run predicted it; empty for what was not chosen as an outcome."""
-
-
-def bisected(best: float, most: float, tried: Sequence[Tried], allowed: float) -> float:
-    """Return the middle of the widest gap of savings above the best, below the cheapest outcome that lost too much.
-
-    >>> bisected(0.2, 0.9, [Tried(epochs=9, stops=(), saved=0.6, loss=0.1)], allowed=0.005)
-    0.4
-
-    Args:
-        best: savings of the best outcome within the allowed loss.
-        most: highest savings of an outcome.
-        tried: what was trained or is being trained.
-        allowed: loss of quality.
-    """
-    beyond = [one.saved for one in tried if one.loss is not None and one.loss > allowed + 1e-9 and one.saved > best]
-    end = min([most, *beyond])
-    running = sorted(one.saved for one in tried if one.loss is None and best < one.saved < end)
-    edges = [best, *running, end]
-    _, low, high = max((high - low, low, high) for low, high in pairwise(edges))
-    return (low + high) / 2

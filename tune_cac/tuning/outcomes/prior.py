@@ -114,6 +114,17 @@ def shares_at(stops: Iterable[tuple[float, float]], depths: Sequence[float], *, 
     return np.array(found)
 
 
+def features_of(runs: Sequence[PriorRun], depths: Sequence[float]) -> NDArray[np.float64]:
+    """Return (n, k + 2) features by which `quality_model` knows runs.
+
+    Args:
+        runs: n of them.
+        depths: of the new run's layers, ascending.
+    """
+    rows = [[run.saved, run.ended, *shares_at(run.stops, depths, end=run.ended)] for run in runs]
+    return np.array(rows, float).reshape(len(runs), len(depths) + 2)
+
+
 def prior_rows(
     priors: Sequence[PriorStudy], depths: Sequence[float]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -124,9 +135,8 @@ def prior_rows(
         depths: of the new run's layers, ascending.
     """
     runs = [(number, run) for number, prior in enumerate(priors, 1) for run in prior.runs]
-    rows = [np.array([run.saved, run.ended, *shares_at(run.stops, depths, end=run.ended)]) for _, run in runs]
     return (
-        np.array(rows).reshape(len(runs), len(depths) + 2),
+        features_of([run for _, run in runs], depths),
         np.array([run.loss for _, run in runs], float),
         np.array([number for number, _ in runs], int),
     )

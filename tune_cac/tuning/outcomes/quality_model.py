@@ -1,10 +1,19 @@
-"""Gaussian process of the loss of quality that outcomes cause, with the noise of one seed.
+"""Gaussian process of the loss of quality that outcomes cause, with the luck of one seed.
 
-The mean is a constant and a slope on the compute saved, both with a broad prior; what a layer's stop does beyond that
-is smooth in the shares of the run that layers trained. Length, amplitude and noise are those of a grid with the highest
-marginal likelihood (Rasmussen and Williams, Gaussian Processes for Machine Learning, sections 2.2, 2.7 and 5.4.1).
+The mean has two slopes: one on how long layers sit out, one on how much of the run is cut (docs/findings.md has the
+measurements behind both). What outcomes lose beyond that is smooth in the shares of the run that layers train. A full
+run without stops loses nothing.
 
-Shapes: n outcomes trained, m candidates, k features; the first feature is the compute saved.
+A loss is measured against one baseline, and another seed would give another one. Runs of full length share their
+beginning with the baseline, and so its luck; a shorter run shares nothing with it, but its beginning with the other
+runs of that length. So the losses of all shorter runs have the baseline's luck in common, those of one length also
+that length's, and a model that does not know this takes a lucky length for a good one.
+
+Slopes, length, amplitude and noise are those of a grid with the highest marginal likelihood (Rasmussen and Williams,
+Gaussian Processes for Machine Learning, sections 2.2, 2.7 and 5.4.1).
+
+Shapes: n outcomes trained, m candidates, k layers. Features (n, k + 2): compute saved, share of the full run at which
+the outcome's run ends, shares of the full run that the layers train.
 """
 
 from __future__ import annotations
@@ -18,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: Lengths in features, amplitudes and noises in units of the allowed loss.
-_LENGTHS, _AMPLITUDES, _NOISES = (0.15, 0.3, 0.6), (0.3, 1.0, 3.0), (0.1, 0.3, 0.6, 1.2)
-#: Standard deviations of the mean's constant and slope, in the same unit.
-_CONSTANT, _SLOPE = 1.0, 10.0
+_LENGTHS, _AMPLITUDES, _NOISES = (0.2, 0.5), (0.3, 1.0), (0.1, 0.3, 0.8)
+#: Expected slopes on `trend`, in the same unit, each as large as its standard deviation.
+_SLOPES = tuple(product((1.0, 4.0, 16.0), (0.4, 1.6, 6.4)))
 #: By how much earlier studies deviate, as shares of the function's own standard deviation; the expected one, from which
 #: the logarithm deviates by a normal number; and noises of their outcomes beside that of a seed, in the unit.
 _DEVIATIONS, _DEVIATION, _FURTHER_NOISES = (0.1, 0.3, 1.0, 3.0, 10.0), 0.3, (0.0, 0.5, 1.5)
@@ -31,16 +40,23 @@ class Posterior:
     """Loss of quality of m candidates, in the unit of the observed losses."""
 
     mean: NDArray[np.float64]
-    """(m,) expected loss."""
+    """(m,) expected loss, on average over seeds."""
     spread: NDArray[np.float64]
-    """(m,) standard deviation of the loss without the noise of a seed."""
+    """(m,) its standard deviation."""
+    own_mean: NDArray[np.float64]
+    """(m,) expected loss on the study's own seed, with the luck that its runs have in common."""
+    own_spread: NDArray[np.float64]
+    """(m,) its standard deviation, without the noise of a run."""
     noise: float
     """Standard deviation of the noise of one seed."""
 
     def share_within(self, allowed: float) -> NDArray[np.float64]:
-        """Return (m,) probabilities that the loss without the noise of a seed is at most the allowed one."""
-        z = (allowed - self.mean) / np.maximum(self.spread, 1e-12)
-        return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
+        """Return (m,) probabilities that the loss, on average over seeds, is at most the allowed one."""
+        return _normal_share((allowed - self.mean) / np.maximum(self.spread, 1e-12))
+
+    def own_share_within(self, allowed: float) -> NDArray[np.float64]:
+        """Return (m,) probabilities that a run loses at most the allowed loss on the study's own seed."""
+        return _normal_share((allowed - self.own_mean) / np.hypot(self.own_spread, self.noise))
 
     def area_gained(
         self, saved: NDArray[np.float64], front: Sequence[tuple[float, float]], worst: float
@@ -58,7 +74,7 @@ class Posterior:
             worst: loss of the reference point, whose saving is 0.
         """
         deviations, weights = np.polynomial.hermite_e.hermegauss(16)
-        losses = np.maximum(self.mean[:, None] + self.spread[:, None] * deviations, 0.0)
+        losses = np.maximum(self.own_mean[:, None] + self.own_spread[:, None] * deviations, 0.0)
         steps = sorted((max(loss, 0.0), share) for loss, share in front if loss < worst and share > 0)
         begins, highest = [0.0], [0.0]
         for loss, share in steps:
@@ -73,6 +89,28 @@ class Posterior:
         return found
 
 
+def _normal_share(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
+
+
+def trend(features: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (n, 2) what losses grow with: how long layers sit out, and how much of the run is cut.
+
+    Stops near a run's end cost hardly anything, and a shorter run suffers more from a stop: the mean share of its own
+    run that its layers sit out, to the third power, over its length. A cut run with a schedule of its own costs the
+    square of what it lacks, relative to its length.
+
+    >>> trend(np.array([[0.0, 1.0, 1.0, 1.0], [0.4, 0.5, 0.25, 0.5]])).tolist()
+    [[0.0, 0.0], [0.03125, 1.0]]
+
+    Args:
+        features: (n, k + 2).
+    """
+    ended, trained = features[:, 1], features[:, 2:]
+    out = 1 - trained.mean(axis=1) / ended if trained.shape[1] else np.zeros(len(features))
+    return np.column_stack([out**3 / ended, (1 / ended - 1) ** 2])
+
+
 def posterior(
     trained: NDArray[np.float64],
     losses: NDArray[np.float64],
@@ -85,41 +123,52 @@ def posterior(
     """Return what trained outcomes say of candidates.
 
     Args:
-        trained: (n, k) features, n >= 1.
+        trained: (n, k + 2) features.
         losses: (n,) their losses against the baseline.
-        candidates: (m, k) features.
+        candidates: (m, k + 2) features.
         unit: typical loss, such as the allowed one; > 0.
         studies: (n,) number of the study that trained each: 0 for this one, whose candidates they are; None: all of it.
-        luck: standard deviation of what all losses of another study have in common, because they are losses against
-            one baseline, in units.
+        luck: standard deviation of the quality of one run over seeds, in units.
     """
     # Diverged trainings are as bad as one that lost ten times the unit: the fit must not follow them.
     scaled = np.clip(losses / unit, -10.0, 10.0)
     studies = np.zeros(len(trained), int) if studies is None else studies
     others = sorted(set(studies.tolist()) - {0})
+    common = luck**2 * _shared_luck(trained, trained) * np.equal.outer(studies, studies)
     best: tuple[float, _Fit] | None = None
-    for length, amplitude in product(_LENGTHS, _AMPLITUDES):
-        kernel = _kernel(trained, trained, length, amplitude)
+    for length, amplitude, slopes in product(_LENGTHS, _AMPLITUDES, _SLOPES):
+        kernel = _kernel(trained, trained, length, amplitude, slopes)
+        beyond = scaled - trend(trained) @ slopes
         for noise, deviation in product(_NOISES, _DEVIATIONS if others else (0.0,)):
             fit = _Fit(
-                length=length, amplitude=amplitude, noise=noise, luck=luck,
+                length=length, amplitude=amplitude, slopes=slopes, noise=noise,
                 studies=dict.fromkeys(others, (deviation, 0.0)),
             )  # fmt: skip
-            likelihood = _likelihood(fit, kernel, scaled, studies)
+            likelihood = _likelihood(fit, kernel, common, beyond, studies)
             if best is None or likelihood > best[0]:
                 best = likelihood, fit
     assert best is not None  # the grid is not empty
     fit = best[1]
-    kernel = _kernel(trained, trained, fit.length, fit.amplitude)
+    kernel = _kernel(trained, trained, fit.length, fit.amplitude, fit.slopes)
+    beyond = scaled - trend(trained) @ fit.slopes
     for study in others:  # which of them misleads is seen one by one
         fits = [replace(fit, studies={**fit.studies, study: one}) for one in product(_DEVIATIONS, _FURTHER_NOISES)]
-        fit = max(fits, key=lambda one: _likelihood(one, kernel, scaled, studies))
-    factor = np.linalg.cholesky(_covariance(fit, kernel, studies))
-    across = np.linalg.solve(factor, _kernel(trained, candidates, fit.length, fit.amplitude))
-    own = _CONSTANT**2 + (_SLOPE * candidates[:, 0]) ** 2 + fit.amplitude**2
-    variance = np.maximum(own - (across**2).sum(axis=0), 0.0)
-    mean = across.T @ np.linalg.solve(factor, scaled)
-    return Posterior(mean=mean * unit, spread=np.sqrt(variance) * unit, noise=fit.noise * unit)
+        fit = max(fits, key=lambda one: _likelihood(one, kernel, common, beyond, studies))
+    factor = np.linalg.cholesky(_covariance(fit, kernel, common, studies))
+    weights = np.linalg.solve(factor, beyond)
+
+    def conditional(across: NDArray[np.float64], own: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+        explained = np.linalg.solve(factor, across)
+        mean = trend(candidates) @ fit.slopes + explained.T @ weights
+        return [mean * unit, np.sqrt(np.maximum(own - (explained**2).sum(axis=0), 0.0)) * unit]
+
+    across = _kernel(trained, candidates, fit.length, fit.amplitude, fit.slopes)
+    own = ((trend(candidates) * fit.slopes) ** 2).sum(axis=1)
+    own += fit.amplitude**2 * (1 - _likeness_to_dense(candidates, fit.length) ** 2)
+    here = luck**2 * _shared_luck(trained, candidates) * (studies == 0)[:, None]
+    mean, spread = conditional(across, own)
+    own_mean, own_spread = conditional(across + here, own + 2 * luck**2 * _is_cut(candidates))
+    return Posterior(mean=mean, spread=spread, own_mean=own_mean, own_spread=own_spread, noise=fit.noise * unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,37 +177,71 @@ class _Fit:
 
     length: float
     amplitude: float
+    slopes: tuple[float, float]
+    """Expected slopes on `trend`."""
     noise: float
-    luck: float
-    """Standard deviation of what the losses of each other study have in common; given, not fitted."""
     studies: Mapping[int, tuple[float, float]]
     """Deviation and further noise of each other study."""
 
 
-def _covariance(fit: _Fit, kernel: NDArray[np.float64], studies: NDArray[np.int64]) -> NDArray[np.float64]:
+def _shared_luck(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how often the losses of two lists of one study's outcomes share the luck of a run.
+
+    Those of shorter runs share the baseline's, and those of one length also that length's.
+    """
+    found: NDArray[np.float64] = np.outer(_is_cut(a), _is_cut(b)) * (1.0 + np.isclose(a[:, None, 1], b[None, :, 1]))
+    return found
+
+
+def _is_cut(features: NDArray[np.float64]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = features[:, 1] < 1 - 1e-9
+    return found
+
+
+def _covariance(
+    fit: _Fit, kernel: NDArray[np.float64], common: NDArray[np.float64], studies: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Return (n, n) covariance of the observations: a study deviates from the function by one of the same kind.
 
     With noise alone many outcomes of a misleading study would be as sure as one's own (Bonilla, Chai and Williams,
     Multi-task Gaussian Process Prediction, NIPS 2007, where tasks correlate by 1 / (1 + deviation^2)).
     """
-    full = kernel + fit.noise**2 * np.eye(len(studies))
+    full = kernel + common + fit.noise**2 * np.eye(len(studies))
     for study, (deviation, noise) in fit.studies.items():
         of = studies == study
-        full += (deviation**2 * kernel + fit.luck**2) * np.outer(of, of) + noise**2 * np.diag(of)
+        full += deviation**2 * kernel * np.outer(of, of) + noise**2 * np.diag(of)
     return full
 
 
 def _likelihood(
-    fit: _Fit, kernel: NDArray[np.float64], scaled: NDArray[np.float64], studies: NDArray[np.int64]
+    fit: _Fit,
+    kernel: NDArray[np.float64],
+    common: NDArray[np.float64],
+    beyond: NDArray[np.float64],
+    studies: NDArray[np.int64],
 ) -> float:
     """Return the logarithm of the likelihood times the deviations' prior, without what is equal for all fits."""
-    factor = np.linalg.cholesky(_covariance(fit, kernel, studies))
-    weights = np.linalg.solve(factor, scaled)
+    factor = np.linalg.cholesky(_covariance(fit, kernel, common, studies))
+    weights = np.linalg.solve(factor, beyond)
     expected = sum(math.log(deviation / _DEVIATION) ** 2 for deviation, _ in fit.studies.values())
     return -0.5 * float(weights @ weights) - float(np.log(np.diag(factor)).sum()) - 0.5 * expected
 
 
-def _kernel(a: NDArray[np.float64], b: NDArray[np.float64], length: float, amplitude: float) -> NDArray[np.float64]:
+def _kernel(
+    a: NDArray[np.float64], b: NDArray[np.float64], length: float, amplitude: float, slopes: tuple[float, float]
+) -> NDArray[np.float64]:
+    """Return the covariance of two lists of outcomes' losses, given that a full run without stops loses nothing."""
+    smooth = _likeness(a, b, length) - np.outer(_likeness_to_dense(a, length), _likeness_to_dense(b, length))
+    found: NDArray[np.float64] = (trend(a) * np.square(slopes)) @ trend(b).T + amplitude**2 * smooth
+    return found
+
+
+def _likeness_to_dense(a: NDArray[np.float64], length: float) -> NDArray[np.float64]:
+    dense = np.array([[0.0, *np.ones(a.shape[1] - 1)]])
+    return _likeness(a, dense, length)[:, 0]
+
+
+def _likeness(a: NDArray[np.float64], b: NDArray[np.float64], length: float) -> NDArray[np.float64]:
     distance = ((a[:, None, :] - b[None, :, :]) ** 2).mean(axis=2)
-    smooth = amplitude**2 * np.exp(-0.5 * distance / length**2)
-    return _CONSTANT**2 + _SLOPE**2 * np.outer(a[:, 0], b[:, 0]) + smooth
+    found: NDArray[np.float64] = np.exp(-0.5 * distance / length**2)
+    return found

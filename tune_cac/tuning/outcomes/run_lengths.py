@@ -22,8 +22,8 @@ from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart
 
-#: Share of the full run below which lengths are not chosen: one seed does not tell what those lose (docs/findings.md).
-SHORTEST = 0.6
+#: Share of the full run that the first cut dense run trains, and below which lengths are not chosen.
+FIRST, SHORTEST = 0.6, 0.5
 
 
 class RunLengths:
@@ -126,22 +126,24 @@ def lengths_in_epochs(shares: Sequence[float], epochs: int) -> list[int]:
 
 
 def next_length(losses: Mapping[int, float], epochs: int, allowed: float) -> int | None:
-    """Return the epochs of the next cut dense run: `SHORTEST` of the full run, then the middle between it and that.
+    """Return the epochs of the next cut dense run: `FIRST` of the full run, then `SHORTEST` or a longer one.
 
-    None once one is within the allowed loss, or lost hardly too much, up to twice what is allowed: stops on it may lose
-    less by the luck of a seed, and a longer run costs more.
+    Shorter if the first is within the allowed loss; the middle between it and the full run if it loses more than twice
+    that. In between stops on it may lose less by the luck of a seed, and a longer run costs more.
 
-    >>> next_length({}, 30, 0.005), next_length({18: 0.02}, 30, 0.005)
-    (18, 24)
-    >>> next_length({18: 0.005}, 30, 0.005) or next_length({18: 0.01}, 30, 0.005)
+    >>> next_length({}, 30, 0.005), next_length({18: 0.005}, 30, 0.005), next_length({18: 0.02}, 30, 0.005)
+    (18, 15, 24)
+    >>> next_length({18: 0.01}, 30, 0.005) or next_length({18: 0.0, 15: 0.0}, 30, 0.005)
 
     Args:
         losses: of quality by the epochs of the cut dense runs.
         epochs: of the full run.
         allowed: loss that is allowed.
     """
-    first = at_most(SHORTEST, epochs)
-    if any(loss <= 2 * allowed + 1e-9 for loss in losses.values()) or not losses.keys() <= {first}:
+    first = at_most(FIRST, epochs)
+    if not losses:
+        return first or None
+    if losses.keys() != {first} or allowed + 1e-9 < losses[first] <= 2 * allowed + 1e-9:
         return None
-    found = (first + epochs) // 2 if losses else first
-    return found if 0 < found < epochs and found not in losses else None
+    found = at_most(SHORTEST, epochs) if losses[first] <= allowed + 1e-9 else (first + epochs) // 2
+    return found if 0 < found < epochs and found != first else None

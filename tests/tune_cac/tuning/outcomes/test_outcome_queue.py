@@ -18,9 +18,8 @@ from trainables.config import TrialConfig
 from trainables.gradskip.variables import MEASURED_RULES
 from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac import search
-from tune_cac.tuning.outcomes.distinct_outcomes import distinct_outcomes
-from tune_cac.tuning.outcomes.outcome_queue import Tried, bisected
-from tune_cac.tuning.outcomes.prior import PriorRun, PriorStudy
+from tune_cac.tuning.outcomes.distinct_outcomes import Outcome, distinct_outcomes
+from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy
 from tune_cac.tuning.outcomes.trial_attributes import OUTCOME
 from tune_cac.tuning.study_searcher import FINISHED, StudySearch
 
@@ -164,37 +163,28 @@ def test_settings_of_one_region_train_alike(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("bound", [1.0, 0.15])
 def test_with_earlier_studies_the_first_outcome_is_the_best_of_them(tmp_path: Path, bound: float) -> None:
-    """By two studies in which nothing is lost up to a bound on the saving, and eight allowed losses above it."""
+    """By two studies of these outcomes: nothing is lost up to a bound on the saving, eight allowed losses above it."""
+    for folder in ("known", "s"):
+        (tmp_path / folder).mkdir()
+    known = learning(tmp_path / "known").learn()
+    outcomes = distinct_outcomes(known, known.drawn(0, 4000))[0]
+    saved, depths = [one.saved for one in outcomes], Depths(known.trace)
 
-    def run(saved: float) -> PriorRun:
-        loss = 0.0 if saved <= bound else 8.0
-        return PriorRun(stops=((1 - 1.4 * saved, 0.9),), ended=1.0, saved=saved, loss=loss)
+    def run(one: Outcome) -> PriorRun:
+        stops = tuple((when / known.trace.total_steps, depths.of(layer)) for when, layer in one.stops)
+        return PriorRun(stops=stops, ended=1.0, saved=one.saved, loss=0.0 if one.saved <= bound else 8.0)
 
-    runs = tuple(run(0.02 * number) for number in range(1, 35))
-    made = learning(tmp_path, priors=[PriorStudy(study=name, runs=runs) for name in ("a", "b")])
+    runs = tuple(map(run, outcomes[:: max(1, len(outcomes) // 40)]))
+    made = learning(tmp_path / "s", priors=[PriorStudy(study=name, runs=runs) for name in ("a", "b")])
     assert made.outcomes is not None
     assert made.outcomes.predicts
-    saved = [one.saved for one in distinct_outcomes(made.learn(), made.learn().drawn(0, 4000))[0]]
     made.suggest("published")
     first = made.suggest("first")
     assert isinstance(first, dict)
-    row = train(tmp_path, first)
+    row = train(tmp_path / "s", first)
     most = max(one for one in saved if one <= bound)
     assert 0.7 * most < row["compute_saved"] < most + 0.02  # of those that save about as much the likeliest
-    assert OUTCOME in told(tmp_path)[first["trial"]].user_attrs
-
-
-def test_savings_are_bisected_between_the_best_and_the_cheapest_that_lost_too_much() -> None:
-    def run(saved: float, loss: float | None) -> Tried:
-        return Tried(epochs=4, stops=(), saved=saved, loss=loss)
-
-    assert bisected(0.0, 0.8, [], 0.01) == 0.4
-    assert bisected(0.4, 0.8, [run(0.4, 0.0)], 0.01) == pytest.approx(0.6)
-    # Quality that falls and rises again: what lost too much below the best is no bound.
-    assert bisected(0.4, 0.8, [run(0.4, 0.0), run(0.2, 0.05)], 0.01) == pytest.approx(0.6)
-    assert bisected(0.4, 0.8, [run(0.4, 0.0), run(0.5, 0.05)], 0.01) == pytest.approx(0.45)
-    # What is being trained halves the gap for the next one.
-    assert bisected(0.0, 0.8, [run(0.4, None)], 0.01) in (pytest.approx(0.2), pytest.approx(0.6))
+    assert OUTCOME in told(tmp_path / "s")[first["trial"]].user_attrs
 
 
 @pytest.mark.slow

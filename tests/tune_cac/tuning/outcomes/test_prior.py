@@ -12,7 +12,6 @@ from searchers import learning
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
 from analysis.trace_replay.traces import load_trace
-from tune_cac.tuning.outcomes.distinct_outcomes import trained_shares
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, first_length, prior_rows, shares_at
 
 
@@ -33,11 +32,8 @@ def test_shares_of_a_layer_are_the_mean_of_the_steps_over_its_depths() -> None:
             assert found == pytest.approx(steps[inside].mean(), abs=1e-4)
 
 
-def test_shares_on_the_same_layers_are_those_of_the_queue() -> None:
-    depths = {2: 0.25, 5: 0.5, 8: 1.0}
-    stops = [(10, 2), (50, 5)]
-    same = shares_at([(when / 100, depths[layer]) for when, layer in stops], list(depths.values()), end=0.6)
-    assert same.tolist() == trained_shares(stops, list(depths), 100, end=0.6).tolist()
+def test_at_the_depths_of_the_stops_a_share_is_the_time_of_the_first_stop_through_the_layer() -> None:
+    assert shares_at([(0.1, 0.25), (0.5, 0.5)], [0.25, 0.5, 1.0], end=0.6).tolist() == [0.1, 0.5, 0.6]
 
 
 def test_rows_have_saving_length_and_shares_and_the_number_of_their_study() -> None:

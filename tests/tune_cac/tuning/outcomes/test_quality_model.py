@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,108 +12,177 @@ from scipy.stats import multivariate_normal, norm
 from analysis.metrics.pareto import hypervolume, non_dominated
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
 
-
-def covariance(a: np.ndarray, b: np.ndarray, length: float, amplitude: float) -> np.ndarray:
-    """Of two lists of outcomes, pair by pair."""
-    return np.array([
-        [1 + 100 * x[0] * y[0] + amplitude**2 * np.exp(-np.mean((x - y) ** 2) / (2 * length**2)) for y in b] for x in a
-    ])  # fmt: skip
+KERNELS = list(product((0.2, 0.5), (0.3, 1.0), product((1.0, 4.0, 16.0), (0.4, 1.6, 6.4)), (0.1, 0.3, 0.8)))
 
 
-def test_it_is_the_conditional_normal_of_the_likeliest_of_its_kernels() -> None:
+def outcomes(draw: np.random.Generator, count: int, *, ended: tuple[float, ...] = (1.0,)) -> np.ndarray:
+    """Features of runs of three layers."""
+    ends = draw.choice(ended, size=count)
+    shares = ends[:, None] * draw.random((count, 3))
+    return np.column_stack([1 - shares.mean(axis=1), ends, shares])
+
+
+def slopes_of(row: np.ndarray) -> np.ndarray:
+    """What the mean grows with, layer by layer."""
+    ended = row[1]
+    missed = sum(1 - share / ended for share in row[2:]) / (len(row) - 2)
+    return np.array([missed**3 / ended, (1 / ended - 1) ** 2])
+
+
+def covariance(
+    a: np.ndarray, b: np.ndarray, length: float, amplitude: float, slopes: tuple[float, float]
+) -> np.ndarray:
+    """Of two lists of outcomes, pair by pair, given that a full run without stops is known to lose nothing."""
+
+    def prior(x: np.ndarray, y: np.ndarray) -> float:
+        common = sum(slopes_of(x) * slopes_of(y) * np.array(slopes) ** 2)
+        return float(common + amplitude**2 * np.exp(-np.mean((x - y) ** 2) / (2 * length**2)))
+
+    dense = np.array([0.0, *np.ones(a.shape[1] - 1)])
+    return np.array([[prior(x, y) - prior(x, dense) * prior(dense, y) / prior(dense, dense) for y in b] for x in a])
+
+
+def means(rows: np.ndarray, slopes: tuple[float, float]) -> np.ndarray:
+    return np.array([slopes_of(row) @ slopes for row in rows])
+
+
+def luck_of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Covariance of two lists of losses by the luck of runs: each is that of the baseline less that of its length."""
+
+    def shared(x: np.ndarray, y: np.ndarray) -> float:
+        runs = [{} if row[1] == 1 else {"baseline": 1.0, f"length {row[1]}": -1.0} for row in (x, y)]
+        return sum(share * runs[1].get(run, 0.0) for run, share in runs[0].items())
+
+    return np.array([[shared(x, y) for y in b] for x in a])
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.8])
+def test_it_is_the_conditional_normal_of_the_likeliest_of_its_kernels(luck: float) -> None:
     draw = np.random.default_rng(0)
-    trained, candidates = draw.random((7, 3)), draw.random((5, 3))
-    losses = 0.01 * trained[:, 0] + 0.001 * draw.normal(size=7)
+    trained, candidates = outcomes(draw, 9, ended=(1.0, 0.6, 0.5)), outcomes(draw, 6, ended=(1.0, 0.6, 0.7))
+    losses = 0.01 * trained[:, 0] + 0.001 * draw.normal(size=9)
     unit = 0.005
-    found = posterior(trained, losses, candidates, unit=unit)
+    found = posterior(trained, losses, candidates, unit=unit, luck=luck)
+    common = luck**2 * luck_of(trained, trained)
 
-    def density(kernel: tuple[float, float, float]) -> float:
-        length, amplitude, noise = kernel
-        own = covariance(trained, trained, length, amplitude) + noise**2 * np.eye(7)
-        return float(multivariate_normal(np.zeros(7), own).logpdf(losses / unit))
+    def density(kernel: tuple[float, float, tuple[float, float], float]) -> float:
+        own = covariance(trained, trained, *kernel[:3]) + common + kernel[3] ** 2 * np.eye(9)
+        return float(multivariate_normal(means(trained, kernel[2]), own).logpdf(losses / unit))
 
-    length, amplitude, noise = max(product((0.15, 0.3, 0.6), (0.3, 1.0, 3.0), (0.1, 0.3, 0.6, 1.2)), key=density)
-    inverse = np.linalg.inv(covariance(trained, trained, length, amplitude) + noise**2 * np.eye(7))
-    across = covariance(candidates, trained, length, amplitude)
-    mean = across @ inverse @ (losses / unit) * unit
-    spread = (
-        np.sqrt(np.diag(covariance(candidates, candidates, length, amplitude) - across @ inverse @ across.T)) * unit
-    )
+    *kernel, noise = max(KERNELS, key=density)
+    slopes = kernel[2]
+    inverse = np.linalg.inv(covariance(trained, trained, *kernel) + common + noise**2 * np.eye(9))
+    across, own = (covariance(candidates, of, *kernel) for of in (trained, candidates))
+
+    def conditional(across: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mean = means(candidates, slopes) + across @ inverse @ (losses / unit - means(trained, slopes))
+        return mean * unit, np.sqrt(np.diag(own - across @ inverse @ across.T)) * unit
+
+    mean, spread = conditional(across, own)
     np.testing.assert_allclose(found.mean, mean, rtol=1e-6)
     np.testing.assert_allclose(found.spread, spread, rtol=1e-4)
+    here = luck**2 * luck_of(candidates, trained), luck**2 * luck_of(candidates, candidates)
+    own_mean, own_spread = conditional(across + here[0], own + here[1])
+    np.testing.assert_allclose(found.own_mean, own_mean, rtol=1e-6)
+    np.testing.assert_allclose(found.own_spread, own_spread, rtol=1e-4)
     assert found.noise == noise * unit
     np.testing.assert_allclose(found.share_within(0.005), norm.cdf(0.005, mean, spread), rtol=1e-3, atol=1e-9)
+    wanted = norm.cdf(0.005, own_mean, np.sqrt(own_spread**2 + found.noise**2))
+    np.testing.assert_allclose(found.own_share_within(0.005), wanted, rtol=1e-3, atol=1e-9)
 
 
+def test_without_a_run_trained_it_is_the_prior_and_a_run_without_stops_loses_nothing() -> None:
+    candidates = np.array([[0.0, 1.0, 1.0, 1.0], [0.55, 0.6, 0.3, 0.6], [0.4, 0.6, 0.6, 0.6]])
+    found = posterior(np.empty((0, 4)), np.empty(0), candidates, unit=0.01, luck=1.0)
+    np.testing.assert_allclose(found.mean, 0.01 * means(candidates, (1.0, 0.4)), atol=1e-12)
+    assert (found.mean[0], found.spread[0], found.own_spread[0]) == (0.0, 0.0, 0.0)
+    assert (found.own_spread[1:] > found.spread[1:]).all()
+
+
+def test_a_lucky_length_is_not_taken_for_a_good_one() -> None:
+    """All runs of one length lose nothing, however many: that is the length's luck and the baseline's as well."""
+    shorter = np.array([[0.4 + 0.01 * n, 0.6, *[0.6 - 0.01 * n] * 3] for n in range(20)])
+    losses = np.full(20, -1.0)
+    found = posterior(shorter, losses, shorter[:1], unit=1.0, luck=1.0)
+    assert found.own_mean[0] == pytest.approx(-1.0, abs=0.15)
+    assert found.mean[0] > -0.3  # regression to the mean
+    assert posterior(shorter, losses, shorter[:1], unit=1.0).mean[0] == pytest.approx(-1.0, abs=0.2)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("luck", [0.0, 0.8])
 def test_earlier_studies_deviate_and_one_that_misleads_counts_for_less(luck: float) -> None:
     """Against conditioning by an inverse, with the deviations of the likeliest: all alike, then one by one.
 
-    What a study's losses have in common is a random constant of its own.
+    Luck is shared within a study alone.
     """
     draw = np.random.default_rng(2)
-    trained, candidates = draw.random((30, 3)), draw.random((5, 3))
+    trained, candidates = outcomes(draw, 30, ended=(1.0, 0.6)), outcomes(draw, 5, ended=(1.0, 0.6))
     studies = np.repeat([1, 2, 0], 10)
-    truth = 3 * trained[:, 0] ** 2 + trained[:, 1]
+    truth = 3 * trained[:, 0] ** 2 + trained[:, 2]
     losses = np.where(studies == 2, 6 - 3 * truth, truth) + 0.1 * draw.normal(size=30)  # the second misleads
     found = posterior(trained, losses, candidates, unit=1.0, studies=studies, luck=luck)
+    common = luck**2 * luck_of(trained, trained) * (studies[:, None] == studies[None, :])
 
-    def own(length: float, amplitude: float, noise: float, others: dict[int, tuple[float, float]]) -> np.ndarray:
-        full = covariance(trained, trained, length, amplitude)
-        factors = np.ones((30, 30))
-        shared, more = np.zeros((30, 30)), np.full(30, noise**2)
+    covariances = {kernel[:3]: covariance(trained, trained, *kernel[:3]) for kernel in KERNELS}
+
+    def own(kernel: tuple[Any, ...], others: dict[int, tuple[float, float]]) -> np.ndarray:
+        factors, more = np.ones((30, 30)), np.full(30, kernel[3] ** 2)
         for study, (deviation, further) in others.items():
             factors[np.ix_(studies == study, studies == study)] += deviation**2
             more[studies == study] += further**2
-            shared[np.ix_(studies == study, studies == study)] = luck**2
-        return full * factors + shared + np.diag(more)
+        return covariances[kernel[:3]] * factors + common + np.diag(more)
 
-    def density(kernel: tuple[float, float, float], others: dict[int, tuple[float, float]]) -> float:
+    def density(kernel: tuple[Any, ...], others: dict[int, tuple[float, float]]) -> float:
         expected = sum(norm.logpdf(np.log(deviation / 0.3)) for deviation, _ in others.values())
-        return float(multivariate_normal(np.zeros(30), own(*kernel, others)).logpdf(losses) + expected)
+        return float(multivariate_normal(means(trained, kernel[2]), own(kernel, others)).logpdf(losses) + expected)
 
     deviations = (0.1, 0.3, 1.0, 3.0, 10.0)
-    kernels = list(product((0.15, 0.3, 0.6), (0.3, 1.0, 3.0), (0.1, 0.3, 0.6, 1.2)))
     kernel, first = max(
-        product(kernels, deviations), key=lambda one: density(one[0], dict.fromkeys((1, 2), (one[1], 0)))
+        product(KERNELS, deviations), key=lambda one: density(one[0], dict.fromkeys((1, 2), (one[1], 0)))
     )
     others: dict[int, tuple[float, float]] = dict.fromkeys((1, 2), (first, 0.0))
     for study in (1, 2):
         choices = [{**others, study: one} for one in product(deviations, (0.0, 0.5, 1.5))]
         others = max(choices, key=lambda one: density(kernel, one))
     assert others[1][0] < others[2][0]
-    inverse = np.linalg.inv(own(*kernel, others))
-    across = covariance(candidates, trained, *kernel[:2])
-    np.testing.assert_allclose(found.mean, across @ inverse @ losses, rtol=1e-6)
-    variance = np.diag(covariance(candidates, candidates, *kernel[:2]) - across @ inverse @ across.T)
+    inverse = np.linalg.inv(own(kernel, others))
+    across = covariance(candidates, trained, *kernel[:3])
+    mean = means(candidates, kernel[2]) + across @ inverse @ (losses - means(trained, kernel[2]))
+    np.testing.assert_allclose(found.mean, mean, rtol=1e-6)
+    variance = np.diag(covariance(candidates, candidates, *kernel[:3]) - across @ inverse @ across.T)
     np.testing.assert_allclose(found.spread, np.sqrt(variance), rtol=1e-4)
     # It is no worse than without the study that misleads.
     kept = studies != 2
-    without = posterior(trained[kept], losses[kept], candidates, unit=1.0, studies=studies[kept])
-    true = 3 * candidates[:, 0] ** 2 + candidates[:, 1]
+    without = posterior(trained[kept], losses[kept], candidates, unit=1.0, studies=studies[kept], luck=luck)
+    true = 3 * candidates[:, 0] ** 2 + candidates[:, 2]
     assert np.abs(found.mean - true).mean() < np.abs(without.mean - true).mean() + 0.1
 
 
 @pytest.mark.parametrize("count", [4, 16])
 def test_studies_are_as_sure_as_their_number_however_many_runs_they_have(count: int) -> None:
-    """The constant has a normal prior of standard deviation 1, and count observations with the luck's variance."""
-    trained = np.tile(np.linspace(0.0, 1.0, 15), count)[:, None]
+    """Each study is one observation of the cut run's loss, which two runs' luck changes, beside the prior."""
+    cut = np.array([[0.4, 0.6, *[0.6] * 3]])
+    trained = np.tile(cut, (15 * count, 1))
     studies = np.repeat(np.arange(1, count + 1), 15)
-    found = posterior(trained, np.zeros(len(trained)), np.array([[0.0]]), unit=1.0, studies=studies, luck=1.5)
-    assert found.mean[0] == pytest.approx(0.0, abs=1e-9)
-    assert found.spread[0] == pytest.approx((1 + count / 1.5**2) ** -0.5, rel=0.03)
+    found = posterior(trained, np.zeros(len(trained)), cut, unit=1.0, studies=studies, luck=1.5)
+    loosest, sharpest = (
+        (1 / ((0.4 * slopes_of(cut[0])[1]) ** 2 + smooth) + count / (2 * 1.5**2)) ** -0.5 for smooth in (0.09, 0.0)
+    )
+    assert sharpest * 0.95 < found.spread[0] < loosest * 1.05
 
 
 def test_the_area_gained_is_the_mean_growth_of_the_hypervolume() -> None:
     draw = np.random.default_rng(1)
-    found = Posterior(mean=np.array([0.0, 0.004, 0.02]), spread=np.array([0.001, 0.003, 0.004]), noise=0.002)
+    own = {"own_mean": np.array([0.0, 0.004, 0.02]), "own_spread": np.array([0.001, 0.003, 0.004])}
+    found = Posterior(mean=np.zeros(3), spread=np.ones(3), **own, noise=0.002)
     saved, front, worst = np.array([0.3, 0.55, 0.6]), [(0.0, 0.0), (0.001, 0.2), (0.006, 0.5), (0.03, 0.9)], 0.01
 
     def area(points: list[tuple[float, float]]) -> float:
         values = np.array([(-max(loss, 0.0), share) for loss, share in points if loss <= worst])
         return hypervolume(values[non_dominated(values)], (-worst, 0.0))
 
-    losses = found.mean + found.spread * draw.normal(size=(4000, 3))
+    losses = found.own_mean + found.own_spread * draw.normal(size=(4000, 3))
     grown = [
         [area([*front, (loss, share)]) - area(front) for loss, share in zip(row, saved, strict=True)] for row in losses
     ]
@@ -121,9 +191,9 @@ def test_the_area_gained_is_the_mean_growth_of_the_hypervolume() -> None:
 
 
 def test_a_run_that_diverged_says_that_its_like_lose_too_much_and_nothing_of_others() -> None:
-    trained = np.array([[0.0, 1.0], [0.2, 0.8], [0.4, 0.6], [0.9, 0.05]])
-    losses = np.array([0.0, 0.001, 0.002, np.inf])
-    found = posterior(trained, losses, np.array([[0.3, 0.7], [0.88, 0.06]]), unit=0.005)
+    trained = np.array([[0.2, 1.0, 0.8], [0.4, 1.0, 0.6], [0.9, 1.0, 0.05]])
+    losses = np.array([0.001, 0.002, np.inf])
+    found = posterior(trained, losses, np.array([[0.3, 1.0, 0.7], [0.88, 1.0, 0.06]]), unit=0.005)
     assert np.isfinite(found.mean).all()
     within = found.share_within(0.005)
     assert within[0] > 0.5 > 0.2 > within[1]

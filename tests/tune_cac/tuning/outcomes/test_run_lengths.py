@@ -26,21 +26,23 @@ from tune_cac.tuning.study_searcher import FINISHED
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 4, 5, 7, 30, 100])
 @pytest.mark.parametrize("first_feasible", [0.0, 0.3, 0.5, 0.6, 0.75, 0.9, 1.0])
-def test_one_length_is_tried_and_what_lies_between_if_it_lost_too_much(epochs: int, first_feasible: float) -> None:
+def test_after_the_first_length_a_shorter_one_is_tried_or_a_longer_one_if_it_lost_too_much(
+    epochs: int, first_feasible: float
+) -> None:
     """Against a loss that steps from far too much to nothing at one length."""
     losses: dict[int, float] = {}
     while (length := next_length(losses, epochs, 0.005)) is not None:
-        assert length < epochs
+        assert 0 < length < epochs
         assert length not in losses
         losses[length] = 0.0 if length >= first_feasible * epochs else 0.1
     first = epochs * 6 // 10
-    tried = [first] if first else []
-    if first < first_feasible * epochs and (first + epochs) // 2 > first > 0:
-        tried.append((first + epochs) // 2)
-    assert list(losses) == tried
+    second = epochs // 2 if first >= first_feasible * epochs else (first + epochs) // 2
+    assert list(losses) == [length for length in dict.fromkeys((first, second)) if first > 0 < length]
 
 
 def test_what_lost_hardly_too_much_is_the_end_already() -> None:
+    assert next_length({18: 0.005}, 30, 0.005) == 15
+    assert next_length({18: 0.0051}, 30, 0.005) is None
     assert next_length({18: 0.01}, 30, 0.005) is None
     assert next_length({18: 0.0101}, 30, 0.005) == 24
     assert next_length({18: float("inf")}, 30, 0.005) == 24  # it diverged
@@ -64,7 +66,7 @@ def test_a_run_as_cheap_as_the_answer_is_none_itself_below_the_chosen_lengths(
     assert (run.values["epochs"], run.attrs["role"], run.attrs["control"]) == (epochs, role, SHORTER)
 
 
-@pytest.mark.parametrize(("found", "first"), [(0.8, 24), (0.72, 22), (0.3, 18), (1.0, 18)])
+@pytest.mark.parametrize(("found", "first"), [(0.8, 24), (0.72, 22), (0.3, 15), (1.0, 18)])
 def test_the_first_length_is_that_of_earlier_studies_and_no_shorter_than_others(
     tmp_path: Path, found: float, first: int
 ) -> None:

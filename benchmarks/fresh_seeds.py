@@ -1,0 +1,78 @@
+"""What an answer loses on seeds that no search of a benchmark has seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from one_training import last_row
+
+from trainables.config import TrialConfig
+
+#: Loss that is allowed, the default of a search by accuracy.
+ALLOWED = 0.005
+
+
+def fresh_seeds(seed: int, count: int) -> range:
+    """Return seeds for the answer of one search; those of two searches have none in common.
+
+    Args:
+        seed: of the search, or the first one of several.
+        count: at most 1000.
+    """
+    return range(1000 * (seed + 1), 1000 * (seed + 1) + count)
+
+
+def fresh_losses(
+    answer: TrialConfig, epochs: int, seeds: Sequence[int], folder: Path, processes: int = 2
+) -> list[tuple[float, float]]:
+    """Return loss, mean of validation and test accuracy's, and saving of an answer on each seed.
+
+    Args:
+        answer: its configuration.
+        epochs: of the full run.
+        seeds: to train it and the run without a method on.
+        folder: keeps the rows of what was trained before.
+        processes: that train at the same time.
+    """
+    same = {"workload": answer.workload, "workload_options": answer.workload_options}
+    dense = TrialConfig(method="none", epochs=epochs, **same)
+    configs = [replace(config, seed=seed) for seed in seeds for config in (dense, answer)]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        rows = list(pool.map(partial(_kept_row, folder), configs))
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    return [
+        (
+            fmean(full[name] - row[name] for name in ("accuracy", "test_accuracy")),
+            1 - row["executed_flops"] / full["executed_flops"],
+        )
+        for full, row in pairs
+    ]
+
+
+def share_kept(losses: Sequence[float]) -> float:
+    """Return the share of losses that are within the allowed one."""
+    return fmean(loss <= ALLOWED + 1e-9 for loss in losses)
+
+
+def _kept_row(folder: Path, config: TrialConfig) -> Mapping[str, Any]:
+    """Return accuracies and FLOPs of a training, from the folder if they are there."""
+    text = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    file = folder / "fresh" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    if not file.exists():
+        row = last_row(config)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written = file.with_suffix(f".{os.getpid()}")
+        written.write_text(json.dumps({name: row[name] for name in ("accuracy", "test_accuracy", "executed_flops")}))
+        written.replace(file)
+    found: Mapping[str, Any] = json.loads(file.read_text())
+    return found
