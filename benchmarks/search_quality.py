@@ -13,10 +13,10 @@ others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over our 
 ``saved`` is the compute that the best setting within the allowed loss saves on the search's own seed; ``executed`` is
 what the search trained, in dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and
 twice the allowed loss. With ``--fresh N`` every answer and its baseline are trained on N fresh seeds, others for each
-search: ``loss`` is the mean of validation and test loss over them, in points, ``kept`` the share of these seeds on which
-that mean is within the allowed loss; an answer that saves nothing loses nothing. The lines at the end are medians over
-the searches' seeds, with ratios to the last one named, seed by seed. Searches that a folder has already are not run
-again.
+search: ``loss`` is the mean of validation and test loss over them, in points, ``kept`` the share of these seeds on
+which that mean is within the allowed loss; an answer that saves nothing loses nothing. The lines at the end are medians
+over the searches' seeds, with ratios to the last one named, seed by seed. Searches that a folder has already are not
+run again.
 """
 
 from __future__ import annotations

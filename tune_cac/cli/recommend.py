@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Share of the dense run that is trained.
 TRAINED = 0.25
+#: Beginning of the names of the studies that ``--seeds`` searches.
+NAME = "recommend"
 #: Error of a saving, a fraction of the compute, up to which thresholds are recommended, and explicit stops beyond it.
 TRUSTED = 0.05
 
@@ -47,9 +49,7 @@ def add_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
         help="first search on N seeds, from --seed on, each from what those before have found; run again, it goes on "
         "where it was interrupted",
     )  # fmt: skip
-    parser.add_argument(
-        "--name", default="recommend", help="with --seeds: beginning of its studies' names (default: recommend)"
-    )
+    parser.add_argument("--name", help=f"with --seeds: beginning of its studies' names (default: {NAME})")
     add_results(parser)
     parser.set_defaults(run=run, space=SearchOptions.space)
 
@@ -62,6 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     from tune_cac.tuning.recommendation import check_space, left_out, recommend
     from tune_cac.tuning.run_context import baseline_config, own_metric
 
+    if arguments.name is not None and arguments.seeds is None:
+        raise UserError(
+            f"--name must come with --seeds, whose studies it names, got --name {arguments.name} alone: add --seeds 5, "
+            f"or name the studies to start from by --prior {arguments.name}"
+        )
     space = search_spaces.load(arguments.space)
     check_space(space)
     given = config_of(arguments, method="none")
@@ -108,8 +113,9 @@ def _searched(arguments: argparse.Namespace, given: TrialConfig) -> bool:
     seeds = [(given.seed + n) % (MOST_SEED + 1) for n in range(arguments.seeds)]
     prior = list(arguments.prior or ())
     on_gpu = {"gpus_per_trial": 1.0} if given.device == "cuda" else {}
+    name = arguments.name or NAME
     found = search_seeds(
-        arguments.name, seeds,
+        name, seeds,
         {
             "workload": given.workload, "workload_options": given.workload_options or (), "epochs": given.epochs,
             "space": arguments.space, "cpus_per_trial": given.threads, "results": arguments.results, "prior": prior,
@@ -121,7 +127,7 @@ def _searched(arguments: argparse.Namespace, given: TrialConfig) -> bool:
     if len(found) < len(seeds) or found[-1].interrupted:
         say("Interrupted. The same command goes on with what is missing.")
         return False
-    arguments.prior = [*prior, *(study_name(arguments.name, seed) for seed in seeds)]
+    arguments.prior = [*prior, *(study_name(name, seed) for seed in seeds)]
     return True
 
 

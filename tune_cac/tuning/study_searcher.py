@@ -150,8 +150,10 @@ class StudySearch(JournalSearcher):
         self.early_stopper: EarlyStopper | None = None
         """Ends trials early."""
         if self._learns and repeats and grid is None:
-            roots = lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots()  # noqa: E731
-            self.outcomes = OutcomeQueue(self.trials, roots, tree, base, allowed_drop, sharing=sharing, priors=priors)
+            self.outcomes = OutcomeQueue(
+                self.trials, lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots(), tree, base,
+                allowed_drop, sharing=sharing, priors=priors,
+            )  # fmt: skip
             if space.method == "gradskip" and not space.options and base.saving is None:
                 self.lengths = self._cut_runs if lengths else None
                 self.early_stopper = EarlyStopper(self.trials, base, self._running) if early_ending else None

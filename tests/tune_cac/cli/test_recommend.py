@@ -36,6 +36,12 @@ def test_a_study_that_is_given_must_exist(capsys: pytest.CaptureFixture[str]) ->
     assert "no study 'd1' in results: there is no study there yet" in refused(capsys, "--prior", "d1")
 
 
+def test_a_name_alone_names_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(capsys, "--name", "mine")
+    assert "--name must come with --seeds, whose studies it names, got --name mine alone: add --seeds 5, or" in told
+    assert "by --prior mine" in told
+
+
 def test_a_space_of_another_method_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--space must be one of Gradient-Skip alone" in refused(capsys, "--space", "agp")
 

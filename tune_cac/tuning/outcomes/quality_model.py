@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: Lengths in features, amplitudes and noises in units of the allowed loss.
-_LENGTHS, _AMPLITUDES, _NOISES = (0.2, 0.5), (0.3, 1.0), (0.1, 0.3, 0.8)
+_LENGTHS, _AMPLITUDES, _NOISES = (0.2, 0.5), (0.3, 1.0, 3.0), (0.1, 0.3, 0.8)
 #: Expected slopes on `trend`, in the same unit, each as large as its standard deviation.
 _SLOPES = tuple(product((1.0, 4.0, 16.0), (0.4, 1.6, 6.4)))
 #: By how much earlier studies deviate, as shares of the function's own standard deviation; the expected one, from which

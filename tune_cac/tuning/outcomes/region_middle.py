@@ -39,10 +39,14 @@ def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
     """
     drawn = FixedTrial(dict(one.parameters))
     known.space.suggest(drawn, known.context)
+    parameter_of = {
+        parameter.rpartition(".")[2]: parameter for parameter in one.parameters
+    }  # of a branch, with its name
     for name in (*THRESHOLDS, *WHOLE):
-        own, asked = one.parameters.get(name), drawn.distributions.get(name)
+        parameter = parameter_of.get(name, "")
+        own, asked = one.parameters.get(parameter), drawn.distributions.get(parameter)
         if own is None or own != one.config.get(name) or not isinstance(asked, (FloatDistribution, IntDistribution)):
-            continue  # of a branch of the space, another rule's, or one of a few choices
+            continue  # another rule's, or one of a few choices
 
         def alike(values: Sequence[Any], one: Outcome = one, name: str = name) -> list[bool]:
             rows = predictions(trace, [{**one.config, name: value} for value in values], branches=True)
@@ -52,7 +56,7 @@ def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
         low, high = (_edge(own, end, unit, alike) for end in (asked.low, asked.high))
         middle = _as(own, (low + high) / 2, unit)
         if (low, high) != (asked.low, asked.high) and middle != own and alike([middle])[0]:
-            one = replace(one, parameters={**one.parameters, name: middle}, config={**one.config, name: middle})
+            one = replace(one, parameters={**one.parameters, parameter: middle}, config={**one.config, name: middle})
     return one
 
 

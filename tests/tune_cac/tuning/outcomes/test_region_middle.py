@@ -64,6 +64,23 @@ def test_it_trains_alike_in_the_middle_of_the_values_of_the_space_that_do(
     assert moved > len(outcomes) / 4
 
 
+def test_variables_of_a_branch_are_moved_under_their_parameters_names(tmp_path: Path) -> None:
+    known = learning(tmp_path, space="stop_rules").learn()
+    drawn = [one for one in known.drawn(3, 300) if one[0]["CAC_RULE"] == "variance"]
+    trace = completed(StageStore(tmp_path / "tree", known.trace.root), known.trace, [values for _, values in drawn])
+    known = replace(known, trace=trace)
+    moved = set()
+    for one in distinct_outcomes(known, drawn)[0]:
+        middle = at_middle(one, known, trace)
+        changed = {name for name, value in middle.parameters.items() if value != one.parameters[name]}
+        assert {name.removeprefix("variance."): middle.parameters[name] for name in changed} == {
+            name: value for name, value in middle.config.items() if value != one.config[name]
+        }
+        assert stops(trace, middle.config) == list(one.stops)
+        moved |= changed
+    assert "variance.CAC_VAR_START_THR" in moved
+
+
 def test_one_variable_alone_is_moved_to_the_middle_unless_all_its_values_are_alike(
     recorded: tuple[WarmStart, list[Outcome]],
 ) -> None:
