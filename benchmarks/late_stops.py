@@ -3,11 +3,11 @@
     python benchmarks/late_stops.py [--seeds 16] [--first 20] [--rows FILE]
 
 Trainings of digits, six convolutions of 18 parameters. ``late A``: layers 1, 3, 5, 6 and those before them stop at A,
-A + 0.1, A + 0.2, A + 0.3 of the run; ``all T``: all of them at T; ``half T``: the first three at T; ``five T``: all but
-the last at T; ``dense``: none. Printed: compute saved, mean loss of validation and test accuracy against 30 dense epochs
-of the same seed with its standard deviation over seeds, in points, and the share of the seeds on which it is within half
-a point; then how well the losses are explained by the compute saved and by `quality_model.trend` (least squares without
-a constant). Rows that a file has already are not trained again.
+A + 0.1, A + 0.2, A + 0.3 of the run; ``all T``: all of them at T; ``half T``: the first three at T; ``five T``: all
+but the last at T; ``dense``: none. Printed: compute saved, mean loss of validation and test accuracy against 30 dense
+epochs of the same seed with its standard deviation over seeds, in points, and the share of the seeds on which it is
+within half a point; then how well the losses are explained by the compute saved and by `quality_model.trend` (least
+squares without a constant). Rows that a file has already are not trained again.
 """
 
 from __future__ import annotations
