@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 
 from one_training import last_row
 
+from trainables.atomic_write import atomic_write
 from trainables.config import TrialConfig
 
 #: Loss that is allowed, the default of a search by accuracy.
@@ -71,8 +71,8 @@ def _kept_row(folder: Path, config: TrialConfig) -> Mapping[str, Any]:
     if not file.exists():
         row = last_row(config)
         file.parent.mkdir(parents=True, exist_ok=True)
-        written = file.with_suffix(f".{os.getpid()}")
-        written.write_text(json.dumps({name: row[name] for name in ("accuracy", "test_accuracy", "executed_flops")}))
-        written.replace(file)
+        kept = {name: row[name] for name in ("accuracy", "test_accuracy", "executed_flops")}
+        with atomic_write(file) as written:
+            written.write(json.dumps(kept).encode())
     found: Mapping[str, Any] = json.loads(file.read_text())
     return found

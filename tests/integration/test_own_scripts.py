@@ -124,9 +124,9 @@ def test_stops_are_searched_on_shorter_runs_of_a_script_that_takes_epochs(
     assert set(trials["status"]) == {"completed"}
     assert trials.loc[trials["role"] == CUT, ["epochs", "epoch", "step"]].to_numpy().tolist()[0] == [3, 3, 18]
     assert trials.loc[trials["role"] == CUT, "compute_saved"].iloc[0] == pytest.approx(0.4)
-    short = trials[(trials["role"] == "search") & (trials["epochs"] == 3)]
+    short = trials[(trials["role"] == "search") & (trials["epochs"] < 5)]
     assert len(short) > 0
-    assert (short["compute_saved"] > 0.4).all()
+    assert (short["compute_saved"] > 1 - short["epochs"] / 5).all()
     study = Layout(tmp_path / "results" / "s")
     kept = read_study(study.journal).trials
     foreseen = [kept[number].user_attrs[PREDICTED] for number in short["trial"]]
@@ -137,7 +137,7 @@ def test_stops_are_searched_on_shorter_runs_of_a_script_that_takes_epochs(
     assert best["epochs"] < 5
     assert f"(train {best['epochs']} of 5 epochs" in found.headline
     assert f"export {EPOCHS_VARIABLE}={best['epochs']}\n" in (study.root / "best.env").read_text()
-    beside = trials[(trials["control"] == SHORTER) & (trials["epochs"] < 3)]  # of the best setting's compute
+    beside = trials[(trials["control"] == SHORTER) & (trials["epochs"] < 2)]  # of the best setting's compute
     assert (beside["role"] == "control").all()
     assert (1 - beside["epochs"] / 5 >= best["compute_saved"] - 1e-9).any()
     again = tune_cac.search(**given, epochs=5, trials=1, allowed_drop=0.5)
@@ -162,7 +162,7 @@ def test_a_shell_script_with_placeholders(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.best["compute_saved"] == search["compute_saved"].max()
 
 
-@pytest.mark.parametrize(("told", "lengths"), [("executed_flops", [6]), ("compute_saved", [9, 8, 7, 6, 5])])
+@pytest.mark.parametrize(("told", "lengths"), [("executed_flops", [6, 5]), ("compute_saved", [9, 8, 7, 6, 5])])
 @pytest.mark.usefixtures("one_ray")
 def test_a_cut_run_of_a_script_may_end_before_its_baseline_and_is_an_answer_if_its_flops_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, lengths: list[int]

@@ -28,7 +28,10 @@ from trainables.stage_tree.store import StageStore, roots
 pytestmark = pytest.mark.slow
 
 EPOCHS = "12"
-SEARCH = ("search", "--trials", "7", "--epochs", EPOCHS, "--concurrency", "1", "--no-controls")
+# By a sampler of Optuna, for what a training costs decides which outcome is trained next.
+SEARCH = (
+    "search", "--trials", "7", "--epochs", EPOCHS, "--concurrency", "1", "--no-controls", "--sampler", "tpe",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

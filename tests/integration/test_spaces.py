@@ -47,14 +47,17 @@ def test_every_rule_trains_and_its_answer_can_be_written(tmp_path: Path) -> None
     assert baseline.method == "none"
     assert (first.CAC_RULE, first.CAC_WHOLE_UNITS) == ("variance", True)
     # In so short a run the variance rule's suggestions do nothing, so a search passes over them.
-    assert {config.CAC_RULE for config in (first, *others)} == set(RULES)
+    rules = {config.CAC_RULE for config in (first, *others)}
+    assert set(RULES) - rules <= {"linear", "freezeout"}  # whose outcomes are known, and need not be worth a training
+    assert rules & {"linear", "freezeout"}
     for trial in study_of(study).trials[1:]:
         branch = trial.params["CAC_RULE"] + "."
         assert all(name.startswith(branch) for name in trial.params if name != "CAC_RULE")
     info = Layout(study).read_info()
     for _, row in analysis.rank(analysis.load(study)).iterrows():
         assert best_env(info, row, 0.005).startswith("# tune_cac: digits, 4 epochs, space stop_rules")
-    assert "RULE=linear" in (done.stdout + (study / "report.md").read_text())
+    told = done.stdout + (study / "report.md").read_text()
+    assert "RULE=linear" in told or "RULE=freezeout" in told
 
 
 def test_manual_layers_stop_where_they_say(tmp_path: Path) -> None:
