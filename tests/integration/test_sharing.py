@@ -87,7 +87,7 @@ def test_replay_predicts_what_was_trained(both: Path) -> None:
 
 def test_a_second_search_uses_the_tree(both: Path) -> None:
     study = both / "results" / "shared"
-    done = run_here(both, "search", "--trials", "1", "--epochs", EPOCHS, "--name", "shared", "--no-controls")
+    done = run_here(both, "search", "--trials", "1", "--epochs", EPOCHS, "--name", "shared", *SEARCH[-3:])
     assert done.returncode == 0, done.stderr
     added = analysis.load(study).iloc[7:]
     assert len(added) == 1
