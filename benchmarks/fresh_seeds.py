@@ -1,4 +1,4 @@
-"""What an answer loses on seeds that no search of a benchmark has seen."""
+"""Train a search's answer on seeds that no search has seen, beside the run without a method."""
 
 from __future__ import annotations
 

@@ -20,16 +20,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from fresh_seeds import share_kept
 from machine import header
 from one_training import last_row
 
 from trainables.config import TrialConfig
+from tune_cac.tuning.outcomes.prior import PriorRun, features_of
 from tune_cac.tuning.outcomes.quality_model import trend
 
 FULL, STEPS_PER_EPOCH = 30, 10
 #: Last parameter of each convolution's unit.
 UNITS = (2, 5, 8, 11, 14, 17)
-ALLOWED = 0.5
 
 
 def outcomes() -> Iterator[tuple[int, str, tuple[tuple[int, float], ...]]]:
@@ -62,10 +63,10 @@ def trained(epochs: int, stops: tuple[tuple[int, float], ...], seed: int) -> dic
     return {"saved": saved, "accuracy": row["accuracy"], "test_accuracy": row["test_accuracy"]}
 
 
-def features(epochs: int, stops: tuple[tuple[int, float], ...]) -> list[float]:
-    """Return the features by which `quality_model` knows an outcome; the compute saved plays no part in its trend."""
-    shares = [min((when for through, when in stops if through >= unit), default=1.0) for unit in UNITS]
-    return [0.0, epochs / FULL, *(epochs / FULL * share for share in shares)]
+def as_run(epochs: int, stops: tuple[tuple[int, float], ...], saved: float) -> PriorRun:
+    """Return an outcome as `quality_model` knows it, parameters for depths; its loss is what is asked for."""
+    ended = epochs / FULL
+    return PriorRun(stops=tuple((when * ended, unit) for unit, when in stops), ended=ended, saved=saved, loss=0.0)
 
 
 def explained(values: np.ndarray, losses: np.ndarray) -> str:
@@ -101,15 +102,17 @@ def main() -> None:
     table["quality"] = 50 * (table["accuracy"] + table["test_accuracy"])
     full = table[(table["epochs"] == FULL) & (table["name"] == "dense")].set_index("seed")["quality"]
     table["loss"] = table["seed"].map(full) - table["quality"]
-    groups = table.groupby(["epochs", "name"])
-    found = groups.agg(saved=("saved", "mean"), loss=("loss", "mean"), spread=("loss", "std")).reset_index()
-    found["kept"] = groups["loss"].agg(lambda losses: (losses <= ALLOWED + 1e-9).mean()).to_numpy()
+    found = table.groupby(["epochs", "name"]).agg(
+        saved=("saved", "mean"), loss=("loss", "mean"), spread=("loss", "std"),
+        kept=("loss", lambda losses: share_kept(losses / 100)),
+    ).reset_index()  # fmt: skip
     print(found.sort_values("saved").to_string(index=False, float_format="{:.2f}".format))
     stops_of = {(epochs, name): stops for epochs, name, stops in outcomes()}
-    known_by = [features(e, stops_of[e, name]) for e, name in zip(found["epochs"], found["name"], strict=True)]
+    rows_found = zip(found["epochs"], found["name"], found["saved"], strict=True)
+    runs = [as_run(epochs, stops_of[epochs, name], saved) for epochs, name, saved in rows_found]
     losses = found["loss"].to_numpy(float)
     print("by compute saved:", explained(found[["saved"]].to_numpy(float), losses))
-    print("by trend:", explained(trend(np.array(known_by)), losses))
+    print("by trend:", explained(trend(features_of(runs, UNITS)), losses))
 
 
 if __name__ == "__main__":

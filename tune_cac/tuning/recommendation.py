@@ -235,8 +235,7 @@ def expected(earlier: Sequence[Earlier], trace: RunTrace, runs: Sequence[PriorRu
 def _run(
     trace: RunTrace, depths: Depths, stops: Sequence[tuple[int, int]], saved: float, ended: float = 1.0
 ) -> PriorRun:
-    found = tuple((when / trace.total_steps, depths.of(number)) for when, number in stops)
-    return PriorRun(stops=found, ended=ended, saved=saved, loss=0.0)
+    return PriorRun(stops=depths.of_stops(stops, trace.total_steps), ended=ended, saved=saved, loss=0.0)
 
 
 def left_out(earlier: Sequence[Earlier], share: float) -> Errors | None:

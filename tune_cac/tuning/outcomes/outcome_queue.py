@@ -243,7 +243,7 @@ class OutcomeQueue:
         best = max((one.saved for one in tried if one.loss is not None and one.loss <= allowed + 1e-9), default=0.0)
         within, here, area = self._expected(left, tried, baseline, allowed, self._depths)
         saved = np.array([one.saved for one in left])
-        answer = np.where(within >= LIKELY, here, 0.0) * np.maximum(saved - best, 0.0)
+        answer = answer_gained(saved, best, within, here)
         worth = np.where((answer >= WORTHWHILE) | (area >= WORTHWHILE_AREA), answer + area, 0.0)
         if self._priors and sum(bool(one.chosen) for one in tried) < FIRST_BY_PRIOR and answer.max() >= WORTHWHILE:
             return left[int(np.argmax(answer))]
@@ -270,11 +270,13 @@ class OutcomeQueue:
         total = self._total_steps
 
         def features(runs: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
-            made = []
-            for one in runs:
-                stops = tuple((when / total, depths.of(number)) for when, number in one.stops)
-                made.append(PriorRun(stops=stops, ended=one.epochs / self._epochs, saved=one.saved, loss=0.0))
-            return features_of(made, depths.levels)
+            told = [
+                PriorRun(
+                    stops=depths.of_stops(one.stops, total), ended=one.epochs / self._epochs, saved=one.saved, loss=0.0
+                )
+                for one in runs
+            ]
+            return features_of(told, depths.levels)
 
         ended = [one for one in tried if one.loss is not None][-MOST_MODELLED:]
         seen, losses = features(ended), np.array([one.loss for one in ended], float)
@@ -335,3 +337,21 @@ class Tried:
     """`Outcome.identity` as it was trained; empty until then."""
     chosen: str = ""
     """The same as the dense run predicted it; empty for what was not chosen as an outcome."""
+
+
+def answer_gained(
+    saved: NDArray[np.float64], best: float, within: NDArray[np.float64], here: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return (m,) expected improvements of the answer's saving; none by what is not `LIKELY` to hold on other seeds.
+
+    >>> answer_gained(np.array([0.5, 0.5, 0.2]), 0.25, np.array([0.5, 0.4, 0.9]), np.array([0.8, 1.0, 1.0])).tolist()
+    [0.2, 0.0, 0.0]
+
+    Args:
+        saved: (m,) compute that candidates save.
+        best: that of the answer so far.
+        within: (m,) probabilities of staying within the allowed loss on average over seeds.
+        here: (m,) probabilities of staying within it on the study's own seed.
+    """
+    found: NDArray[np.float64] = np.where(within >= LIKELY, here, 0.0) * np.maximum(saved - best, 0.0)
+    return found

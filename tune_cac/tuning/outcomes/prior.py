@@ -87,6 +87,15 @@ class Depths:
         """Return the depth of a stop through a parameter; that of the last known layer before it if it is none."""
         return max((depth for known, depth in self._known if known <= number), default=0.0)
 
+    def of_stops(self, stops: Iterable[tuple[int, int]], total_steps: int) -> tuple[tuple[float, float], ...]:
+        """Return (share of the full run, depth) of each stop.
+
+        Args:
+            stops: (iteration, parameter) of each.
+            total_steps: of the full run.
+        """
+        return tuple((when / total_steps, self.of(number)) for when, number in stops)
+
 
 def shares_at(stops: Iterable[tuple[float, float]], depths: Sequence[float], *, end: float) -> NDArray[np.float64]:
     """Return (k,) shares of the full run that layers trained, each a mean over the depths that the layer takes up.

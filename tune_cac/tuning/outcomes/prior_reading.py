@@ -79,7 +79,7 @@ def study_as_prior(layout: Layout, quality: Quality, allowed_drop: float | str, 
         told = one["role"] != "baseline" and not missing_objectives(one["row"], quality)
         if told and config["method"] in ("none", "gradskip") and is_predicted(config, baseline["config"]):
             ended = config["epochs"] / info.epochs
-            stops = tuple((when / trace.total_steps, depths.of(number)) for when, number in stops_in(one["row"]))
+            stops = depths.of_stops(stops_in(one["row"]), trace.total_steps)
             loss, saved = quality.lost(one["row"][quality.key], row[quality.key]), saved_of_baseline(one["row"], row)
             runs.append(PriorRun(stops=stops, ended=ended, saved=saved, loss=loss / unit))
     if not runs:

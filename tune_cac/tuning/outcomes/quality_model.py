@@ -135,10 +135,12 @@ def posterior(
     studies = np.zeros(len(trained), int) if studies is None else studies
     others = sorted(set(studies.tolist()) - {0})
     common = luck**2 * _shared_luck(trained, trained) * np.equal.outer(studies, studies)
+    rising, rising_to = trend(trained), trend(candidates)
+    alike = {length: _likeness_beyond_dense(trained, trained, length) for length in _LENGTHS}
     best: tuple[float, _Fit] | None = None
     for length, amplitude, slopes in product(_LENGTHS, _AMPLITUDES, _SLOPES):
-        kernel = _kernel(trained, trained, length, amplitude, slopes)
-        beyond = scaled - trend(trained) @ slopes
+        kernel = _kernel(rising, rising, slopes, amplitude, alike[length])
+        beyond = scaled - rising @ slopes
         for noise, deviation in product(_NOISES, _DEVIATIONS if others else (0.0,)):
             fit = _Fit(
                 length=length, amplitude=amplitude, slopes=slopes, noise=noise,
@@ -149,8 +151,8 @@ def posterior(
                 best = likelihood, fit
     assert best is not None  # the grid is not empty
     fit = best[1]
-    kernel = _kernel(trained, trained, fit.length, fit.amplitude, fit.slopes)
-    beyond = scaled - trend(trained) @ fit.slopes
+    kernel = _kernel(rising, rising, fit.slopes, fit.amplitude, alike[fit.length])
+    beyond = scaled - rising @ fit.slopes
     for study in others:  # which of them misleads is seen one by one
         fits = [replace(fit, studies={**fit.studies, study: one}) for one in product(_DEVIATIONS, _FURTHER_NOISES)]
         fit = max(fits, key=lambda one: _likelihood(one, kernel, common, beyond, studies))
@@ -159,11 +161,12 @@ def posterior(
 
     def conditional(across: NDArray[np.float64], own: NDArray[np.float64]) -> list[NDArray[np.float64]]:
         explained = np.linalg.solve(factor, across)
-        mean = trend(candidates) @ fit.slopes + explained.T @ weights
+        mean = rising_to @ fit.slopes + explained.T @ weights
         return [mean * unit, np.sqrt(np.maximum(own - (explained**2).sum(axis=0), 0.0)) * unit]
 
-    across = _kernel(trained, candidates, fit.length, fit.amplitude, fit.slopes)
-    own = ((trend(candidates) * fit.slopes) ** 2).sum(axis=1)
+    alike_to = _likeness_beyond_dense(trained, candidates, fit.length)
+    across = _kernel(rising, rising_to, fit.slopes, fit.amplitude, alike_to)
+    own = ((rising_to * fit.slopes) ** 2).sum(axis=1)
     own += fit.amplitude**2 * (1 - _likeness_to_dense(candidates, fit.length) ** 2)
     here = luck**2 * _shared_luck(trained, candidates) * (studies == 0)[:, None]
     mean, spread = conditional(across, own)
@@ -228,12 +231,20 @@ def _likelihood(
 
 
 def _kernel(
-    a: NDArray[np.float64], b: NDArray[np.float64], length: float, amplitude: float, slopes: tuple[float, float]
+    a: NDArray[np.float64],
+    b: NDArray[np.float64],
+    slopes: tuple[float, float],
+    amplitude: float,
+    alike: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the covariance of two lists of outcomes' losses, given that a full run without stops loses nothing."""
-    smooth = _likeness(a, b, length) - np.outer(_likeness_to_dense(a, length), _likeness_to_dense(b, length))
-    found: NDArray[np.float64] = (trend(a) * np.square(slopes)) @ trend(b).T + amplitude**2 * smooth
+    """Return the covariance of two lists of outcomes' losses, from their `trend` and `_likeness_beyond_dense`."""
+    found: NDArray[np.float64] = (a * np.square(slopes)) @ b.T + amplitude**2 * alike
     return found
+
+
+def _likeness_beyond_dense(a: NDArray[np.float64], b: NDArray[np.float64], length: float) -> NDArray[np.float64]:
+    """Return the correlation of two lists of outcomes, given that a full run without stops loses nothing."""
+    return _likeness(a, b, length) - np.outer(_likeness_to_dense(a, length), _likeness_to_dense(b, length))
 
 
 def _likeness_to_dense(a: NDArray[np.float64], length: float) -> NDArray[np.float64]:

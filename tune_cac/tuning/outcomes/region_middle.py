@@ -39,9 +39,7 @@ def at_middle(one: Outcome, known: WarmStart, trace: RunTrace) -> Outcome:
     """
     drawn = FixedTrial(dict(one.parameters))
     known.space.suggest(drawn, known.context)
-    parameter_of = {
-        parameter.rpartition(".")[2]: parameter for parameter in one.parameters
-    }  # of a branch, with its name
+    parameter_of = {full.rpartition(".")[2]: full for full in one.parameters}  # those of a branch begin with its name
     for name in (*THRESHOLDS, *WHOLE):
         parameter = parameter_of.get(name, "")
         own, asked = one.parameters.get(parameter), drawn.distributions.get(parameter)

@@ -1,4 +1,4 @@
-"""By how much the quality of one run varies from seed to seed, in allowed losses."""
+"""Standard deviation of one run's quality from seed to seed, in allowed losses."""
 
 from __future__ import annotations
 
