@@ -29,6 +29,15 @@ def percent(fraction: float) -> str:
     return f"{fixed(100 * fraction, 1)} %"
 
 
+def whole_percent(fraction: float) -> str:
+    """Format a fraction as a percentage without decimals.
+
+    >>> whole_percent(0.675)
+    '68 %'
+    """
+    return f"{fixed(100 * fraction, 0)} %"
+
+
 def decimals_above(value: float, limit: float, decimals: int) -> int:
     """Return the fewest decimals >= `decimals` with which a value above a limit is still printed above it.
 

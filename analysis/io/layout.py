@@ -54,6 +54,8 @@ class StudyInfo(StudyOptions):
     """Method of its space."""
     why_little: str = ""
     """Reason why settings of the space have little or no effect on its run; empty where not known."""
+    holds: Mapping[str, float] = field(default_factory=dict)
+    """Probabilities of staying within the allowed drop on another seed, by trial, where outcomes were chosen."""
     storage: str = ""
     """URI of the study in object storage, where its trials share training; empty: all of it is in its folder."""
     study_storage: str = ""

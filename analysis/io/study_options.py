@@ -29,6 +29,9 @@ def results_here(results: str | Path) -> Path:
 #: Default of the number of trials.
 TRIALS = 24
 
+#: Default of the probability with which an answer holds on another seed.
+SURE = 0.65
+
 
 def option(
     default: Any,
@@ -163,6 +166,12 @@ class StudyOptions:
         (),
         "earlier studies, of other seeds, lengths or models, whose outcomes the search starts from; one or several",
         metavar="STUDY",
+    )
+    sure: float = option(
+        SURE,
+        "probability with which the answer is to stay within the allowed drop on another seed, as far as the search "
+        "can tell, in [0, 1): the higher, the less is saved; 0: its own seed is enough",
+        metavar="P",
     )
     early_ending: bool = option(
         False,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import percent
+from analysis.formatting import percent, whole_percent
 from analysis.metrics.accounting import search_fraction
 from analysis.metrics.drops import allowed_limit
 from analysis.metrics.quality import quality_of
@@ -36,7 +36,8 @@ def ranked_table(
     ``search cost`` is the compute that the search executed for it, as a fraction of a dense run. Added if the study
     ranks by inference compute, or by both: ``sparsity``, and ``MACs`` of the nonzero weights as a share of the original
     model's MACs. Added if it ranks by both: ``training saved``. Added if the study searches options of the workload:
-    ``baseline``, the trial of the same options that a trial is compared with.
+    ``baseline``, the trial of the same options that a trial is compared with. Added if the search has chosen outcomes:
+    ``other seeds``, the probability of staying within the allowed loss on another seed.
 
     Args:
         ranking: from `analysis.rank`.
@@ -66,6 +67,7 @@ def ranked_table(
         ("peak MB", lambda row: _number(row["peak_memory_bytes"] / 1e6, 0)),
         ("time s", lambda row: f"{row['train_time_s']:.2f}"),
         ("within", lambda row: "yes" if row["within_drop"] else "no"),
+        ("other seeds", lambda row: "" if pd.isna(row["holds"]) else whole_percent(row["holds"])),
         ("front", lambda row: "yes" if row["on_front"] else ""),
         ("beats cut dense run", lambda row: "" if pd.isna(row["beats"]) else str(row["beats"])),
         ("configuration", settings_text),
@@ -73,6 +75,7 @@ def ranked_table(
     absent = {
         *(() if "baseline" in ranking.columns else ("baseline",)),
         *(() if test else (tested,)),
+        *(() if "holds" in ranking.columns else ("other seeds",)),
         *(() if compared else ("beats cut dense run",)),
         *(() if saving == BOTH else ("training saved",)),
         *(() if saving not in (TRAINING, TIME) else ("sparsity", "MACs")),

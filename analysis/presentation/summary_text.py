@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import LINE_WIDTH, ROUNDING, percent, plural, short_name
+from analysis.formatting import LINE_WIDTH, ROUNDING, percent, plural, short_name, whole_percent
 from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import SearchCost
 from analysis.metrics.confirmation import compared, of_trial, saved_again
@@ -125,7 +125,7 @@ def headline(
     if again is None:
         text = (
             f"You can skip {percent(saved_of_one(best))} of {share} {words.at(best[quality.drop])} in "
-            f"{metric_words(quality)} (allowed: {words.allowed}). One seed, not confirmed."
+            f"{metric_words(quality)} (allowed: {words.allowed}). {_one_seed(best)}{_less_sure(ranking, best)}"
         )
     elif again["confirmed"]:
         text = (
@@ -205,6 +205,27 @@ def _again(again: pd.Series, words: _Words) -> str:
     if again["seeds"] >= 2:
         found += f", and {words.at_most(again['drop_high'])}"
     return f"{found}; {failed}" if failed else found
+
+
+def _one_seed(best: pd.Series) -> str:
+    """Return the sentence on what one seed says of another."""
+    holds = best.get("holds")
+    if holds is None or pd.isna(holds):
+        return "One seed, not confirmed."
+    return f"One seed, not confirmed; on another it stays within that with a probability of {whole_percent(holds)}."
+
+
+def _less_sure(ranking: pd.DataFrame, best: pd.Series) -> str:
+    """Return a sentence if a trial that is less sure to hold on other seeds saves more; empty otherwise."""
+    if "holds" not in ranking.columns or pd.isna(best["holds"]):
+        return ""
+    others = ranking[ranking["within_drop"] & (ranking["holds"] < best["holds"])]
+    others = others[others[SAVED] > saved_of_one(best) + ROUNDING]
+    if others.empty:
+        return ""
+    first = others.iloc[0]
+    alone = whole_percent(first["holds"])
+    return f" Trial {first['trial']} saves {percent(first[SAVED])} here, but would hold elsewhere with {alone} alone."
 
 
 def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.DataFrame | None) -> str:
@@ -323,7 +344,7 @@ def about_answer(
     ]
     again = of_trial(confirmation, best)
     if again is None:
-        return [*lines, "# One seed, not confirmed."]
+        return [*lines, f"# {_one_seed(best)}"]
     if not again["confirmed"]:
         return [*lines, f"# Not confirmed: {_again(again, words)}."]
     return [

@@ -33,7 +33,6 @@ def searcher(
     """A searcher; its baseline has completed, as trial 0, unless told otherwise. ``more``: further arguments."""
     made = StudySearch(
         context=context,
-        base=TrialConfig(method="none"),
         journal=folder / "optuna.journal",
         allowed_drop=0.01,
         seed=seed,
@@ -43,7 +42,7 @@ def searcher(
         tree=folder / "tree",
         budget_bytes=0,
         trials=1,
-        **{"space": search_spaces.load(space), **more},
+        **{"space": search_spaces.load(space), "base": TrialConfig(method="none"), **more},
     )
     if begin:
         made.begin()

@@ -151,6 +151,8 @@ class SearchOptions(StudyOptions):
         if self.trial_timeout is not None:
             object.__setattr__(self, "trial_timeout", read_duration(self.trial_timeout, "--trial-timeout"))
         check_cost_budget(self.cost_budget)
+        if not (is_number(self.sure) and 0 <= self.sure < 1):
+            raise UserError(f"--sure must be a probability in [0, 1), such as 0.8 (0: off), got {self.sure!r}")
         if self.is_script and self.epochs is None and "epochs" in names(options["command"]):
             raise UserError("--epochs must be given where the command has {epochs}, got none")
         if self.saving not in (None, *SAVINGS):

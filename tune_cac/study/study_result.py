@@ -14,7 +14,7 @@ from analysis.metrics.accounting import SearchCost, search_cost
 from analysis.metrics.confirmation import read_confirmation, without_refuted
 from analysis.metrics.controls import beats_shorter, control_line
 from analysis.metrics.duplicates import outcomes
-from analysis.metrics.ranking import best, rank
+from analysis.metrics.ranking import best, rank, with_holds
 from analysis.presentation.ranked_table import ranked_table
 from analysis.presentation.summary_text import config_of, headline, is_answer, search_cost_line
 from analysis.trace_replay.same_run import same_run, same_run_text
@@ -98,27 +98,37 @@ def answer(
     layout: Layout, *, allowed_drop: float | str, price: float | None = None, interrupted: bool = False
 ) -> SearchResult:
     """Load and rank a study, by worth if a price is given (`analysis.rank`); write nothing."""
-    trials = load(layout.root)
+    trials, info = load(layout.root), layout.read_info() if layout.info.exists() else None
     ranking = rank(trials, allowed_drop=allowed_drop, price=price)
+    if info is not None and info.allowed_drop == allowed_drop:
+        ranking = with_holds(ranking, info.holds)
     confirmation = read_confirmation(layout, ranking, allowed_drop=allowed_drop)
     return SearchResult(
         folder=layout.root,
         trials=trials,
         ranking=ranking,
-        best=best_or_confirmed(ranking, confirmation),
+        best=best_or_confirmed(ranking, confirmation, sure=0.0 if info is None else info.sure),
         allowed_drop=allowed_drop,
         confirmation=confirmation,
         interrupted=interrupted,
-        why_little=layout.read_info().why_little if layout.info.exists() else "",
+        why_little="" if info is None else info.why_little,
     )
 
 
-def best_or_confirmed(ranking: pd.DataFrame, confirmation: pd.DataFrame | None) -> pd.Series | None:
-    """Return the confirmed setting that saves most, or with a price has most worth; else the best not refuted."""
+def best_or_confirmed(
+    ranking: pd.DataFrame, confirmation: pd.DataFrame | None, *, sure: float = 0.0
+) -> pd.Series | None:
+    """Return the confirmed setting that saves most, or with a price has most worth; else the best not refuted.
+
+    Args:
+        ranking: from `analysis.rank`.
+        confirmation: from `analysis.confirm_table`; None if no confirmation was started.
+        sure: as for `analysis.best`.
+    """
     confirmed = [] if confirmation is None else confirmation.loc[confirmation["confirmed"], "candidate"].tolist()
     found = ranking[ranking["within_drop"] & outcomes(ranking).isin(confirmed)]
     if found.empty:
-        return best(without_refuted(ranking, confirmation))
+        return best(without_refuted(ranking, confirmation), sure=sure)
     if "worth" not in found.columns:  # else in the order of worth
         order = {number: place for place, number in enumerate(confirmed)}
         found = found.iloc[outcomes(found).map(order).argsort(kind="stable")]

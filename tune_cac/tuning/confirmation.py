@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from analysis.metrics.confidence import FEWEST_PAIRS
 from analysis.metrics.controls import is_cut
 from analysis.metrics.drops import allowed_limit
 from analysis.metrics.duplicates import outcomes
-from analysis.metrics.ranking import rank
+from analysis.metrics.ranking import is_unsure, rank, with_holds
 from analysis.presentation.summary_text import config_of
 from analysis.quality_words import drop_words
 from trainables.config import MOST_SEED, TrialConfig, check_integer
@@ -95,7 +96,7 @@ def confirm(
     info = layout.read_info()
     trials = load(layout.root)
     base = _baseline_of(trials, layout)
-    candidates = candidates_of(trials, info.allowed_drop, top)
+    candidates = candidates_of(trials, info.allowed_drop, top, holds=info.holds, sure=info.sure)
     if candidates.empty:
         raise UserError(
             f"nothing to confirm in {layout.root}: no setting saves compute within the allowed "
@@ -118,6 +119,7 @@ def confirm(
             picked = sorted({*picked, *child.read_info().candidates})
         place = str(joined(info.storage, child.root.name)) if info.storage else ""
         own: dict[str, Any] = {"controls": False, "early_ending": False, "candidates": picked, "storage": place}
+        own["holds"] = {}
         own["prior_runs"] = []
         versions = package_versions()
         child.write_info(replace(info, trials=len(wanted), versions=versions, **own))
@@ -172,12 +174,24 @@ def options_of(
     )
 
 
-def candidates_of(trials: pd.DataFrame, allowed_drop: float | str, top: int) -> pd.DataFrame:
-    """Return at most ``top`` settings to confirm: within the allowed drop, saving compute, outcomes once."""
-    ranking = rank(trials, allowed_drop=allowed_drop)
+def candidates_of(
+    trials: pd.DataFrame, allowed_drop: float | str, top: int, *, holds: Mapping[str, float] | None = None,
+    sure: float = 0.0,
+) -> pd.DataFrame:  # fmt: skip
+    """Return at most ``top`` settings to confirm: within the allowed drop, saving compute, outcomes once.
+
+    Args:
+        trials: of the study.
+        allowed_drop: as for `analysis.rank`.
+        top: most settings.
+        holds: as in `StudyInfo`; what is less likely than `sure` to hold on another seed comes after the others.
+        sure: as for `analysis.best`.
+    """
+    ranking = with_holds(rank(trials, allowed_drop=allowed_drop), holds or {})
     acts = (ranking["method"] != "none") | is_cut(ranking)
     worth = ranking["within_drop"] & (ranking["saved"] > 0) & acts
-    return ranking[worth & (outcomes(ranking) == ranking["trial"])].head(top)
+    found = ranking[worth & (outcomes(ranking) == ranking["trial"])]
+    return found.iloc[is_unsure(found, sure).argsort(kind="stable")].head(top)
 
 
 def runs(candidates: pd.DataFrame, base: TrialConfig, seeds: list[int]) -> list[PredefinedTrial]:

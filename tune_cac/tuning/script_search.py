@@ -137,7 +137,7 @@ class ScriptSearch(StudySearch):
         if self.study.user_attrs.get("spread"):
             return
         self._enqueue_start(self.learn().context)
-        self._tell_why_little()
+        self.trials.tell_why_little(self.learn().why_little(self._start_seed, acts=False))
         self.study.set_user_attr("spread", True)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -169,7 +169,7 @@ class ScriptSearch(StudySearch):
             return []
         self._leave_out_lengths()
         missing = super().missing_controls(shorter_alone=True)
-        best = None if shorter_alone or self.lengths is None else self.trials.best(self._allowed_drop)
+        best = None if shorter_alone or self.lengths is None else self.best()
         beside = None if best is None or self.lengths is None else self.lengths.beside(best.saved)
         return missing if beside is None or beside.key in self.trials.begun() else [*missing, beside]
 

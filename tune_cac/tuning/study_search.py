@@ -213,7 +213,9 @@ def _run_missing(
         lacking = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
         if to_run > 0 or lacking:
             interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
-        layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
+        holds = {} if searcher.outcomes is None else searcher.outcomes.holds()
+        by_number = {str(trial): share for trial, share in holds.items()}
+        layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little, holds=by_number))
         if searcher.outcomes is not None and searcher.outcomes.ended:
             say(searcher.outcomes.why_ended())
             layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))
@@ -272,6 +274,7 @@ def make_searcher(
             "journal": layout.journal,
             "database": layout.read_info().study_storage,
             "allowed_drop": options.drop,
+            "sure": options.sure,
             "seed": options.seed,
             "sampler": options.sampler,
             "lengths": options.searched_lengths,

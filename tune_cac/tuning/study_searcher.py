@@ -35,7 +35,7 @@ from tune_cac.tuning.outcomes.run_lengths import RunLengths
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.restarts import Restarts
 from tune_cac.tuning.samplers import make_sampler
-from tune_cac.tuning.study_trials import StudyTrials, open_study
+from tune_cac.tuning.study_trials import BestSetting, StudyTrials, open_study
 from tune_cac.tuning.trial_config import config_of
 from tune_cac.tuning.trial_fields import TrialFields
 from tune_cac.tuning.warm_start.baseline import WarmStart, asks_for_sensitivities, learn
@@ -59,6 +59,7 @@ class StudySearch(JournalSearcher):
         base: config of the baseline; spaces override its fields.
         journal: the Optuna journal file.
         allowed_drop: that may be lost of the metric (`trainables.quality`).
+        sure: probability of staying within it on another seed that the answer has; 0: its own seed is enough.
         seed: of the sampler.
         run_folder: folder of the Ray experiment, relative to the study, for the record.
         checkpoint_every_s: seconds between checkpoints of a trial.
@@ -87,6 +88,7 @@ class StudySearch(JournalSearcher):
         base: TrialConfig,
         journal: Path,
         allowed_drop: float | str,
+        sure: float = 0.0,
         seed: int,
         run_folder: str,
         checkpoint_every_s: float,
@@ -106,22 +108,20 @@ class StudySearch(JournalSearcher):
         grid: GridPoints | None = None,
         database: str = "",
     ) -> None:
-        self._learns, self._repeats = sampler == AUTO, repeats
         self._search_space, self._context, self._base = space, context, base
+        self._learns, self._repeats, self._hold, self._tree = sampler == AUTO, repeats, dict(hold or {}), tree
         self.saving, self.quality = base.saving, base.quality
         """The compute that trials are ranked by (None: that of training), and the metric by which they are compared."""
-        self._allowed_drop, self._run_folder = allowed_drop, run_folder
-        self._hold, self._tree = dict(hold or {}), tree
-        self._sharing, self._planned = sharing, trials
+        self._allowed_drop, self._run_folder, self._sharing, self._planned = allowed_drop, run_folder, sharing, trials
         self._fields = TrialFields(
             tree=tree, budget_bytes=budget_bytes, trials=trials if sharing else 1, watch=self._hold.get("CAC_WATCH"),
             checkpoint_every_s=checkpoint_every_s, trial_timeout_s=trial_timeout_s, worker_resources=worker_resources,
         )  # fmt: skip
         self._warm_start: WarmStart | None = None
         self._claims_name: str | None = None
+        self._to_ask: int | None = None
         self._rows_so_far: dict[str, dict[str, Any]] = {}
         self._nothing_can_be, self._start_seed, self._with_controls = "", seed, False
-        self._to_ask: int | None = None
         self._running: dict[str, optuna.Trial] = {}  # trials that have not ended, by Ray's id
         self._waiting_for_baseline: list[tuple[optuna.Trial, dict[str, Any]]] = []
         super().__init__(metric=list(objective_keys(base.quality)), mode=["max", "max"])  # Optuna's are the study's own
@@ -144,7 +144,7 @@ class StudySearch(JournalSearcher):
         self.outcomes: OutcomeQueue | None = None
         """Chooses the settings in place of a sampler."""
         # Those that the study has are known where no further ones are searched, too.
-        self._cut_runs = RunLengths(self.trials, base, lengths or "1.0", allowed_drop, self._learned, priors)
+        self._cut_runs = RunLengths(self.trials, base, lengths or "1.0", self._learned, priors)
         self.lengths: RunLengths | None = None
         """Chooses the lengths of cut dense runs on which stops are searched, too."""
         self.early_stopper: EarlyStopper | None = None
@@ -152,7 +152,7 @@ class StudySearch(JournalSearcher):
         if self._learns and repeats and grid is None:
             self.outcomes = OutcomeQueue(
                 self.trials, lambda: {base.epochs: self.learn()} if self.lengths is None else self._roots(), tree, base,
-                allowed_drop, sharing=sharing, priors=priors,
+                allowed_drop, sure=sure, sharing=sharing, priors=priors,
             )  # fmt: skip
             if space.method == "gradskip" and not space.options and base.saving is None:
                 self.lengths = self._cut_runs if lengths else None
@@ -254,10 +254,13 @@ class StudySearch(JournalSearcher):
         """
         wanted = self._controls.shorter(self.lengths)
         if not shorter_alone and self._search_space.method == "gradskip":
-            best = self.trials.best(self._allowed_drop)
-            wanted += self._controls.of_equal_compute(best, self._roots, self._context.unit_ends, self.lengths)
+            wanted += self._controls.of_equal_compute(self.best(), self._roots, self._context.unit_ends, self.lengths)
         begun = self.trials.begun()
         return [control for control in wanted if control.key not in begun]
+
+    def best(self) -> BestSetting | None:
+        """Return the setting that is the answer so far; None if none saves anything."""
+        return self.trials.best(self._allowed_drop, () if self.outcomes is None else self.outcomes.unsure())
 
     @property
     def gave_up(self) -> str:
@@ -327,11 +330,8 @@ class StudySearch(JournalSearcher):
         queue_further(self.study, self._search_space.further_starts(self.learn().context), self._planned)
         spreads = self._learns and not (self.outcomes is not None and self.outcomes.predicts)
         starts = queue_spread(self.trials, self.learn(), self._planned, self._start_seed) if spreads else []
-        self._tell_why_little(acts=bool(starts))
+        self.trials.tell_why_little(self.learn().why_little(self._start_seed, acts=bool(starts)))
         self.study.set_user_attr("spread", True)
-
-    def _tell_why_little(self, *, acts: bool = False) -> None:
-        self.trials.tell_why_little(self.learn().why_little(self._start_seed, acts=acts))
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Store what a trial has executed, in case it fails."""

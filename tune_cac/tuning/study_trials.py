@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,8 +175,13 @@ class StudyTrials:
             if "given" in t.user_attrs and "continued_by" not in t.user_attrs
         }
 
-    def best(self, allowed_drop: float | str) -> BestSetting | None:
-        """Return the setting within the allowed drop that saves most so far; None if none saves anything."""
+    def best(self, allowed_drop: float | str, without: Collection[int] = ()) -> BestSetting | None:
+        """Return the setting within the allowed drop that saves most so far; None if none saves anything.
+
+        Args:
+            allowed_drop: that may be lost of the metric (`trainables.quality`).
+            without: numbers of trials that are no answer.
+        """
         baseline = self.baseline_row()
         if baseline is None:
             return None
@@ -189,6 +194,7 @@ class StudyTrials:
             for t in self.all()
             if (row := t.user_attrs.get("row")) is not None
             and t.user_attrs.get("role") != "control"
+            and t.number not in without
             and quality.lost(row[quality.key], reference) <= most
         ]
         best = max(found, key=lambda one: one.saved, default=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_the_study_keeps_the_options_and_what_it_found() -> None:
     kept = {found.name for found in fields(StudyOptions)}
     assert {found.name for found in fields(StudyInfo)} - kept == {
         "versions", "candidates", "method", "why_little", "script_epochs", "format", "storage", "study_storage",
-        "prior_runs",
+        "prior_runs", "holds",
     }  # fmt: skip
     info = StudyInfo(epochs=3, versions={}, trials=7, seed=5, hold={"forward_cache_mb": 1}, gpus_per_trial=0.5)
     again = SearchOptions.of_study(info, concurrency=2)
@@ -109,6 +110,13 @@ def test_the_study_keeps_the_options_and_what_it_found() -> None:
         "epochs": 3, "trials": 7, "seed": 5, "hold": {"forward_cache_mb": 1}, "gpus_per_trial": 0.5,
     }  # fmt: skip
     assert again.concurrency == 2
+
+
+@pytest.mark.parametrize("value", [1.0, -0.1, float("nan"), "likely"])
+def test_what_is_no_probability_of_holding(value: Any) -> None:
+    assert SearchOptions(sure=0).sure == 0
+    with pytest.raises(UserError, match=r"^--sure must be a probability in \[0, 1\), such as 0\.8 \(0: off\), got "):
+        SearchOptions(sure=value)
 
 
 def test_an_unknown_keyword_names_the_nearest() -> None:

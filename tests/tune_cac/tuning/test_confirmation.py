@@ -69,6 +69,8 @@ def test_candidates_are_the_distinct_settings_that_save_most_within_the_drop(tmp
     assert candidates_of(trials, 0.005, 5)["trial"].tolist() == [2, 5, 1]
     assert candidates_of(trials, 0.005, 1)["trial"].tolist() == [2]
     assert candidates_of(trials, 0.5, 2)["trial"].tolist() == [4, 2]
+    sure = {"holds": {"2": 0.6, "5": 0.7, "1": 0.9}, "sure": 0.65}  # what is less sure is retrained if there is room
+    assert candidates_of(trials, 0.005, 5, **sure)["trial"].tolist() == [5, 1, 2]
 
 
 def test_runs_are_the_candidates_and_the_baseline_on_every_seed(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Order in which a search trains distinct outcomes: those whose savings, known before, promise a better answer.
 
 A model of the quality chooses the outcome with the highest expected improvement of answer and front for the compute
-that its training executes. The answer is to hold on other seeds, too, so what the model takes to lose more than allowed
-on average is trained for the front alone. The search ends when no outcome left is expected to improve them by a
-worthwhile share.
+that its training executes. The answer is to hold on another seed, too, so what the model does not take to do that with
+the wanted probability is trained for the front alone. The search ends when no outcome left is expected to improve them
+by a worthwhile share.
 
 Everything is a function of the study's trials and the recorded runs, so a resumed search goes on in the same way.
 """
@@ -52,8 +52,6 @@ SETTINGS = 4000
 MOST_OUTCOMES = 500
 #: Outcomes, the newest, of which the quality is modelled.
 MOST_MODELLED = 200
-#: Probability of staying within the allowed loss on other seeds below which no outcome is trained to be the answer.
-LIKELY = 0.5
 #: Outcomes that are trained at least before the search may end by itself.
 LEAST = 6
 #: Outcomes that are trained first where earlier studies are known: those that promise the best answer, at any cost.
@@ -74,6 +72,7 @@ class OutcomeQueue:
         tree: the study's ``tree`` folder, or its URI.
         base: config of the baseline; its seed draws the settings.
         allowed_drop: that may be lost of the metric (`trainables.quality`).
+        sure: probability of staying within it on another seed that the answer has.
         sharing: whether trials share training.
         priors: what earlier studies found.
     """
@@ -86,15 +85,17 @@ class OutcomeQueue:
         base: TrialConfig,
         allowed_drop: float | str,
         *,
+        sure: float,
         sharing: bool = True,
         priors: Sequence[PriorStudy] = (),
     ) -> None:
+        self._sure = sure
         self._sharing, self._priors = sharing, priors
         self._trials, self._roots, self._tree, self._allowed_drop = trials, roots, tree, allowed_drop
         self._quality, self._seed, self._epochs = base.quality, base.seed, base.epochs
         self._outcomes: dict[int, list[Outcome]] = {}  # by epochs
         self._unpredicted: list[Drawn] = []  # of the full length
-        self._depths: Depths | None = None  # known once outcomes are, whose stops they are counted for
+        self._depths: Depths | None = None
         self.ended = False
         """Whether no outcome is left that is worth its training."""
 
@@ -103,6 +104,13 @@ class OutcomeQueue:
         """Return whether outcomes of the space are known before they are trained."""
         drawn = [self._drawn(epochs, known) for epochs, known in self._roots().items()]  # of all lengths, to know them
         return any(drawn)
+
+    def _known_depths(self) -> Depths:
+        """Return the depths of stops, on a run whose outcomes are known: their stops were counted on it."""
+        if self._depths is None:
+            run = next(known for epochs, known in self._roots().items() if self._drawn(epochs, known))
+            self._depths = Depths(read_trace(StageStore(self._tree, run.trace.root)))
+        return self._depths
 
     def _drawn(self, epochs: int, known: WarmStart) -> list[Outcome]:
         """Return the outcomes of a run's drawn settings, as the run without a method predicts them."""
@@ -155,8 +163,6 @@ class OutcomeQueue:
             if self._drawn(epochs, known)
         }
         left = self._left(tried, traces)
-        if self._depths is None and traces:
-            self._depths = Depths(next(iter(traces.values())))
         chosen = self._chosen(left, tried, baseline)
         if (drawn := self._next_unpredicted(len(tried), ends=chosen is None)) is not None:
             self._trials.study.enqueue_trial(dict(drawn), user_attrs={"role": "search", UNPREDICTED: True})
@@ -218,6 +224,7 @@ class OutcomeQueue:
                 continue
             row, config, chosen = attrs.get("row"), attrs.get("config", {}), attrs.get(OUTCOME, "")
             epochs = config.get(EPOCHS, self._epochs)
+            known: dict[str, Any] = {"trial": trial.number, "epochs": epochs, "chosen": chosen}
             not_told = None if trial.state == TrialState.RUNNING else np.inf  # it runs, or failed
             if ENDED_EARLY in attrs:
                 not_told = self._quality.lost(attrs[ENDED_EARLY]["expected"], baseline[self._quality.key])
@@ -225,25 +232,39 @@ class OutcomeQueue:
                 loss = self._quality.lost(row[self._quality.key], baseline[self._quality.key])
                 stops, saved = stops_in(row), saved_of_baseline(row, baseline)
                 identity = outcome({"stop_events": row.get("stop_events") or "[]"}, config)
-                found.append(
-                    Tried(epochs=epochs, stops=stops, saved=saved, loss=loss, identity=identity, chosen=chosen)
-                )
+                found.append(Tried(**known, stops=stops, saved=saved, loss=loss, identity=identity))
             elif attrs.get("role") == CUT:
-                found.append(Tried(epochs=epochs, stops=(), saved=1 - epochs / self._epochs, loss=not_told))
+                found.append(Tried(**known, stops=(), saved=1 - epochs / self._epochs, loss=not_told))
             elif drawn := [one for one in self._outcomes.get(epochs, []) if one.by_dense_run == chosen]:
-                found.append(
-                    Tried(epochs=epochs, stops=drawn[0].stops, saved=drawn[0].saved, loss=not_told, chosen=chosen)
-                )
+                found.append(Tried(**known, stops=drawn[0].stops, saved=drawn[0].saved, loss=not_told))
         return found
 
+    def holds(self) -> dict[int, float]:
+        """Return probabilities that trained outcomes stay within the allowed loss on another seed, by their trials."""
+        baseline = self._trials.baseline_row()
+        ended = [] if baseline is None else [one for one in self._tried(baseline) if one.loss is not None]
+        if baseline is None or not ended or not self.predicts:
+            return {}
+        found = self._expected(ended, ended, baseline).other_share_within(self._allowed(baseline))
+        return {one.trial: share for one, share in zip(ended, found.tolist(), strict=True)}
+
+    def unsure(self) -> list[int]:
+        """Return trials whose outcomes are less sure to hold on another seed than the answer is to be."""
+        return [trial for trial, share in self.holds().items() if share < self._sure]
+
     def _chosen(self, left: Sequence[Outcome], tried: Sequence[Tried], baseline: Mapping[str, Any]) -> Outcome | None:
-        if not left or self._depths is None:
+        if not left:
             return None
-        allowed = allowed_amount(self._allowed_drop, baseline[self._quality.key])
-        best = max((one.saved for one in tried if one.loss is not None and one.loss <= allowed + 1e-9), default=0.0)
-        within, here, area = self._expected(left, tried, baseline, allowed, self._depths)
+        allowed, unsure = self._allowed(baseline), self.unsure()
+        tried = self._with_expected(tried, baseline)
+        answers = [one.saved for one in tried if one.lost <= allowed + 1e-9 and one.trial not in unsure]
+        found = self._expected(left, tried, baseline)
         saved = np.array([one.saved for one in left])
-        answer = answer_gained(saved, best, within, here)
+        likely = found.other_share_within(allowed) >= self._sure
+        answer = answer_gained(saved, max(answers, default=0.0), likely, found.own_share_within(allowed))
+        front = [(0.0, 0.0), *((one.lost, one.saved) for one in tried)]
+        worst = 2 * max(allowed, 1e-6)
+        area = found.area_gained(saved, front, worst) / worst
         worth = np.where((answer >= WORTHWHILE) | (area >= WORTHWHILE_AREA), answer + area, 0.0)
         if self._priors and sum(bool(one.chosen) for one in tried) < FIRST_BY_PRIOR and answer.max() >= WORTHWHILE:
             return left[int(np.argmax(answer))]
@@ -253,51 +274,43 @@ class OutcomeQueue:
             return None
         return left[int(np.argmax(worth / self._costs(left, tried)))]
 
+    def _allowed(self, baseline: Mapping[str, Any]) -> float:
+        return allowed_amount(self._allowed_drop, baseline[self._quality.key])
+
+    def _with_expected(self, tried: Sequence[Tried], baseline: Mapping[str, Any]) -> list[Tried]:
+        """Return what was tried; what is being trained loses what the model expects."""
+        running = [one for one in tried if one.loss is None]
+        if not running:
+            return list(tried)
+        ended = [one for one in tried if one.loss is not None]
+        means = self._expected(running, ended, baseline).own_mean.tolist()
+        return [*ended, *(replace(one, loss=mean) for one, mean in zip(running, means, strict=True))]
+
     def _expected(
-        self,
-        left: Sequence[Outcome],
-        tried: Sequence[Tried],
-        baseline: Mapping[str, Any],
-        allowed: float,
-        depths: Depths,
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Return (m,) probabilities of staying within the allowed loss, and expected improvements of the front.
+        self, runs: Sequence[Outcome] | Sequence[Tried], ended: Sequence[Tried], baseline: Mapping[str, Any]
+    ) -> Posterior:
+        """Return what the losses of ended runs, and earlier studies, say of runs."""
+        total, depths, unit = self._total_steps, self._known_depths(), max(self._allowed(baseline), 1e-6)
+        newest = ended[-MOST_MODELLED:]
+        earlier, earlier_losses, numbers = prior_rows(self._priors, depths.levels)
 
-        The first probabilities are of the mean over seeds, the second of the study's own. The front is that of the
-        latter; its improvement is that of its mean saving up to twice the allowed loss, a fraction of the compute,
-        without the noise of a run. What is being trained is taken to lose what the model expects.
-        """
-        total = self._total_steps
-
-        def features(runs: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
+        def features(of: Sequence[Outcome] | Sequence[Tried]) -> NDArray[np.float64]:
             told = [
                 PriorRun(
                     stops=depths.of_stops(one.stops, total), ended=one.epochs / self._epochs, saved=one.saved, loss=0.0
                 )
-                for one in runs
+                for one in of
             ]
             return features_of(told, depths.levels)
 
-        ended = [one for one in tried if one.loss is not None][-MOST_MODELLED:]
-        seen, losses = features(ended), np.array([one.loss for one in ended], float)
-        unit = max(allowed, 1e-6)
-        earlier, earlier_losses, numbers = prior_rows(self._priors, depths.levels)
-        luck = self._luck(baseline)
-
-        def expected(of: NDArray[np.float64]) -> Posterior:
-            return posterior(
-                np.vstack([earlier, seen]), np.append(earlier_losses * unit, losses), of, unit=unit,
-                studies=np.append(numbers, np.zeros(len(seen), int)), luck=luck,
-            )  # fmt: skip
-
-        if running := [one for one in tried if one.loss is None]:
-            means = expected(features(running)).own_mean
-            seen, losses = np.vstack([seen, features(running)]), np.append(losses, means)
-        found = expected(features(left))
-        saved = np.array([one.saved for one in left])
-        front = list(zip([0.0, *losses.tolist()], [0.0, *seen[:, 0].tolist()], strict=True))
-        area = found.area_gained(saved, front, 2 * unit) / (2 * unit)
-        return found.share_within(allowed), found.own_share_within(allowed), area
+        return posterior(
+            np.vstack([earlier, features(newest)]),
+            np.append(earlier_losses * unit, [one.lost for one in newest]),
+            features(runs),
+            unit=unit,
+            studies=np.append(numbers, np.zeros(len(newest), int)),
+            luck=self._luck(baseline),
+        )
 
     def _luck(self, baseline: Mapping[str, Any]) -> float:
         rows = [trial.user_attrs.get("row", {}).get(self._quality.key) for trial in self._trials.all()]
@@ -325,6 +338,8 @@ class OutcomeQueue:
 class Tried:
     """An outcome that was trained or is being trained."""
 
+    trial: int
+    """Number of its trial."""
     epochs: int
     """Epochs of the run."""
     stops: tuple[tuple[int, int], ...]
@@ -338,20 +353,26 @@ class Tried:
     chosen: str = ""
     """The same as the dense run predicted it; empty for what was not chosen as an outcome."""
 
+    @property
+    def lost(self) -> float:
+        """Return the loss of one that was trained."""
+        assert self.loss is not None, f"trial {self.trial} is being trained"
+        return self.loss
+
 
 def answer_gained(
-    saved: NDArray[np.float64], best: float, within: NDArray[np.float64], here: NDArray[np.float64]
+    saved: NDArray[np.float64], best: float, likely: NDArray[np.bool_], here: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return (m,) expected improvements of the answer's saving; none by what is not `LIKELY` to hold on other seeds.
+    """Return (m,) expected improvements of the answer's saving; none by what is not likely enough to hold elsewhere.
 
-    >>> answer_gained(np.array([0.5, 0.5, 0.2]), 0.25, np.array([0.5, 0.4, 0.9]), np.array([0.8, 1.0, 1.0])).tolist()
+    >>> answer_gained(np.array([0.5, 0.5, 0.2]), 0.25, np.array([True, False, True]), np.array([0.8, 1, 1])).tolist()
     [0.2, 0.0, 0.0]
 
     Args:
         saved: (m,) compute that candidates save.
         best: that of the answer so far.
-        within: (m,) probabilities of staying within the allowed loss on average over seeds.
+        likely: (m,) whether they are sure enough to stay within the allowed loss on another seed.
         here: (m,) probabilities of staying within it on the study's own seed.
     """
-    found: NDArray[np.float64] = np.where(within >= LIKELY, here, 0.0) * np.maximum(saved - best, 0.0)
+    found: NDArray[np.float64] = np.where(likely, here, 0.0) * np.maximum(saved - best, 0.0)
     return found

@@ -4,13 +4,13 @@ The mean has two slopes: one on how long layers sit out, one on how much of the 
 measurements behind both). What outcomes lose beyond that is smooth in the shares of the run that layers train. A full
 run without stops loses nothing.
 
-A loss is measured against one baseline, and another seed would give another one. Runs of full length share their
-beginning with the baseline, and so its luck; a shorter run shares nothing with it, but its beginning with the other
-runs of that length. So the losses of all shorter runs have the baseline's luck in common, those of one length also
-that length's, and a model that does not know this takes a lucky length for a good one.
+A loss is measured against one baseline, and another seed would give another one. Runs of one length share their
+beginning, and so their luck, the less the more their layers' shares of training differ; a shorter run shares nothing
+with the baseline. So the losses of all shorter runs have the baseline's luck in common, those of one length also that
+length's, and a model that does not know this takes a lucky length for a good one.
 
 Slopes, length, amplitude and noise are those of a grid with the highest marginal likelihood (Rasmussen and Williams,
-Gaussian Processes for Machine Learning, sections 2.2, 2.7 and 5.4.1).
+Gaussian Processes for Machine Learning, sections 2.2, 2.7 and 5.4.1) times a prior on the slopes.
 
 Shapes: n outcomes trained, m candidates, k layers. Features (n, k + 2): compute saved, share of the full run at which
 the outcome's run ends, shares of the full run that the layers train.
@@ -28,10 +28,13 @@ from numpy.typing import NDArray
 
 #: Lengths in features, amplitudes and noises in units of the allowed loss.
 _LENGTHS, _AMPLITUDES, _NOISES = (0.2, 0.5), (0.3, 1.0, 3.0), (0.1, 0.3, 0.8)
-#: Expected slopes on `trend`, in the same unit, each as large as its standard deviation.
-_SLOPES = tuple(product((1.0, 4.0, 16.0), (0.4, 1.6, 6.4)))
-#: By how much earlier studies deviate, as shares of the function's own standard deviation; the expected one, from which
-#: the logarithm deviates by a normal number; and noises of their outcomes beside that of a seed, in the unit.
+#: Expected slopes on `trend`, in the same unit, each as large as its standard deviation; and the usual ones.
+_SLOPES, _USUAL_SLOPES = tuple(product((1.0, 4.0, 16.0), (0.4, 1.6, 6.4))), (4.0, 0.4)
+#: Luck of two runs of one length correlates by exp(-this times the mean squared difference of the shares of their run
+#: that layers train), as measured on digits.
+_PARTING = 1.5
+#: By how much earlier studies deviate, as shares of the function's own standard deviation; the usual deviation; and
+#: noises of their outcomes beside that of a seed, in the unit.
 _DEVIATIONS, _DEVIATION, _FURTHER_NOISES = (0.1, 0.3, 1.0, 3.0, 10.0), 0.3, (0.0, 0.5, 1.5)
 
 
@@ -43,6 +46,8 @@ class Posterior:
     """(m,) expected loss, on average over seeds."""
     spread: NDArray[np.float64]
     """(m,) its standard deviation."""
+    luck: NDArray[np.float64]
+    """(m,) standard deviation of the luck that another seed adds."""
     own_mean: NDArray[np.float64]
     """(m,) expected loss on the study's own seed, with the luck that its runs have in common."""
     own_spread: NDArray[np.float64]
@@ -53,6 +58,10 @@ class Posterior:
     def share_within(self, allowed: float) -> NDArray[np.float64]:
         """Return (m,) probabilities that the loss, on average over seeds, is at most the allowed one."""
         return _normal_share((allowed - self.mean) / np.maximum(self.spread, 1e-12))
+
+    def other_share_within(self, allowed: float) -> NDArray[np.float64]:
+        """Return (m,) probabilities that a run loses at most the allowed loss on another seed."""
+        return _normal_share((allowed - self.mean) / np.sqrt(self.spread**2 + self.luck**2 + self.noise**2))
 
     def own_share_within(self, allowed: float) -> NDArray[np.float64]:
         """Return (m,) probabilities that a run loses at most the allowed loss on the study's own seed."""
@@ -170,8 +179,12 @@ def posterior(
     own += fit.amplitude**2 * (1 - _likeness_to_dense(candidates, fit.length) ** 2)
     here = luck**2 * _shared_luck(trained, candidates) * (studies == 0)[:, None]
     mean, spread = conditional(across, own)
-    own_mean, own_spread = conditional(across + here, own + 2 * luck**2 * _is_cut(candidates))
-    return Posterior(mean=mean, spread=spread, own_mean=own_mean, own_spread=own_spread, noise=fit.noise * unit)
+    of_seed = luck**2 * 2 * (1 - _alike_in_luck(candidates, _dense(candidates.shape[1]))[:, 0])
+    own_mean, own_spread = conditional(across + here, own + of_seed)
+    return Posterior(
+        mean=mean, spread=spread, luck=np.sqrt(of_seed) * unit, own_mean=own_mean, own_spread=own_spread,
+        noise=fit.noise * unit,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,17 +201,25 @@ class _Fit:
 
 
 def _shared_luck(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how often the losses of two lists of one study's outcomes share the luck of a run.
+    """Return the covariance of the luck in the losses of two lists of one study's outcomes, in one run's variance.
 
-    Those of shorter runs share the baseline's, and those of one length also that length's.
+    A loss has the luck of its run, less that of the baseline.
     """
-    found: NDArray[np.float64] = np.outer(_is_cut(a), _is_cut(b)) * (1.0 + np.isclose(a[:, None, 1], b[None, :, 1]))
+    dense = _dense(a.shape[1])
+    found: NDArray[np.float64] = _alike_in_luck(a, b) - _alike_in_luck(a, dense) - _alike_in_luck(dense, b) + 1.0
     return found
 
 
-def _is_cut(features: NDArray[np.float64]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = features[:, 1] < 1 - 1e-9
+def _alike_in_luck(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the correlation of the luck of two lists of runs on one seed: 0 for runs of different length."""
+    shares = [runs[:, 2:] / runs[:, 1:2] for runs in (a, b)]
+    apart = ((shares[0][:, None, :] - shares[1][None, :, :]) ** 2).mean(axis=2) if a.shape[1] > 2 else 0.0
+    found: NDArray[np.float64] = np.isclose(a[:, None, 1], b[None, :, 1]) * np.exp(-_PARTING * apart)
     return found
+
+
+def _dense(features: int) -> NDArray[np.float64]:
+    return np.array([[0.0, *np.ones(features - 1)]])
 
 
 def _covariance(
@@ -223,11 +244,15 @@ def _likelihood(
     beyond: NDArray[np.float64],
     studies: NDArray[np.int64],
 ) -> float:
-    """Return the logarithm of the likelihood times the deviations' prior, without what is equal for all fits."""
+    """Return the logarithm of the likelihood times the prior of slopes and deviations, without what all fits share.
+
+    Their logarithms deviate from that of the usual one by a normal number of variance 1.
+    """
     factor = np.linalg.cholesky(_covariance(fit, kernel, common, studies))
     weights = np.linalg.solve(factor, beyond)
-    expected = sum(math.log(deviation / _DEVIATION) ** 2 for deviation, _ in fit.studies.values())
-    return -0.5 * float(weights @ weights) - float(np.log(np.diag(factor)).sum()) - 0.5 * expected
+    unusual = sum(math.log(deviation / _DEVIATION) ** 2 for deviation, _ in fit.studies.values())
+    unusual += sum(math.log(slope / usual) ** 2 for slope, usual in zip(fit.slopes, _USUAL_SLOPES, strict=True))
+    return -0.5 * float(weights @ weights) - float(np.log(np.diag(factor)).sum()) - 0.5 * unusual
 
 
 def _kernel(
@@ -248,8 +273,7 @@ def _likeness_beyond_dense(a: NDArray[np.float64], b: NDArray[np.float64], lengt
 
 
 def _likeness_to_dense(a: NDArray[np.float64], length: float) -> NDArray[np.float64]:
-    dense = np.array([[0.0, *np.ones(a.shape[1] - 1)]])
-    return _likeness(a, dense, length)[:, 0]
+    return _likeness(a, _dense(a.shape[1]), length)[:, 0]
 
 
 def _likeness(a: NDArray[np.float64], b: NDArray[np.float64], length: float) -> NDArray[np.float64]:

@@ -72,6 +72,28 @@ def test_no_outcome_is_trained_twice_and_the_search_ends_by_itself(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
+def test_the_answer_saves_most_of_what_is_sure_enough_in_a_resumed_search_too(tmp_path: Path) -> None:
+    made = learning(tmp_path, allowed_drop=0.9)
+    trained_by(made, tmp_path)
+    assert made.outcomes is not None
+    holds = made.outcomes.holds()
+    found = {t.number: t.user_attrs["row"]["compute_saved"] for t in told(tmp_path) if "row" in t.user_attrs}
+    assert holds.keys() == found.keys() - {0}
+    unsure = max(holds, key=lambda number: found[number])  # early stops of all layers are the least sure
+    sure = (holds[unsure] + min(share for number, share in holds.items() if share > holds[unsure])) / 2
+    again = learning(tmp_path, begin=False, allowed_drop=0.9, sure=sure)
+    assert again.outcomes is not None
+    assert again.outcomes.unsure() == [number for number, share in holds.items() if share < sure]
+    first, best = made.best(), again.best()
+    assert first is not None
+    assert best is not None
+    assert first.saved == pytest.approx(found[unsure])
+    assert best.saved == pytest.approx(max(found[number] for number, share in holds.items() if share >= sure))
+    assert best.saved < first.saved
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
 def test_what_runs_or_failed_is_not_suggested_again(tmp_path: Path) -> None:
     made = by_outcome(tmp_path)
     for number in range(4):
@@ -175,7 +197,7 @@ def test_with_earlier_studies_the_first_outcome_is_the_best_of_them(tmp_path: Pa
         return PriorRun(stops=stops, ended=1.0, saved=one.saved, loss=0.0 if one.saved <= bound else 8.0)
 
     runs = tuple(map(run, outcomes[:: max(1, len(outcomes) // 40)]))
-    made = learning(tmp_path / "s", priors=[PriorStudy(study=name, runs=runs) for name in ("a", "b")])
+    made = learning(tmp_path / "s", priors=[PriorStudy(study=name, runs=runs) for name in ("a", "b")], sure=0.55)
     assert made.outcomes is not None
     assert made.outcomes.predicts
     made.suggest("published")
@@ -196,5 +218,11 @@ def test_a_search_by_outcome_on_ray_ends_early_and_says_so(tmp_path: Path, capsy
     assert len(ended) < 30
     assert f"ended after {len(ended)} trials" in told
     assert not ended.iloc[2:].duplicated(["stop_events", "CAC_BRAKING_DISTANCE"]).any()
-    assert Layout(tmp_path / "s").read_info().trials == len(ended)
+    info = Layout(tmp_path / "s").read_info()
+    assert info.trials == len(ended)
     assert not found.interrupted
+    assert {int(trial) for trial in info.holds} == set(ended.loc[ended["role"] != "baseline", "trial"])
+    assert all(0 <= share <= 1 for share in info.holds.values())
+    kept = found.ranking.loc[~(found.ranking["holds"] < info.sure) & found.ranking["within_drop"]]
+    assert found.best is not None
+    assert found.best["trial"] == kept.iloc[0]["trial"]

@@ -47,13 +47,27 @@ def means(rows: np.ndarray, slopes: tuple[float, float]) -> np.ndarray:
 
 
 def luck_of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Covariance of two lists of losses by the luck of runs: each is that of the baseline less that of its length."""
+    """Covariance of two lists of losses by the luck of runs: each is that of the baseline less its own."""
+    dense = np.array([0.0, *np.ones(a.shape[1] - 1)])
+
+    def alike(x: np.ndarray, y: np.ndarray) -> float:
+        if x[1] != y[1]:
+            return 0.0
+        apart = [(share / x[1] - other / y[1]) ** 2 for share, other in zip(x[2:], y[2:], strict=True)]
+        return float(np.exp(-1.5 * sum(apart) / len(apart)))
 
     def shared(x: np.ndarray, y: np.ndarray) -> float:
-        runs = [{} if row[1] == 1 else {"baseline": 1.0, f"length {row[1]}": -1.0} for row in (x, y)]
-        return sum(share * runs[1].get(run, 0.0) for run, share in runs[0].items())
+        return sum(
+            sign * alike(one, other)
+            for sign, one, other in ((1, dense, dense), (-1, dense, y), (-1, x, dense), (1, x, y))
+        )
 
     return np.array([[shared(x, y) for y in b] for x in a])
+
+
+def usual(slopes: tuple[float, float]) -> float:
+    """Logarithm of the slopes' prior density, but for a constant."""
+    return float(norm.logpdf(np.log(slopes[0] / 4.0)) + norm.logpdf(np.log(slopes[1] / 0.4)))
 
 
 @pytest.mark.parametrize("luck", [0.0, 0.8])
@@ -67,7 +81,7 @@ def test_it_is_the_conditional_normal_of_the_likeliest_of_its_kernels(luck: floa
 
     def density(kernel: tuple[float, float, tuple[float, float], float]) -> float:
         own = covariance(trained, trained, *kernel[:3]) + common + kernel[3] ** 2 * np.eye(9)
-        return float(multivariate_normal(means(trained, kernel[2]), own).logpdf(losses / unit))
+        return float(multivariate_normal(means(trained, kernel[2]), own).logpdf(losses / unit)) + usual(kernel[2])
 
     *kernel, noise = max(KERNELS, key=density)
     slopes = kernel[2]
@@ -89,14 +103,27 @@ def test_it_is_the_conditional_normal_of_the_likeliest_of_its_kernels(luck: floa
     np.testing.assert_allclose(found.share_within(0.005), norm.cdf(0.005, mean, spread), rtol=1e-3, atol=1e-9)
     wanted = norm.cdf(0.005, own_mean, np.sqrt(own_spread**2 + found.noise**2))
     np.testing.assert_allclose(found.own_share_within(0.005), wanted, rtol=1e-3, atol=1e-9)
+    wanted = norm.cdf(0.005, mean, np.sqrt(spread**2 + found.noise**2 + unit**2 * np.diag(here[1])))
+    np.testing.assert_allclose(found.other_share_within(0.005), wanted, rtol=1e-3, atol=1e-9)
 
 
 def test_without_a_run_trained_it_is_the_prior_and_a_run_without_stops_loses_nothing() -> None:
     candidates = np.array([[0.0, 1.0, 1.0, 1.0], [0.55, 0.6, 0.3, 0.6], [0.4, 0.6, 0.6, 0.6]])
     found = posterior(np.empty((0, 4)), np.empty(0), candidates, unit=0.01, luck=1.0)
-    np.testing.assert_allclose(found.mean, 0.01 * means(candidates, (1.0, 0.4)), atol=1e-12)
+    np.testing.assert_allclose(found.mean, 0.01 * means(candidates, (4.0, 0.4)), atol=1e-12)
     assert (found.mean[0], found.spread[0], found.own_spread[0]) == (0.0, 0.0, 0.0)
     assert (found.own_spread[1:] > found.spread[1:]).all()
+
+
+def test_runs_of_full_length_share_the_luck_of_the_baseline_the_less_the_earlier_they_stop() -> None:
+    """So of runs that lose as much on average those with early stops hold on fewer other seeds."""
+    late, early = [0.2, 1.0, *[0.8] * 3], [0.7, 1.0, *[0.3] * 3]
+    shorter = [0.4, 0.6, *[0.6] * 3]
+    found = posterior(np.empty((0, 5)), np.empty(0), np.array([late, early, shorter]), unit=1.0, luck=1.0)
+    assert found.luck[0] < 0.4 < 0.9 < found.luck[1] < found.luck[2]
+    assert found.luck[2] == pytest.approx(np.sqrt(2))
+    none = posterior(np.empty((0, 5)), np.empty(0), np.array([late]), unit=1.0)
+    assert none.luck.tolist() == [0.0]
 
 
 def test_a_lucky_length_is_not_taken_for_a_good_one() -> None:
@@ -134,7 +161,7 @@ def test_earlier_studies_deviate_and_one_that_misleads_counts_for_less(luck: flo
         return covariances[kernel[:3]] * factors + common + np.diag(more)
 
     def density(kernel: tuple[Any, ...], others: dict[int, tuple[float, float]]) -> float:
-        expected = sum(norm.logpdf(np.log(deviation / 0.3)) for deviation, _ in others.values())
+        expected = sum(norm.logpdf(np.log(deviation / 0.3)) for deviation, _ in others.values()) + usual(kernel[2])
         return float(multivariate_normal(means(trained, kernel[2]), own(kernel, others)).logpdf(losses) + expected)
 
     deviations = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -175,7 +202,7 @@ def test_studies_are_as_sure_as_their_number_however_many_runs_they_have(count: 
 def test_the_area_gained_is_the_mean_growth_of_the_hypervolume() -> None:
     draw = np.random.default_rng(1)
     own = {"own_mean": np.array([0.0, 0.004, 0.02]), "own_spread": np.array([0.001, 0.003, 0.004])}
-    found = Posterior(mean=np.zeros(3), spread=np.ones(3), **own, noise=0.002)
+    found = Posterior(mean=np.zeros(3), spread=np.ones(3), luck=np.ones(3), **own, noise=0.002)
     saved, front, worst = np.array([0.3, 0.55, 0.6]), [(0.0, 0.0), (0.001, 0.2), (0.006, 0.5), (0.03, 0.9)], 0.01
 
     def area(points: list[tuple[float, float]]) -> float:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runs import facts, rows_alone
-from searchers import learning, row, searcher, told
+from searchers import learning, searcher, told
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
 import analysis
@@ -20,41 +19,24 @@ from trainables.stage_tree.shared_run import SharedRun, Sharing
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.run_lengths import read_lengths
 from tune_cac.tuning.outcomes.prior import PriorRun, PriorStudy
-from tune_cac.tuning.outcomes.run_lengths import lengths_in_epochs, next_length
+from tune_cac.tuning.outcomes.run_lengths import lengths_in_epochs
 from tune_cac.tuning.study_searcher import FINISHED
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 3, 4, 5, 7, 30, 100])
-@pytest.mark.parametrize("first_feasible", [0.0, 0.3, 0.5, 0.6, 0.75, 0.9, 1.0])
-def test_after_the_first_length_a_shorter_one_is_tried_or_a_longer_one_if_it_lost_too_much(
-    epochs: int, first_feasible: float
+@pytest.mark.parametrize(("epochs", "wanted"), [(30, [24, 15]), (5, [4, 2]), (3, [2, 1]), (2, [1]), (1, [])])
+def test_dense_runs_of_80_and_50_percent_are_cut_beside_the_baseline(
+    tmp_path: Path, epochs: int, wanted: list[int]
 ) -> None:
-    """Against a loss that steps from far too much to nothing at one length."""
-    losses: dict[int, float] = {}
-    while (length := next_length(losses, epochs, 0.005)) is not None:
-        assert 0 < length < epochs
-        assert length not in losses
-        losses[length] = 0.0 if length >= first_feasible * epochs else 0.1
-    first = epochs * 6 // 10
-    second = epochs // 2 if first >= first_feasible * epochs else (first + epochs) // 2
-    assert list(losses) == [length for length in dict.fromkeys((first, second)) if first > 0 < length]
-
-
-def test_what_lost_hardly_too_much_is_the_end_already() -> None:
-    assert next_length({18: 0.005}, 30, 0.005) == 15
-    assert next_length({18: 0.0051}, 30, 0.005) is None
-    assert next_length({18: 0.01}, 30, 0.005) is None
-    assert next_length({18: 0.0101}, 30, 0.005) == 24
-    assert next_length({18: float("inf")}, 30, 0.005) == 24  # it diverged
-
-
-def test_a_control_of_a_settings_compute_is_no_reason_for_another_length() -> None:
-    assert next_length({18: 0.02, 24: 0.02, 20: 0.02}, 30, 0.005) is None
-    assert next_length({18: 0.02, 12: 0.02}, 30, 0.005) is None
+    """They depend on nothing, so they begin while the baseline is trained."""
+    made = searcher(tmp_path, baseline=False, lengths="auto", base=TrialConfig(method="none", epochs=epochs))
+    begun = [made.suggest(name) for name in ("baseline", "a", "b", "c")]
+    found = [one["config"]["epochs"] for one in begun[1:] if isinstance(one, dict)]
+    assert found == wanted
+    assert begun[1 + len(wanted)] is None
 
 
 @pytest.mark.parametrize(("lengths", "saved", "epochs", "role"), [
-    ("auto", 0.35, 19, CUT), ("auto", 0.4, 18, CUT), ("auto", 0.55, 13, "control"), ("1.0,0.9", 0.55, 13, CUT),
+    ("auto", 0.35, 19, CUT), ("auto", 0.5, 15, CUT), ("auto", 0.55, 13, "control"), ("1.0,0.9", 0.55, 13, CUT),
 ])  # fmt: skip
 def test_a_run_as_cheap_as_the_answer_is_none_itself_below_the_chosen_lengths(
     tmp_path: Path, lengths: str, saved: float, epochs: int, role: str
@@ -66,15 +48,15 @@ def test_a_run_as_cheap_as_the_answer_is_none_itself_below_the_chosen_lengths(
     assert (run.values["epochs"], run.attrs["role"], run.attrs["control"]) == (epochs, role, SHORTER)
 
 
-@pytest.mark.parametrize(("found", "first"), [(0.8, 24), (0.72, 22), (0.3, 15), (1.0, 18)])
-def test_the_first_length_is_that_of_earlier_studies_and_no_shorter_than_others(
-    tmp_path: Path, found: float, first: int
+@pytest.mark.parametrize(("found", "lengths"), [(0.8, [24]), (0.72, [22]), (0.3, [15]), (1.0, [24, 15])])
+def test_the_length_is_that_of_earlier_studies_and_no_shorter_than_others(
+    tmp_path: Path, found: float, lengths: list[int]
 ) -> None:
     runs = (PriorRun(stops=(), ended=found, saved=0.5, loss=0.5), PriorRun(stops=(), ended=0.4, saved=0.6, loss=2.0))
     made = searcher(tmp_path, lengths="auto", priors=[PriorStudy(study="a", runs=runs)])
-    cut = made.suggest("cut")
-    assert isinstance(cut, dict)
-    assert (cut["config"]["epochs"], told(tmp_path)[cut["trial"]].user_attrs["role"]) == (first, CUT)
+    begun = [made.suggest(str(name)) for name in range(len(lengths) + 1)]
+    cuts = [one for one in begun if isinstance(one, dict) and told(tmp_path)[one["trial"]].user_attrs["role"] == CUT]
+    assert [one["config"]["epochs"] for one in cuts] == lengths
 
 
 def test_shares_are_given_as_text() -> None:
@@ -158,19 +140,6 @@ def test_random_stops_are_as_long_as_the_best_setting(tmp_path: Path) -> None:
     assert len(stops) == 3
     assert {config["epochs"] for config in stops} == {2}
     assert [(config["method"], config["epochs"]) for config in beside] == [("none", 1)]  # saves 60 % or more
-
-
-def test_cut_runs_wait_for_no_baseline(tmp_path: Path) -> None:
-    """They need nothing of it, so the processors that others would leave idle train them."""
-    search = searcher(tmp_path, baseline=False, lengths="auto")
-    first, second = search.suggest("a"), search.suggest("b")
-    assert isinstance(first, dict)
-    assert isinstance(second, dict)
-    assert (first["role"], second["role"]) == ("baseline", CUT)
-    assert search.suggest("c") is None  # which length is next depends on both
-    search.on_trial_complete("a", {**row(0.9, 0.0), "dense_flops": 1000, "executed_flops": 1000})
-    assert search.suggest("c") is not None
-    assert json.loads(json.dumps(second["config"]))["epochs"] == 18
 
 
 @pytest.mark.slow
