@@ -1,6 +1,6 @@
 """Measure what stops and shorter runs lose on average over seeds: late or early, of few or all layers, at many lengths.
 
-    python benchmarks/late_stops.py [--seeds 16] [--first 20] [--rows FILE]
+    python benchmarks/late_stops.py [--seeds 16] [--first 20] [--outcomes '30 dense' '24 late 0.5' ...] [--rows FILE]
 
 Trainings of digits, six convolutions of 18 parameters. ``late A``: layers 1, 3, 5, 6 and those before them stop at A,
 A + 0.1, A + 0.2, A + 0.3 of the run; ``all T``: all of them at T; ``half T``: the first three at T; ``five T``: all
@@ -84,6 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--first", type=int, default=20)
+    parser.add_argument("--outcomes", nargs="+", help="epochs and names of those to train; by default all")
     parser.add_argument("--rows", type=Path, help="JSON lines of what was trained, to go on with")
     arguments = parser.parse_args()
     print(header("benchmarks/late_stops.py"), f"| digits, {arguments.seeds} seeds from {arguments.first} on")
@@ -91,7 +92,8 @@ def main() -> None:
     rows = {(row["seed"], row["epochs"], row["name"]): row for row in map(json.loads, known)}
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         for epochs, name, stops in outcomes():
-            if (seed, epochs, name) not in rows:
+            asked_for = arguments.outcomes is None or f"{epochs} {name}" in arguments.outcomes
+            if asked_for and (seed, epochs, name) not in rows:
                 row = {"seed": seed, "epochs": epochs, "name": name, **trained(epochs, stops, seed)}
                 rows[seed, epochs, name] = row
                 if arguments.rows:
@@ -99,6 +101,8 @@ def main() -> None:
                         file.write(json.dumps(row) + "\n")
     wanted = range(arguments.first, arguments.first + arguments.seeds)
     table = pd.DataFrame([row for row in rows.values() if row["seed"] in wanted])
+    if arguments.outcomes is not None:
+        table = table[(table["epochs"].astype(str) + " " + table["name"]).isin(arguments.outcomes)]
     table["quality"] = 50 * (table["accuracy"] + table["test_accuracy"])
     full = table[(table["epochs"] == FULL) & (table["name"] == "dense")].set_index("seed")["quality"]
     table["loss"] = table["seed"].map(full) - table["quality"]

@@ -2,7 +2,7 @@
 
     python benchmarks/search_quality.py [--searches lengths auto tpe] [--trials 100] [--seeds 10] [--concurrency 2]
                                         [--workload digits] [--option NAME=VALUE ...] [--data FOLDER] [--model NAME]
-                                        [--epochs N] [--fresh 0] [--equal-compute] [--results FOLDER]
+                                        [--epochs N] [--sure P] [--fresh 0] [--equal-compute] [--results FOLDER]
 
 Each search is a command of its own. ``lengths`` is the default search, with cut dense runs and all controls, whose cost
 counts; ``early`` the same with early ends of trials; ``auto`` the default on runs of full length, without controls; the
@@ -10,13 +10,14 @@ others (``tpe``, ``random``, ``gp``, ``nsga2``) are samplers of Optuna over our 
 ``asha`` is Ray's scheduler without that tree (``asha_search.py``, always with ``--equal-compute``). With
 ``--equal-compute`` all but the first search named may execute what the first one did.
 
-``saved`` is the compute that the best setting within the allowed loss saves on the search's own seed; ``executed`` is
-what the search trained, in dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and
+``answer`` is the compute that the setting handed out saves (``--sure``: that of our searches), ``most`` that of the
+setting that saves most within the allowed loss on the search's own seed, which others hand out; ``executed`` is what
+the search trained, in dense runs, its baseline included; ``hypervolume`` is that of the front above no saving and
 twice the allowed loss. With ``--fresh N`` every answer and its baseline are trained on N fresh seeds, others for each
 search: ``loss`` is the mean of validation and test loss over them, in points, ``kept`` the share of these seeds on
-which that mean is within the allowed loss; an answer that saves nothing loses nothing. The lines at the end are medians
-over the searches' seeds, with ratios to the last one named, seed by seed. Searches that a folder has already are not
-run again.
+which that mean is within the allowed loss; an answer that saves nothing loses nothing. The lines at the end are
+medians over the searches' seeds, with ratios to the last one named, seed by seed. Searches that a folder has already
+are not run again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Found:
     """Result of one search."""
 
     saved: float
-    """By the best setting within the allowed loss, a fraction."""
+    """By the answer, a fraction."""
+    most: float
+    """By the setting within the allowed loss that saves most, a fraction."""
     executed: float
     """Compute that the search trained, in dense runs."""
     settings: int
@@ -81,7 +84,9 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
         budget: full trainings that may be executed; None for no limit.
     """
     import analysis
+    from analysis.io.layout import Layout
     from analysis.io.studies import read_journal
+    from tune_cac.study.study_result import answer
 
     if kind == "asha":
         return found_by_asha(seed, folder, arguments, budget)
@@ -97,17 +102,20 @@ def found_by(kind: str, seed: int, folder: Path, arguments: argparse.Namespace, 
             *(text for flag, value in given.items() if value is not None for text in (flag, str(value))),
             *(text for value in arguments.option for text in ("--option", value)),
             *(() if budget is None else ("--cost-budget", f"{budget:.3f}")),
+            *(() if arguments.sure is None or kind not in ours else ("--sure", str(arguments.sure))),
         )  # fmt: skip
         wall_time_s = time.perf_counter() - begun
     trials = analysis.load(study)
     ended = trials[(trials["status"] == "completed") & (trials["role"] != "control")]
     within = ended[ended["accuracy_drop"] <= ALLOWED + 1e-9]
     points = ended[["accuracy_drop", "compute_saved"]].to_numpy(float) * (-1.0, 1.0)
-    best = within.loc[within["compute_saved"].idxmax()]
-    (answer,) = (one["config"] for one in read_journal(study / "optuna.journal") if one["trial"] == best["trial"])
-    loss, kept = on_fresh_seeds(answer, float(best["compute_saved"]), seed, folder, arguments)
+    best = answer(Layout(study), allowed_drop=ALLOWED).best
+    assert best is not None  # the baseline at least
+    (config,) = (one["config"] for one in read_journal(study / "optuna.journal") if one["trial"] == best["trial"])
+    loss, kept = on_fresh_seeds(config, float(best["compute_saved"]), seed, folder, arguments)
     return Found(
         saved=float(best["compute_saved"]),
+        most=float(within["compute_saved"].max()),
         executed=analysis.search_cost(trials).dense_equivalents,
         settings=len(ended) - 1,
         hypervolume=area_of(points),
@@ -148,6 +156,7 @@ def found_by_asha(seed: int, folder: Path, arguments: argparse.Namespace, budget
     loss, kept = on_fresh_seeds(told["answer"], saved, seed, folder, arguments)
     return Found(
         saved=saved,
+        most=saved,
         executed=told["executed"],
         settings=len(points) - 1,
         hypervolume=area_of(points),
@@ -191,6 +200,7 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--model")
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--sure", type=float, help="probability with which answers of our searches are to hold")
     parser.add_argument("--fresh", type=int, default=0, help="fresh seeds on which every answer is trained again")
     parser.add_argument("--equal-compute", action="store_true", help="searches after the first execute as much as it")
     parser.add_argument("--results", type=Path, help="keep the studies in this folder")
@@ -198,7 +208,7 @@ def main() -> None:
     print(header("benchmarks/search_quality.py"))
     print(f"{arguments.workload}, at most {arguments.trials} trials, {arguments.concurrency} at a time")
     print(
-        f"{'search':<9}{'seed':>5}{'settings':>9}{'executed':>9}{'saved':>8}{'hypervolume':>12}{'loss':>7}{'kept':>6}"
+        f"{'search':<9}{'seed':>5}{'settings':>9}{'executed':>9}{'answer':>8}{'most':>7}{'hypervolume':>12}{'loss':>7}{'kept':>6}"
         f"{'wall s':>8}"
     )
     with tempfile.TemporaryDirectory() as temporary:
@@ -211,21 +221,24 @@ def main() -> None:
                 runs.append(one := found_by(kind, seed, folder, arguments, budget))
                 budget = (budget or one.executed) if arguments.equal_compute else None
                 print(
-                    f"{kind:<9}{seed:>5}{one.settings:>9}{one.executed:>9.2f}{one.saved:>8.1%}{one.hypervolume:>12.6f}"
+                    f"{kind:<9}{seed:>5}{one.settings:>9}{one.executed:>9.2f}{one.saved:>8.1%}{one.most:>7.1%}"
+                    f"{one.hypervolume:>12.6f}"
                     f"{100 * one.loss:>7.2f}{one.kept:>6.0%}{one.wall_time_s:>8.1f}",
                     flush=True,
                 )
     reference = of[arguments.searches[-1]]
     for kind, runs in of.items():
         saved = [one.saved / other.saved for one, other in zip(runs, reference, strict=True) if other.saved > 0]
+        most = [one.most / other.most for one, other in zip(runs, reference, strict=True) if other.most > 0]
         area = [
             one.hypervolume / other.hypervolume for one, other in zip(runs, reference, strict=True) if other.saved > 0
         ]
         executed, shares = [one.executed for one in runs], [one.saved for one in runs]
         print(
             f"{kind}, {len(runs)} seeds: median {median(executed):.2f} dense runs ({min(executed):.2f} to "
-            f"{max(executed):.2f}); saved {median(shares):.1%}, mean {fmean(shares):.1%}; over "
-            f"{arguments.searches[-1]}: saved median {shown(saved)}, hypervolume {shown(area)}"
+            f"{max(executed):.2f}); answer saves {median(shares):.1%}, mean {fmean(shares):.1%}; over "
+            f"{arguments.searches[-1]}: answer median {shown(saved)}, most within on its seed {shown(most)}, "
+            f"hypervolume {shown(area)}"
             + (f"; fresh seeds: loss {100 * fmean(one.loss for one in runs):.2f} points, kept "
                f"{fmean(one.kept for one in runs):.0%}" if arguments.fresh else "")
         )  # fmt: skip

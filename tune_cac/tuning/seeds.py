@@ -15,12 +15,12 @@ from tune_cac.study.folder import check_same, wanted_info
 from tune_cac.study.object_storage import fetch_study
 from tune_cac.study.options import SearchOptions
 from tune_cac.study.study_result import SearchResult
-from tune_cac.tuning.outcomes.run_lengths import SHARES
+from tune_cac.tuning.outcomes.run_lengths import SHORTEST
 from tune_cac.tuning.run_context import own_metric
 from tune_cac.tuning.study_search import resume, search
 
 #: Lengths of the runs, as shares of the full one: those with which a search begins by itself, and the full run.
-LENGTHS = ",".join(map(str, (1.0, *SHARES)))
+LENGTHS = f"1.0,{SHORTEST}"
 
 
 def study_name(name: str, seed: int) -> str:

@@ -144,7 +144,7 @@ class StudySearch(JournalSearcher):
         self.outcomes: OutcomeQueue | None = None
         """Chooses the settings in place of a sampler."""
         # Those that the study has are known where no further ones are searched, too.
-        self._cut_runs = RunLengths(self.trials, base, lengths or "1.0", self._learned, priors)
+        self._cut_runs = RunLengths(self.trials, base, lengths or "1.0", allowed_drop, self._learned, priors)
         self.lengths: RunLengths | None = None
         """Chooses the lengths of cut dense runs on which stops are searched, too."""
         self.early_stopper: EarlyStopper | None = None

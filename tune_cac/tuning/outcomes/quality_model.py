@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 #: Lengths in features, amplitudes and noises in units of the allowed loss.
 _LENGTHS, _AMPLITUDES, _NOISES = (0.2, 0.5), (0.3, 1.0, 3.0), (0.1, 0.3, 0.8)
 #: Expected slopes on `trend`, in the same unit, each as large as its standard deviation; and the usual ones.
-_SLOPES, _USUAL_SLOPES = tuple(product((1.0, 4.0, 16.0), (0.4, 1.6, 6.4))), (4.0, 0.4)
+_SLOPES, _USUAL_SLOPES = tuple(product((1.0, 4.0, 16.0), (0.25, 1.0, 4.0))), (4.0, 1.0)
 #: Luck of two runs of one length correlates by exp(-this times the mean squared difference of the shares of their run
 #: that layers train), as measured on digits.
 _PARTING = 1.5
@@ -64,8 +64,11 @@ class Posterior:
         return _normal_share((allowed - self.mean) / np.sqrt(self.spread**2 + self.luck**2 + self.noise**2))
 
     def own_share_within(self, allowed: float) -> NDArray[np.float64]:
-        """Return (m,) probabilities that a run loses at most the allowed loss on the study's own seed."""
-        return _normal_share((allowed - self.own_mean) / np.hypot(self.own_spread, self.noise))
+        """Return (m,) probabilities that the loss on the study's own seed is at most the allowed one.
+
+        The noise of a run is left out, with which every further training would be a ticket in a lottery.
+        """
+        return _normal_share((allowed - self.own_mean) / np.maximum(self.own_spread, 1e-12))
 
     def area_gained(
         self, saved: NDArray[np.float64], front: Sequence[tuple[float, float]], worst: float
@@ -73,9 +76,8 @@ class Posterior:
         """Return (m,) areas by which the candidates are expected to raise a front's hypervolume.
 
         The saving of a candidate is known and its loss is normal, so this is an integral over one variable (16 nodes of
-        Gauss and Hermite). The noise of a seed is left out, with which every further training would be a ticket in a
-        lottery; and so is what lies below no loss, where only noise is to be won (Emmerich, Deutz and Klinkenberg,
-        CEC 2011).
+        Gauss and Hermite). The noise of a run is left out, as above; and so is what lies below no loss, where only
+        noise is to be won (Emmerich, Deutz and Klinkenberg, CEC 2011).
 
         Args:
             saved: (m,) compute that the candidates save, fractions.
@@ -106,8 +108,8 @@ def trend(features: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return (n, 2) what losses grow with: how long layers sit out, and how much of the run is cut.
 
     Stops near a run's end cost hardly anything, and a shorter run suffers more from a stop: the mean share of its own
-    run that its layers sit out, to the third power, over its length. A cut run with a schedule of its own costs the
-    square of what it lacks, relative to its length.
+    run that its layers sit out, to the third power, over its length. A cut run with a schedule of its own costs what it
+    lacks, relative to its length.
 
     >>> trend(np.array([[0.0, 1.0, 1.0, 1.0], [0.4, 0.5, 0.25, 0.5]])).tolist()
     [[0.0, 0.0], [0.03125, 1.0]]
@@ -117,7 +119,7 @@ def trend(features: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     ended, trained = features[:, 1], features[:, 2:]
     out = 1 - trained.mean(axis=1) / ended if trained.shape[1] else np.zeros(len(features))
-    return np.column_stack([out**3 / ended, (1 / ended - 1) ** 2])
+    return np.column_stack([out**3 / ended, 1 / ended - 1])
 
 
 def posterior(

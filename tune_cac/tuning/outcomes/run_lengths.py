@@ -6,23 +6,24 @@ stops are searched on it as on the full run, so the length is a choice like any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from analysis.metrics.controls import CUT, SHORTER
 from trainables.config import TrialConfig
+from trainables.quality import allowed_amount
 from tune_cac.study.run_lengths import AUTO_LENGTHS, read_lengths
+from tune_cac.tuning.optuna_objectives import missing_objectives
 from tune_cac.tuning.outcomes.prior import PriorStudy, first_length
 from tune_cac.tuning.outcomes.trial_attributes import OF_EPOCHS
 from tune_cac.tuning.predefined_trial import PredefinedTrial
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart
 
-#: Shares of the full run that cut dense runs train where none are given (docs/findings.md has others that were tried).
-#: Below the shortest one lengths are not chosen.
-SHARES = (0.8, 0.5)
-SHORTEST = SHARES[-1]
+#: Share of the full run that a cut dense run trains where none is given, below which lengths are not chosen, and of
+#: another one if that loses more than twice the allowed loss (docs/findings.md has others that were tried).
+SHORTEST, LONGER = 0.5, 0.8
 
 
 class RunLengths:
@@ -32,8 +33,9 @@ class RunLengths:
         trials: of the study.
         base: config of the baseline.
         lengths: ``auto``, or shares of the full run such as ``1.0,0.6``.
+        allowed_drop: that may be lost of the metric (`trainables.quality`).
         learn: returns what a recorded dense run shows, by its epochs and its root in the stage tree.
-        priors: what earlier studies found, whose length takes the place of `SHARES`.
+        priors: what earlier studies found; the length is theirs.
     """
 
     def __init__(
@@ -41,16 +43,19 @@ class RunLengths:
         trials: StudyTrials,
         base: TrialConfig,
         lengths: str,
+        allowed_drop: float | str,
         learn: Callable[[int, str], WarmStart],
         priors: Sequence[PriorStudy] = (),
     ) -> None:
-        self._trials, self._base, self._learn = trials, base, learn
+        self._trials, self._base, self._learn, self._allowed_drop = trials, base, learn, allowed_drop
         self._learned: dict[int, WarmStart] = {}
         self._given = lengths != AUTO_LENGTHS
+        shares = read_lengths(lengths) if self._given else (SHORTEST,)
+        self._wanted = lengths_in_epochs(shares, base.epochs)
         known = None if self._given else first_length(priors, base.epochs)
-        shares = read_lengths(lengths) if self._given else SHARES
-        shortest = at_most(SHORTEST, base.epochs)
-        self._wanted = lengths_in_epochs(shares, base.epochs) if known is None else [max(known, shortest)]
+        if known is not None:
+            self._wanted = [max(known, at_most(SHORTEST, base.epochs))]
+        self._may_lengthen = not self._given and known is None
 
     def learned(self) -> dict[int, WarmStart]:
         """Return what the recorded cut dense runs show, by their epochs, longest first."""
@@ -65,9 +70,23 @@ class RunLengths:
         return {epochs: self._learned[epochs] for epochs in sorted(roots, reverse=True)}
 
     def next(self) -> PredefinedTrial | None:
-        """Return the next cut dense run; None if all were begun."""
-        begun = {t.user_attrs["given"]["epochs"] for t in self._begun()}
-        return next((self.run_of(epochs) for epochs in self._wanted if epochs not in begun), None)
+        """Return the next cut dense run; None if there is none, or one that runs decides it."""
+        begun = {t.user_attrs["given"]["epochs"]: t for t in self._begun()}
+        longer = at_most(LONGER, self._base.epochs)
+        wanted = [*self._wanted, *([longer] if self._may_lengthen and self._loses_too_much(begun) else [])]
+        return next((self.run_of(epochs) for epochs in wanted if epochs not in begun), None)
+
+    def _loses_too_much(self, begun: Mapping[int, Any]) -> bool:
+        """Return whether the shortest run has ended with a loss of more than twice the allowed one, or failed."""
+        baseline = self._trials.baseline_row()
+        trial = begun.get(at_most(SHORTEST, self._base.epochs))
+        if trial is None or baseline is None:
+            return False
+        quality, row = self._base.quality, trial.user_attrs.get("row")
+        if row is None or missing_objectives(row, quality):
+            return bool(trial.state.is_finished())
+        allowed = allowed_amount(self._allowed_drop, baseline[quality.key])
+        return bool(quality.lost(row[quality.key], baseline[quality.key]) > 2 * allowed + 1e-9)
 
     def beside(self, saved: float) -> PredefinedTrial | None:
         """Return a cut dense run that saves as much as a setting which saves more than all cut dense runs so far.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runs import facts, rows_alone
-from searchers import learning, searcher, told
+from searchers import learning, row, searcher, told
 from tiny_workload import tiny  # noqa: F401 - a fixture
 
 import analysis
@@ -23,16 +24,25 @@ from tune_cac.tuning.outcomes.run_lengths import lengths_in_epochs
 from tune_cac.tuning.study_searcher import FINISHED
 
 
-@pytest.mark.parametrize(("epochs", "wanted"), [(30, [24, 15]), (5, [4, 2]), (3, [2, 1]), (2, [1]), (1, [])])
-def test_dense_runs_of_80_and_50_percent_are_cut_beside_the_baseline(
-    tmp_path: Path, epochs: int, wanted: list[int]
+@pytest.mark.parametrize(
+    ("epochs", "lost", "wanted"),
+    [(30, 0.0, [15]), (30, 0.02, [15]), (30, 0.0201, [15, 24]), (5, 0.1, [2, 4]), (3, 0.1, [1, 2]), (2, 0.1, [1]),
+     (1, 0.1, []), (30, math.nan, [15, 24])],
+)  # fmt: skip
+def test_half_a_run_is_trained_beside_the_baseline_and_a_longer_one_if_it_loses_far_too_much(
+    tmp_path: Path, epochs: int, lost: float, wanted: list[int]
 ) -> None:
-    """They depend on nothing, so they begin while the baseline is trained."""
+    """More than twice the allowed loss of 0.01; one that failed, too."""
     made = searcher(tmp_path, baseline=False, lengths="auto", base=TrialConfig(method="none", epochs=epochs))
-    begun = [made.suggest(name) for name in ("baseline", "a", "b", "c")]
-    found = [one["config"]["epochs"] for one in begun[1:] if isinstance(one, dict)]
+    made.suggest("baseline")
+    found: list[int] = []
+    while isinstance(one := made.suggest(str(len(found))), dict) and one["role"] == CUT:
+        if not found:
+            assert not isinstance(made.suggest("meanwhile"), dict)  # another length waits for both
+            made.on_trial_complete("baseline", row(0.9, 0.0))
+        found.append(one["config"]["epochs"])
+        made.on_trial_complete(str(len(found) - 1), row(0.9 - lost, 0.0))
     assert found == wanted
-    assert begun[1 + len(wanted)] is None
 
 
 @pytest.mark.parametrize(("lengths", "saved", "epochs", "role"), [
@@ -48,7 +58,7 @@ def test_a_run_as_cheap_as_the_answer_is_none_itself_below_the_chosen_lengths(
     assert (run.values["epochs"], run.attrs["role"], run.attrs["control"]) == (epochs, role, SHORTER)
 
 
-@pytest.mark.parametrize(("found", "lengths"), [(0.8, [24]), (0.72, [22]), (0.3, [15]), (1.0, [24, 15])])
+@pytest.mark.parametrize(("found", "lengths"), [(0.8, [24]), (0.72, [22]), (0.3, [15]), (1.0, [15])])
 def test_the_length_is_that_of_earlier_studies_and_no_shorter_than_others(
     tmp_path: Path, found: float, lengths: list[int]
 ) -> None:
