@@ -1,13 +1,16 @@
 """Measure what stops and shorter runs lose on average over seeds: late or early, of few or all layers, at many lengths.
 
-    python benchmarks/late_stops.py [--seeds 16] [--first 20] [--outcomes '30 dense' '24 late 0.5' ...] [--rows FILE]
+    python benchmarks/late_stops.py [--seeds 16] [--first 20] [--outcomes '30 dense' '24 late 0.5' ...]
+                                    [--baselines 100] [--rows FILE]
 
 Trainings of digits, six convolutions of 18 parameters. ``late A``: layers 1, 3, 5, 6 and those before them stop at A,
 A + 0.1, A + 0.2, A + 0.3 of the run; ``all T``: all of them at T; ``half T``: the first three at T; ``five T``: all
 but the last at T; ``dense``: none. Printed: compute saved, mean loss of validation and test accuracy against 30 dense
 epochs of the same seed with its standard deviation over seeds, in points, and the share of the seeds on which it is
-within half a point; then how well the losses are explained by the compute saved and by `quality_model.trend` (least
-squares without a constant). Rows that a file has already are not trained again.
+within half a point. A shorter run shares nothing with the baseline of its seed, so it is compared with further
+baselines, too (all pairs; `against_all`, `kept_all`): the seeds' own may be lucky. Then how well the losses are
+explained by the compute saved and by `quality_model.trend` (least squares without a constant). Rows that a file has
+already are not trained again.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from fresh_seeds import share_kept
+from fresh_seeds import fresh_seeds, share_kept
 from machine import header
 from one_training import last_row
 
@@ -85,36 +88,52 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--first", type=int, default=20)
     parser.add_argument("--outcomes", nargs="+", help="epochs and names of those to train; by default all")
+    parser.add_argument("--baselines", type=int, default=100, help="further ones, of seeds of their own")
     parser.add_argument("--rows", type=Path, help="JSON lines of what was trained, to go on with")
     arguments = parser.parse_args()
     print(header("benchmarks/late_stops.py"), f"| digits, {arguments.seeds} seeds from {arguments.first} on")
     known = arguments.rows.read_text().splitlines() if arguments.rows and arguments.rows.exists() else []
     rows = {(row["seed"], row["epochs"], row["name"]): row for row in map(json.loads, known)}
-    for seed in range(arguments.first, arguments.first + arguments.seeds):
+    wanted = range(arguments.first, arguments.first + arguments.seeds)
+    further = fresh_seeds(0, arguments.baselines)
+    for seed in (*wanted, *further):
         for epochs, name, stops in outcomes():
             asked_for = arguments.outcomes is None or f"{epochs} {name}" in arguments.outcomes
+            if seed in further:
+                asked_for = (epochs, name) == (FULL, "dense")
             if asked_for and (seed, epochs, name) not in rows:
                 row = {"seed": seed, "epochs": epochs, "name": name, **trained(epochs, stops, seed)}
                 rows[seed, epochs, name] = row
                 if arguments.rows:
                     with arguments.rows.open("a") as file:
                         file.write(json.dumps(row) + "\n")
-    wanted = range(arguments.first, arguments.first + arguments.seeds)
     table = pd.DataFrame([row for row in rows.values() if row["seed"] in wanted])
     if arguments.outcomes is not None:
         table = table[(table["epochs"].astype(str) + " " + table["name"]).isin(arguments.outcomes)]
     table["quality"] = 50 * (table["accuracy"] + table["test_accuracy"])
-    full = table[(table["epochs"] == FULL) & (table["name"] == "dense")].set_index("seed")["quality"]
-    table["loss"] = table["seed"].map(full) - table["quality"]
-    found = table.groupby(["epochs", "name"]).agg(
-        saved=("saved", "mean"), loss=("loss", "mean"), spread=("loss", "std"),
-        kept=("loss", lambda losses: share_kept(losses / 100)),
-    ).reset_index()  # fmt: skip
+    own = table[(table["epochs"] == FULL) & (table["name"] == "dense")].set_index("seed")["quality"]
+    table["loss"] = table["seed"].map(own) - table["quality"]
+    baselines = np.array([
+        50 * (rows[seed, FULL, "dense"]["accuracy"] + rows[seed, FULL, "dense"]["test_accuracy"]) for seed in further
+    ])  # fmt: skip
+    for kind, values in (("these seeds'", own.to_numpy()), ("further", baselines)):
+        print(f"{kind} baselines: {values.mean():.2f} %, standard error {values.std(ddof=1) / len(values) ** 0.5:.2f}")
+
+    def told(runs: pd.DataFrame) -> pd.Series:
+        cut = runs["epochs"].iloc[0] < FULL and len(baselines) > 0
+        losses = (baselines[:, None] - runs["quality"].to_numpy()).ravel() if cut else runs["loss"].to_numpy()
+        kept = share_kept(runs["loss"] / 100)
+        return pd.Series({
+            "saved": runs["saved"].mean(), "loss": runs["loss"].mean(), "spread": runs["loss"].std(), "kept": kept,
+            "against_all": losses.mean(), "kept_all": share_kept(losses / 100),
+        })  # fmt: skip
+
+    found = table.groupby(["epochs", "name"])[["epochs", "saved", "quality", "loss"]].apply(told).reset_index()
     print(found.sort_values("saved").to_string(index=False, float_format="{:.2f}".format))
     stops_of = {(epochs, name): stops for epochs, name, stops in outcomes()}
     rows_found = zip(found["epochs"], found["name"], found["saved"], strict=True)
     runs = [as_run(epochs, stops_of[epochs, name], saved) for epochs, name, saved in rows_found]
-    losses = found["loss"].to_numpy(float)
+    losses = found["against_all"].to_numpy(float)
     print("by compute saved:", explained(found[["saved"]].to_numpy(float), losses))
     print("by trend:", explained(trend(features_of(runs, UNITS)), losses))
 

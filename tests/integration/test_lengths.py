@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from commands_run import run_here
 from runs import assert_equals_alone
@@ -15,6 +16,7 @@ from analysis.metrics.controls import CUT, SHORTER, control_line
 from analysis.presentation.length_text import EPOCHS_VARIABLE
 from analysis.presentation.summary_text import config_of
 from trainables.stage_tree.store import roots
+from tune_cac.study.study_result import answer
 
 pytestmark = pytest.mark.slow
 
@@ -35,11 +37,18 @@ def study(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "results" / "s"
 
 
+def chosen(study: Path) -> pd.Series:
+    """What the search hands out."""
+    best = answer(Layout(study), allowed_drop=0.05).best
+    assert best is not None
+    return best
+
+
 def test_cut_runs_are_results_and_stops_are_searched_on_them(study: Path) -> None:
     trials = analysis.load(study)
     assert set(trials["status"]) == {"completed"}
     cut = trials[trials["role"] == CUT]
-    assert cut["epochs"].iloc[0] == 6  # 60 % of ten
+    assert cut["epochs"].iloc[0] == 5  # half of ten
     assert set(cut["control"]) == {SHORTER}
     assert trials["role"].isin(["baseline", "published", "search"]).sum() <= 6
     settings = trials[(trials["role"] == "search") & trials["of_epochs"].notna()]
@@ -52,16 +61,15 @@ def test_cut_runs_are_results_and_stops_are_searched_on_them(study: Path) -> Non
     dense = trials[trials["control"] == SHORTER]  # a still shorter one is a control alone
     assert sorted(line["epochs"], reverse=True) == [EPOCHS, *sorted(dense["epochs"], reverse=True)]
     assert (trials.loc[trials["epochs"] < 5, "role"] == "control").all()  # less than half
-    ranking = analysis.rank(trials, allowed_drop=0.05)
-    assert set(cut["trial"]) <= set(ranking["trial"])
-    best = ranking.iloc[0]
+    assert set(cut["trial"]) <= set(analysis.rank(trials, allowed_drop=0.05)["trial"])
+    best = chosen(study)
     assert line["compute_saved"].max() >= best["compute_saved"] - 0.1  # a dense run was cut to its compute
     stops = trials[trials["control"] == "random stops"]
     assert set(stops["epochs"]) <= {best["epochs"]}
 
 
 def test_the_answer_says_how_many_epochs_to_train(study: Path) -> None:
-    best = analysis.rank(analysis.load(study), allowed_drop=0.05).iloc[0]
+    best = chosen(study)
     assert best["epochs"] < EPOCHS
     with_stops = "" if best["method"] == "none" else ", with these stops"
     assert (
@@ -81,7 +89,7 @@ def test_the_answer_says_how_many_epochs_to_train(study: Path) -> None:
 def test_a_confirmation_trains_as_many_epochs(study: Path) -> None:
     done = run_here(study.parents[1], "confirm", "s", "--top", "1", "--seeds", "3")
     assert done.returncode == 0, done.stderr
-    best = analysis.rank(analysis.load(study), allowed_drop=0.05).iloc[0]
+    best = chosen(study)
     again = analysis.load(Layout(study).confirmation.root)
     candidates = again[again["role"] == "candidate"]
     assert candidates["epochs"].tolist() == [best["epochs"]] * 3

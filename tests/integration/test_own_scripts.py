@@ -122,8 +122,8 @@ def test_stops_are_searched_on_shorter_runs_of_a_script_that_takes_epochs(
     assert "5 trials of 5 epochs of the script, 2 at a time" in capsys.readouterr().err
     trials = found.trials
     assert set(trials["status"]) == {"completed"}
-    assert trials.loc[trials["role"] == CUT, ["epochs", "epoch", "step"]].to_numpy().tolist()[0] == [3, 3, 18]
-    assert trials.loc[trials["role"] == CUT, "compute_saved"].iloc[0] == pytest.approx(0.4)
+    assert trials.loc[trials["role"] == CUT, ["epochs", "epoch", "step"]].to_numpy().tolist()[0] == [2, 2, 12]
+    assert trials.loc[trials["role"] == CUT, "compute_saved"].iloc[0] == pytest.approx(0.6)
     short = trials[(trials["role"] == "search") & (trials["epochs"] < 5)]
     assert len(short) > 0
     assert (short["compute_saved"] > 1 - short["epochs"] / 5).all()
@@ -133,7 +133,8 @@ def test_stops_are_searched_on_shorter_runs_of_a_script_that_takes_epochs(
     off = np.abs(short["compute_saved"].to_numpy() - foreseen)  # a stop after the first depends on it, too
     assert off.min() < 2e-3
     assert off.max() < 0.05
-    best = analysis.rank(trials, allowed_drop=0.5).iloc[0]
+    best = found.best
+    assert best is not None
     assert best["epochs"] < 5
     assert f"(train {best['epochs']} of 5 epochs" in found.headline
     assert f"export {EPOCHS_VARIABLE}={best['epochs']}\n" in (study.root / "best.env").read_text()
@@ -162,7 +163,7 @@ def test_a_shell_script_with_placeholders(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.best["compute_saved"] == search["compute_saved"].max()
 
 
-@pytest.mark.parametrize(("told", "lengths"), [("executed_flops", [6, 5]), ("compute_saved", [9, 8, 7, 6, 5])])
+@pytest.mark.parametrize(("told", "lengths"), [("executed_flops", [5]), ("compute_saved", [9, 8, 7, 6, 5])])
 @pytest.mark.usefixtures("one_ray")
 def test_a_cut_run_of_a_script_may_end_before_its_baseline_and_is_an_answer_if_its_flops_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, lengths: list[int]

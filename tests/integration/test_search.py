@@ -28,6 +28,7 @@ from trainables.gradskip import Settings
 from trainables.metrics import METRICS, ROW
 from tune_cac.cli.main import main
 from tune_cac.study.folder import locked
+from tune_cac.study.study_result import answer
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,8 @@ def test_writes_the_answer(finished: tuple[Path, subprocess.CompletedProcess[str
     ranking = pd.read_csv(study / "ranking.csv")
     assert len(ranking) == 6
     assert not [name for name in ranking.columns if name.startswith("test_")]  # a choice must not see the test split
-    best = ranking.iloc[0]
+    best = answer(Layout(study), allowed_drop=Layout(study).read_info().allowed_drop).best
+    assert best is not None
     sourced = subprocess.run(
         ["sh", "-c", f". {study}/best.env; env"], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True
     )

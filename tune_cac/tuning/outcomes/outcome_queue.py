@@ -40,7 +40,7 @@ from tune_cac.tuning.outcomes.distinct_outcomes import (
 from tune_cac.tuning.outcomes.prior import Depths, PriorRun, PriorStudy, features_of, prior_rows
 from tune_cac.tuning.outcomes.quality_model import Posterior, posterior
 from tune_cac.tuning.outcomes.region_middle import at_middle
-from tune_cac.tuning.outcomes.seed_luck import luck_of_one_run
+from tune_cac.tuning.outcomes.seed_luck import limit_between_counts, luck_of_one_run
 from tune_cac.tuning.outcomes.trial_attributes import ENDED_EARLY, EPOCHS, OF_EPOCHS, OUTCOME, PREDICTED, UNPREDICTED
 from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart, completed
@@ -261,7 +261,8 @@ class OutcomeQueue:
         found = self._expected(left, tried, baseline)
         saved = np.array([one.saved for one in left])
         likely = found.other_share_within(allowed) >= self._sure
-        answer = answer_gained(saved, max(answers, default=0.0), likely, found.own_share_within(allowed))
+        limit = limit_between_counts(allowed, [baseline[self._quality.key], *self._known_values()], self._quality)
+        answer = answer_gained(saved, max(answers, default=0.0), likely, found.own_share_within(limit))
         front = [(0.0, 0.0), *((one.lost, one.saved) for one in tried)]
         worst = 2 * max(allowed, 1e-6)
         area = found.area_gained(saved, front, worst) / worst
@@ -313,9 +314,11 @@ class OutcomeQueue:
         )
 
     def _luck(self, baseline: Mapping[str, Any]) -> float:
+        return luck_of_one_run(baseline[self._quality.key], self._known_values(), self._quality, self._allowed_drop)
+
+    def _known_values(self) -> list[float]:
         rows = [trial.user_attrs.get("row", {}).get(self._quality.key) for trial in self._trials.all()]
-        known = [float(value) for value in rows if value is not None]
-        return luck_of_one_run(baseline[self._quality.key], known, self._quality, self._allowed_drop)
+        return [float(value) for value in rows if value is not None]
 
     def _costs(self, left: Sequence[Outcome], tried: Sequence[Tried]) -> NDArray[np.float64]:
         """Return (m,) compute that trainings execute, in full trainings: that after the steps shared with others.

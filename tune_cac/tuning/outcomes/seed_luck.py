@@ -1,4 +1,4 @@
-"""Standard deviation of one run's quality from seed to seed, in allowed losses."""
+"""What a split of so many samples says of a run's quality: its luck, and the losses that can be told apart."""
 
 from __future__ import annotations
 
@@ -24,3 +24,22 @@ def luck_of_one_run(baseline: float, others: Sequence[float], quality: Quality, 
         return 1.0
     noise = float(seed_noise(baseline, resolution_of(pd.Series([baseline, *others])))) / math.sqrt(2)  # of one, not two
     return noise / max(allowed_amount(allowed_drop, baseline), 1e-6) or 1.0
+
+
+def limit_between_counts(allowed: float, values: Sequence[float], quality: Quality) -> float:
+    """Return the limit up to which a smooth loss counts as within the allowed one (continuity correction).
+
+    Of 599 samples two may be lost at an allowed loss of 0.005 and three may not, so what is expected to lose three is
+    not about half within.
+
+    >>> from trainables.quality import ACCURACY
+    >>> round(599 * limit_between_counts(0.005, [583 / 599, 590 / 599], ACCURACY), 9)
+    2.5
+
+    Args:
+        allowed: loss.
+        values: the quality of runs, to infer how many samples it is measured on.
+        quality: the metric; of others than accuracy all losses can be told apart.
+    """
+    one = resolution_of(pd.Series(list(values))) if quality.is_accuracy else None
+    return allowed if one is None else min(allowed, (math.floor(allowed / one + 1e-9) + 0.5) * one)
