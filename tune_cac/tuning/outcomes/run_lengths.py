@@ -22,7 +22,7 @@ from tune_cac.tuning.study_trials import StudyTrials
 from tune_cac.tuning.warm_start.baseline import WarmStart
 
 #: Share of the full run that a cut dense run trains where none is given, below which lengths are not chosen, and of
-#: another one if that loses more than twice the allowed loss (docs/findings.md has others that were tried).
+#: another one if that loses more than the allowed loss (docs/findings.md has others that were tried).
 SHORTEST, LONGER = 0.5, 0.8
 
 
@@ -77,7 +77,7 @@ class RunLengths:
         return next((self.run_of(epochs) for epochs in wanted if epochs not in begun), None)
 
     def _loses_too_much(self, begun: Mapping[int, Any]) -> bool:
-        """Return whether the shortest run has ended with a loss of more than twice the allowed one, or failed."""
+        """Return whether the shortest run has ended with a loss of more than the allowed one, or failed."""
         baseline = self._trials.baseline_row()
         trial = begun.get(at_most(SHORTEST, self._base.epochs))
         if trial is None or baseline is None:
@@ -86,7 +86,7 @@ class RunLengths:
         if row is None or missing_objectives(row, quality):
             return bool(trial.state.is_finished())
         allowed = allowed_amount(self._allowed_drop, baseline[quality.key])
-        return bool(quality.lost(row[quality.key], baseline[quality.key]) > 2 * allowed + 1e-9)
+        return bool(quality.lost(row[quality.key], baseline[quality.key]) > allowed + 1e-9)
 
     def beside(self, saved: float) -> PredefinedTrial | None:
         """Return a cut dense run that saves as much as a setting which saves more than all cut dense runs so far.
