@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -38,6 +38,7 @@ from analysis.io.checked import check_distinct_trials, is_value, keys_of, plain
 from analysis.metrics.baseline import add_relative, baseline_numbers, groups, has_baseline
 from analysis.metrics.drops import drop_of, given_away, within_drop
 from analysis.metrics.duplicates import duplicate_of
+from analysis.metrics.other_seeds import is_unsure
 from analysis.metrics.pareto import hypervolume, knee, non_dominated
 from analysis.metrics.quality import quality_of
 from analysis.metrics.saving import saved_of, saving_of, savings_of
@@ -163,13 +164,9 @@ def rank(
 def best(ranking: pd.DataFrame, *, sure: float = 0.0) -> pd.Series | None:
     """Return the first trial of a ranking that is within the allowed accuracy loss, None if there is none.
 
-    Without a price and without `sure` this is the first row or None. With a price it is the trial of the largest worth
-    among those within the allowed loss, which remains a limit.
-
-    Args:
-        ranking: from `rank`.
-        sure: probability of staying within that loss on another seed (column `holds`) that the trial must have, where
-            it is known.
+    Without a price and `sure` this is the first row or None. With a price it is the trial of the largest worth among
+    those within the allowed loss, which remains a limit. It stays within that on another seed with a probability
+    (column `holds`) of at least `sure`, where that is known.
 
     >>> ranking = pd.DataFrame({"trial": [2, 1, 0], "worth": [0.3, 0.2, 0.0], "within_drop": [False, True, True]})
     >>> int(best(ranking)["trial"])
@@ -179,23 +176,6 @@ def best(ranking: pd.DataFrame, *, sure: float = 0.0) -> pd.Series | None:
     """
     within = ranking[ranking["within_drop"].astype(bool) & ~is_unsure(ranking, sure)]
     return within.iloc[0] if len(within) else None
-
-
-def with_holds(ranking: pd.DataFrame, holds: Mapping[str, float]) -> pd.DataFrame:
-    """Return a ranking with the probability of each trial to stay within the allowed loss on another seed, if known.
-
-    Args:
-        ranking: from `rank`.
-        holds: the probabilities by the trials' numbers (`StudyInfo.holds`); empty for a ranking as it is.
-    """
-    if not holds:
-        return ranking
-    return ranking.assign(holds=ranking["trial"].astype(int).astype(str).map(dict(holds)).astype(float))
-
-
-def is_unsure(ranking: pd.DataFrame, sure: float) -> pd.Series[bool]:
-    """Return whether each trial is known to hold on another seed with less than a probability."""
-    return ranking["holds"] < sure if "holds" in ranking.columns else pd.Series(False, index=ranking.index)
 
 
 def pareto_front(

@@ -51,7 +51,9 @@ def report_markdown(info: StudyInfo, trials: pd.DataFrame, ranking: pd.DataFrame
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
     """
     line = control_line(trials)
-    said = headline(ranking, best, allowed_drop, confirmation=confirmation, line=line, why_little=info.why_little)
+    said = headline(
+        ranking, best, allowed_drop, confirmation=confirmation, line=line, why_little=info.why_little, sure=info.sure
+    )
     lines = [f"# {info.space} on {info.workload}", "", said, ""]
     lines += [search_cost_line(search_cost(trials)), ""]
     counts = trials["status"].value_counts()

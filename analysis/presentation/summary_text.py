@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import LINE_WIDTH, ROUNDING, percent, plural, short_name, whole_percent
+from analysis.formatting import LINE_WIDTH, ROUNDING, percent, plural, short_name
 from analysis.io.layout import StudyInfo
 from analysis.metrics.accounting import SearchCost
-from analysis.metrics.confirmation import compared, of_trial, saved_again
+from analysis.metrics.confirmation import compared, of_trial, saved_again, without_refuted
 from analysis.metrics.controls import BEATS, EQUAL, accuracy_when_shorter, beats_shorter, difference_that_says_nothing
 from analysis.metrics.drops import reference_values
 from analysis.metrics.duplicates import outcomes
@@ -25,6 +25,7 @@ from analysis.presentation.env_file import environment_lines
 from analysis.presentation.estimator_text import estimator_text
 from analysis.presentation.length_text import cut_words, length_lines
 from analysis.presentation.networks_text import networks_text
+from analysis.presentation.other_seeds_text import and_sure, less_sure, one_seed
 from analysis.presentation.recipe_text import recipe_text
 from analysis.presentation.schedule_text import compresses, schedule_text
 from analysis.quality_words import allowed_text, drop_text, drop_words, metric_words, value_text
@@ -96,6 +97,7 @@ def headline(
     confirmation: pd.DataFrame | None = None,
     line: pd.DataFrame | None = None,
     why_little: str = "",
+    sure: float = 0.0,
 ) -> str:
     """Return the result in a few sentences: saving, drop of the metric, confirmation, comparison with a cut dense run.
 
@@ -108,6 +110,7 @@ def headline(
         confirmation: from `analysis.confirm_table`; None if no confirmation was started.
         line: from `analysis.control_line`; None for no comparison with a cut dense run.
         why_little: why the space's settings have little or no effect on this run (`StudyInfo.why_little`).
+        sure: as for `analysis.best`.
     """
     if len(ranking) == 0:
         return "No trial has completed, so there is nothing to rank."
@@ -115,7 +118,7 @@ def headline(
         unknown = drop_words(quality_of(ranking))
         return f"The baseline did not complete, so no {unknown} can be stated and nothing is recommended."
     if best is None or saved_of_one(best) <= 0:
-        said = _nothing(ranking, allowed_drop, confirmation)
+        said = _nothing(ranking, allowed_drop, confirmation, sure)
         return f"{said} {why_little[0].upper()}{why_little[1:]}." if why_little else said
     again = of_trial(confirmation, best)
     share, words = _share(best), _Words(best, allowed_drop)
@@ -125,7 +128,8 @@ def headline(
     if again is None:
         text = (
             f"You can skip {percent(saved_of_one(best))} of {share} {words.at(best[quality.drop])} in "
-            f"{metric_words(quality)} (allowed: {words.allowed}). {_one_seed(best)}{_less_sure(ranking, best)}"
+            f"{metric_words(quality)} (allowed: {words.allowed}). {one_seed(best)}"
+            + less_sure(without_refuted(ranking, confirmation), saved_of_one(best), sure)
         )
     elif again["confirmed"]:
         text = (
@@ -182,8 +186,10 @@ class _Words:
         return f"the {drop_words(self.quality)} is at most {drop_text(high, self.quality, allowed=self._limit)}"
 
 
-def _nothing(ranking: pd.DataFrame, allowed_drop: float | str, confirmation: pd.DataFrame | None) -> str:
+def _nothing(ranking: pd.DataFrame, allowed_drop: float | str, confirmation: pd.DataFrame | None, sure: float) -> str:
     quality = quality_of(ranking)
+    if unsure := less_sure(without_refuted(ranking, confirmation), 0.0, sure):
+        return f"No setting tried saves compute and is sure enough to hold on another seed.{unsure}"
     if "worth" in ranking.columns and bool((ranking["within_drop"] & (ranking[SAVED] > 0)).any()):
         return f"No setting tried is worth more at this price of {price_unit(quality)} than training in full."
     text = (
@@ -205,27 +211,6 @@ def _again(again: pd.Series, words: _Words) -> str:
     if again["seeds"] >= 2:
         found += f", and {words.at_most(again['drop_high'])}"
     return f"{found}; {failed}" if failed else found
-
-
-def _one_seed(best: pd.Series) -> str:
-    """Return the sentence on what one seed says of another."""
-    holds = best.get("holds")
-    if holds is None or pd.isna(holds):
-        return "One seed, not confirmed."
-    return f"One seed, not confirmed; on another it stays within that with a probability of {whole_percent(holds)}."
-
-
-def _less_sure(ranking: pd.DataFrame, best: pd.Series) -> str:
-    """Return a sentence if a trial that is less sure to hold on other seeds saves more; empty otherwise."""
-    if "holds" not in ranking.columns or pd.isna(best["holds"]):
-        return ""
-    others = ranking[ranking["within_drop"] & (ranking["holds"] < best["holds"])]
-    others = others[others[SAVED] > saved_of_one(best) + ROUNDING]
-    if others.empty:
-        return ""
-    first = others.iloc[0]
-    alone = whole_percent(first["holds"])
-    return f" Trial {first['trial']} saves {percent(first[SAVED])} here, but would hold elsewhere with {alone} alone."
 
 
 def _not_retrained(ranking: pd.DataFrame, best: pd.Series, confirmation: pd.DataFrame | None) -> str:
@@ -329,7 +314,7 @@ def about_answer(
         return [
             study,
             f"# Nothing tried saves compute within the allowed {drop_words(info.quality)} of "
-            f"{allowed_text(allowed_drop, info.quality)}: off.",
+            f"{allowed_text(allowed_drop, info.quality)}{and_sure(best)}: off.",
         ]
     saved, words = saved_words(saving_of(best)), _Words(best, allowed_drop)
     quality = words.quality
@@ -344,7 +329,7 @@ def about_answer(
     ]
     again = of_trial(confirmation, best)
     if again is None:
-        return [*lines, f"# {_one_seed(best)}"]
+        return [*lines, f"# {one_seed(best)}"]
     if not again["confirmed"]:
         return [*lines, f"# Not confirmed: {_again(again, words)}."]
     return [

@@ -14,7 +14,8 @@ from analysis.metrics.accounting import SearchCost, search_cost
 from analysis.metrics.confirmation import read_confirmation, without_refuted
 from analysis.metrics.controls import beats_shorter, control_line
 from analysis.metrics.duplicates import outcomes
-from analysis.metrics.ranking import best, rank, with_holds
+from analysis.metrics.other_seeds import with_holds
+from analysis.metrics.ranking import best, rank
 from analysis.presentation.ranked_table import ranked_table
 from analysis.presentation.summary_text import config_of, headline, is_answer, search_cost_line
 from analysis.trace_replay.same_run import same_run, same_run_text
@@ -42,6 +43,8 @@ class SearchResult:
     """True if the search was interrupted before all trials ended."""
     used_up: str = ""
     """The budget that ended the search, what is trained and how to go on, in one line; empty if none did."""
+    sure: float = 0.0
+    """Probability with which the best setting is to hold on another seed."""
     why_little: str = ""
     """The reason why settings of the space do nothing or little on this run; empty if that is unknown."""
 
@@ -55,7 +58,7 @@ class SearchResult:
         """Return the answer in one sentence."""
         return headline(
             self.ranking, self.best, self.allowed_drop, confirmation=self.confirmation, line=self.control_line,
-            why_little=self.why_little,
+            why_little=self.why_little, sure=self.sure,
         )  # fmt: skip
 
     @property
@@ -102,12 +105,16 @@ def answer(
     ranking = rank(trials, allowed_drop=allowed_drop, price=price)
     if info is not None and info.allowed_drop == allowed_drop:
         ranking = with_holds(ranking, info.holds)
-    confirmation = read_confirmation(layout, ranking, allowed_drop=allowed_drop)
+    confirmation, sure = (
+        read_confirmation(layout, ranking, allowed_drop=allowed_drop),
+        0.0 if info is None else info.sure,
+    )
     return SearchResult(
         folder=layout.root,
         trials=trials,
         ranking=ranking,
-        best=best_or_confirmed(ranking, confirmation, sure=0.0 if info is None else info.sure),
+        best=best_or_confirmed(ranking, confirmation, sure=sure),
+        sure=sure,
         allowed_drop=allowed_drop,
         confirmation=confirmation,
         interrupted=interrupted,

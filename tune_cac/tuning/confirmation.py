@@ -17,7 +17,8 @@ from analysis.metrics.confidence import FEWEST_PAIRS
 from analysis.metrics.controls import is_cut
 from analysis.metrics.drops import allowed_limit
 from analysis.metrics.duplicates import outcomes
-from analysis.metrics.ranking import is_unsure, rank, with_holds
+from analysis.metrics.other_seeds import is_unsure, with_holds
+from analysis.metrics.ranking import rank
 from analysis.presentation.summary_text import config_of
 from analysis.quality_words import drop_words
 from trainables.config import MOST_SEED, TrialConfig, check_integer

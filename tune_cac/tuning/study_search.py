@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from analysis.formatting import plural
 from analysis.io.layout import Layout
 from analysis.io.studies import read_journal
-from analysis.io.study_options import RESULTS, results_here
+from analysis.io.study_options import RESULTS, SURE, results_here
 from search_spaces import SpaceContext
 from search_spaces.grid import GridPoints
 from trainables.config import MOST_SEED, TrialConfig
@@ -112,6 +112,8 @@ def search(**given: Any) -> SearchResult:
                 info,
                 trials=trials_in_all(info.trials, options.trials, grid),
                 allowed_drop=options.drop,
+                sure=options.sure,
+                holds=info.holds if info.allowed_drop == options.drop else {},
                 sharing=bool(options.sharing),
                 fresh_processes=options.fresh_processes,
                 controls=options.controls,
@@ -209,11 +211,13 @@ def _run_missing(
             say("--prior has no effect: auto alone starts from other studies, where it searches Gradient-Skip")
         if options.early_ending and searcher.early_stopper is None:
             say("--early-ending has no effect: savings are predicted where auto searches Gradient-Skip alone")
+        if options.sure != SURE and searcher.outcomes is None:
+            say("--sure has no effect: auto alone tells what holds on other seeds, where it searches Gradient-Skip")
         to_run = layout.read_info().trials - searcher.trials.finished_count()
         lacking = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
         if to_run > 0 or lacking:
             interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
-        holds = {} if searcher.outcomes is None else searcher.outcomes.holds()
+        holds = {} if searcher.outcomes is None or searcher.gave_up else searcher.outcomes.holds()
         by_number = {str(trial): share for trial, share in holds.items()}
         layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little, holds=by_number))
         if searcher.outcomes is not None and searcher.outcomes.ended:

@@ -260,7 +260,8 @@ class StudySearch(JournalSearcher):
 
     def best(self) -> BestSetting | None:
         """Return the setting that is the answer so far; None if none saves anything."""
-        return self.trials.best(self._allowed_drop, () if self.outcomes is None else self.outcomes.unsure())
+        unsure = [] if self.outcomes is None or self.gave_up else self.outcomes.unsure()
+        return self.trials.best(self._allowed_drop, unsure)
 
     @property
     def gave_up(self) -> str:
@@ -352,8 +353,7 @@ class StudySearch(JournalSearcher):
             if self.early_stopper is not None and self.early_stopper.tell(trial_id, trial, row):
                 release_all(self._claims_name, trial.user_attrs["folder"])
                 return
-        missing = missing_objectives(row, self.quality)
-        if missing:
+        if missing := missing_objectives(row, self.quality):
             self._tell_fail(trial, f"the trial reported no finite {' and '.join(missing)}")
             return
         with self.telling():

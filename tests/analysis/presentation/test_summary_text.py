@@ -17,7 +17,7 @@ import analysis
 import search_spaces
 from analysis.io.layout import StudyInfo
 from analysis.io.studies import to_frame
-from analysis.metrics.ranking import with_holds
+from analysis.metrics.other_seeds import with_holds
 from analysis.presentation.markdown_report import report_markdown
 from analysis.presentation.ranked_table import ranked_table, stop_table
 from analysis.presentation.summary_text import best_env, config_of, headline, settings_text
@@ -74,12 +74,12 @@ def test_headline_states_what_can_be_skipped_at_what_drop() -> None:
 
 
 def test_the_answer_holds_on_another_seed_and_what_saves_more_but_does_not_is_told() -> None:
-    """Trial 2 saves most and is too unsure; trial 3, a control of the confirmation's kind, has no probability."""
+    """Trial 2 saves most and is too unsure; of trial 3 no probability is known."""
     trials = study(record(1, 0.967, 0.31, **VARIABLES), record(2, 0.967, 0.5, **VARIABLES), record(3, 0.97, 0.2))
     ranking = with_holds(analysis.rank(trials), {"1": 0.704, "2": 0.48})
     assert int(analysis.best(ranking)["trial"]) == int(analysis.best(ranking, sure=0.4)["trial"]) == 2
     best = analysis.best(ranking, sure=0.65)
-    assert headline(ranking, best, 0.005) == (
+    assert headline(ranking, best, 0.005, sure=0.65) == (
         "You can skip 31.0 % of the training compute at a loss of 0.30 points in validation accuracy "
         "(allowed: 0.50 points). One seed, not confirmed; on another it stays within that with a probability of 70 %. "
         "Trial 2 saves 50.0 % here, but would hold elsewhere with 48 % alone."
@@ -88,11 +88,35 @@ def test_the_answer_holds_on_another_seed_and_what_saves_more_but_does_not_is_to
         INFO, best, 0.005
     )
     assert int(analysis.best(ranking, sure=0.8)["trial"]) == 3  # of which nothing is known
-    assert headline(ranking, analysis.best(ranking, sure=0.8), 0.005).endswith("One seed, not confirmed.")
+    assert "One seed, not confirmed. Trial 2 saves" in headline(
+        ranking, analysis.best(ranking, sure=0.8), 0.005, sure=0.8
+    )
+    assert headline(ranking, analysis.best(ranking, sure=0.4), 0.005, sure=0.4).endswith("a probability of 48 %.")
     heads, *rows = ranked_table(ranking)
     column = heads.index("other seeds")
     assert [row[column] for row in rows] == ["48 %", "70 %", "", ""]
     assert "other seeds" not in ranked_table(with_holds(analysis.rank(trials), {}))[0]
+
+
+def test_what_is_too_unsure_to_be_an_answer_is_not_said_to_save_nothing() -> None:
+    trials = study(record(1, 0.967, 0.3, **VARIABLES), record(2, 0.968, 0.2, **VARIABLES))
+    for price in (None, 0.1):
+        ranking = with_holds(analysis.rank(trials, price=price), {"1": 0.45, "2": 0.48})
+        best = analysis.best(ranking, sure=0.5)
+        assert headline(ranking, best, 0.005, sure=0.5) == (
+            "No setting tried saves compute and is sure enough to hold on another seed. Trial 1 saves 30.0 % here, but "
+            "would hold elsewhere with 45 % alone."
+        )
+        assert (
+            "# Nothing tried saves compute within the allowed accuracy loss of 0.50 points and is sure enough to hold "
+            "on another seed: off."
+        ) in best_env(INFO, best, 0.005)
+    refuted = pd.DataFrame({"candidate": [1], "refuted": [True], "confirmed": [False]})
+    assert "Trial 2 saves 20.0 % here" in headline(ranking, best, 0.005, confirmation=refuted, sure=0.5)
+    dear = with_holds(
+        analysis.rank(study(record(1, 0.967, 0.35), record(2, 0.97, 0.3)), price=0.5), {"1": 0.85, "2": 0.95}
+    )
+    assert "Trial 1 saves" not in headline(dear, analysis.best(dear, sure=0.5), 0.005, sure=0.5)  # it is sure, and dear
 
 
 def test_headline_when_nothing_saves() -> None:

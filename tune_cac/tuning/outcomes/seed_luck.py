@@ -30,7 +30,7 @@ def limit_between_counts(allowed: float, values: Sequence[float], quality: Quali
     """Return the limit up to which a smooth loss counts as within the allowed one (continuity correction).
 
     Of 599 samples two may be lost at an allowed loss of 0.005 and three may not, so what is expected to lose three is
-    not about half within.
+    not about half within; and where none may be lost, what is expected to lose none is within.
 
     >>> from trainables.quality import ACCURACY
     >>> round(599 * limit_between_counts(0.005, [583 / 599, 590 / 599], ACCURACY), 9)
@@ -42,4 +42,4 @@ def limit_between_counts(allowed: float, values: Sequence[float], quality: Quali
         quality: the metric; of others than accuracy all losses can be told apart.
     """
     one = resolution_of(pd.Series(list(values))) if quality.is_accuracy else None
-    return allowed if one is None else min(allowed, (math.floor(allowed / one + 1e-9) + 0.5) * one)
+    return allowed if one is None else (math.floor(allowed / one + 1e-9) + 0.5) * one
