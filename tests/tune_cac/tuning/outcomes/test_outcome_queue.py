@@ -73,7 +73,7 @@ def test_no_outcome_is_trained_twice_and_the_search_ends_by_itself(tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_the_answer_saves_most_of_what_is_sure_enough_in_a_resumed_search_too(tmp_path: Path) -> None:
-    made = learning(tmp_path, allowed_drop=0.9)
+    made = learning(tmp_path, allowed_drop=0.1)
     trained_by(made, tmp_path)
     assert made.outcomes is not None
     holds = made.outcomes.holds()
@@ -81,7 +81,7 @@ def test_the_answer_saves_most_of_what_is_sure_enough_in_a_resumed_search_too(tm
     assert holds.keys() == found.keys() - {0}
     unsure = max(holds, key=lambda number: found[number])  # early stops of all layers are the least sure
     sure = (holds[unsure] + min(share for number, share in holds.items() if share > holds[unsure])) / 2
-    again = learning(tmp_path, begin=False, allowed_drop=0.9, sure=sure)
+    again = learning(tmp_path, begin=False, allowed_drop=0.1, sure=sure)
     assert again.outcomes is not None
     assert again.outcomes.unsure() == [number for number, share in holds.items() if share < sure]
     first, best = made.best(), again.best()
@@ -197,7 +197,9 @@ def test_with_earlier_studies_the_first_outcome_is_the_best_of_them(tmp_path: Pa
         return PriorRun(stops=stops, ended=1.0, saved=one.saved, loss=0.0 if one.saved <= bound else 8.0)
 
     runs = tuple(map(run, outcomes[:: max(1, len(outcomes) // 40)]))
-    made = learning(tmp_path / "s", priors=[PriorStudy(study=name, runs=runs) for name in ("a", "b")], sure=0.55)
+    made = learning(
+        tmp_path / "s", priors=[PriorStudy(study=name, runs=runs) for name in ("a", "b")], sure=0.55, allowed_drop=0.2
+    )
     assert made.outcomes is not None
     assert made.outcomes.predicts
     made.suggest("published")
