@@ -212,6 +212,17 @@ def test_a_script_is_told_why_nothing_stops_or_is_known(
 
 
 @pytest.mark.usefixtures("one_ray")
+def test_a_script_that_tells_no_steps_ends_with_a_message_though_a_cut_run_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import json\nprint(json.dumps({'accuracy': 0.9, 'executed_flops': 100}))\n")
+    found = tune_cac.search(script=f"{sys.executable} train.py {{epochs}}", epochs=4, trials=2, name="s", concurrency=2)
+    assert "the baseline reported no step, so nothing else was tried" in capsys.readouterr().err
+    assert set(found.trials["role"]) <= {"baseline", CUT}
+
+
+@pytest.mark.usefixtures("one_ray")
 def test_a_script_that_knows_only_the_share_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.sh").write_text(

@@ -228,3 +228,8 @@ def test_a_search_by_outcome_on_ray_ends_early_and_says_so(tmp_path: Path, capsy
     kept = found.ranking.loc[~(found.ranking["holds"] < info.sure) & found.ranking["within_drop"]]
     assert found.best is not None
     assert found.best["trial"] == kept.iloc[0]["trial"]
+    surer = search(**options, trials=1, controls=False, sure=0.999)  # no outcome of this little run is that sure
+    assert Layout(tmp_path / "s").read_info().sure == 0.999
+    assert surer.best is not None
+    assert not surer.best.get("holds", 1.0) < 0.999
+    assert surer.best["compute_saved"] < found.best["compute_saved"]
