@@ -1,4 +1,4 @@
-"""What one seed says of others, in words. Pure: rows in, text out."""
+"""Sentences on how probably a setting of one seed holds on others. Pure: rows in, text out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def less_sure(ranking: pd.DataFrame, saved: float, sure: float) -> str:
         return ""
     first = others.iloc[0]
     alone = whole_percent(first["holds"])
-    return f" Trial {first['trial']} saves {percent(first[SAVED])} here, but would hold elsewhere with {alone} alone."
+    return f"Trial {first['trial']} saves {percent(first[SAVED])} here, but would hold elsewhere with {alone} alone."
 
 
 def and_sure(best: pd.Series | None) -> str:

@@ -129,7 +129,6 @@ def headline(
         text = (
             f"You can skip {percent(saved_of_one(best))} of {share} {words.at(best[quality.drop])} in "
             f"{metric_words(quality)} (allowed: {words.allowed}). {one_seed(best)}"
-            + less_sure(without_refuted(ranking, confirmation), saved_of_one(best), sure)
         )
     elif again["confirmed"]:
         text = (
@@ -146,7 +145,9 @@ def headline(
     confirmed = again is not None and bool(again["confirmed"])
     if searched_options(best):
         text = f"With {searched_options(best)}, against the baseline of these options: {text[0].lower()}{text[1:]}"
-    parts = [text, _not_retrained(ranking, best, confirmation), _shorter_does_it(best, line, confirmed=confirmed)]
+    unsure = less_sure(without_refuted(ranking, confirmation), saved_of_one(best), sure) if again is None else ""
+    retrained = _not_retrained(ranking, best, confirmation)
+    parts = [text, unsure, retrained, _shorter_does_it(best, line, confirmed=confirmed)]
     return " ".join(part for part in parts if part)
 
 
@@ -189,7 +190,7 @@ class _Words:
 def _nothing(ranking: pd.DataFrame, allowed_drop: float | str, confirmation: pd.DataFrame | None, sure: float) -> str:
     quality = quality_of(ranking)
     if unsure := less_sure(without_refuted(ranking, confirmation), 0.0, sure):
-        return f"No setting tried saves compute and is sure enough to hold on another seed.{unsure}"
+        return f"No setting tried saves compute and is sure enough to hold on another seed. {unsure}"
     if "worth" in ranking.columns and bool((ranking["within_drop"] & (ranking[SAVED] > 0)).any()):
         return f"No setting tried is worth more at this price of {price_unit(quality)} than training in full."
     text = (

@@ -105,10 +105,8 @@ def answer(
     ranking = rank(trials, allowed_drop=allowed_drop, price=price)
     if info is not None and info.allowed_drop == allowed_drop:
         ranking = with_holds(ranking, info.holds)
-    confirmation, sure = (
-        read_confirmation(layout, ranking, allowed_drop=allowed_drop),
-        0.0 if info is None else info.sure,
-    )
+    confirmation = read_confirmation(layout, ranking, allowed_drop=allowed_drop)
+    sure = 0.0 if info is None else info.sure
     return SearchResult(
         folder=layout.root,
         trials=trials,

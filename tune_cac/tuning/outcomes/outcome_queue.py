@@ -248,7 +248,7 @@ class OutcomeQueue:
             return {}
         ended = [one for one in self._tried(baseline) if one.loss is not None]
         if ended and self._held[0] != ended:  # asked for often, and each time a fit
-            shares = self._holds(self._expected(ended, ended, baseline), baseline)
+            shares = self._holds(self._expected(ended, ended, baseline), baseline, self._limit(baseline))
             self._held = ended, {one.trial: share for one, share in zip(ended, shares.tolist(), strict=True)}
         return self._held[1] if ended else {}
 
@@ -256,14 +256,13 @@ class OutcomeQueue:
         """Return trials whose outcomes are less sure to hold on another seed than the answer is to be."""
         return [trial for trial, share in self.holds().items() if is_less(share, self._sure)]
 
-    def _holds(self, found: Posterior, baseline: Mapping[str, Any]) -> NDArray[np.float64]:
+    def _holds(self, found: Posterior, baseline: Mapping[str, Any], limit: float) -> NDArray[np.float64]:
         """Return (m,) probabilities of staying within the allowed loss on another seed.
 
         Where half a sample more than may be lost is below the allowed loss, that is the limit: what was measured on
         fresh seeds held more often than it was said to (docs/findings.md), so nothing is taken away.
         """
-        allowed = self._allowed(baseline)
-        return found.other_share_within(max(allowed, self._limit(baseline)))
+        return found.other_share_within(max(self._allowed(baseline), limit))
 
     def _limit(self, baseline: Mapping[str, Any]) -> float:
         values = [baseline[self._quality.key], *self._known_values()]
@@ -272,14 +271,13 @@ class OutcomeQueue:
     def _chosen(self, left: Sequence[Outcome], tried: Sequence[Tried], baseline: Mapping[str, Any]) -> Outcome | None:
         if not left:
             return None
-        allowed = self._allowed(baseline)
-        tried, unsure = self._with_expected(tried, baseline)
+        allowed, limit = self._allowed(baseline), self._limit(baseline)
+        tried, unsure = self._with_expected(tried, baseline, limit)
         answers = [one.saved for one in tried if one.lost <= allowed + 1e-9 and one.trial not in unsure]
         found = self._expected(left, tried, baseline)
         saved = np.array([one.saved for one in left])
-        likely = ~is_less(self._holds(found, baseline), self._sure)
-        here = found.own_share_within(self._limit(baseline))
-        answer = answer_gained(saved, max(answers, default=0.0), likely, here)
+        likely = ~is_less(self._holds(found, baseline, limit), self._sure)
+        answer = answer_gained(saved, max(answers, default=0.0), likely, found.own_share_within(limit))
         front, worst = [(0.0, 0.0), *((one.lost, one.saved) for one in tried)], 2 * max(allowed, 1e-6)
         area = found.area_gained(saved, front, worst) / worst
         worth = np.where((answer >= WORTHWHILE) | (area >= WORTHWHILE_AREA), answer + area, 0.0)
@@ -294,14 +292,16 @@ class OutcomeQueue:
     def _allowed(self, baseline: Mapping[str, Any]) -> float:
         return allowed_amount(self._allowed_drop, baseline[self._quality.key])
 
-    def _with_expected(self, tried: Sequence[Tried], baseline: Mapping[str, Any]) -> tuple[list[Tried], list[int]]:
+    def _with_expected(
+        self, tried: Sequence[Tried], baseline: Mapping[str, Any], limit: float
+    ) -> tuple[list[Tried], list[int]]:
         """Return what was tried, and trials that are no answer; what is being trained loses what the model expects."""
         running, unsure = [one for one in tried if one.loss is None], self.unsure()
         if not running:
             return list(tried), unsure
         ended = [one for one in tried if one.loss is not None]
         found = self._expected(running, ended, baseline)
-        less = is_less(self._holds(found, baseline), self._sure)
+        less = is_less(self._holds(found, baseline, limit), self._sure)
         unsure += [one.trial for one, yes in zip(running, less, strict=True) if yes]
         expected = [replace(one, loss=mean) for one, mean in zip(running, found.own_mean.tolist(), strict=True)]
         return [*ended, *expected], unsure

@@ -50,12 +50,12 @@ class RunLengths:
         self._trials, self._base, self._learn, self._allowed_drop = trials, base, learn, allowed_drop
         self._learned: dict[int, WarmStart] = {}
         self._given = lengths != AUTO_LENGTHS
-        shares = read_lengths(lengths) if self._given else (SHORTEST,)
-        self._wanted = lengths_in_epochs(shares, base.epochs)
         known = None if self._given else first_length(priors, base.epochs)
-        if known is not None:
-            self._wanted = [max(known, at_most(SHORTEST, base.epochs))]
         self._may_lengthen = not self._given and known is None
+        if known is None:
+            self._wanted = lengths_in_epochs(read_lengths(lengths) if self._given else (SHORTEST,), base.epochs)
+        else:
+            self._wanted = [max(known, at_most(SHORTEST, base.epochs))]
 
     def learned(self) -> dict[int, WarmStart]:
         """Return what the recorded cut dense runs show, by their epochs, longest first."""

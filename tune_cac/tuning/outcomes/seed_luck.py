@@ -1,4 +1,4 @@
-"""What a split of so many samples says of a run's quality: its luck, and the losses that can be told apart."""
+"""Luck of a run's quality on a split of so many samples, and the losses that can be told apart on it."""
 
 from __future__ import annotations
 
