@@ -52,9 +52,11 @@ class SearchProgress(tune.Callback):
         self._to_run = to_run
         self._allowed_drop = allowed_drop
         self._saving, self._quality = saving, quality
-        # Baselines and the best trial by the options of the workload, if these are searched, else by an empty text.
+        # Baselines and trials within the allowed drop by the options of the workload, if these are searched, else by an
+        # empty text.
         self._baselines: dict[str, dict[str, Any]] = {}
-        self._best: dict[str, tuple[float, float, int]] = {}  # compute saved, gain of the metric, negative number
+        self._within: dict[str, list[tuple[float, float, int]]] = {}  # compute saved, gain of the metric, -number
+        self._likely: list[tuple[float, float, int]] | None = None  # those of them that may be the answer; None: ask
         self._unjudged: dict[str, list[tuple[int, dict[str, Any]]]] = {}  # trials that ended before their baseline
         self._dense_flops = 0  # of the largest baseline
         self.counts_shares = False
@@ -175,8 +177,8 @@ class SearchProgress(tune.Callback):
         for judged, its_row in waiting:
             lost = self._quality.lost(its_row[self._quality.key], reference)
             if lost <= most:
-                found = (self._saved(its_row, baseline), -lost, -judged)
-                self._best[options] = max(found, self._best.get(options, found))
+                self._likely = None
+                self._within.setdefault(options, []).append((self._saved(its_row, baseline), -lost, -judged))
         waiting.clear()
 
     def _end_control(self, line: str) -> None:
@@ -240,9 +242,10 @@ class SearchProgress(tune.Callback):
     def _best_so_far(self) -> str:
         if not self._baselines:
             return "no baseline yet"
-        if not self._best:  # the baseline has no finite value
-            return "nothing saved yet"
-        saved, gain, number = max(self._best.values())
+        if self._likely is None:
+            unsure = [] if self._searcher.outcomes is None else self._searcher.outcomes.unsure()
+            self._likely = [one for found in self._within.values() for one in found if -one[2] not in unsure]
+        saved, gain, number = max(self._likely, default=(0.0, 0.0, 0))  # a baseline may have no finite value
         if saved <= 0:
             return "nothing saved yet"
         return (

@@ -217,9 +217,10 @@ def _run_missing(
         lacking = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
         if to_run > 0 or lacking:
             interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
-        holds = {} if searcher.outcomes is None or searcher.gave_up else searcher.outcomes.holds()
-        by_number = {str(trial): share for trial, share in holds.items()}
-        layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little, holds=by_number))
+        from tune_cac.tuning.outcomes.holds_writer import write_holds
+
+        write_holds(layout, searcher)
+        layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))
         if searcher.outcomes is not None and searcher.outcomes.ended:
             say(searcher.outcomes.why_ended())
             layout.write_info(replace(layout.read_info(), trials=searcher.trials.finished_count()))

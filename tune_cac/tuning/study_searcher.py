@@ -260,7 +260,7 @@ class StudySearch(JournalSearcher):
 
     def best(self) -> BestSetting | None:
         """Return the setting that is the answer so far; None if none saves anything."""
-        unsure = [] if self.outcomes is None or self.gave_up else self.outcomes.unsure()
+        unsure = [] if self.outcomes is None else self.outcomes.unsure()
         return self.trials.best(self._allowed_drop, unsure)
 
     @property

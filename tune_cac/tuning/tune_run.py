@@ -57,6 +57,7 @@ def train(
     from tune_cac.ray_backend.out_of_memory import memory_ends_trials
     from tune_cac.ray_backend.session import ray_session, rows_at_once
     from tune_cac.ray_backend.tensorboard import RowEvents
+    from tune_cac.tuning.outcomes.holds_writer import HoldsWriter
 
     at_once = rows_at_once() if searcher.early_stopper is not None else nullcontext()
     with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials(), at_once:
@@ -79,7 +80,7 @@ def train(
                     name=run_name,
                     storage_path=str(layout.ray.resolve()),
                     verbose=0,
-                    callbacks=[progress, RowEvents()],
+                    callbacks=[progress, HoldsWriter(layout, searcher), RowEvents()],
                     stop=CombinedStopper(*(one for one in (budget, searcher.early_stopper) if one is not None)),
                     # A finished trial needs no checkpoint, and with one at its end Ray would send every row separately.
                     checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
