@@ -1,4 +1,8 @@
-"""The Ray trainable: takes a config, reports one row per epoch. Only it and the coordinator import ray here."""
+"""The Ray trainable: takes a config, reports one row per epoch. Only it and the coordinator import ray here.
+
+What trains a model is imported when the first trial of a process needs it: a process that only starts scripts does
+not load torch, which takes seconds and hundreds of megabytes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
 from ray.tune.result import DONE, SHOULD_CHECKPOINT
@@ -20,10 +24,12 @@ from trainables.runtime.checkpoint_folder import has_room, on_disk, write_checkp
 from trainables.runtime.watchdog import Watchdog
 from trainables.script.run import ScriptRun
 from trainables.stage_tree.coordinator import RayLeases
-from trainables.stage_tree.shared_run import SharedRun, Sharing
 from trainables.storage import is_uri
-from trainables.training.run import TrainingRun
 from trainables.workload_options import CACHE_VARIABLE
+
+if TYPE_CHECKING:
+    from trainables.stage_tree.shared_run import SharedRun
+    from trainables.training.run import TrainingRun
 
 
 def continued(kind: type[TrainingRun], config: TrialConfig, resume_from: str | None) -> TrainingRun:
@@ -44,6 +50,8 @@ def continued(kind: type[TrainingRun], config: TrialConfig, resume_from: str | N
 
 def build_shared_run(config: TrialConfig, sharing: dict[str, Any]) -> SharedRun:
     """Build a run over a study's stage tree."""
+    from trainables.stage_tree.shared_run import SharedRun, Sharing
+
     name = sharing["claims"]
     how = Sharing(
         tree=sharing["tree"],
@@ -91,6 +99,8 @@ class Trial(tune.Trainable):
             trace = "" if sharing is None else ",".join((sharing["watches"] or [[DEFAULT_WATCH]])[0])
             self._run = ScriptRun(trial, config["folder"], trace=trace)
         elif sharing is None:
+            from trainables.training.run import TrainingRun
+
             self._run = continued(TrainingRun, trial, config.get("resume_from"))
         else:
             self._run = build_shared_run(trial, sharing)
@@ -100,21 +110,21 @@ class Trial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Train one epoch and return its row."""
-        run = self._live()
+        run, trained_here = self._live(), self._trained_here()
         with self._watchdog.watch():
             row = run.row if run.finished and run.row is not None else run.train_epoch()
         if run.finished:
             self._watchdog.close()  # Ray may end this process before it is asked to clean up
         result = {**row, DONE: run.finished}
         if (
-            isinstance(run, TrainingRun)
+            trained_here is not None
             and not run.finished
             and time.monotonic() - self._checkpointed >= self._checkpoint_every_s
         ):
             if is_uri(str(self._folder)):
-                self._keep_checkpoint(run)
+                self._keep_checkpoint(trained_here)
             else:
-                result[SHOULD_CHECKPOINT] = has_room(run.model, str(self._folder))
+                result[SHOULD_CHECKPOINT] = has_room(trained_here.model, str(self._folder))
             self._checkpointed = time.monotonic()
         return result
 
@@ -127,16 +137,14 @@ class Trial(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write the run's whole state; runs over a stage tree and scripts keep theirs elsewhere."""
-        run = self._live()
-        if isinstance(run, TrainingRun):
+        if (run := self._trained_here()) is not None:
             run.save(checkpoint_dir)
         else:
             (Path(checkpoint_dir) / "kept_elsewhere").touch()
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Continue from a checkpoint; a run over a stage tree replays to its position instead."""
-        run = self._live()
-        if isinstance(run, TrainingRun):
+        if (run := self._trained_here()) is not None:
             run.load(checkpoint)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -155,3 +163,12 @@ class Trial(tune.Trainable):
     def _live(self) -> TrainingRun | SharedRun | ScriptRun:
         assert self._run is not None
         return self._run
+
+    def _trained_here(self) -> TrainingRun | None:
+        """Return the run if its state is in this process alone; None for one over a stage tree, and a script's."""
+        run = self._live()
+        if isinstance(run, ScriptRun):
+            return None
+        from trainables.training.run import TrainingRun
+
+        return run if isinstance(run, TrainingRun) else None

@@ -248,9 +248,9 @@ def _session(layout: Layout, options: SearchOptions) -> AbstractContextManager[N
     """
     if layout.journal.exists():
         return nullcontext()
-    from tune_cac.ray_backend.ray_startup import early_session
+    from tune_cac.ray_backend.ray_startup import COMPILER, TORCH, early_session
 
-    return early_session(**ray_needs(options))
+    return early_session([TORCH] if options.is_script else [TORCH, COMPILER], **ray_needs(options))
 
 
 def make_searcher(

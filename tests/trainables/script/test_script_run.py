@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -170,3 +171,18 @@ def test_what_a_script_cannot_be_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="workload script is a command of yours, which only a search runs"):
         build("script", ("command=x",))
     assert placeholders(config("x", tmp_path), tmp_path)["CAC_VAR_SAMPLES"] == 200
+
+
+@pytest.mark.slow
+def test_the_process_that_starts_a_script_loads_no_torch(tmp_path: Path) -> None:
+    """It would take a second and a half of each such process, and 200 MB."""
+    command = """echo '{"accuracy": 0.5, "compute_saved": 0.25}'"""
+    given = {"config": config(command, tmp_path).to_dict(), "trial": 0, "folder": str(tmp_path)}
+    code = (
+        f"import sys; from trainables.trial import Trial; trial = Trial({given!r}); row = trial.train(); "
+        "trial.save(sys.argv[1]); trial.stop(); print(row['accuracy'], 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "checkpoint")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[-2:] == ["0.5", "False"]
