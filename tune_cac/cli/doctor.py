@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from analysis.formatting import percent, plural
 from analysis.io.study_options import TRIALS
 from trainables.config import TrialConfig
 from trainables.errors import UserError
+from trainables.runtime.processors import processors
 from tune_cac.cli.console import print_table
 from tune_cac.cli.workload_arguments import add_run, config_of
 
@@ -205,7 +205,7 @@ def trials_at_a_time(config: TrialConfig) -> int:
         import torch
 
         return max(1, torch.cuda.device_count())
-    return max(1, (os.cpu_count() or 1) // config.threads)
+    return max(1, processors() // config.threads)
 
 
 def quantity_text(count: float, unit: str) -> str:

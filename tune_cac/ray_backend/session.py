@@ -29,6 +29,7 @@ from ray.exceptions import (
 )
 
 from trainables.errors import UserError
+from trainables.runtime.processors import processors
 from tune_cac.interrupts import sigterm_is_an_interrupt
 from tune_cac.messages import say
 
@@ -253,7 +254,7 @@ def _cluster_here(cpus: int) -> Iterator[None]:
             with _on_loopback():
                 ray.init(
                     address="local",  # not a cluster whose address another process has left
-                    num_cpus=max(cpus, os.cpu_count() or 1),
+                    num_cpus=max(cpus, processors()),
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.CRITICAL,

@@ -21,6 +21,7 @@ from trainables.gradskip.variable_types import is_number
 from trainables.metrics import check_metric
 from trainables.quality import ACCURACY, Quality, default_drop, quality_named, read_drop
 from trainables.registry import SCRIPT, WORKLOADS, check_workload, is_factory
+from trainables.runtime.processors import processors
 from trainables.savings import SAVINGS, TIME
 from trainables.script.placeholders import names
 from trainables.storage import check_place, is_uri
@@ -380,7 +381,7 @@ class SearchOptions(StudyOptions):
     @property
     def trials_at_a_time(self) -> int:
         """Return how many trials train at a time on this machine; `tune_run.trials_at_a_time` counts a cluster's."""
-        return self.concurrency or max(1, (os.cpu_count() or 1) // self.processors_per_trial)
+        return self.concurrency or max(1, processors() // self.processors_per_trial)
 
 
 def _check_number(declared: Option, value: Any) -> None:

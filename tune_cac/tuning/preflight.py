@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,6 +13,7 @@ from search_spaces.space import ANY_RUN, corners
 from trainables.config import TrialConfig
 from trainables.errors import UserError, unknown_name
 from trainables.registry import SCRIPT, is_factory
+from trainables.runtime.processors import processors
 from trainables.script.placeholders import names
 from trainables.workload_options import PLACES, read_options
 from tune_cac.messages import say
@@ -108,11 +108,11 @@ def check_searched_options(space: Space, workload: str, given: Iterable[str]) ->
 
 
 def check_processors(options: SearchOptions) -> None:
-    """Raise UserError for more threads than this machine has processors, which would slow each other down."""
-    there = os.cpu_count() or 1
+    """Raise UserError for more threads than there are processors here, which would slow each other down."""
+    there = processors()
     if options.cpus_per_trial > there and not options.is_on_cluster:
         raise UserError(
-            f"--cpus-per-trial must be at most {there}, which is all that this machine has, got "
+            f"--cpus-per-trial must be at most {there}, which is all that this process may use, got "
             f"{options.cpus_per_trial}; give --address to search on a cluster"
         )
 

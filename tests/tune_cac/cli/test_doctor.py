@@ -185,7 +185,7 @@ def test_what_no_layer_computes_is_said(capsys: pytest.CaptureFixture[str], monk
 
 
 def test_a_machine_trains_as_many_trials_as_its_processors_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 12)
+    monkeypatch.setattr("tune_cac.cli.doctor.processors", lambda: 12)
     assert [trials_at_a_time(TrialConfig(threads=threads)) for threads in (1, 5, 24)] == [12, 2, 1]
 
 

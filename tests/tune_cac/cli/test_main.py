@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import tune_cac
 from analysis.io.layout import Layout, StudyInfo
 from search_spaces import SPACES
 from trainables.gradskip.variables import BY_NAME
+from trainables.runtime.processors import processors
 from tune_cac.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -158,7 +158,7 @@ def a_study(root: Path, **changes: object) -> Layout:
         ),
         (
             "search --cpus-per-trial 9999",
-            f"--cpus-per-trial must be at most {os.cpu_count()}, which is all that this machine has, got 9999; give "
+            f"--cpus-per-trial must be at most {processors()}, which is all that this process may use, got 9999; give "
             "--address to search on a cluster",
         ),
         ("search --retries -1", "--retries must be an integer >= 0, got -1"),

@@ -23,6 +23,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from trainables.runtime.processors import processors
 from trainables.workloads.images.decoding import CHUNK_IMAGES, Layout, decode_rows
 from trainables.workloads.images.pixel_stats import image_moments
 from trainables.workloads.images.progress import Progress
@@ -55,9 +56,8 @@ def store_bytes(splits: Mapping[str, ImageSplit], layout: Layout) -> int:
 
 
 def decoding_threads() -> int:
-    """Return the number of decoding threads: one per core that this process may use, at most `MOST_THREADS`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_THREADS, cores)
+    """Return the number of decoding threads: one per processor that this process may use, at most `MOST_THREADS`."""
+    return min(MOST_THREADS, processors())
 
 
 @contextmanager
