@@ -19,6 +19,7 @@ from tune_cac.messages import say
 from tune_cac.ray_backend.worker_failures import failure_of
 from tune_cac.tuning.early_stopper import EarlyStopper
 from tune_cac.tuning.optuna_objectives import saved_of_baseline, saved_of_row
+from tune_cac.tuning.outcomes.known_holds import unsure_trials
 from tune_cac.tuning.study_searcher import StudySearch
 
 
@@ -243,7 +244,7 @@ class SearchProgress(tune.Callback):
         if not self._baselines:
             return "no baseline yet"
         if self._likely is None:
-            unsure = [] if self._searcher.outcomes is None else self._searcher.outcomes.unsure()
+            unsure = unsure_trials(self._searcher)
             self._likely = [one for found in self._within.values() for one in found if -one[2] not in unsure]
         saved, gain, number = max(self._likely, default=(0.0, 0.0, 0))  # a baseline may have no finite value
         if saved <= 0:

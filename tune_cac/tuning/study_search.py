@@ -217,7 +217,7 @@ def _run_missing(
         lacking = searcher.baselines.missing() or (options.controls and searcher.missing_controls())
         if to_run > 0 or lacking:
             interrupted, used_up = _search(layout, options, searcher, run_name, max(0, to_run), begun)
-        from tune_cac.tuning.outcomes.holds_writer import write_holds
+        from tune_cac.tuning.outcomes.known_holds import write_holds
 
         write_holds(layout, searcher)
         layout.write_info(replace(layout.read_info(), why_little=searcher.trials.why_little))

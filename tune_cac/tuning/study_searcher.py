@@ -29,6 +29,7 @@ from tune_cac.tuning.journal_searcher import JournalSearcher
 from tune_cac.tuning.memory_concurrency import MemoryConcurrency
 from tune_cac.tuning.option_baselines import OptionBaselines
 from tune_cac.tuning.optuna_objectives import missing_objectives
+from tune_cac.tuning.outcomes.known_holds import unsure_trials
 from tune_cac.tuning.outcomes.outcome_queue import OutcomeQueue
 from tune_cac.tuning.outcomes.prior import PriorStudy
 from tune_cac.tuning.outcomes.run_lengths import RunLengths
@@ -260,8 +261,7 @@ class StudySearch(JournalSearcher):
 
     def best(self) -> BestSetting | None:
         """Return the setting that is the answer so far; None if none saves anything."""
-        unsure = [] if self.outcomes is None else self.outcomes.unsure()
-        return self.trials.best(self._allowed_drop, unsure)
+        return self.trials.best(self._allowed_drop, unsure_trials(self))
 
     @property
     def gave_up(self) -> str:

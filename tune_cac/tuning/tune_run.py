@@ -57,7 +57,7 @@ def train(
     from tune_cac.ray_backend.out_of_memory import memory_ends_trials
     from tune_cac.ray_backend.session import ray_session, rows_at_once
     from tune_cac.ray_backend.tensorboard import RowEvents
-    from tune_cac.tuning.outcomes.holds_writer import HoldsWriter
+    from tune_cac.tuning.outcomes.known_holds import HoldsWriter
 
     at_once = rows_at_once() if searcher.early_stopper is not None else nullcontext()
     with progress, ray_session(**ray_needs(options)), searcher.coordinated(), memory_ends_trials(), at_once:

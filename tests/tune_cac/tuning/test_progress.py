@@ -12,7 +12,7 @@ from studies import DENSE_FLOPS, result_row
 from analysis.io.layout import Layout, StudyInfo
 from tune_cac.ray_backend import worker_failures
 from tune_cac.ray_backend.session import DEATHS
-from tune_cac.tuning.outcomes.holds_writer import HoldsWriter
+from tune_cac.tuning.outcomes.known_holds import HoldsWriter
 from tune_cac.tuning.progress import SearchProgress, in_trainings
 
 
@@ -28,7 +28,7 @@ def test_a_row_in_trainings() -> None:
 
 
 def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFixture[str]) -> None:
-    searcher: Any = SimpleNamespace(outcomes=None)
+    searcher: Any = SimpleNamespace(outcomes=None, gave_up="")
     progress = SearchProgress(searcher, finished_before=[], to_run=4, allowed_drop=0.005)
     assert "training" not in progress.summary()
     for number, row in enumerate(
@@ -46,7 +46,7 @@ def test_live_trials_count_with_what_they_have_executed(capsys: pytest.CaptureFi
 def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    searcher: Any = SimpleNamespace(outcomes=None)
+    searcher: Any = SimpleNamespace(outcomes=None, gave_up="")
     progress = SearchProgress(searcher, finished_before=[], to_run=1, allowed_drop=0.005)
     progress.on_trial_result(0, [], a_trial(0), result_row())
     progress.on_trial_complete(0, [], a_trial(0))
@@ -61,7 +61,7 @@ def test_controls_are_told_apart_and_cost_what_they_cost_of_the_full_training(
 
 
 def test_scripts_that_tell_no_flops_count_with_what_they_did_not_save(capsys: pytest.CaptureFixture[str]) -> None:
-    searcher: Any = SimpleNamespace(outcomes=None)
+    searcher: Any = SimpleNamespace(outcomes=None, gave_up="")
     progress = SearchProgress(searcher, finished_before=[], to_run=2, allowed_drop=0.005)
     assert not progress.counts_shares
     for number, saved in enumerate((0.0, 0.25)):
@@ -79,7 +79,7 @@ def test_the_best_so_far_is_one_that_may_be_the_answer_and_what_says_so_is_writt
     layout.write_info(StudyInfo(space="auto_thresholds", workload="digits", epochs=1, seed=0, versions={}))
     holds = {1: 0.9, 2: 0.4}
     outcomes = SimpleNamespace(holds=lambda: holds, unsure=lambda: [n for n, share in holds.items() if share < 0.5])
-    searcher: Any = SimpleNamespace(outcomes=outcomes)
+    searcher: Any = SimpleNamespace(outcomes=outcomes, gave_up="")
     progress = SearchProgress(searcher, finished_before=[], to_run=4, allowed_drop=0.005)
     written = HoldsWriter(layout, searcher)
     for number, row in enumerate([result_row(0.97), result_row(0.97, saved=0.25), result_row(0.97, saved=0.5)]):

@@ -1,4 +1,7 @@
-"""Probabilities of holding on another seed, written after every trial: a search that is killed leaves them behind."""
+"""Probabilities of holding on another seed, as far as a search knows them.
+
+They are written after every trial, so that a search that is killed leaves them behind.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from ray import tune
 
 if TYPE_CHECKING:
     from analysis.io.layout import Layout
+    from tune_cac.tuning.outcomes.outcome_queue import OutcomeQueue
     from tune_cac.tuning.study_searcher import StudySearch
 
 
@@ -34,8 +38,17 @@ class HoldsWriter(tune.Callback):
 
 def write_holds(layout: Layout, searcher: StudySearch) -> None:
     """Write the probabilities of all trained outcomes into `study.json`, unless it has the same."""
-    if searcher.outcomes is None:
-        return
-    holds = {str(trial): share for trial, share in searcher.outcomes.holds().items()}
+    known = _known(searcher)
+    holds = {} if known is None else {str(trial): share for trial, share in known.holds().items()}
     if (info := layout.read_info()).holds != holds:
         layout.write_info(replace(info, holds=holds))
+
+
+def unsure_trials(searcher: StudySearch) -> list[int]:
+    """Return trials that are less sure to hold on another seed than the answer is to be, as far as that is known."""
+    known = _known(searcher)
+    return [] if known is None else known.unsure()
+
+
+def _known(searcher: StudySearch) -> OutcomeQueue | None:
+    return None if searcher.gave_up else searcher.outcomes
