@@ -45,6 +45,7 @@ def run_pytest(folder: Path, source: str, *arguments: str, **environment: str) -
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_long_test_must_be_marked(tmp_path: Path) -> None:
     found = run_pytest(tmp_path, BUSY)

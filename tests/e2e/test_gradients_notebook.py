@@ -75,6 +75,7 @@ def executed(notebook: Path, tell: str, tmp_path: Path, monkeypatch: pytest.Monk
     return json.loads(book.cells[-1].outputs[0]["text"])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_one_on_variance_runs_small_and_what_it_shows_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -88,6 +89,7 @@ def test_the_one_on_variance_runs_small_and_what_it_shows_is_right(
     assert all(0 < share <= 1 for values in told["shares"].values() for share in values)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_it_runs_small_and_what_it_shows_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = executed(NOTEBOOK, TELL, tmp_path, monkeypatch)
@@ -106,6 +108,7 @@ def test_it_runs_small_and_what_it_shows_is_right(tmp_path: Path, monkeypatch: p
     assert all(0 <= value <= 1 for values in told["trained"].values() for value in values)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -117,6 +117,7 @@ def test_a_minimised_study_is_the_mirror_image_of_one_with_its_negative(
         analysis.compare([found["cost"].folder, found["gain"].folder])
 
 
+@pytest.mark.thorough
 def test_a_factory_with_a_metric_of_its_own_takes_its_unit_and_another_name(folder: Path) -> None:
     given = {"workload": "errors_of_mine:make", "trials": 1, "controls": False, "results": folder / "results"}
     found = tune_cac.search(**given, name="own", metric="cost", allowed_drop=1.5)  # nats: above what a fraction may be
@@ -126,6 +127,7 @@ def test_a_factory_with_a_metric_of_its_own_takes_its_unit_and_another_name(fold
     assert found.trials["cost"].notna().all()
 
 
+@pytest.mark.thorough
 def test_a_script_whose_last_value_is_no_number_fails_by_its_name(
     folder: Path, one_ray: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

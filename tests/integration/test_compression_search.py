@@ -96,6 +96,7 @@ def both(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "results"
 
 
+@pytest.mark.thorough
 @slow
 def test_sensitivities_are_searched_alike_with_and_without_sharing(both: Path) -> None:
     shared, alone = (analysis.load(both / name) for name in ("shared", "alone"))
@@ -199,6 +200,7 @@ def test_thresholds_and_sensitivities_are_searched_at_once(tmp_path: Path) -> No
 # --- accidents ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @slow
 def test_gradual_pruning_goes_on_after_a_kill(tmp_path: Path) -> None:
     arguments = ["search", "--space", "agp", "--trials", "4", "--epochs", "6", "--name", "s", "--concurrency", "2"]

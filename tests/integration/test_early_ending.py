@@ -54,6 +54,7 @@ def folder(ray_with_support: None, tmp_path_factory: pytest.TempPathFactory) -> 
     return made
 
 
+@pytest.mark.thorough
 def test_trials_that_are_behind_end_early_and_say_why(folder: Path) -> None:
     study = folder / "results" / "s"
     assert Layout(study).read_info().early_ending
@@ -69,6 +70,7 @@ def test_trials_that_are_behind_end_early_and_say_why(folder: Path) -> None:
     assert cost in Layout(study).report.read_text()
 
 
+@pytest.mark.thorough
 def test_what_ended_early_costs_what_it_executed_and_is_in_no_ranking(folder: Path) -> None:
     trials = analysis.load(folder / "results" / "s")
     ended = trials[trials["status"] == "pruned"]
@@ -88,6 +90,7 @@ def test_what_ended_early_costs_what_it_executed_and_is_in_no_ranking(folder: Pa
             assert len(better) > 0  # it would not have been on the front
 
 
+@pytest.mark.thorough
 def test_what_it_recorded_is_shared_on(folder: Path) -> None:
     study = Layout(folder / "results" / "s")
     executed = []
@@ -101,6 +104,7 @@ def test_what_it_recorded_is_shared_on(folder: Path) -> None:
     assert executed[0] == 0  # its first epochs are known
 
 
+@pytest.mark.thorough
 def test_a_finished_study_has_nothing_to_resume(folder: Path) -> None:
     before = analysis.load(folder / "results" / "s")
     done = run_here(folder, "search", "--resume", "s")

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from commands_run import run_here
 from runs import assert_equals_alone
+from thorough import rest_thorough
 
 import analysis
 from trainables.config import TrialConfig
@@ -26,7 +27,7 @@ SEARCHES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("space", SEARCHES)
+@pytest.mark.parametrize("space", rest_thorough(SEARCHES))
 def test_a_space_is_searched_and_costs_what_it_executes(space: str, one_ray: None, tmp_path: Path) -> None:
     done = run_here(
         tmp_path, "search", "--space", space, *SEARCHES[space], "--trials", "4", "--name", "s", "--no-controls",

@@ -37,6 +37,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, one_ray: None) -> tune.Res
     return tune.Tuner(train, param_space=SPACE, run_config=tune.RunConfig(name="plain", storage_path=str(folder))).fit()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_states_metrics_and_parameters_are_rays_and_nothing_else_is_there(results: tune.ResultGrid) -> None:
     trials = analysis.load(results.experiment_path).set_index("trial_id")
@@ -69,6 +70,7 @@ def test_states_metrics_and_parameters_are_rays_and_nothing_else_is_there(result
     assert trials[invented].isna().all(axis=None)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_ray_adds_is_left_out_and_nothing_else() -> None:
     kept = {"training_iteration", "time_total_s", "episodes_total", "timesteps_total", "timesteps_since_restore"}

@@ -17,7 +17,7 @@ from runs import assert_equals_alone
 import analysis
 from trainables.errors import DiskError, UserError, cannot_write
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 def test_a_full_disk_ends_the_search_in_one_line_and_loses_nothing(tmp_path: Path, tune_cac_command: Run) -> None:

@@ -13,7 +13,7 @@ from commands_run import run_here
 import analysis
 from trainables.workloads.digits import BATCH_SIZE, Digits
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 def test_a_search_with_statistics_has_them_in_its_report(one_ray: None, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import analysis
 from analysis.io.studies import read_journal
 from analysis.presentation.ranked_table import ranked_table
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
 TEXT = re.findall(r"```yaml\n(# grid.yaml\n.*?)```", PAGE, re.DOTALL)[0]

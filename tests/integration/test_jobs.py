@@ -18,7 +18,7 @@ from runs import assert_equals_alone
 import analysis
 from tune_cac.cli.main import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 SEARCH = ("search", "--trials", "2", "--epochs", "3", "--no-controls", "--concurrency", "1")
 

@@ -71,6 +71,7 @@ def test_trials_on_two_nodes_share_training_and_the_study_comes_back(
     assert files_of(study).size("optuna.journal") == (here / "optuna.journal").stat().st_size
 
 
+@pytest.mark.thorough
 def test_a_search_that_was_killed_goes_on_from_storage(s3: str, tune_cac_command: Run, tmp_path: Path) -> None:
     """Without sharing, so that the trial itself keeps checkpoints in storage."""
     study, here = str(joined(s3, "s")), tmp_path / "results" / "s"
@@ -152,6 +153,7 @@ def ray_here(s3_environment: dict[str, str]) -> Iterator[None]:
             yield
 
 
+@pytest.mark.thorough
 def test_scripts_and_confirmations_and_a_database_beside_it(
     ray_here: None, s3: str, postgresql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

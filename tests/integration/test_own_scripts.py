@@ -111,6 +111,7 @@ def test_what_settings_of_a_script_stop_is_known_before_they_are_trained(
     assert len(again.trials) == len(found.trials) + 1
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_stops_are_searched_on_shorter_runs_of_a_script_that_takes_epochs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -163,6 +164,7 @@ def test_a_shell_script_with_placeholders(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.best["compute_saved"] == search["compute_saved"].max()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("told", "lengths"), [("executed_flops", [5]), ("compute_saved", [9, 8, 7, 6, 5])])
 @pytest.mark.usefixtures("one_ray")
 def test_a_cut_run_of_a_script_may_end_before_its_baseline_and_is_an_answer_if_its_flops_are_known(
@@ -190,6 +192,7 @@ def test_a_cut_run_of_a_script_may_end_before_its_baseline_and_is_an_answer_if_i
     assert (found.best["epochs"], found.best["compute_saved"]) == answer
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_a_script_is_told_why_nothing_stops_or_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -211,6 +214,7 @@ def test_a_script_is_told_why_nothing_stops_or_is_known(
     assert NOT_RECORDED in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_a_script_that_tells_no_steps_ends_with_a_message_though_a_cut_run_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -222,6 +226,7 @@ def test_a_script_that_tells_no_steps_ends_with_a_message_though_a_cut_run_has_e
     assert set(found.trials["role"]) <= {"baseline", CUT}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_a_script_that_knows_only_the_share_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

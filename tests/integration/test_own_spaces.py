@@ -112,6 +112,7 @@ def test_the_example_of_the_page(project: Path) -> None:
         assert told[row["trial"]].constraints["accuracy_drop"] == pytest.approx(excess, abs=1e-9)
 
 
+@pytest.mark.thorough
 def test_placeholders_of_a_script(project: Path) -> None:
     (project / "train.sh").write_text(
         'awk -v t="$1" -v l="$2" \'BEGIN { s = t < 0 ? 0 : 1 - t; '

@@ -71,6 +71,7 @@ def make_noisy():
 """
 
 
+@pytest.mark.thorough
 def test_a_data_set_with_a_generator_of_its_own_is_trained_as_if_each_trial_were_alone(
     tune_cac_command: Run, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ print(json.dumps([row["train_loss"], row["accuracy"]]))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_ray")
 def test_two_workers_in_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

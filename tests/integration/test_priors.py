@@ -115,6 +115,7 @@ def test_a_recommendation_may_search_its_seeds_first(one_ray: None, tmp_path: Pa
     assert "--seeds must be an integer >= 2, got 1" in run_here(tmp_path, "recommend", "--seeds", "1").stderr
 
 
+@pytest.mark.thorough
 def test_it_goes_on_when_the_earlier_study_is_gone(results: Path) -> None:
     shutil.rmtree(results / "earlier")
     layout = Layout(results / "later")

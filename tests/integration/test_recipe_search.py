@@ -43,6 +43,7 @@ def test_a_recipe_is_searched_by_the_clock_and_ends_in_lines_to_paste(one_ray: N
     assert "What each choice brought" in page
 
 
+@pytest.mark.thorough
 def test_joined_with_gradient_skip_a_trial_is_the_same_alone(one_ray: None, tmp_path: Path) -> None:
     done = run_here(
         tmp_path, "search", "--space", "manual_layers+training_recipe", "--epochs", "2", "--trials", "4", "--name", "s",

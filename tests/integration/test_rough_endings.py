@@ -82,6 +82,7 @@ def test_sigterm_counts_where_ctrl_c_is_ignored(tmp_path: Path) -> None:
     assert process.returncode == 130, err
 
 
+@pytest.mark.thorough
 def test_a_search_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
     """As in ``... 2>&1 | head -1``: the pipe is closed long before the first trial ends."""
     process = subprocess.Popen(SEARCH, cwd=tmp_path, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True)
@@ -141,6 +142,7 @@ def cluster_with_a_token() -> Iterator[str]:
         process.communicate(timeout=60)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("given", [{}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "b" * 64}])
 def test_a_cluster_that_wants_a_token_is_one_line(
     given: dict[str, str], cluster_with_a_token: str, tune_cac_command: Run, tmp_path: Path
@@ -157,6 +159,7 @@ def test_a_cluster_that_wants_a_token_is_one_line(
     assert "give RAY_AUTH_MODE=token and RAY_AUTH_TOKEN if it asks for a token" in last
 
 
+@pytest.mark.thorough
 def test_a_cluster_with_its_token_is_joined(cluster_with_a_token: str, tune_cac_command: Run, tmp_path: Path) -> None:
     done = tune_cac_command(
         "search", "--trials", "2", "--epochs", "2", "--name", "s", "--no-controls", "--concurrency", "2",
@@ -191,6 +194,7 @@ def make():
 """
 
 
+@pytest.mark.thorough
 def test_a_loss_that_cannot_do_without_a_layer_fails_trials_and_no_search(
     tune_cac_command: Run, tmp_path: Path
 ) -> None:

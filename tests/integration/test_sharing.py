@@ -139,6 +139,7 @@ def test_the_tree_of_a_study_describes_its_run(both: Path) -> None:
     assert {"search_flops", *field_names()} & set(first.rows[120]) == set()
 
 
+@pytest.mark.thorough
 def test_killed_workers_are_waited_for_by_nobody_and_the_study_is_whole(tmp_path: Path) -> None:
     """SIGKILL of the baseline's worker, then of another trial's: each is begun again, each has its own result."""
     arguments = ["search", "--trials", "5", "--epochs", "12", "--name", "s", "--concurrency", "2", "--no-controls"]

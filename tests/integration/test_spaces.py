@@ -72,6 +72,7 @@ def test_manual_layers_stop_where_they_say(tmp_path: Path) -> None:
     assert (trials["compute_saved"] > 0).any()
 
 
+@pytest.mark.thorough
 def test_held_values_are_part_of_the_study(tmp_path: Path) -> None:
     study = tmp_path / "results" / "s"
     arguments = (

@@ -28,6 +28,7 @@ def _password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
 
 
+@pytest.mark.thorough
 def test_a_killed_search_goes_on_from_the_database_alone(
     postgresql: str, tune_cac_command: Run, tmp_path: Path
 ) -> None:

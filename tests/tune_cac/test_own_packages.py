@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from thorough import rest_thorough
 
 import analysis
 import search_spaces
@@ -70,7 +71,7 @@ def test_commands_work_there(folder: Path, command: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [["--epochs", "2"], ["--workload", "train:make"]], ids=["digits", "train:make"])
+@pytest.mark.parametrize("what", rest_thorough([["--epochs", "2"], ["--workload", "train:make"]]), ids=" ".join)
 def test_a_search_works_there_with_its_workers(folder: Path, what: list[str]) -> None:
     (folder / "train.py").write_text(TRAIN)
     done = python(

@@ -21,7 +21,7 @@ from trainables.runtime.checkpoint_file import CHECKPOINT_FILE
 from trainables.stage_tree.coordinator import RayLeases, start_coordinator
 from tune_cac.ray_backend.session import ray_session
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 SEARCH = ("search", "--no-controls", "--concurrency", "2", "--checkpoint-every", "0")
 

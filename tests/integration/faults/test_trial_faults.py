@@ -20,7 +20,7 @@ from fault_checks import (
 from faulty_workload import begin_fault, holder_of_fault, write_faulty
 from two_raylets import Raylets
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 #: Far more than any step here takes beside three other tests on two cores: only what hangs may reach it.
 TRIAL_TIMEOUT_S = 40

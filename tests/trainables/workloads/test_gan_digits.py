@@ -130,6 +130,7 @@ def test_one_network_alone_is_watched_by_the_class_of_its_layers() -> None:
         assert all(name.startswith(network.lower()) for name in watched)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_training_comes_nearer_to_the_images_and_the_pictures_show_it() -> None:
     with TrainingRun(config(epochs=20, options=("width=16",))) as run:

@@ -66,6 +66,7 @@ def test_the_fixed_point_of_an_epsilon_is_exact() -> None:
     torch.testing.assert_close(float(model()), 3 * (x - A) ** 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_stuck_almost_right_then_falling_then_at_the_optimum() -> None:
     rows, end = experiment(18, True)
@@ -81,6 +82,7 @@ def test_stuck_almost_right_then_falling_then_at_the_optimum() -> None:
     assert rows[-1]["learning_rate"] == pytest.approx(1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_epsilon_that_does_not_decay_ends_at_its_fixed_point() -> None:
     rows, end = experiment(24, False)

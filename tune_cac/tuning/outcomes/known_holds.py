@@ -6,14 +6,24 @@ They are written after every trial, so that a search that is killed leaves them 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ray import tune
 
 if TYPE_CHECKING:
     from analysis.io.layout import Layout
     from tune_cac.tuning.outcomes.outcome_queue import OutcomeQueue
-    from tune_cac.tuning.study_searcher import StudySearch
+
+
+class Search(Protocol):
+    """A searcher that may choose outcomes."""
+
+    outcomes: OutcomeQueue | None
+    """Knows the probabilities; None where a sampler chooses."""
+
+    @property
+    def gave_up(self) -> str:
+        """Return why the search ended before anything could be known; empty otherwise."""
 
 
 class HoldsWriter(tune.Callback):
@@ -24,7 +34,7 @@ class HoldsWriter(tune.Callback):
         searcher: that knows them, where it chooses outcomes.
     """
 
-    def __init__(self, layout: Layout, searcher: StudySearch) -> None:
+    def __init__(self, layout: Layout, searcher: Search) -> None:
         self._layout, self._searcher = layout, searcher
 
     def __getstate__(self) -> dict[str, Any]:
@@ -36,7 +46,7 @@ class HoldsWriter(tune.Callback):
         write_holds(self._layout, self._searcher)
 
 
-def write_holds(layout: Layout, searcher: StudySearch) -> None:
+def write_holds(layout: Layout, searcher: Search) -> None:
     """Write the probabilities of all trained outcomes into `study.json`, unless it has the same."""
     known = _known(searcher)
     holds = {} if known is None else {str(trial): share for trial, share in known.holds().items()}
@@ -44,11 +54,11 @@ def write_holds(layout: Layout, searcher: StudySearch) -> None:
         layout.write_info(replace(info, holds=holds))
 
 
-def unsure_trials(searcher: StudySearch) -> list[int]:
+def unsure_trials(searcher: Search) -> list[int]:
     """Return trials that are less sure to hold on another seed than the answer is to be, as far as that is known."""
     known = _known(searcher)
     return [] if known is None else known.unsure()
 
 
-def _known(searcher: StudySearch) -> OutcomeQueue | None:
+def _known(searcher: Search) -> OutcomeQueue | None:
     return None if searcher.gave_up else searcher.outcomes

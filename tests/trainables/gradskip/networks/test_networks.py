@@ -88,6 +88,7 @@ def test_each_network_stops_by_its_own_settings_as_if_switched_off_by_hand(netwo
     assert rows[-1]["compute_saved"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_search_over_a_stage_tree_equals_the_trials_alone(tmp_path: Path) -> None:
     space = search_spaces.load("auto_thresholds_by_network")
